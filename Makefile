@@ -80,7 +80,9 @@ check: setup
 	@# In two processes; where these do not find each other in time (2), as on a busy machine, in one.
 	$(BIN)/mypy --num-workers 2 || { [ $$? -eq 2 ] && $(BIN)/mypy; }
 	$(BIN)/python -m pytest -q tests/unit/project/test_import_floors.py tests/unit/project/test_file_sizes.py \
-	  tests/unit/project/test_docstrings.py $(DOCS)
+	  tests/unit/project/test_docstrings.py tests/unit/project/test_code_rules.py $(DOCS)
+	@# Figures that nobody judges.
+	$(BIN)/python -m benchmarks.code.code_rules
 
 # Links and blocks of code of all pages; ARGS=tests/cpu/launch/test_docs_run.py also runs the blocks, in 2 minutes.
 DOCS := tests/unit/project/test_docs_links.py tests/unit/project/test_docs_blocks.py

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench_serving.backends.base import Backend, Message, Prompt
-from bench_serving.datasets.base import Conversation, Turn
+from bench_serving.datasets.base import LoadConversation, Turn
 from bench_serving.records import Clock, RequestFailure, RequestRecord
 
 Render: TypeAlias = Callable[[list[Message]], Prompt]
@@ -45,7 +45,7 @@ class LoadResult:
     began_s: float
     duration_s: float
     max_lateness_s: float
-    """By how much the client itself began a conversation later than planned."""
+    """Longest delay of a conversation's begin behind its plan that the client itself caused."""
     client_cpu_share: float
     """Share of one core over the duration; near 1 the client is what was measured."""
 
@@ -73,7 +73,7 @@ def as_messages(messages: list[Message]) -> Prompt:
 async def run_load(
     backend: Backend,
     render: Render,
-    conversations: Sequence[Conversation],
+    conversations: Sequence[LoadConversation],
     traffic: Traffic,
     *,
     on_record: OnRecord,

@@ -19,11 +19,11 @@ import uvloop
 from tqdm import tqdm
 
 from bench_serving.arguments import BenchConfig, parse_args
-from bench_serving.datasets.base import Conversation
+from bench_serving.datasets.base import LoadConversation
 from bench_serving.datasets.random_prompts import warm_up_like
 from bench_serving.datasets.table import make_conversations
 from bench_serving.load import LoadResult, Traffic, run_load
-from bench_serving.metrics import Metrics, compute_metrics
+from bench_serving.metrics import LoadMetrics, compute_metrics
 from bench_serving.plot import check_plotting, plot_run, plot_sweep
 from bench_serving.records import RequestFailure
 from bench_serving.report import (
@@ -36,7 +36,7 @@ from bench_serving.report import (
     saturation_table,
 )
 from bench_serving.server_metrics import ServerFigures, compare, scrape
-from bench_serving.target import Target, open_target
+from bench_serving.target import BenchTarget, open_target
 from runtime.base.errors import CarouselError, ConfigError, StartError
 from runtime.text.tokenizer import Tokenizer
 
@@ -66,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RatedRun:
     rate: float
     result: LoadResult
-    metrics: Metrics
+    metrics: LoadMetrics
     server: ServerFigures | None
     """The run by the server's /metrics, where it has them."""
 
@@ -82,7 +82,7 @@ async def bench(config: BenchConfig) -> int:
     """
     target = await open_target(config)
     print(target.description)
-    runs: list[Run] = []
+    runs: list[RatedRun] = []
     agrees = True
     try:
         for index, rate in enumerate(config.rates):
@@ -106,7 +106,9 @@ async def bench(config: BenchConfig) -> int:
     return 0 if is_good and not any(run.metrics.failed for run in runs) else EXIT_FAILED
 
 
-async def _warm_up(config: BenchConfig, target: Target, conversations: Sequence[Conversation]) -> None:
+async def _warm_up(
+    config: BenchConfig, target: BenchTarget, conversations: Sequence[LoadConversation]
+) -> None:
     rng = np.random.default_rng([config.seed, WARM_UP_STREAM])
     warm_up = warm_up_like(conversations, target.source, rng, config.warmup_requests)
     traffic = Traffic(request_rate=np.inf, max_concurrency=config.max_concurrency or None, seed=0)
@@ -117,8 +119,12 @@ async def _warm_up(config: BenchConfig, target: Target, conversations: Sequence[
 
 
 async def _run(
-    config: BenchConfig, target: Target, conversations: Sequence[Conversation], rate: float, seed: int
-) -> Run:
+    config: BenchConfig,
+    target: BenchTarget,
+    conversations: Sequence[LoadConversation],
+    rate: float,
+    seed: int,
+) -> RatedRun:
     if config.flush_cache:
         await target.backend.flush_cache()
     before = await _scrape(config, target)
@@ -129,11 +135,11 @@ async def _run(
     server = after.since(before) if before is not None and after is not None else None
     num_retokenized = _num_retokenized(result, target.tokenizer)
     metrics = compute_metrics(result, slo_ms=config.slo_ms, num_retokenized=num_retokenized)
-    return Run(rate, result, metrics, server)
+    return RatedRun(rate, result, metrics, server)
 
 
 async def _load(
-    config: BenchConfig, target: Target, conversations: Sequence[Conversation], traffic: Traffic
+    config: BenchConfig, target: BenchTarget, conversations: Sequence[LoadConversation], traffic: Traffic
 ) -> LoadResult:
     num_requests = sum(len(conversation.turns) for conversation in conversations)
     # The prompts are millions of objects that no collection during the run needs to look at.
@@ -150,7 +156,7 @@ async def _load(
         gc.unfreeze()
 
 
-async def _scrape(config: BenchConfig, target: Target) -> ServerFigures | None:
+async def _scrape(config: BenchConfig, target: BenchTarget) -> ServerFigures | None:
     """None where there are no /metrics of a kind that is known, unless they were asked for."""
     if target.metrics_http is None:
         return None
@@ -169,7 +175,7 @@ def _num_retokenized(result: LoadResult, tokenizer: Tokenizer | None) -> int | N
     return sum(map(len, tokenizer.encode_batch(texts, add_special_tokens=False)))
 
 
-def _write(config: BenchConfig, runs: Sequence[Run]) -> None:
+def _write(config: BenchConfig, runs: Sequence[RatedRun]) -> None:
     curve = [(run.rate, run.metrics) for run in runs]
     if config.sweep:
         print(saturation_table(curve))

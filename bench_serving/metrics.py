@@ -1,5 +1,5 @@
-"""Metrics: the figures of one run, computed from its records. Failed requests are counted, and enter nothing
-else.
+"""LoadMetrics: the figures of one run, computed from its records. Failed requests are counted, and enter
+nothing else.
 
 Names are those of SGLang's results, so that lines of both tools can be compared.
 """
@@ -43,7 +43,7 @@ class Summary(msgspec.Struct, frozen=True):
         return Summary(float(ms.mean()), median, float(ms.std()), p90, p95, p99, float(ms.max()))
 
 
-class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+class LoadMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Rates are per second, lengths in tokens."""
 
     duration: float
@@ -89,7 +89,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
 
 def compute_metrics(
     result: LoadResult, *, slo_ms: Mapping[str, float], num_retokenized: int | None
-) -> Metrics:
+) -> LoadMetrics:
     """`slo_ms` bounds ttft, tpot or e2el; empty: no goodput is asked for."""
     good = [record for record in result.records if record.error is None]
     duration_s = result.duration_s
@@ -100,7 +100,7 @@ def compute_metrics(
     num_chunks = sum(len(record.chunk_times_s) for record in good)
     num_meeting = sum(meets(record, slo_ms) for record in good) if slo_ms else None
     has_counts = all(record.has_token_counts for record in good)
-    return Metrics(
+    return LoadMetrics(
         duration=duration_s,
         completed=len(good),
         failed=len(result.records) - len(good),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_serving.load import LoadResult
-from bench_serving.metrics import Metrics, throughput_series
+from bench_serving.metrics import LoadMetrics, throughput_series
 from runtime.base.errors import ConfigError
 
 NUM_WINDOWS = 60
@@ -38,7 +38,7 @@ def plot_run(path: Path, title: str, result: LoadResult) -> None:
     figure.savefig(path)
 
 
-def plot_sweep(path: Path, title: str, rows: Sequence[tuple[float, Metrics]]) -> None:
+def plot_sweep(path: Path, title: str, rows: Sequence[tuple[float, LoadMetrics]]) -> None:
     """Latency against what the server delivered, a point for each rate."""
     figure, axes = _figure(1, 2, title)
     delivered = [metrics.output_throughput for _, metrics in rows]

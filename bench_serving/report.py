@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from bench_serving.arguments import BenchConfig
-from bench_serving.metrics import Metrics, Summary
+from bench_serving.metrics import LoadMetrics, Summary
 from bench_serving.records import RequestRecord
 from bench_serving.server_metrics import Comparison, ServerFigures
 
@@ -25,7 +25,7 @@ SECTIONS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("Time per Output Token (excl. 1st token)", "TPOT", "tpot", ("mean", "median", "p99")),
     ("Inter-Token Latency", "ITL", "itl", ("mean", "median", "p95", "p99", "max")),
 )
-"""Heading, label, field of Metrics, what of the distribution."""
+"""Heading, label, field of LoadMetrics, what of the distribution."""
 
 CURVE_COLUMNS = (
     "rate",
@@ -41,7 +41,7 @@ CURVE_COLUMNS = (
 )
 
 
-def result_table(config: BenchConfig, request_rate: float, metrics: Metrics) -> str:
+def result_table(config: BenchConfig, request_rate: float, metrics: LoadMetrics) -> str:
     rows = [
         ("Backend:", config.backend),
         ("Traffic request rate:", str(request_rate)),
@@ -97,7 +97,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
-def remarks(config: BenchConfig, metrics: Metrics) -> list[str]:
+def remarks(config: BenchConfig, metrics: LoadMetrics) -> list[str]:
     """Return what a reader has to know before quoting the table."""
     found = []
     for error, count in list(metrics.errors.items())[:MAX_ERRORS_SHOWN]:
@@ -117,7 +117,7 @@ def remarks(config: BenchConfig, metrics: Metrics) -> list[str]:
     return found
 
 
-def saturation_table(rows: Sequence[tuple[float, Metrics]]) -> str:
+def saturation_table(rows: Sequence[tuple[float, LoadMetrics]]) -> str:
     """One line per rate of a sweep; latencies in ms."""
     lines = ["", " Saturation Curve ".center(len(CURVE_COLUMNS) * 13, "=")]
     lines.append(" ".join(f"{name:>12}" for name in CURVE_COLUMNS))
@@ -139,7 +139,7 @@ def saturation_table(rows: Sequence[tuple[float, Metrics]]) -> str:
 
 
 def json_record(
-    config: BenchConfig, request_rate: float, metrics: Metrics, server: ServerFigures | None
+    config: BenchConfig, request_rate: float, metrics: LoadMetrics, server: ServerFigures | None
 ) -> dict[str, Any]:
     """All figures under SGLang's names, what the server's /metrics said of the run, and all arguments."""
     figures = msgspec.to_builtins(metrics)
@@ -185,7 +185,7 @@ def _json_rate(rate: float) -> float | str:
     return "inf" if math.isinf(rate) else rate
 
 
-def _per_token(num_bytes: int, metrics: Metrics) -> str:
+def _per_token(num_bytes: int, metrics: LoadMetrics) -> str:
     return _number(num_bytes / metrics.total_output_tokens if metrics.total_output_tokens else None)
 
 

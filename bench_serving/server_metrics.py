@@ -12,7 +12,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench_serving.http_client import HttpClient
-from bench_serving.metrics import Metrics
+from bench_serving.metrics import LoadMetrics
 from bench_serving.records import RequestFailure
 
 MAX_DIFFERENCE = 0.03
@@ -92,7 +92,7 @@ def parse(body: bytes) -> ServerFigures:
     return ServerFigures(**{name: sums[sample] for name, sample in SAMPLES.items()})
 
 
-def compare(metrics: Metrics, server: ServerFigures) -> list[Comparison]:
+def compare(metrics: LoadMetrics, server: ServerFigures) -> list[Comparison]:
     """The client's figures of a run, each beside the server's. Means in ms, where both sides have them."""
     found = [
         Comparison("Finished requests", metrics.completed, server.finished, True),

@@ -1,4 +1,4 @@
-"""Target: a server that is ready to be asked, and how to write prompts for its model."""
+"""BenchTarget: a server that is ready to be asked, and how to write prompts for its model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METRICS_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BenchTarget:
     backend: Backend
     source: PromptSource
     render: Render
@@ -40,7 +40,7 @@ class Target:
     """For the user: where, which model, whose tokenizer."""
 
 
-async def open_target(config: BenchConfig) -> Target:
+async def open_target(config: BenchConfig) -> BenchTarget:
     """Find the server, its model and the model's tokenizer.
 
     Raises: RequestFailure when the server does not answer, RingClosed when there is no runtime, ModelError
@@ -75,7 +75,7 @@ async def open_target(config: BenchConfig) -> Target:
         api: Api = "chat" if config.speaks == "chat" else "completions"
         backend = OpenAIBackend(http, api, model, options, time.perf_counter)
     tokenizer = _load(tokenizer_dir) if tokenizer_dir else None
-    return Target(
+    return BenchTarget(
         backend,
         TokenizerSource(tokenizer) if tokenizer is not None else WordSource(),
         _render(config, tokenizer),

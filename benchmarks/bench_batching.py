@@ -27,7 +27,7 @@ import numpy as np
 
 from model_worker.device import make_device
 from model_worker.executors.inproc import InprocExecutor
-from model_worker.worker import load_worker
+from model_worker.load_worker import load_worker
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.handle import HANDLE_BYTES, make_handle

@@ -37,7 +37,7 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.messages import UNIONS
 from runtime.wire.plan import BatchPlan
-from runtime.wire.transport import Codec
+from runtime.wire.transport import MessageCodec
 
 BACKENDS = ("cpu_native", "torch_native")
 KERNELS = (
@@ -155,8 +155,8 @@ class WiredWorker:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._worker = ModelWorker(runner, make_device("cpu", threaded=False))
-        self._plans = Codec(UNIONS["rank_in"], epoch=1)
-        self._results = Codec(UNIONS["step_results"], epoch=1)
+        self._plans = MessageCodec(UNIONS["rank_in"], epoch=1)
+        self._results = MessageCodec(UNIONS["step_results"], epoch=1)
 
     def prepare(self, batch: int, context: int, **sampling: Any) -> Callable[[], object]:
         """Open the rows; returns a decode step of them."""

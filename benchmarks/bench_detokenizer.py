@@ -29,7 +29,7 @@ from runtime.text.incremental import DecoderFactory
 from runtime.wire.format import PROTOCOL_VERSION, pack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import UNIONS, Hello, HelloAck, StreamOpen, TokenBatch
-from runtime.wire.transport import SCHEMA, Codec, Frame, MemoryChannel
+from runtime.wire.transport import SCHEMA, Frame, MemoryChannel, MessageCodec
 
 BAR_US = 400.0
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo" / "model"
@@ -93,10 +93,10 @@ class Bench:
         self.handles = b"".join(handles)
 
     def _connect(self, num_clients: int) -> list[int]:
-        hello = Codec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex()))
+        hello = MessageCodec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex()))
         self.channel.incoming = [(b"peer%d" % n, hello) for n in range(num_clients)]
         self.loop.turn(0.0)
-        decode = Codec(UNIONS["client_out"], 0).decode
+        decode = MessageCodec(UNIONS["client_out"], 0).decode
         acks = [decode(frame) for _, frame in self.channel.sent]
         return [ack.client for ack in acks if isinstance(ack, HelloAck)]
 

@@ -28,7 +28,7 @@ import uvloop
 from bench_serving.backends.base import Backend, GenerationOptions
 from bench_serving.backends.openai import OpenAIBackend
 from bench_serving.backends.sdk import SdkBackend
-from bench_serving.datasets.base import Conversation, TokenizerSource
+from bench_serving.datasets.base import LoadConversation, TokenizerSource
 from bench_serving.datasets.random_prompts import random_ids
 from bench_serving.http_client import HttpClient
 from bench_serving.load import Render, Traffic, as_messages, as_text, run_load
@@ -56,14 +56,14 @@ class Sample(NamedTuple):
     """Cores that other processes used meanwhile: much of it, and the figures are of no use."""
 
 
-Way: TypeAlias = Callable[[list[Conversation]], int]
+Way: TypeAlias = Callable[[list[LoadConversation]], int]
 """Send the prompts, wait for all answers, return their number of tokens."""
 
 
 def streams_over(runner: asyncio.Runner, backend: Backend, render: Render = as_text) -> Way:
     """All at once over a back end of bench_serving."""
 
-    async def load_all(conversations: list[Conversation]) -> int:
+    async def load_all(conversations: list[LoadConversation]) -> int:
         traffic = Traffic(math.inf, None, seed=1)
         result = await run_load(backend, render, conversations, traffic, on_record=lambda _: None)
         for record in result.records:
@@ -75,7 +75,7 @@ def streams_over(runner: asyncio.Runner, backend: Backend, render: Render = as_t
 
 
 def offline(llm: LLM) -> Way:
-    def generate_all(conversations: list[Conversation]) -> int:
+    def generate_all(conversations: list[LoadConversation]) -> int:
         turns = [conversation.turns[0] for conversation in conversations]
         params = [
             SamplingParams(max_tokens=turn.output_len, temperature=0.0, ignore_eos=True) for turn in turns
@@ -87,7 +87,7 @@ def offline(llm: LLM) -> Way:
     return generate_all
 
 
-def measure(way: Way, conversations: list[Conversation], launcher_pid: int) -> Sample:
+def measure(way: Way, conversations: list[LoadConversation], launcher_pid: int) -> Sample:
     own_before_s, before, busy_before_s = cpu_of(os.getpid()), cpu_by_role(launcher_pid), machine_busy()
     began_s = time.perf_counter()
     num_tokens = way(conversations)

@@ -21,7 +21,8 @@ import torch
 from safetensors.torch import save_file
 
 from model_worker.distributed.group import SoloGroup
-from model_worker.loading.loader import checkpoint_targets, load_model
+from model_worker.loading.loader import load_model
+from model_worker.loading.tensor_names import checkpoint_targets
 from model_worker.models.llama import SPEC
 from model_worker.models.transformer import CausalLM
 from runtime.checkpoint.model_config import ModelConfig

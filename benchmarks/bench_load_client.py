@@ -19,7 +19,7 @@ import uvloop
 
 from bench_serving.backends.base import GenerationOptions
 from bench_serving.backends.openai import OpenAIBackend
-from bench_serving.datasets.base import Conversation, Turn
+from bench_serving.datasets.base import LoadConversation, Turn
 from bench_serving.http_client import HttpClient
 from bench_serving.load import LoadResult, Traffic, as_text, run_load
 from benchmarks.canned_server import canned_server, text_of
@@ -36,7 +36,7 @@ async def read_streams(port: int, num_streams: int, num_tokens: int) -> LoadResu
         stream=True, ignore_eos=True, add_special_tokens=True, extra={}, counts_tokens=True
     )
     backend = OpenAIBackend(http, "completions", "canned", options, time.perf_counter)
-    conversations = [Conversation((Turn("x", 1, num_tokens),))] * num_streams
+    conversations = [LoadConversation((Turn("x", 1, num_tokens),))] * num_streams
     traffic = Traffic(math.inf, None, seed=1)
     result = await run_load(backend, as_text, conversations, traffic, on_record=lambda _: None)
     text = text_of(num_tokens)

@@ -39,7 +39,7 @@ from runtime.wire.handle import make_handle
 from runtime.wire.messages import StreamOpen, TokenizedRequest, ToScheduler
 from runtime.wire.plan import BatchPlan, SampleMasks, StepResult
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.transport import Codec, Frame, MemoryChannel
+from runtime.wire.transport import Frame, MemoryChannel, MessageCodec
 from scheduler_proc.batching.composition import BatchingSettings, make_batch_builder, make_schedule_policy
 from scheduler_proc.batching.prefill_adder import StepLimits
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
@@ -83,7 +83,7 @@ CHURN_OUTPUT = 9
 class NullHandle:
     """A step that was done at once: its result is bytes, as from a socket."""
 
-    def __init__(self, data: bytes, codec: Codec) -> None:
+    def __init__(self, data: bytes, codec: MessageCodec) -> None:
         self._data = data
         self._codec = codec
 
@@ -107,8 +107,8 @@ class NullExecutor:
     feeds_back = True
 
     def __init__(self, max_rows: int) -> None:
-        self._plans = Codec(BatchPlan, 0)
-        self._results = Codec(StepResult, 0)
+        self._plans = MessageCodec(BatchPlan, 0)
+        self._results = MessageCodec(StepResult, 0)
         self._has_logprobs = np.zeros(max_rows, np.bool_)
         self._top_ids = np.full((max_rows, NUM_TOP), TOKEN, np.int32)
         self._logprobs = np.full((max_rows, NUM_TOP), -1.0, np.float32)
@@ -143,7 +143,7 @@ class EncodingOutbox:
     """The near half of a socket."""
 
     def __init__(self) -> None:
-        self._codec = Codec(None, 0)
+        self._codec = MessageCodec(None, 0)
         self.num_bytes = 0
 
     def send(self, message: Message, frames: Sequence[Frame] = ()) -> bool:
@@ -232,7 +232,7 @@ class Bench:
         self.scheduler = Scheduler(
             port, self.lifecycle, intake, builder, executor or self._null, step_log, controls
         )
-        self._codec = Codec(ToScheduler, 0)
+        self._codec = MessageCodec(ToScheduler, 0)
         self._random = np.random.default_rng(0)
         self._numbers = itertools.count()
 

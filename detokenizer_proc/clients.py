@@ -16,7 +16,7 @@ from runtime.ring.tenants import OWNER
 from runtime.wire.client_id import draw_client_id, is_client_of
 from runtime.wire.format import MAGIC, PING_S, PROTOCOL_VERSION, SILENCE_S, Message
 from runtime.wire.messages import UNIONS, ControlReply, Hello, HelloAck, OutputBatch, Ping, RingStatus
-from runtime.wire.transport import DECODE_ERRORS, SCHEMA, BadFrames, Codec, Frame
+from runtime.wire.transport import DECODE_ERRORS, SCHEMA, BadFrames, Frame, MessageCodec
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class RingShape:
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class ConnectedClient:
     """One connection."""
 
     id: int
@@ -99,14 +99,14 @@ class Clients:
         self._shape = shape
         self._ring_status = ring_status
         self._sees_load = sees_load
-        self._incoming = Codec(UNIONS["client_in"], epoch)
-        self._codec = Codec(UNIONS["client_out"], epoch)
-        self._by_peer: dict[bytes, Client] = {}
-        self._by_id: dict[int, Client] = {}
+        self._incoming = MessageCodec(UNIONS["client_in"], epoch)
+        self._codec = MessageCodec(UNIONS["client_out"], epoch)
+        self._by_peer: dict[bytes, ConnectedClient] = {}
+        self._by_id: dict[int, ConnectedClient] = {}
         self._num_of: Counter[str] = Counter()
         """Clients of each tenant."""
-        self._gone: list[Client] = []
-        self._watchers: dict[Client, None] = {}
+        self._gone: list[ConnectedClient] = []
+        self._watchers: dict[ConnectedClient, None] = {}
         """Clients that want to be told how the ring is."""
         self._told_state = ""
         self._next_check_at = 0.0
@@ -119,10 +119,10 @@ class Clients:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def get(self, client_id: int) -> Client | None:
+    def get(self, client_id: int) -> ConnectedClient | None:
         return self._by_id.get(client_id)
 
-    def take_gone(self) -> list[Client]:
+    def take_gone(self) -> list[ConnectedClient]:
         """Clients that have gone since the last call; they are no longer in the table."""
         gone, self._gone = self._gone, []
         return gone
@@ -170,7 +170,7 @@ class Clients:
         state = "failed" if status.state == "failed" else "absent"
         self._tell_status(msgspec.structs.replace(status, state=state), now)
 
-    def deliver(self, client: Client, now: float) -> bool:
+    def deliver(self, client: ConnectedClient, now: float) -> bool:
         """Send what is waiting. False: not all of it could go; what is left stays as it is."""
         # What a client has not read is encoded again with each try, so ask with something small whether it
         # reads.
@@ -194,7 +194,9 @@ class Clients:
         del items[:num_sent]
         return not items
 
-    def send_framed(self, client: Client, message: Message, frames: Sequence[Frame], now: float) -> bool:
+    def send_framed(
+        self, client: ConnectedClient, message: Message, frames: Sequence[Frame], now: float
+    ) -> bool:
         """Send a message with raw frames behind it, before what is waiting. False: there is no room, or no
         client any more.
         """
@@ -203,7 +205,7 @@ class Clients:
         client.blocked_since = None
         return True
 
-    def drop(self, client: Client) -> None:
+    def drop(self, client: ConnectedClient) -> None:
         """It is gone, or is treated so: nothing is read from it or sent to it any more."""
         if self._by_id.pop(client.id, None) is not None:
             del self._by_peer[client.peer]
@@ -221,7 +223,7 @@ class Clients:
                 client.status_at = now
                 self._send(client, status if self._sees_load(client.tenant) else without_load, now)
 
-    def _send_outputs(self, client: Client, items: list[Outgoing], now: float) -> int:
+    def _send_outputs(self, client: ConnectedClient, items: list[Outgoing], now: float) -> int:
         """Send the outputs of `items` in one message, or in several if it is too long; how many went out."""
         frame = self._codec.encode(OutputBatch(tuple([item.output() for item in items])))
         if len(frame) > MAX_BATCH_BYTES and len(items) > 1:
@@ -232,10 +234,12 @@ class Clients:
             return num_sent
         return len(items) if self._send_frame(client, frame, now) else 0
 
-    def _send(self, client: Client, message: Message, now: float) -> bool:
+    def _send(self, client: ConnectedClient, message: Message, now: float) -> bool:
         return self._send_frame(client, self._codec.encode(message), now)
 
-    def _send_frame(self, client: Client, frame: bytes, now: float, frames: Sequence[Frame] = ()) -> bool:
+    def _send_frame(
+        self, client: ConnectedClient, frame: bytes, now: float, frames: Sequence[Frame] = ()
+    ) -> bool:
         delivery = self._channel.send(client.peer, frame, frames)
         if delivery is Delivery.SENT:
             client.sent_at = now
@@ -268,7 +272,7 @@ class Clients:
         if hello.wants_status and client.id in self._by_id:
             self._watchers[client] = None
 
-    def _admit(self, peer: bytes, claimed: int, tenant: str, now: float) -> Client | None:
+    def _admit(self, peer: bytes, claimed: int, tenant: str, now: float) -> ConnectedClient | None:
         """A new connection. It keeps the id that it had with the process before this one, or before its
         connection was lost, unless somebody who can still be reached has it: then it has to ask again.
 
@@ -291,7 +295,7 @@ class Clients:
             self.returned_at = now
             if self.on_return is not None:
                 self.on_return()
-        client = Client(claimed or self._draw_id(tenant), peer, tenant, heard_at=now, sent_at=now)
+        client = ConnectedClient(claimed or self._draw_id(tenant), peer, tenant, heard_at=now, sent_at=now)
         self._by_peer[peer] = self._by_id[client.id] = client
         self._num_of[tenant] += 1
         return client

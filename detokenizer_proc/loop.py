@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from detokenizer_proc.clients import Client, Clients
+from detokenizer_proc.clients import Clients, ConnectedClient
 from detokenizer_proc.scheduler_mail import SchedulerMail
 from detokenizer_proc.stop_tokens import stop_positions
 from detokenizer_proc.tensors import Tensors
@@ -59,7 +59,7 @@ class Live(NamedTuple):
     """A sequence that has no terminal yet."""
 
     stream: TextStream
-    client: Client
+    client: ConnectedClient
 
 
 class DetokenizerLoop:
@@ -93,7 +93,7 @@ class DetokenizerLoop:
         self._live: dict[bytes, Live] = {}
         self._handle_of: dict[bytes, bytes] = {}
         """The live attempt of each sequence key."""
-        self._unsent: dict[Client, None] = {}
+        self._unsent: dict[ConnectedClient, None] = {}
         """Clients for whom something is waiting."""
         self._tensors = Tensors()
         self._max_unread_bytes = max_unread_bytes
@@ -278,7 +278,7 @@ class DetokenizerLoop:
             self._end_if_unread(client)
 
     def _take_tensors(self, batch: TensorBatch, frames: Sequence[Frame]) -> None:
-        clients: dict[Client, None] = {}
+        clients: dict[ConnectedClient, None] = {}
         for entry, frame in zip(batch.entries, frames, strict=True):
             live = self._live.get(entry.handle)
             if live is None:
@@ -363,7 +363,7 @@ class DetokenizerLoop:
             client.replies.append(reply)
             self._unsent[client] = None
 
-    def _send(self, client: Client, item: TextStream | Refusal) -> None:
+    def _send(self, client: ConnectedClient, item: TextStream | Refusal) -> None:
         client.queue(item)
         self._unsent[client] = None
 
@@ -373,7 +373,7 @@ class DetokenizerLoop:
             if self._tensors.deliver(self._clients, client, now) and self._clients.deliver(client, now):
                 del self._unsent[client]
 
-    def _end_if_unread(self, client: Client) -> None:
+    def _end_if_unread(self, client: ConnectedClient) -> None:
         """End the sequences whose raw logits or prompt's logprobs wait for a client, if that is too much."""
         prompts = {handle: self._live[handle].stream.num_prompt_bytes for handle in client.handles}
         num_bytes = sum(prompts.values()) + self._tensors.num_bytes(client)

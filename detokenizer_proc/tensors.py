@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-from detokenizer_proc.clients import Client, Clients
+from detokenizer_proc.clients import Clients, ConnectedClient
 from runtime.wire.messages import TensorBatch, TensorEntry
 from runtime.wire.transport import Frame
 
@@ -36,7 +36,7 @@ class TensorQueue:
         self._waiting = deque(item for item in self._waiting if item[0].handle not in handles)
         self.num_bytes = sum(_size(frame) for _, frame in self._waiting)
 
-    def deliver(self, clients: Clients, client: Client, now: float) -> bool:
+    def deliver(self, clients: Clients, client: ConnectedClient, now: float) -> bool:
         """Send what waits, in order. False: not all of it could go; what is left stays as it is."""
         while self._waiting:
             entries, frames = self._next_message()
@@ -64,30 +64,30 @@ class Tensors:
     """The queues of all clients for whom something waits."""
 
     def __init__(self) -> None:
-        self._queues: dict[Client, TensorQueue] = {}
+        self._queues: dict[ConnectedClient, TensorQueue] = {}
 
-    def add(self, client: Client, entry: TensorEntry, frame: Frame) -> None:
+    def add(self, client: ConnectedClient, entry: TensorEntry, frame: Frame) -> None:
         self._queues.setdefault(client, TensorQueue()).add(entry, frame)
 
-    def num_bytes(self, client: Client) -> int:
+    def num_bytes(self, client: ConnectedClient) -> int:
         queue = self._queues.get(client)
         return 0 if queue is None else queue.num_bytes
 
-    def handles(self, client: Client) -> frozenset[bytes]:
+    def handles(self, client: ConnectedClient) -> frozenset[bytes]:
         """The sequences of what waits for a client."""
         queue = self._queues.get(client)
         return frozenset() if queue is None else queue.handles()
 
-    def drop(self, client: Client, handles: Collection[bytes]) -> None:
+    def drop(self, client: ConnectedClient, handles: Collection[bytes]) -> None:
         """Forget what waits of these sequences."""
         queue = self._queues.get(client)
         if queue is not None:
             queue.drop(handles)
 
-    def forget(self, client: Client) -> None:
+    def forget(self, client: ConnectedClient) -> None:
         self._queues.pop(client, None)
 
-    def deliver(self, clients: Clients, client: Client, now: float) -> bool:
+    def deliver(self, clients: Clients, client: ConnectedClient, now: float) -> bool:
         """Send what waits for a client, in order. False: not all of it could go."""
         queue = self._queues.get(client)
         if queue is None:

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import msgspec
 
 from grammar_proc.guide_grammar import grammar_of, refused
-from grammar_proc.vocabulary import Vocabulary, reason_of
+from grammar_proc.vocabulary import GrammarVocabulary, reason_of
 from runtime.base.errors import RequestError
 from runtime.wire.error_info import error_info
 from runtime.wire.format import Record
@@ -36,7 +36,7 @@ class Compiled(Record, frozen=True):
     error: ErrorInfo | None = None
 
 
-def try_guide(guide: Guide, vocabulary: Vocabulary) -> Compiled:
+def try_guide(guide: Guide, vocabulary: GrammarVocabulary) -> Compiled:
     """Make a grammar of a guide and look whether any output matches it."""
     try:
         guide.validate()
@@ -57,7 +57,7 @@ def frame(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def main(vocabulary: Vocabulary, source: BinaryIO, sink: BinaryIO) -> None:
+def main(vocabulary: GrammarVocabulary, source: BinaryIO, sink: BinaryIO) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     sink.write(frame(b""))
     while True:
@@ -73,4 +73,4 @@ if __name__ == "__main__":
     # Anything that a library prints must not come between the frames.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    main(Vocabulary(Path(sys.argv[1]), num_threads=1), sys.stdin.buffer, out)
+    main(GrammarVocabulary(Path(sys.argv[1]), num_threads=1), sys.stdin.buffer, out)

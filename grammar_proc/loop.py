@@ -17,7 +17,7 @@ import llguidance
 from grammar_proc.compile_child import Compiled
 from grammar_proc.compiler import GuideCompiler, key_of
 from grammar_proc.matchers import GuideBroken, Matchers
-from grammar_proc.vocabulary import Vocabulary, reason_of
+from grammar_proc.vocabulary import GrammarVocabulary, reason_of
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.wire.error_info import error_info
 from runtime.wire.format import Message
@@ -80,7 +80,7 @@ class GrammarLoop:
         inbox: Inbox,
         scheduler: Outbox,
         masks_out: Outbox,
-        vocabulary: Vocabulary,
+        vocabulary: GrammarVocabulary,
         compiler: GuideCompiler,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:

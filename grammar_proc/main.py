@@ -10,7 +10,7 @@ import zmq
 
 from grammar_proc.compiler import GuideCompiler
 from grammar_proc.loop import GrammarLoop
-from grammar_proc.vocabulary import MAX_THREADS, Vocabulary
+from grammar_proc.vocabulary import MAX_THREADS, GrammarVocabulary
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 
 
@@ -22,7 +22,7 @@ def main(context: ProcessContext) -> None:
         inbox,
         context.outbox(context.endpoints.scheduler_in),
         context.outbox(context.endpoints.grammar_out),
-        Vocabulary(Path(context.config.tokenizer), min(MAX_THREADS, num_cores)),
+        GrammarVocabulary(Path(context.config.tokenizer), min(MAX_THREADS, num_cores)),
         compiler,
         lambda: context.beat(num_running=loop.num_matchers),
     )

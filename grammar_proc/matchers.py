@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import llguidance
 
-from grammar_proc.vocabulary import Vocabulary, reason_of
+from grammar_proc.vocabulary import GrammarVocabulary, reason_of
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.messages import MatcherState
@@ -40,7 +40,7 @@ class GuideBroken(InvalidRequest):
 class Matchers:
     """By handle."""
 
-    def __init__(self, vocabulary: Vocabulary, on_progress: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, on_progress: Callable[[], None] = lambda: None) -> None:
         """`on_progress`: called before what may take a while."""
         self._vocabulary = vocabulary
         self._on_progress = on_progress

@@ -24,7 +24,7 @@ read in many ways took 7.7 s for one; objects of 300 properties that may be left
 MAX_PROBES = 16
 
 
-class Vocabulary:
+class GrammarVocabulary:
     """Ids with the bytes that they stand for. Special tokens stand for none, so a guide allows one by its id
     alone.
 

@@ -17,7 +17,8 @@ import torch
 from model_worker.device import make_device
 from model_worker.device.cpu import keep_freed_memory
 from model_worker.distributed.selection import join_ranks
-from model_worker.worker import ModelWorker, WorkerStep, load_worker
+from model_worker.load_worker import load_worker
+from model_worker.worker import ModelWorker, WorkerStep
 from runtime.base.errors import ExecutorError
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.wire.messages import FromRank, ToRank

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -11,7 +10,8 @@ import torch
 
 from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
-from model_worker.loading.loader import Progress, load_model
+from model_worker.loading.fill import Progress
+from model_worker.loading.loader import load_model
 from model_worker.memory.kv_pool import KVLayout
 from model_worker.models.base import Model
 from model_worker.ops.adapters import RowAdapters
@@ -23,8 +23,6 @@ from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
 from runtime.settings.config import RuntimeConfig
 
-logger = logging.getLogger(__name__)
-
 
 class LoadedModel(Model, Protocol):
     @property
@@ -34,7 +32,7 @@ class LoadedModel(Model, Protocol):
         """Compute by ops from now on."""
 
 
-class ServedModel(NamedTuple):
+class WorkerModel(NamedTuple):
     model: LoadedModel
     ops: Ops
     config: CheckpointConfig
@@ -44,7 +42,7 @@ class ServedModel(NamedTuple):
 
 def load_served_model(
     config: RuntimeConfig, device: Device, progress: Progress, group: RankGroup = SOLO
-) -> ServedModel:
+) -> WorkerModel:
     """Load this rank's part of the model of resolved settings. Raises ModelError or ConfigError."""
     model_path = Path(config.model)
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -72,7 +70,7 @@ def load_served_model(
     )
     if config.deterministic and (name := model.batch_dependent()):
         raise ConfigError(f"deterministic: {name} of this model is computed by torch, in an order of its own")
-    return ServedModel(model, ops, checkpoint, rows)
+    return WorkerModel(model, ops, checkpoint, rows)
 
 
 def _by_transformers(
@@ -81,38 +79,24 @@ def _by_transformers(
     dtype: torch.dtype,
     device: Device,
     progress: Progress,
-) -> ServedModel:
+) -> WorkerModel:
     # Imported here: the library takes seconds, and a model with a spec does without it.
-    from model_worker.transformers_backend.load import load_transformers_model
-    from model_worker.transformers_backend.model import TransformersModel
-    from model_worker.transformers_backend.probe import find_layers
-    from model_worker.transformers_backend.verify import reference_logits, verify
+    from model_worker.transformers_backend.checked_model import load_checked_model
 
-    logger.warning(
-        "%s runs as the transformers library's own modules, which are slower than a model that we have "
-        "ourselves (docs/models.md)",
-        checkpoint.architecture,
-    )
-    hf = load_transformers_model(
+    model, ops = load_checked_model(
         Path(config.model),
         checkpoint,
         dtype,
         device.torch_device,
-        config.load_format,
-        progress,
+        lambda head_dim: _make_ops(config, head_dim, dtype, device),
+        load_format=config.load_format,
+        progress=progress,
         overrides=config.hf_overrides,
-    )
-    reference = reference_logits(hf, checkpoint.vocab_size, config.context_length)
-    model = TransformersModel(hf, find_layers(hf))
-    ops = _make_ops(config, model.kv_layout.head_dim, dtype, device)
-    model.bind(ops)
-    error = verify(model, ops.attention, reference, dtype)
-    logger.info(
-        "checked: with our attention its logits equal the library's own, within %.2g of their norm", error
+        context_length=config.context_length,
     )
     if config.max_attention_window:
         model.limit_attention(config.max_attention_window)
-    return ServedModel(model, ops, checkpoint)
+    return WorkerModel(model, ops, checkpoint)
 
 
 def _make_ops(config: RuntimeConfig, head_dim: int, dtype: torch.dtype, device: Device) -> Ops:

@@ -8,33 +8,18 @@ sample(step, masks)   sampling                    result to the host
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import msgspec
-import torch
 
 from model_worker.adapters.slots import AdapterAnswer, AdapterSlots
 from model_worker.device.base import Device, Ticket
-from model_worker.device.cpu import memory_bytes
-from model_worker.device.cuda import FP8_NEEDS, has_fp8
-from model_worker.device.out_of_memory import first_line, is_out_of_memory, when_out_of_memory
-from model_worker.distributed.group import SOLO, RankGroup
-from model_worker.memory.kv_pool import MHATokenToKVPool
-from model_worker.models.transformer import CausalLM
-from model_worker.runner.device_memory import TRIAL_TOKENS, free_beside_steps, make_kv_pool
-from model_worker.runner.embedding_runner import EmbeddingRunner
-from model_worker.runner.model_runner import ModelRunner, size_kv_pool
+from model_worker.device.out_of_memory import first_line, is_out_of_memory
+from model_worker.runner.model_runner import ModelRunner
 from model_worker.runner.step_output import ForwardOutput, StepOutput
-from model_worker.served_model import load_served_model
-from runtime.base.errors import ConfigError, ExecutorError, InvalidRequest
-from runtime.checkpoint.pooling import read_pooling
-from runtime.checkpoint.weight_files import weight_files
-from runtime.settings.config import RuntimeConfig
-from runtime.settings.graph_sizes import graph_sizes
+from runtime.base.errors import ExecutorError
 from runtime.wire.plan import (
     BatchPlan,
     LoadAdapter,
@@ -45,10 +30,6 @@ from runtime.wire.plan import (
     WorkerReady,
 )
 from runtime.wire.transport import Frame
-
-logger = logging.getLogger(__name__)
-
-LINE_INTERVAL_S = 5.0
 
 T = TypeVar("T")
 
@@ -199,166 +180,3 @@ class ModelWorker:
         if self.adapters is not None:
             self.adapters.close()
         self._device.close()
-
-
-class LoadProgress:
-    """Says every few seconds how much of the weights is there, and lets the process show that it lives."""
-
-    def __init__(
-        self, on_progress: Callable[[], None], on_loaded: Callable[[float], None] = lambda share: None
-    ) -> None:
-        self._on_progress = on_progress
-        self._on_loaded = on_loaded
-        self._next_line_at = time.monotonic() + LINE_INTERVAL_S
-
-    def note(self, loaded: int, total: int) -> None:
-        self._on_loaded(loaded / total)
-        self._on_progress()
-        now = time.monotonic()
-        if now >= self._next_line_at:
-            self._next_line_at = now + LINE_INTERVAL_S
-            logger.info("loading weights: %d of %d tensors (%d %%)", loaded, total, 100 * loaded // total)
-
-
-def load_worker(
-    config: RuntimeConfig,
-    device: Device,
-    on_progress: Callable[[], None],
-    group: RankGroup = SOLO,
-    on_loaded: Callable[[float], None] = lambda share: None,
-) -> ModelWorker:
-    """Load this rank's part of the model of resolved settings, give the KV cache the memory that is left, and
-    warm up; returns when all ranks have.
-
-    on_progress is called after each tensor that was read, on_loaded before it with the share that is there.
-    Raises ModelError, ConfigError or GroupError.
-    """
-    # On the stream that will use it: memory of another stream would have to be waited for.
-    progress = LoadProgress(on_progress, on_loaded)
-    load = device.forward_stream.launch(lambda: _load_runner(config, device, progress, group))
-    worker = ModelWorker(*load.wait())
-    on_progress()
-    with when_out_of_memory("computing the first steps", "lower --mem-fraction-static"):
-        worker.warm_up(on_progress)
-    worker.log_kernels()
-    return worker
-
-
-def _load_runner(
-    config: RuntimeConfig, device: Device, progress: LoadProgress, group: RankGroup
-) -> tuple[ModelRunner, Device, AdapterSlots | None]:
-    kv_dtype = _kv_dtype(config)
-    if group.rank == 0:
-        _say_weights(config)
-    with when_out_of_memory(
-        "loading the weights",
-        "take a narrower --dtype or a larger --tp-size, or end what else uses the device",
-    ):
-        model, ops, checkpoint, rows = load_served_model(config, device, progress.note, group)
-    layout = model.kv_layout
-    group.smallest(0)  # all weights are there: what is free now is free for KV
-    sizes = graph_sizes(config) if device.replays_launches and config.task == "generate" else ()
-
-    def make_pool(num_pages: int) -> MHATokenToKVPool:
-        return make_kv_pool(num_pages, config.page_size, layout, kv_dtype, device)
-
-    def make_runner(kv_pool: MHATokenToKVPool, sizes: Sequence[int]) -> ModelRunner:
-        options: dict[str, Any] = {
-            "max_rows": config.max_running_requests,
-            "max_len": config.context_length,
-            "vocab_size": checkpoint.vocab_size,
-            "attention_window": layout.attention_window,
-            "group": group,
-            "max_tokens": config.chunked_prefill_size,
-            "records_steps": not config.disable_cuda_graph,
-            "row_adapters": rows,
-        }
-        if config.task == "embed":
-            pooling = read_pooling(Path(config.model), config.pooling)
-            return EmbeddingRunner(model, kv_pool, ops, device, **options, pooling=pooling)
-        max_guesses = 0 if config.speculative_algorithm == "none" else config.speculative_num_draft_tokens
-        return ModelRunner(model, kv_pool, ops, device, **options, graph_sizes=sizes, max_guesses=max_guesses)
-
-    def make_trial(some: Sequence[int]) -> ModelRunner:
-        return make_runner(make_pool(-(-TRIAL_TOKENS // config.page_size)), some)
-
-    num_pages = size_kv_pool(
-        free_bytes=free_beside_steps(make_trial, sizes, device, config.chunked_prefill_size),
-        fraction=config.mem_fraction_static,
-        bytes_per_token=layout.bytes_per_token(kv_dtype),
-        page_size=config.page_size,
-        max_total_tokens=config.max_total_tokens,
-        host_bytes=None if device.has_own_memory else memory_bytes(),
-        num_sharing=1 if device.has_own_memory else group.size,
-    )
-    # A plan names pages that every rank has.
-    num_pages = group.smallest(num_pages)
-    kv_pool = make_pool(num_pages)
-    _say_size(config, num_pages, (num_pages + 1) * kv_pool.bytes_per_page(), kv_dtype, device)
-    return make_runner(kv_pool, sizes), device, None if rows is None else _slots(config, model, device, group)
-
-
-def _slots(config: RuntimeConfig, model: object, device: Device, group: RankGroup) -> AdapterSlots:
-    """Slots for adapters; those of the settings must fit the model. Raises ConfigError."""
-    assert isinstance(model, CausalLM), "settings with adapters are refused for any other"
-    slots = AdapterSlots(model, device, max_rank=config.max_lora_rank, rank=group.rank)
-    for path in config.adapter_paths.values():
-        try:
-            slots.check(Path(path))
-        except InvalidRequest as error:
-            raise ConfigError(f"lora_modules: {error.message}") from None
-    return slots
-
-
-def _say_weights(config: RuntimeConfig) -> None:
-    """Log which files are about to be read, and their size. Raises ModelError when they are not there."""
-    if config.load_format == "dummy":
-        logger.info("making random weights, because of --load-format dummy")
-        return
-    files = weight_files(Path(config.model))
-    num_bytes = sum(path.stat().st_size for path in files)
-    num_files = f"{len(files)} file{'s' if len(files) > 1 else ''}"
-    logger.info("loading weights: %s in %s from %s", _in_words(num_bytes), num_files, config.model)
-
-
-def _in_words(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.1f} MiB"
-
-
-def _say_size(
-    config: RuntimeConfig, num_pages: int, num_bytes: int, dtype: torch.dtype, device: Device
-) -> None:
-    """How large the KV cache is, what changes that, and what it is too small for."""
-    num_tokens = num_pages * config.page_size
-    if device.has_own_memory:
-        share, knob = "", "--mem-fraction-static or --max-total-tokens"
-    else:
-        share, knob = f" of this machine's {_in_words(memory_bytes())}", "--max-total-tokens"
-    logger.info(
-        "KV cache: %d tokens in %d pages of %d, %s%s, %s on %s; %s changes it",
-        num_tokens,
-        num_pages,
-        config.page_size,
-        _in_words(num_bytes),
-        share,
-        str(dtype).removeprefix("torch."),
-        device.name,
-        knob,
-    )
-    if num_tokens < config.context_length:
-        logger.warning(
-            "the longest sequence is %d tokens, not %d, because no more fit into the KV cache: raise %s, or "
-            "lower --context-length",
-            num_tokens,
-            config.context_length,
-            knob,
-        )
-
-
-def _kv_dtype(config: RuntimeConfig) -> torch.dtype:
-    if config.kv_cache_dtype == "auto":
-        dtype: torch.dtype = getattr(torch, config.dtype)
-        return dtype
-    if not has_fp8():
-        raise ConfigError(f"kv_cache_dtype: fp8_e4m3 needs {FP8_NEEDS}")
-    return torch.float8_e4m3fn

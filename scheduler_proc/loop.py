@@ -28,7 +28,7 @@ PAUSED_S = 0.02
 CHECK_AFTER_IDLE_S = 1.0
 
 
-class Load(NamedTuple):
+class SchedulerLoad(NamedTuple):
     """Figures that are shown as soon as they change: what tokenizers admit new requests by, the newest step's
     size, who runs alone, and whether nobody does.
     """
@@ -93,9 +93,9 @@ class SchedulerLoop:
         """Return the time of the last turn."""
         return self._port.now_s()
 
-    def load(self) -> Load:
+    def load(self) -> SchedulerLoad:
         scheduler = self._scheduler
-        return Load(
+        return SchedulerLoad(
             scheduler.kv.rows.num_running,
             len(scheduler.lifecycle.room),
             scheduler.intake.num_received,

@@ -49,7 +49,7 @@ from scheduler_proc.features.stamps import attach_stamps
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import FeatureFactory, Intake
 from scheduler_proc.intake.limits import Limits, QueueShare
-from scheduler_proc.loop import Load, SchedulerLoop
+from scheduler_proc.loop import SchedulerLoad, SchedulerLoop
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
@@ -80,6 +80,7 @@ def build_scheduler(
     executor: AnyExecutor,
     limits: WorkerReady,
     port: Port,
+    *,
     profile_dir: Path | None = None,
     roster: Roster | None = None,
     suspects: Suspects = NO_SUSPECTS,
@@ -271,7 +272,7 @@ class Heartbeat:
     def __init__(self, context: ProcessContext) -> None:
         self._context = context
         self._fields: dict[str, Any] = {}
-        self._load: Load | None = None
+        self._load: SchedulerLoad | None = None
         self._loop: SchedulerLoop | None = None
         self._next_at = 0.0
 
@@ -340,7 +341,7 @@ def main(context: ProcessContext) -> None:
         executor,
         executor.limits,
         port,
-        profile_dir,
+        profile_dir=profile_dir,
         roster=Roster.create(context.endpoints.roster_file, 2 * _max_live(config, executor.limits)),
         suspects=Suspects.read(context.endpoints.suspects_file),
         grammar=grammar,

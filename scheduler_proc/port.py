@@ -36,7 +36,7 @@ Rng: TypeAlias = random.Random
 SEED_BYTES = 16
 
 
-class Result(Protocol):
+class LaunchedStep(Protocol):
     """A launched step, as StepHandle."""
 
     def result(self) -> StepResult: ...
@@ -107,7 +107,7 @@ class Port:
         """Return the messages that have come, at most so many."""
         return self._inbox.drain(most)
 
-    def result(self, handle: Result) -> StepResult:
+    def result(self, handle: LaunchedStep) -> StepResult:
         """Wait for a step. Raises ExecutorError when the worker failed or is gone."""
         result = handle.result()
         self.read_time()

@@ -65,9 +65,9 @@ class Scheduler:
         self.output = lifecycle.output
         self.in_flight: deque[tuple[ScheduleBatch, StepHandle]] = deque()
         self.num_steps = 0
-        """Launched since the start,"""
+        """Steps launched since the start."""
         self.num_committed = 0
-        """and committed."""
+        """Steps committed since the start."""
         self._committed_s = 0.0
 
     @property

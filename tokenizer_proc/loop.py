@@ -31,7 +31,7 @@ from runtime.wire.messages import (
 )
 from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.perf_metrics import Stamp, TraceStamps
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from runtime.wire.transport import Inbox, Outbox
 from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.arrivals import (
@@ -46,7 +46,7 @@ from tokenizer_proc.long_texts import LongPrompt, LongTexts
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.sent_count import OnWay, SentCount
 from tokenizer_proc.sequences import Job, SequenceMaker, sequence_handles
-from tokenizer_proc.validation import Admission, PromptField, Validator, may_ask, template_message
+from tokenizer_proc.validation import PromptField, QueueBound, Validator, may_ask, template_message
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ class TokenizerLoop:
         detokenizers: Sequence[Outbox],
         tokenizer: PromptEncoder,
         validator: Validator,
-        admission: Admission,
-        scheduler_status: Callable[[], Status],
+        admission: QueueBound,
+        scheduler_status: Callable[[], ProcessStatus],
         secret: bytes,
         shares_prefixes: bool = False,
         num_sent_elsewhere: Callable[[], int] = lambda: 0,

@@ -18,7 +18,7 @@ from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.recovery import is_recovering
 from tokenizer_proc.stamp import stamped
-from tokenizer_proc.validation import Admission, Validator
+from tokenizer_proc.validation import QueueBound, Validator
 
 BUSY_WAIT_S = 0.005
 
@@ -84,7 +84,7 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenant
             task=config.task,
             max_prompt_len=config.max_prompt_len,
         ),
-        admission=Admission(config.max_waiting, config.max_waiting_of_client, config.max_running_requests),
+        admission=QueueBound(config.max_waiting, config.max_waiting_of_client, config.max_running_requests),
         scheduler_status=lambda: context.status.read("scheduler"),
         secret=context.secret,
         shares_prefixes=context.config.share_prefixes_across_keys,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 
 
 class SentCount:
@@ -24,11 +24,11 @@ class SentCount:
         self._epochs: tuple[int, ...] | None = None
         self._offset = 0
 
-    def num_on_way(self, num_sent: int, scheduler: Status) -> int:
+    def num_on_way(self, num_sent: int, scheduler: ProcessStatus) -> int:
         """Return how many the scheduler has not received yet. `num_sent`: by this tokenizer."""
         return max(0, self._total(num_sent, scheduler) - scheduler.num_received)
 
-    def _total(self, num_sent: int, scheduler: Status) -> int:
+    def _total(self, num_sent: int, scheduler: ProcessStatus) -> int:
         """To be compared with the scheduler's `num_received`."""
         total = num_sent + self._num_sent_elsewhere()
         epochs = (scheduler.epoch, *self._epochs_elsewhere())

@@ -26,7 +26,7 @@ from runtime.wire.messages import (
     Task,
 )
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from runtime.wire.transport import DECODE_ERRORS
 from tokenizer_proc.sequences import sequence_handles
 
@@ -258,7 +258,7 @@ def may_ask(tenant: Tenant, question: ControlRequest) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class QueueBound:
     """Refuses requests when as many sequences run and wait as may.
 
     Exact with one tokenizer and one tenant, although the scheduler's slot of the status page is a step old:
@@ -271,7 +271,7 @@ class Admission:
     max_waiting_of_client: int
     max_running: int
 
-    def check(self, status: Status, num_on_way: int, num_new: int = 1, *, tenant: str = OWNER) -> None:
+    def check(self, status: ProcessStatus, num_on_way: int, num_new: int = 1, *, tenant: str = OWNER) -> None:
         """Let `num_new` more sequences of a tenant through. `num_on_way`: sequences that were let through and
         that the scheduler has not received, everybody's or, where tenants share the launch, its own: of
         what one of them sends too much the scheduler refuses the rest, so it is in nobody else's way.

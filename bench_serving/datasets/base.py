@@ -1,4 +1,4 @@
-"""Conversation: what one simulated user asks, turn by turn; and the ways to make text of a wanted length.
+"""LoadConversation: what one simulated user asks, turn by turn; and the ways to make text of a wanted length.
 
 The same seed gives the same conversations. Knows no server.
 """
@@ -84,7 +84,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class LoadConversation:
     """Turns that are sent one after the other, each with all that came before it."""
 
     turns: tuple[Turn, ...]

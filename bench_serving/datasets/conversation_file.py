@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bench_serving.datasets.base import Conversation, PromptSource, Rng, Turn
+from bench_serving.datasets.base import LoadConversation, PromptSource, Rng, Turn
 from runtime.base.errors import ConfigError
 
 MIN_TOKENS = 2
@@ -26,7 +26,7 @@ def conversation_file(
     path: Path,
     output_len: int | None,
     context_len: int | None,
-) -> list[Conversation]:
+) -> list[LoadConversation]:
     """`num` records of the file in random order, each with its first turn.
 
     output_len replaces the lengths of the file's own answers. Left out are records with fewer than 2 tokens
@@ -34,14 +34,14 @@ def conversation_file(
     Raises: ConfigError when the file cannot be read, or has fewer than `num` usable records.
     """
     records = _read(path)
-    chosen: list[Conversation] = []
+    chosen: list[LoadConversation] = []
     for index in rng.permutation(len(records)):
         if len(chosen) == num:
             break
         turn = _first_turn(records[index], source, output_len, f"{path}: record {index + 1}")
         fits = context_len is None or turn.input_len + turn.output_len <= context_len
         if min(turn.input_len, turn.output_len) >= MIN_TOKENS and fits:
-            chosen.append(Conversation((turn,)))
+            chosen.append(LoadConversation((turn,)))
     if len(chosen) < num:
         raise ConfigError(
             f"--num-prompts: {path} has {len(chosen)} usable records of {len(records)}, {num} were asked for"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench_serving.datasets.base import Conversation, PromptSource, Rng, Turn, random_lengths
+from bench_serving.datasets.base import LoadConversation, PromptSource, Rng, Turn, random_lengths
 
 MAX_WARM_UP_OUTPUT = 32
 
 
 def random_ids(
     source: PromptSource, rng: Rng, num: int, *, input_len: int, output_len: int, range_ratio: float
-) -> list[Conversation]:
+) -> list[LoadConversation]:
     """Prompts of uniformly drawn token ids. Raises ConfigError where no vocabulary is known."""
     inputs = random_lengths(rng, input_len, range_ratio, num)
     outputs = random_lengths(rng, output_len, range_ratio, num)
     return [
-        Conversation((Turn(source.ids(rng, length), length, output),))
+        LoadConversation((Turn(source.ids(rng, length), length, output),))
         for length, output in zip(inputs, outputs, strict=True)
     ]
 
@@ -30,7 +30,7 @@ def random_text(
     output_len: int,
     range_ratio: float,
     num_turns: int = 1,
-) -> list[Conversation]:
+) -> list[LoadConversation]:
     """Conversations of random words; the lengths are those of each turn."""
     inputs = random_lengths(rng, input_len, range_ratio, num * num_turns)
     outputs = random_lengths(rng, output_len, range_ratio, num * num_turns)
@@ -39,18 +39,18 @@ def random_text(
         text = source.text(rng, length)
         turns.append(Turn(text, source.count(text), output))
     return [
-        Conversation(tuple(turns[first : first + num_turns])) for first in range(0, len(turns), num_turns)
+        LoadConversation(tuple(turns[first : first + num_turns])) for first in range(0, len(turns), num_turns)
     ]
 
 
 def warm_up_like(
-    conversations: Sequence[Conversation], source: PromptSource, rng: Rng, num: int
-) -> list[Conversation]:
+    conversations: Sequence[LoadConversation], source: PromptSource, rng: Rng, num: int
+) -> list[LoadConversation]:
     """`num` single requests as long as the first ones, with other prompts: the run finds none cached."""
     warm_up = []
     for index in range(num):
         turn = conversations[index % len(conversations)].turns[0]
         prompt = (source.text if isinstance(turn.prompt, str) else source.ids)(rng, turn.input_len)
         output_len = min(turn.output_len, MAX_WARM_UP_OUTPUT)
-        warm_up.append(Conversation((Turn(prompt, turn.input_len, output_len),)))
+        warm_up.append(LoadConversation((Turn(prompt, turn.input_len, output_len),)))
     return warm_up

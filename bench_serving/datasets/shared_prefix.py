@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench_serving.datasets.base import Conversation, PromptSource, Rng, Turn, random_lengths
+from bench_serving.datasets.base import LoadConversation, PromptSource, Rng, Turn, random_lengths
 
 SEPARATOR = "\n\n"
 
@@ -23,7 +23,9 @@ class SharedPrefixShape:
     """Group after group; else the groups are mixed."""
 
 
-def generated_shared_prefix(source: PromptSource, rng: Rng, shape: SharedPrefixShape) -> list[Conversation]:
+def generated_shared_prefix(
+    source: PromptSource, rng: Rng, shape: SharedPrefixShape
+) -> list[LoadConversation]:
     """One conversation for each prompt of each group; only its first turn has the system prompt."""
     num = shape.num_groups * shape.prompts_per_group * shape.num_turns
     questions = iter(random_lengths(rng, shape.question_len, shape.range_ratio, num))
@@ -35,7 +37,7 @@ def generated_shared_prefix(source: PromptSource, rng: Rng, shape: SharedPrefixS
             texts = [source.text(rng, next(questions)) for _ in range(shape.num_turns)]
             texts[0] = system + texts[0]
             turns = [Turn(text, source.count(text), next(outputs)) for text in texts]
-            conversations.append(Conversation(tuple(turns)))
+            conversations.append(LoadConversation(tuple(turns)))
     if not shape.in_order:
         conversations = [conversations[index] for index in rng.permutation(len(conversations))]
     return conversations

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from bench_serving.arguments import DEFAULT_NUM_PROMPTS, BenchConfig
-from bench_serving.datasets.base import Conversation, PromptSource
+from bench_serving.datasets.base import LoadConversation, PromptSource
 from bench_serving.datasets.conversation_file import conversation_file
 from bench_serving.datasets.random_prompts import random_ids, random_text
 from bench_serving.datasets.shared_prefix import SharedPrefixShape, generated_shared_prefix
 
 
-def make_conversations(config: BenchConfig, source: PromptSource, seed: int) -> list[Conversation]:
+def make_conversations(config: BenchConfig, source: PromptSource, seed: int) -> list[LoadConversation]:
     """The load of one run. Raises ConfigError for a file that cannot be used."""
     rng = np.random.default_rng(seed)
     num = config.num_prompts or DEFAULT_NUM_PROMPTS

@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.bench_cpu_step import QWEN
 from grammar_proc.compile_child import try_guide
-from grammar_proc.vocabulary import Vocabulary
+from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.guide import Guide
 
@@ -79,7 +79,7 @@ def parts(vocab_size: int) -> None:
     before_mb = resident_mb()
     with made_model(vocab_size) as folder:
         began = time.perf_counter()
-        vocabulary = Vocabulary(folder, num_threads=len(os.sched_getaffinity(0)))
+        vocabulary = GrammarVocabulary(folder, num_threads=len(os.sched_getaffinity(0)))
         took_s = time.perf_counter() - began
     print(f"vocabulary of {vocab_size}: {took_s:.2f} s, {resident_mb() - before_mb:.0f} MB")
     heads = ("compile ms", "mask us", "p99", "64 at once", "token us", "MB")
@@ -99,7 +99,7 @@ def parts(vocab_size: int) -> None:
         )
 
 
-def walk(vocabulary: Vocabulary, start: Any) -> tuple[list[float], list[float], list[float]]:
+def walk(vocabulary: GrammarVocabulary, start: Any) -> tuple[list[float], list[float], list[float]]:
     """Microseconds of masks, of tokens, and of 64 masks at once, along random outputs."""
     masks, advances, together = [], [], []
     rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.bench_cpu_step import SHAPES
 from model_worker.device import make_device
 from model_worker.executors.inproc import InprocExecutor
-from model_worker.worker import load_worker
+from model_worker.load_worker import load_worker
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from runtime.text import tokenizer
 from runtime.wire.format import pack_ids, unpack_ids

@@ -18,7 +18,7 @@ import uvloop
 
 from bench_serving.backends.base import GenerationOptions
 from bench_serving.backends.openai import OpenAIBackend, served_model
-from bench_serving.datasets.base import Conversation, Turn
+from bench_serving.datasets.base import LoadConversation, Turn
 from bench_serving.http_client import HttpClient
 from bench_serving.load import LoadResult, Traffic, as_text, run_load
 from bench_serving.metrics import compute_metrics
@@ -65,7 +65,7 @@ async def _measure(url: str, name: str, load: Load) -> dict[str, Any]:
     backend = OpenAIBackend(http, "completions", await served_model(http), OPTIONS, time.perf_counter)
     for seed in (0, 1):  # the first is the warm-up
         conversations = [
-            Conversation((Turn(prompt, load.input_len, load.output_len),))
+            LoadConversation((Turn(prompt, load.input_len, load.output_len),))
             for prompt in load.prompts(name, seed)
         ]
         traffic = Traffic(math.inf, None, seed)

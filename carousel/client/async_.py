@@ -8,37 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
-from carousel.client.connection.connection import Connection
-from carousel.client.connection.target import find_target
-from carousel.client.core.control import (
-    ControlArguments,
-    check_label,
-    check_mode,
-    check_num_steps,
-    documented_as,
-)
+from carousel.client.connection.connection import make_connector
+from carousel.client.control_calls import AsyncControlCalls
+from carousel.client.core.control import documented_as
 from carousel.client.core.embedding import Embedding, embedding_of, embedding_params
 from carousel.client.core.labels import LabelBook
-from carousel.client.core.mailbox import WAKES_PER_TURN, Mailbox, call_in_loop
+from carousel.client.core.mailbox import Mailbox, call_in_loop, make_mailboxes
 from carousel.client.core.request_builder import EmbedOptions, Prompt, RequestOptions, Submission, TokenIds
 from carousel.client.core.result import Completion
 from carousel.client.core.ring_state import RING_TIMEOUT_S
-from carousel.client.core.session import Session, control_result, deadline_after
-from carousel.client.core.stats import AsyncStatsStream, R, StatsOp, StatsPlace
+from carousel.client.core.session import Session
 from carousel.client.core.streams import AsyncResultStream
-from carousel.client.sync import CONNECT_TIMEOUT_S, CONTROL_TIMEOUT_S, Client
+from carousel.client.sync import CONNECT_TIMEOUT_S, Client
 from runtime.base.errors import CarouselError, RingClosed
-from runtime.base.paced_line import PacedLine
 from runtime.ring.tenants import OWNER
-from runtime.wire.messages import ControlOp, PauseMode
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.stats import IterationStats, RequestStatsPerIteration
 
 
 @dataclass(slots=True)
@@ -50,7 +38,7 @@ class _Link:
     labels: LabelBook = field(default_factory=LabelBook)
 
 
-class AsyncClient:
+class AsyncClient(AsyncControlCalls):
     def __init__(
         self,
         run_dir: str | Path | None = None,
@@ -65,12 +53,7 @@ class AsyncClient:
         Nothing is connected before `connect`, `async with`, or the first call.
         Raises: RingClosed when no runtime is alive, ConfigError when there are several or a key is wrong.
         """
-        self._make_connection = partial(
-            Connection,
-            find_target(run_dir, curve_dir),
-            connect_timeout_s=connect_timeout,
-            ring_timeout_s=ring_timeout,
-        )
+        self._make_connection = make_connector(run_dir, curve_dir, connect_timeout, ring_timeout)
         self._link = _Link()
         self._tenant = OWNER
 
@@ -185,10 +168,10 @@ class AsyncClient:
         """The session, connected."""
         loop, link = asyncio.get_running_loop(), self._link
         if link.session is None:
-            link.loop, line = loop, PacedLine(WAKES_PER_TURN)
+            link.loop = loop
             link.session = Session(
                 self._make_connection,
-                lambda: Mailbox(line),
+                make_mailboxes(),
                 lambda function, argument: call_in_loop(loop, function, argument),
                 labels=link.labels,
             )
@@ -205,89 +188,6 @@ class AsyncClient:
     def abort(self, stream: AsyncResultStream) -> None:
         stream.abort()
 
-    @documented_as(Client.server_info)
-    async def server_info(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        return await self._control("server_info", timeout)
-
-    @documented_as(Client.snapshot)
-    async def snapshot(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        return await self._control("snapshot", timeout)
-
-    @documented_as(Client.timeline)
-    async def timeline(self, label: str, *, timeout: float = CONTROL_TIMEOUT_S) -> list[dict[str, Any]]:
-        session, about = await self._opened(), {"label": check_label(label), "tenant": self._tenant}
-        found: list[dict[str, Any]] = []
-        for lane in range(len(session.connection.client_ids)):
-            found += await _answer(session.asking("timeline", lane, **about), timeout)
-        return found
-
-    @documented_as(Client.flush_cache)
-    async def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
-        return await self._control("flush_cache", timeout)
-
-    @documented_as(Client.iteration_stats)
-    async def iteration_stats(
-        self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
-    ) -> list[IterationStats]:
-        return await self._read_stats(StatsPlace.of_iterations(after), timeout)
-
-    @documented_as(Client.request_stats)
-    async def request_stats(
-        self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
-    ) -> list[RequestStatsPerIteration]:
-        return await self._read_stats(StatsPlace.of_requests(after), timeout)
-
-    def watch_stats(self, *, timeout: float | None = None) -> AsyncStatsStream:
-        """The statistics of each iteration as it ends: `async for stats in client.watch_stats()`. It ends
-        when none has come for `timeout` seconds. Raises: as `iteration_stats`, from the iteration.
-        """
-
-        async def ask(after: int, timeout: float | None) -> Any:
-            return await self._ask_stats("iteration_stats", after, timeout, wait=True)
-
-        return AsyncStatsStream(ask, timeout)
-
-    async def _read_stats(self, place: StatsPlace[R], timeout: float) -> list[R]:
-        records: list[R] = []
-        while not place.is_at_end:
-            records += place.take(await self._ask_stats(place.op, place.after, timeout))
-        return records
-
-    async def _ask_stats(self, op: StatsOp, after: int, timeout: float | None, *, wait: bool = False) -> Any:
-        session = await self._opened()
-        return await _answer(session.asking_stats(op, after, wait=wait, tenant=self._tenant), timeout)
-
-    @documented_as(Client.pause_generation)
-    async def pause_generation(
-        self, mode: PauseMode = "in_place", *, timeout: float = CONTROL_TIMEOUT_S
-    ) -> dict[str, Any]:
-        return await self._control("pause_generation", timeout, mode=check_mode(mode))
-
-    @documented_as(Client.continue_generation)
-    async def continue_generation(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        return await self._control("continue_generation", timeout)
-
-    @documented_as(Client.drop_adapter)
-    async def drop_adapter(self, name: str, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        return await self._control("drop_adapter", timeout, label=check_label(name))
-
-    @documented_as(Client.start_profile)
-    async def start_profile(
-        self, num_steps: int | None = None, *, timeout: float = CONTROL_TIMEOUT_S
-    ) -> dict[str, Any]:
-        return await self._control("start_profile", timeout, num_steps=check_num_steps(num_steps))
-
-    @documented_as(Client.stop_profile)
-    async def stop_profile(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        return await self._control("stop_profile", timeout)
-
-    async def _control(
-        self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]
-    ) -> dict[str, Any]:
-        session = await self._opened()
-        answer: dict[str, Any] = await _answer(session.asking(op, tenant=self._tenant, **about), timeout)
-        return answer
-
     async def aclose(self, error: CarouselError | None = None) -> None:
         """Abort what is in flight and disconnect; who waits gets `error`, or RingClosed. Idempotent."""
         if self._session is not None:
@@ -302,10 +202,3 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-async def _answer(asking: AbstractContextManager[Mailbox], timeout: float | None) -> Any:
-    """The body of the one reply. Raises the error it carries, TimeoutError after `timeout` seconds."""
-    async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
-        with asking as mailbox:
-            return control_result((await mailbox.take_async())[0])

@@ -28,7 +28,7 @@ class CapacitySchedulerPolicy(Enum):
     STATIC_BATCH = "static_batch"
 
 
-class Asked(NamedTuple):
+class AskedSettings(NamedTuple):
     """Settings of launch.py, each with the name of the field that stands for it."""
 
     by_caller: dict[str, tuple[str, Any]]
@@ -40,13 +40,13 @@ class Asked(NamedTuple):
         """Take in what one field stands for."""
         (self.by_default if is_default else self.by_caller)[setting] = (field, value)
 
-    def extend(self, other: Asked) -> None:
+    def extend(self, other: AskedSettings) -> None:
         self.by_caller.update(other.by_caller)
         self.by_default.update(other.by_default)
 
 
-def nothing_asked() -> Asked:
-    return Asked({}, {})
+def nothing_asked() -> AskedSettings:
+    return AskedSettings({}, {})
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class SchedulerConfig:
     """Not built."""
     policy: str | Enum | None = None
 
-    def asked(self) -> Asked:
+    def asked(self) -> AskedSettings:
         """The settings that it stands for. Raises ConfigError."""
         _refuse_unbuilt(self, "scheduler_config", {"dynamic_batch_config": (None,)})
         if _name(self.context_chunking_policy) not in CHUNKING_POLICIES:
@@ -104,7 +104,7 @@ class KvCacheConfig:
     enable_partial_reuse: bool = True
     copy_on_partial_reuse: bool = True
 
-    def asked(self) -> Asked:
+    def asked(self) -> AskedSettings:
         """The settings that it stands for. Raises ConfigError."""
         unbuilt = {
             "sink_token_length": (None, 0),
@@ -199,7 +199,7 @@ class ExecutorConfig:
     enable_trt_overlap: bool = False
     fail_fast_on_attention_window_too_large: bool = False
 
-    def asked(self) -> Asked:
+    def asked(self) -> AskedSettings:
         """The settings that it stands for. Raises ConfigError."""
         _refuse_unbuilt(self, "executor_config", UNBUILT)
         asked = nothing_asked()
@@ -222,7 +222,7 @@ class ExecutorConfig:
         self._add_counts(asked)
         return asked
 
-    def _add_guides(self, asked: Asked) -> None:
+    def _add_guides(self, asked: AskedSettings) -> None:
         config, field = self.guided_decoding_config, "executor_config.guided_decoding_config"
         if config is None:
             return
@@ -230,14 +230,14 @@ class ExecutorConfig:
             raise ConfigError(f"{field}: a carousel.GuidedDecodingConfig, got {type(config).__name__}")
         asked.add(field, "grammar_backend", config.checked_backend(field), is_default=False)
 
-    def _add_flags(self, asked: Asked) -> None:
+    def _add_flags(self, asked: AskedSettings) -> None:
         _check_bool("executor_config.normalize_log_probs", self.normalize_log_probs)
         for name, default in (("enable_chunked_context", True), ("gather_generation_logits", False)):
             value = getattr(self, name)
             _check_bool(f"executor_config.{name}", value)
             asked.add(f"executor_config.{name}", name, value, is_default=value is default)
 
-    def _add_counts(self, asked: Asked) -> None:
+    def _add_counts(self, asked: AskedSettings) -> None:
         for name, setting in COUNTS.items():
             value = getattr(self, name)
             if value is not None:
@@ -283,14 +283,14 @@ CONFIGS: dict[str, type[ExecutorConfig | SchedulerConfig | KvCacheConfig]] = {
 """Arguments of `GenerationExecutor.create` that are such objects."""
 
 
-def asked_of(name: str, config: Any) -> Asked:
+def asked_of(name: str, config: Any) -> AskedSettings:
     """The settings that the argument `name` stands for. Raises ConfigError."""
     if not isinstance(config, CONFIGS[name]):
         raise ConfigError(f"{name}: a carousel.{CONFIGS[name].__name__}, got {type(config).__name__}")
     return config.asked()
 
 
-def without_configs(given: Mapping[str, Any]) -> tuple[dict[str, Any], Asked]:
+def without_configs(given: Mapping[str, Any]) -> tuple[dict[str, Any], AskedSettings]:
     """The arguments that are no such objects, and what those that are ask for. Raises ConfigError."""
     asked = nothing_asked()
     if given.get("executor_config") is not None:

@@ -7,9 +7,9 @@ import threading
 import time
 from typing import Any
 
+from carousel.client.control_calls import CONTROL_TIMEOUT_S
 from carousel.client.core.session import Session, control_result, deadline_after
 from carousel.client.core.stats import AskNow, AsyncStatsStream, StatsOp, StatsPlace, StatsStream
-from carousel.client.sync import CONTROL_TIMEOUT_S
 from carousel.trtllm.result_mailbox import ResultMailbox
 from runtime.wire.stats import IterationStats, RequestStatsPerIteration
 

@@ -25,14 +25,18 @@ from runtime.base.errors import CarouselError
 from runtime.wire.format import FloatArray
 
 
-class Executor(Protocol):
+class AbortsRequests(Protocol):
     def abort_request(self, request_id: int) -> None:
         """Ask for the early end of a request."""
 
 
 class GenerationResult:
     def __init__(
-        self, request: GenerationRequest, state: RequestState, mailbox: ResultMailbox, executor: Executor
+        self,
+        request: GenerationRequest,
+        state: RequestState,
+        mailbox: ResultMailbox,
+        executor: AbortsRequests,
     ) -> None:
         """Holds `executor` weakly: a result keeps no runtime alive. What ends one ends the other."""
         self.request = request

@@ -21,10 +21,10 @@ from runtime.sampling.kinds import Integer, Number, Words
 from runtime.sampling.table import PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
 
-Kind: TypeAlias = Literal["integer", "float", "boolean"]
+TensorKind: TypeAlias = Literal["integer", "float", "boolean"]
 WordIds: TypeAlias = tuple[tuple[int, ...], ...]
 DTYPES = {"integer": "iu", "float": "f", "boolean": "b"}
-"""Kind -> numpy's letters for it."""
+"""TensorKind -> numpy's letters for it."""
 NO_END = -1
 """Value of `end_id`: nothing ends the output but its length."""
 
@@ -84,7 +84,7 @@ class InputArrays:
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
 
-    def scalar(self, name: str, kind: Kind) -> Any:
+    def scalar(self, name: str, kind: TensorKind) -> Any:
         array = self._array(name, kind)
         if array.shape not in ((1,), (1, 1)):
             raise InvalidRequest(f"{name}: shape [1] or [1, 1], got {list(array.shape)}", param=name)
@@ -119,7 +119,7 @@ class InputArrays:
             start = end
         return tuple(words)
 
-    def _array(self, name: str, kind: Kind) -> npt.NDArray[Any]:
+    def _array(self, name: str, kind: TensorKind) -> npt.NDArray[Any]:
         if name not in self._arrays:
             raise InvalidRequest(f"{name} is missing", param=name)
         try:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model_worker.kernels.linear import LoraPart
 from model_worker.layers.linear import Linear
-from model_worker.loading.loader import checkpoint_name, rename_of
+from model_worker.loading.tensor_names import checkpoint_name, rename_of
 from model_worker.models.transformer import CausalLM
 from runtime.checkpoint.adapters.lora_config import AdapterConfig, AdapterModule, refused
 from runtime.checkpoint.weight_files import LENGTH_BYTES, StoredTensor, read_header

@@ -14,7 +14,8 @@ from model_worker.device import make_device
 from model_worker.distributed.selection import join_ranks
 from model_worker.executors.adapter_loads import AdapterAnswer, AdapterLoads
 from model_worker.executors.ranks import Ranks
-from model_worker.worker import ModelWorker, WorkerStep, load_worker
+from model_worker.load_worker import load_worker
+from model_worker.worker import ModelWorker, WorkerStep
 from runtime.base.errors import ExecutorError
 from runtime.ring.process import ProcessContext
 from runtime.wire.plan import AdapterRef, BatchPlan, SampleMasks

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
+
+
+class LayOutDecodesLike(Protocol):
+    """`lay_out_decodes`, or what computes the same."""
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        entries: Tensor,
+        pages: Tensor,
+        last_token: Tensor,
+        page_table: Tensor,
+        page_size: int,
+        *,
+        lens: Tensor,
+    ) -> Tensor: ...
 
 
 def lay_out_decodes(

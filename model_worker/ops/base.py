@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model_worker.attention.base import AttentionBackend
 from model_worker.kernels.combine import CombineLike
+from model_worker.kernels.decode_inputs import LayOutDecodesLike
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.ops.adapters import LayerAdapters, RowAdapters
 from runtime.checkpoint.model_config import Activation
@@ -84,24 +85,6 @@ class MixtureOfExperts(Protocol):
 class TakeRows(Protocol):
     def __call__(self, table: Tensor, index: Tensor) -> Tensor:
         """table [N, K], index [T] int64 -> [T, K]."""
-
-
-class LayOutDecodes(Protocol):
-    """`kernels.decode_inputs.lay_out_decodes`, or what computes the same."""
-
-    def __call__(
-        self,
-        input_ids: Tensor,
-        rows: Tensor,
-        positions: Tensor,
-        entries: Tensor,
-        pages: Tensor,
-        last_token: Tensor,
-        page_table: Tensor,
-        page_size: int,
-        *,
-        lens: Tensor,
-    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +170,7 @@ class Ops(Protocol):
     """In ops.selection; what records a step goes by it."""
     attention: AttentionBackend
     combine: CombineLike
-    lay_out_decodes: LayOutDecodes
+    lay_out_decodes: LayOutDecodesLike
     table: KernelTable
     sampling_kernels: NativeKernels | None
     """Kernels in C++ for the sampler; None: it has others."""

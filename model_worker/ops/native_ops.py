@@ -99,7 +99,7 @@ class NativeOps(Ops):
             reason = "rows are not whole words of 32 bits"
             return self._instead("embedding", reason).embedding(weight, first=first, multiplier=multiplier)
         self._note("embedding")
-        take, combine = operators.TakeRows(self._kernels), self.combine
+        take, combine = operators.NativeTakeRows(self._kernels), self.combine
         table, packed, row_scale, last = weight.rows, weight.packed, weight.row_scale, len(weight.rows) - 1
         dtype = None if row_scale is None else weight.dtype
 
@@ -122,7 +122,7 @@ class NativeOps(Ops):
         if not can_take(like):
             return self._instead("take_rows", "rows are not whole words of 32 bits").take_rows(like)
         self._note("take_rows")
-        return operators.TakeRows(self._kernels)
+        return operators.NativeTakeRows(self._kernels)
 
     def rms_norm(self, weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
         """See Ops."""
@@ -130,14 +130,14 @@ class NativeOps(Ops):
             return self._instead("rms_norm", reason).rms_norm(weight, eps, dtype)
         self._note("rms_norm")
         is_wide = weight.dtype is torch.float32
-        return operators.Norm(self._kernels, weight, eps, dtype=dtype, is_wide=is_wide)
+        return operators.NativeNorm(self._kernels, weight, eps, dtype=dtype, is_wide=is_wide)
 
     def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
         """See Ops."""
         if reason := _reason_of_width(weight.shape[-1]):
             return self._instead("layer_norm", reason).layer_norm(weight, bias, eps)
         self._note("layer_norm")
-        return operators.Norm(
+        return operators.NativeNorm(
             self._kernels, weight, eps, dtype=weight.dtype, bias=bias, centers=True, is_wide=True
         )
 

@@ -17,7 +17,7 @@ from model_worker.attention.base import AttentionBackend
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.kernels.activation import ACTIVATIONS, activate_and_mul
 from model_worker.kernels.combine import CombineLike, combine
-from model_worker.kernels.decode_inputs import lay_out_decodes
+from model_worker.kernels.decode_inputs import LayOutDecodesLike, lay_out_decodes
 from model_worker.kernels.embedding import embed, embed_int8
 from model_worker.kernels.experts import mix_experts
 from model_worker.kernels.fp8_linear import Fp8Linear, QuantizeRows, ScaleProduct
@@ -33,7 +33,6 @@ from model_worker.ops.base import (
     Frequencies,
     Head,
     KernelTable,
-    LayOutDecodes,
     LinearWeight,
     Map,
     MixtureOfExperts,
@@ -60,7 +59,7 @@ class Functions:
     scale_product: ScaleProduct = scale_product
     activate_and_mul: Callable[[Activation, Tensor], Tensor] = activate_and_mul
     combine: CombineLike = combine
-    lay_out_decodes: LayOutDecodes = lay_out_decodes
+    lay_out_decodes: LayOutDecodesLike = lay_out_decodes
 
 
 BY_TORCH = Functions()
@@ -98,7 +97,7 @@ class ConvertedHead:
         return logits.float() if out is None else out.copy_(logits)
 
 
-class RMSNorm:
+class FunctionNorm:
     """Norm by functions, which have one for a sum and the norms before and behind it."""
 
     def __init__(self, functions: Functions, weight: Tensor, eps: float) -> None:
@@ -113,7 +112,7 @@ class RMSNorm:
 
     def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
         """See Norm."""
-        if isinstance(update_norm, RMSNorm) and update_norm.eps == self.eps:
+        if isinstance(update_norm, FunctionNorm) and update_norm.eps == self.eps:
             return self._add_and_norm(residual, update, self.weight, self.eps, update_norm.weight)
         update = update if update_norm is None else update_norm(update)
         return self._add_and_norm(residual, update, self.weight, self.eps)
@@ -205,7 +204,7 @@ class TorchOps(Ops):
     def rms_norm(self, weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
         """See Ops."""
         self._note("rms_norm")
-        return RMSNorm(self._functions, weight, eps)
+        return FunctionNorm(self._functions, weight, eps)
 
     def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
         """See Ops."""

@@ -17,7 +17,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils.loading_report import LoadStateDictInfo
 from transformers.utils.logging import set_tqdm_hook
 
-from model_worker.loading.loader import LoadFormat, Progress, refuse_faults
+from model_worker.loading.fill import Progress, refuse_faults
+from model_worker.loading.loader import LoadFormat
 from model_worker.transformers_backend.attention import ATTENTION_NAME
 from runtime.base.errors import ModelError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig, config_file, read_whole_keys

@@ -34,7 +34,7 @@ class Architecture(NamedTuple):
     ships_code: bool = False
 
 
-class TextPart(NamedTuple):
+class MultimodalArchitecture(NamedTuple):
     """One multimodal architecture, of which the decoder of text is served.
 
     decoder: the row of ARCHITECTURES that computes it. model_types: those that text_config may name; another
@@ -185,8 +185,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 _LLAVA_TOWERS = ("vision_tower.", "multi_modal_projector.")
 
-TEXT_PARTS: dict[str, TextPart] = {
-    "Gemma3ForConditionalGeneration": TextPart(
+TEXT_PARTS: dict[str, MultimodalArchitecture] = {
+    "Gemma3ForConditionalGeneration": MultimodalArchitecture(
         "Gemma3ForCausalLM",
         model_types=("gemma3_text",),
         towers=_LLAVA_TOWERS,
@@ -200,7 +200,7 @@ TEXT_PARTS: dict[str, TextPart] = {
             "max_position_embeddings": 131072,
         },
     ),
-    "Mistral3ForConditionalGeneration": TextPart(
+    "Mistral3ForConditionalGeneration": MultimodalArchitecture(
         "MistralForCausalLM",
         model_types=("mistral",),
         towers=_LLAVA_TOWERS,
@@ -215,7 +215,7 @@ TEXT_PARTS: dict[str, TextPart] = {
             "tie_word_embeddings": True,
         },
     ),
-    "Qwen2_5_VLForConditionalGeneration": TextPart(
+    "Qwen2_5_VLForConditionalGeneration": MultimodalArchitecture(
         "Qwen2ForCausalLM",
         model_types=("qwen2_5_vl_text", "qwen2_5_vl"),
         towers=("visual.",),

@@ -12,7 +12,7 @@ from typing import Literal, cast, get_args
 import msgspec
 
 from runtime.base.errors import ConfigError, ModelError
-from runtime.checkpoint.architectures import TEXT_PARTS, Architecture, TextPart
+from runtime.checkpoint.architectures import TEXT_PARTS, Architecture, MultimodalArchitecture
 from runtime.checkpoint.checkpoint_config import CheckpointConfig, config_file
 from runtime.checkpoint.config_file import (
     HEADLESS_SUFFIX,
@@ -85,7 +85,7 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
         return _build(CheckpointConfig.read(path, overrides), keys, context_length)
 
     @property
-    def text_part(self) -> TextPart | None:
+    def text_part(self) -> MultimodalArchitecture | None:
         """Parts of the files beside the decoder; None where they hold a decoder alone."""
         return TEXT_PARTS.get(self.architecture)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.base.errors import ModelError
-from runtime.checkpoint.architectures import TEXT_PARTS, TextPart, row_of
+from runtime.checkpoint.architectures import TEXT_PARTS, MultimodalArchitecture, row_of
 
 _OF_THE_WHOLE = ("architectures", "model_type", "auto_map", "quantization_config", "dtype", "torch_dtype")
 """Keys of which the value beside text_config counts, where there is one."""
@@ -54,7 +54,7 @@ def _multimodal(raw: Mapping[str, Any]) -> str | None:
     return found[0] if found else None
 
 
-def _check_kind(part: TextPart, text: Mapping[str, Any]) -> None:
+def _check_kind(part: MultimodalArchitecture, text: Mapping[str, Any]) -> None:
     kind = text.get("model_type", part.model_types[0])
     if kind not in part.model_types:
         raise ModelError(

@@ -46,7 +46,7 @@ would take all others along, last.
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessPlace:
     """A process that a launch has, whichever runs as it at the moment."""
 
     role: str
@@ -64,7 +64,7 @@ class Place:
 class Child:
     """A process that runs as one of the places."""
 
-    place: Place
+    place: ProcessPlace
     epoch: int
     process: subprocess.Popen[bytes]
     pidfd: int
@@ -76,7 +76,7 @@ class Child:
         return self.process.pid
 
 
-def places(config: RuntimeConfig) -> list[Place]:
+def places(config: RuntimeConfig) -> list[ProcessPlace]:
     """The processes of a launch with resolved settings, in the order in which they are started."""
     indices = {
         # On CUDA rank 0 of the model is in the scheduler's process.
@@ -88,7 +88,7 @@ def places(config: RuntimeConfig) -> list[Place]:
         "api": range(0 if config.no_http else config.api_workers),
     }
     return [
-        Place(role, index, process_name(role, index, config))
+        ProcessPlace(role, index, process_name(role, index, config))
         for role, numbers in indices.items()
         for index in numbers
     ]
@@ -100,15 +100,15 @@ class Children:
         self._run_dir = run_dir
         self._poller = poller
         self._http = http
-        self._running: dict[Place, Child] = {}
+        self._running: dict[ProcessPlace, Child] = {}
 
     def __iter__(self) -> Iterator[Child]:
         return iter(list(self._running.values()))
 
-    def get(self, place: Place) -> Child | None:
+    def get(self, place: ProcessPlace) -> Child | None:
         return self._running.get(place)
 
-    def start(self, place: Place, epoch: int) -> Child:
+    def start(self, place: ProcessPlace, epoch: int) -> Child:
         """Raises StartError when there is no process to be had."""
         fds = (self._http.fileno(),) if place.role == "api" and self._http is not None else ()
         numbers = map(str, (place.index, epoch, *fds))

@@ -19,7 +19,7 @@ import zmq
 
 from runtime.base.console import write_error, write_line
 from runtime.base.errors import EXIT_DRAIN_CUT, EXIT_INTERNAL, EXIT_OK, ConfigError, StartError
-from runtime.launcher.children import ENGINE, Child, Children, Place, describe_exit, places
+from runtime.launcher.children import ENGINE, Child, Children, ProcessPlace, describe_exit, places
 from runtime.launcher.death_causes import DeathCauses
 from runtime.launcher.drain import Drain
 from runtime.launcher.launch_names import LaunchNames
@@ -31,7 +31,7 @@ from runtime.ring.process import FIRST_EPOCH, LaunchFile
 from runtime.ring.roster import EngineDeaths
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.messages import ProcessFailed, ProcessReady
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Supervisor:
         self._names_of_processes = frozenset(place.name for place in places(config))
         self._last_words: dict[str, ProcessFailed] = {}
         """Why a process that is about to end says that it does, by its name."""
-        self._due: dict[Place, float] = {}
+        self._due: dict[ProcessPlace, float] = {}
         """Places that are empty, and when they are filled again."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
@@ -143,7 +143,7 @@ class Supervisor:
         while not self._stopping and not all(child.is_ready for child in self._children):
             self._turn()
 
-    def _start_child(self, place: Place) -> None:
+    def _start_child(self, place: ProcessPlace) -> None:
         self._last_words.pop(place.name, None)
         child = self._children.start(place, self._epoch)
         self._records.event("spawn", process=place.name, pid=child.pid, epoch=self._epoch)
@@ -337,7 +337,7 @@ class Supervisor:
     def _beat(self) -> None:
         if self._epoch > FIRST_EPOCH and (self._due or not all(child.is_ready for child in self._children)):
             self._recovery_ns = time.monotonic_ns()
-        status = Status(
+        status = ProcessStatus(
             self._epoch,
             os.getpid(),
             self._state,

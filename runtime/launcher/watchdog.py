@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from runtime.launcher.children import Child
 from runtime.ring.liveness import is_stopped, may_be_silent
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.status_page import Status, StatusPage
+from runtime.wire.status_page import ProcessStatus, StatusPage
 
 STOPPED_S = 3.0
 """A process that has been stopped (SIGSTOP) for so long is killed; one that goes on before is left alone."""
@@ -80,7 +80,9 @@ class Watchdog:
             if problem:
                 yield Hang(child, problem, problem == STOPPED)
 
-    def _problem(self, child: Child, entry: _Watched, scheduler: Status, elapsed_s: float, now: float) -> str:
+    def _problem(
+        self, child: Child, entry: _Watched, scheduler: ProcessStatus, elapsed_s: float, now: float
+    ) -> str:
         stopped = is_stopped(child.pid)
         if entry.stop.note(stopped, elapsed_s) >= STOPPED_S and stopped:
             return STOPPED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 
 
 def is_stopped(pid: int) -> bool:
@@ -17,7 +17,7 @@ def is_stopped(pid: int) -> bool:
     return stat.rpartition(b")")[2].split()[:1] == [b"T"]
 
 
-def may_be_silent(role: str, config: RuntimeConfig, scheduler: Status) -> bool:
+def may_be_silent(role: str, config: RuntimeConfig, scheduler: ProcessStatus) -> bool:
     """Return True if a process of `role` may be in a step of the model, in which it turns no loop."""
     if role == "worker" or (role == "scheduler" and config.device != "cpu"):
         # Without overlap the scheduler has written its slot before it launches the step that it waits for.

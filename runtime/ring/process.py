@@ -26,7 +26,7 @@ from runtime.base.errors import EXIT_CONFIG, EXIT_INTERNAL, EXIT_OK, CarouselErr
 from runtime.ring.endpoints import Endpoints
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.messages import ProcessFailed, ProcessReady
-from runtime.wire.status_page import Status, StatusPage
+from runtime.wire.status_page import ProcessStatus, StatusPage
 from runtime.wire.transport import ZmqInbox, ZmqOutbox
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class ProcessContext:
         if force or now >= self._next_beat_at:
             self._next_beat_at = now + HEARTBEAT_S / 2
             fields = {"is_paused": self.was_paused, "loaded": self.loaded, **fields}
-            status = Status(self.epoch, os.getpid(), self._state, time.monotonic_ns(), **fields)
+            status = ProcessStatus(self.epoch, os.getpid(), self._state, time.monotonic_ns(), **fields)
             self.status.write(self.role, status, self.index)
 
     def note_loaded(self, share: float) -> None:

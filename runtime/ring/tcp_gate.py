@@ -26,7 +26,7 @@ from runtime.ring.endpoints import Endpoints, TcpEndpoints, tcp_endpoints
 from runtime.ring.keys import ServerKeys
 from runtime.ring.tenants import OWNER
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.transport import MAX_TCP_FRAME_BYTES, Stamp, ZmqInbox
+from runtime.wire.transport import MAX_TCP_FRAME_BYTES, StampMessage, ZmqInbox
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class TcpGate:
     def _tenants_of(self, keys: ServerKeys) -> Mapping[str, str]:
         return {key.decode(): OWNER if self._is_own else name for key, name in keys.clients.items()}
 
-    def inbox(self, address: str, name: str, epoch: int, stamp: Stamp) -> ZmqInbox:
+    def inbox(self, address: str, name: str, epoch: int, stamp: StampMessage) -> ZmqInbox:
         """Open the inbox `name` at `address`, with bounds on what a peer can fill. Raises AddressInUse."""
         return ZmqInbox(
             self.context,

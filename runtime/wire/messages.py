@@ -69,11 +69,11 @@ class Resume(Record, frozen=True):
     num_prompt_logprobs: Count = 0
 
 
-Role: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
+ChatRole: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
 
 
 class ChatMessage(Record, frozen=True):
-    role: Role
+    role: ChatRole
     content: Text
     name: Label = ""
     further: Annotated[bytes, Meta(max_length=MAX_FURTHER_BYTES)] = b""

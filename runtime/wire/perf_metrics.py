@@ -18,9 +18,18 @@ TRACE_CONTEXT_BYTES = 25
 MAX_STAMPS = 64
 """Most stamps of one sequence, all attempts together."""
 StampName: TypeAlias = Literal[
-    "tokenizer_in", "tokenizer_out", "scheduler", "row", "chunk", "first_token", "retraction", "attempt",
-    "last_token", "closed", "detokenizer",
-]  # fmt: skip
+    "tokenizer_in",
+    "tokenizer_out",
+    "scheduler",
+    "row",
+    "chunk",
+    "first_token",
+    "retraction",
+    "attempt",
+    "last_token",
+    "closed",
+    "detokenizer",
+]
 
 
 class TimingMetrics(Record, frozen=True):

@@ -173,7 +173,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             top_n_sigma: float = 0.0,
             speculative_num_draft_tokens: int | None = None,
             # Written by python -m runtime.sampling.generate, arguments: end.
-        ) -> None: ...
+        ) -> None:
+            """Parameters of a request, each described at its field."""
 
     def validate(self) -> None:
         """Check every range and combination that needs no model.

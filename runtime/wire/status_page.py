@@ -33,7 +33,7 @@ _HEADER = struct.Struct(f"<4sH{len(ROLES)}H")
 STATES = ("absent", "loading", "ready", "draining", "failed", "restarting")
 
 
-class Status(NamedTuple):
+class ProcessStatus(NamedTuple):
     """Words of one process about itself. Only the scheduler fills what follows `heartbeat_ns`, but for
     `num_running`, of a tokenizer the sequences whose prompts it is still encoding, of a detokenizer its
     sequences that have no terminal yet, of an API server its callers that wait for an answer, `num_sent`,
@@ -114,7 +114,7 @@ class StatusPage:
             for index in range(count):
                 yield role, index
 
-    def write(self, role: str, status: Status, index: int = 0) -> None:
+    def write(self, role: str, status: ProcessStatus, index: int = 0) -> None:
         """Replace the slot of a process. Call from its owner's work loop only."""
         at = self._slot_at(role, index)
         (count,) = _COUNTER.unpack_from(self._map, at)
@@ -122,15 +122,15 @@ class StatusPage:
         _FIELDS.pack_into(self._map, _copy_at(at, count + 1), *fields)
         _COUNTER.pack_into(self._map, at, count + 1)
 
-    def read(self, role: str, index: int = 0) -> Status:
-        """The slot of a process as its owner wrote it last; Status() before it has."""
+    def read(self, role: str, index: int = 0) -> ProcessStatus:
+        """The slot of a process as its owner wrote it last; ProcessStatus() before it has."""
         at = self._slot_at(role, index)
         while True:
             (before,) = _COUNTER.unpack_from(self._map, at)
             fields = _FIELDS.unpack_from(self._map, _copy_at(at, before))
             (after,) = _COUNTER.unpack_from(self._map, at)
             if before == after:
-                return Status(*fields)._replace(state=STATES[fields[2]])
+                return ProcessStatus(*fields)._replace(state=STATES[fields[2]])
 
     def close(self) -> None:
         self._map.close()

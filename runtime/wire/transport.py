@@ -44,7 +44,7 @@ DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, Recursion
 
 Frame: TypeAlias = bytes | memoryview
 """Raw data behind a message, as little as possible copied."""
-Stamp: TypeAlias = Callable[[Any, str], Any]
+StampMessage: TypeAlias = Callable[[Any, str], Any]
 """Makes of a message and the public key that its sender has proved to hold, in Z85, the message that is given
 out. Raises ValueError to have it dropped.
 """
@@ -57,7 +57,7 @@ class Framed(NamedTuple):
     frames: tuple[Frame, ...]
 
 
-class Codec:
+class MessageCodec:
     """Header and msgpack body of one union. Raises ProtocolMismatch
     or one of DECODE_ERRORS on a frame it does not accept.
     """
@@ -148,13 +148,13 @@ class ZmqInbox:
         bind: Callable[[zmq.Socket[Any], str], None] = bind_private,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_unread: int = HIGH_WATER_MARK,
-        stamp: Stamp | None = None,
+        stamp: StampMessage | None = None,
     ) -> None:
         """`bind` replaces `bind_private` where other users may connect. A peer whose frame is larger than
         `max_frame_bytes` is disconnected. `max_unread`: messages of one peer that ZMQ holds. `stamp` looks at
         each message where peers have keys.
         """
-        self._codec = Codec(UNIONS[name], epoch)
+        self._codec = MessageCodec(UNIONS[name], epoch)
         self._stamp = stamp
         self._any_epoch = name not in ENGINE_SOCKETS
         self.bad_frames = BadFrames(name)
@@ -175,12 +175,12 @@ class ZmqInbox:
 
 def receive_all(
     socket: zmq.Socket[Any],
-    codec: Codec,
+    codec: MessageCodec,
     bad_frames: BadFrames,
     limit: int = HIGH_WATER_MARK,
     *,
     any_epoch: bool = False,
-    stamp: Stamp | None = None,
+    stamp: StampMessage | None = None,
 ) -> list[Any]:
     """Return what has arrived at a socket as Inbox.drain does."""
     messages: list[Any] = []
@@ -262,7 +262,7 @@ class ZmqOutbox:
     """The PUSH end, connected by each sender."""
 
     def __init__(self, context: zmq.Context[Any], address: str, epoch: int, *, linger_ms: int = 0) -> None:
-        self._codec = Codec(Any, epoch)
+        self._codec = MessageCodec(Any, epoch)
         self.socket = context.socket(zmq.PUSH)
         self.socket.setsockopt(zmq.LINGER, linger_ms)
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
@@ -288,7 +288,7 @@ class MemoryChannel:
     """Both ends in one process, through the same codec as the sockets: for tests."""
 
     def __init__(self, name: str, epoch: int = 0, capacity: int = HIGH_WATER_MARK) -> None:
-        self._codec = Codec(UNIONS[name], epoch)
+        self._codec = MessageCodec(UNIONS[name], epoch)
         self._any_epoch = name not in ENGINE_SOCKETS
         self._messages: deque[tuple[bytes, tuple[Frame, ...]]] = deque()
         self._capacity = capacity

@@ -99,11 +99,13 @@ class BatchBuilder:
         for num_taken, req in enumerate(in_turn, 1):
             adder.num_to_come = len(in_turn) - num_taken
             while req.row >= 0 and not adder.try_continue(req):
-                if not self._try_make_room(batch, req):
+                if not self._try_make_room(batch, req, adder.num_missing):
                     break
 
-    def _try_make_room(self, batch: ScheduleBatch, req: Request) -> bool:
-        """Take one row back for req. False: nobody has to give way, and who lacks pages waits for them."""
+    def _try_make_room(self, batch: ScheduleBatch, req: Request, num_missing: int) -> bool:
+        """Take one row back for req, which lacks so many pages. False: nobody has to give way, and who lacks
+        pages waits for them.
+        """
         taken = batch.taken()
         candidates = [req for req in self._rows.running_requests() if req.row not in taken]
         if self._rows.num_running == 1:
@@ -111,7 +113,7 @@ class BatchBuilder:
             error = ErrorInfo("the KV cache is too small for this request", "kv_cache_exhausted", None, 503)
             self._lifecycle.finish(candidates[0], "error", error=error)
             return True
-        victim = self.capacity.victim(self._kv.guard.who_gives_way(candidates, req))
+        victim = self.capacity.victim(self._kv.guard.who_gives_way(candidates, req, num_missing))
         if victim is None:
             return False
         self._lifecycle.retract(victim)

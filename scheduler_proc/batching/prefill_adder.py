@@ -69,6 +69,8 @@ class PrefillAdder:
         self._guessing: list[ScheduledRow[Request]] = []
         self.num_to_come = 0
         """Running rows that are still to be continued one by one: guesses leave a token to each of them."""
+        self.num_missing = 0
+        """Pages that who could not be continued last wanted beside its own."""
         self.was_withheld = False
         """Tell whether who was not admitted last has pages withheld from it for other tenants."""
 
@@ -118,6 +120,7 @@ class PrefillAdder:
         if self._kv.window is not None:
             self._kv.give_back_unseen(np.array([req.row], np.intp))
         if not self._try_reserve(req, start + num_new):
+            self.num_missing = self._kv.num_pages_for(start + num_new) - self._kv.num_pages.item(req.row)
             return False
         self._schedule(req, start, num_new, samples=num_new == num_left)
         return True

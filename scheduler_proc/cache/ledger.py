@@ -183,7 +183,9 @@ class Ledger:
                 self._look_at_s = min(self._look_at_s, until_s)
 
     def _divide(self) -> None:
-        """The pool, among those present. Shares that are more than all of it together are scaled down."""
+        """Entitle each tenant that is present to its part of the pool's pages. Shares that together are more
+        than the pool are scaled down.
+        """
         own_shares, equals = [], []
         present = [account for account in self._accounts.values() if not account.is_idle]
         self.alone = present[0] if len(present) == 1 else None

@@ -8,6 +8,7 @@ request gets through in the end.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -102,14 +103,18 @@ class ShareGuard:
             return True
         self._settle()
         num_left = self._cache.num_evictable - shortfall
-        growing = np.atleast_1d(rows)[growth > 0].tolist()
-        accounts = {req.lease.account for row in growing if (req := self._rows.tenant[row]) is not None}
+        num_new: Counter[Account] = Counter()
+        for row, num_pages in zip(np.atleast_1d(rows).tolist(), growth.tolist(), strict=True):
+            req = self._rows.tenant[row]
+            if num_pages > 0 and req is not None:
+                num_new[req.lease.account] += num_pages
         return all(
-            not account.is_full or self._ledger.num_withheld(account) <= num_left for account in accounts
+            not account.is_beyond_with(num_pages) or self._ledger.num_withheld(account) <= num_left
+            for account, num_pages in num_new.items()
         )
 
-    def who_gives_way(self, candidates: Sequence[Request], req: Request) -> Sequence[Request]:
-        """Return who of the candidates may have to give up a row so that req gets its next page: those of
+    def who_gives_way(self, candidates: Sequence[Request], req: Request, num_new: int) -> Sequence[Request]:
+        """Return who of the candidates may have to give up a row so that req gets `num_new` pages: those of
         tenants with several rows and more than their share, if there are any.
         """
         if not self.is_needed:
@@ -119,6 +124,6 @@ class ShareGuard:
         over = [
             each
             for each in candidates
-            if (account := each.lease.account).is_full and (account is own or account.num_over > 0)
+            if (account := each.lease.account).is_beyond_with(num_new if account is own else 0)
         ]
         return over or candidates

@@ -1,4 +1,6 @@
-"""Embedding: the vector of a prompt in place of output. Its request ends with its prompt, without a token."""
+"""EmbeddingFeature: the vector of a prompt in place of output. Its request ends with its prompt,
+without a token.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ FLOAT_BYTES = 4
 EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
 
 
-class Embedding(RequestFeature):
+class EmbeddingFeature(RequestFeature):
     def __init__(self, req: Request, pooling: PoolingKind, emit: EmitTensor) -> None:
         self._handle = req.handle
         self._emit = emit
@@ -32,9 +34,9 @@ class Embedding(RequestFeature):
 
 
 def attach_embedding(pooling: PoolingKind, emit: EmitTensor) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake of an embedding server: gives Embedding to every request."""
+    """A factory for the intake of an embedding server: gives EmbeddingFeature to every request."""
 
     def attach(req: Request) -> RequestFeature | None:
-        return Embedding(req, pooling, emit)
+        return EmbeddingFeature(req, pooling, emit)
 
     return attach

@@ -1,4 +1,4 @@
-"""Logprobs: passes the logprobs of a sequence's tokens on, trimmed to what it asked for."""
+"""LogprobsFeature: passes the logprobs of a sequence's tokens on, trimmed to what it asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler_proc.core.samples import Sampled
 from scheduler_proc.features.base import RequestFeature
 
 
-class Logprobs(RequestFeature):
+class LogprobsFeature(RequestFeature):
     """Must be the last feature of its request: what it reports is what counts."""
 
     def __init__(self, handle: bytes, num_top: int, emit: Callable[[TokenLogprobs], None]) -> None:
@@ -33,9 +33,9 @@ class Logprobs(RequestFeature):
 
 
 def attach_logprobs(emit: Callable[[TokenLogprobs], None]) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake: gives Logprobs to each request that asked."""
+    """A factory for the intake: gives LogprobsFeature to each request that asked."""
 
     def attach(req: Request) -> RequestFeature | None:
-        return None if req.num_logprobs < 0 else Logprobs(req.handle, req.num_logprobs, emit)
+        return None if req.num_logprobs < 0 else LogprobsFeature(req.handle, req.num_logprobs, emit)
 
     return attach

@@ -35,7 +35,7 @@ def _ask_detokenizers(request: ControlRequest) -> Answer:
 
 
 class Controls:
-    """`questions`: those that wait for the next step."""
+    """Answers control requests: statistics, cache, pause, profile, adapters, snapshot."""
 
     def __init__(
         self,
@@ -47,7 +47,9 @@ class Controls:
         profile: StepProfile,
         snapshots: SnapshotMaker,
     ) -> None:
-        """`max_len`: tokens that a sequence may have; `settings`: what else server_info tells of them."""
+        """`questions`: requests for statistics, of which some wait for the next step. `max_len`: tokens that
+        a sequence may have. `settings`: what server_info shows besides.
+        """
         self.questions = questions
         self.profile = profile
         self._lifecycle = lifecycle

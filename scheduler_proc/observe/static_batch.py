@@ -1,11 +1,11 @@
-"""StaticBatch: the statistics of the static batch that runs now. Knows counts only."""
+"""StaticBatchCounts: the statistics of the static batch that runs now. Knows counts only."""
 
 from __future__ import annotations
 
 from runtime.wire.stats import StaticBatchingStats
 
 
-class StaticBatch:
+class StaticBatchCounts:
     """The static batch that runs now: what its members that have ended have put out."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request
 from scheduler_proc.observe.draft_totals import DraftTotals
 from scheduler_proc.observe.request_records import RequestRecords, records_after
-from scheduler_proc.observe.static_batch import StaticBatch
+from scheduler_proc.observe.static_batch import StaticBatchCounts
 
 MEMORY_S = 1.0
 """Between two looks at the memory of the process, which take 10 us each."""
@@ -116,7 +116,7 @@ class StepStats:
         self._wall_clock = wall_clock
         self._ring: deque[Finished] = deque(maxlen=settings.max_iterations)
         self._pending: deque[Launched] = deque()
-        self._static = StaticBatch() if settings.is_static else None
+        self._static = StaticBatchCounts() if settings.is_static else None
         self._num_completed = 0
         self._num_admitted = 0
         self._queue_s = 0.0

@@ -21,12 +21,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import zmq
 
 from carousel.client.connection.lane import Lane, TokenizerWay
-from carousel.client.connection.target import Target
+from carousel.client.connection.target import Target, find_target
 from carousel.client.core import ring_state
 from carousel.client.core.request_builder import no_text
 from carousel.client.core.ring_state import (
@@ -39,7 +41,7 @@ from carousel.client.core.ring_state import (
 )
 from runtime.base.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
 from runtime.wire.messages import AbortRequest, ControlReply, HelloAck, OutputBatch, RingStatus, ToTokenizer
-from runtime.wire.transport import DECODE_ERRORS, HIGH_WATER_MARK, BadFrames, Codec, Framed
+from runtime.wire.transport import DECODE_ERRORS, HIGH_WATER_MARK, BadFrames, Framed, MessageCodec
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ class Connection:
         self._on_restart = on_restart
         self._on_closed = on_closed
         self._connect_timeout_s = connect_timeout_s
-        self._requests = Codec(ToTokenizer, 0)
+        self._requests = MessageCodec(ToTokenizer, 0)
         self._bad_frames = BadFrames("client_out")
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Reentrant: a destructor that aborts its request may interrupt one that holds it.
@@ -209,7 +211,7 @@ class Connection:
         first = self._open_lane(context, 0, deadline)
         for index in range(1, first.num_detokenizers):
             self._open_lane(context, index, deadline)
-        self._requests = Codec(ToTokenizer, first.epoch)
+        self._requests = MessageCodec(ToTokenizer, first.epoch)
         ways: list[TokenizerWay] = []
         for index in range(first.num_tokenizers):
             address = self._target.tokenizer_in(index, first.num_detokenizers)
@@ -314,3 +316,17 @@ class Connection:
         lane = Lane(self._context, self._target, index, self._bad_frames, old.client_id)
         self._lanes[index] = lane
         self._poller.register(lane.socket, zmq.POLLIN)
+
+
+def make_connector(
+    run_dir: str | Path | None, curve_dir: str | Path | None, connect_timeout_s: float, ring_timeout_s: float
+) -> Callable[..., Connection]:
+    """Return what connects to the runtime that `run_dir` names, given the callbacks of a Connection. Raises
+    RingClosed when none is alive, ConfigError when there are several or a key is wrong.
+    """
+    return partial(
+        Connection,
+        find_target(run_dir, curve_dir),
+        connect_timeout_s=connect_timeout_s,
+        ring_timeout_s=ring_timeout_s,
+    )

@@ -29,7 +29,7 @@ from runtime.wire.transport import (
     MAX_FRAME_BYTES,
     SCHEMA,
     BadFrames,
-    Codec,
+    MessageCodec,
     receive_all,
 )
 
@@ -126,7 +126,7 @@ class Lane:
         """The detokenizer has answered."""
         address = target.client_out(index)
         self.socket, self._link = connect(context, zmq.DEALER, target, address)
-        self._codec = Codec(ToClient, 0)
+        self._codec = MessageCodec(ToClient, 0)
         self._bad_frames = bad_frames
         self._hello = Hello(PROTOCOL_VERSION, SCHEMA.hex(), target.wants_status, client_id)
         self.greet()
@@ -156,7 +156,7 @@ class Lane:
             self._link.forgive()  # what was lost before the answer came was made again
         self.client_id = ack.client
         self.is_open = True
-        self._codec = Codec(ToClient, ack.epoch)
+        self._codec = MessageCodec(ToClient, ack.epoch)
         return ack
 
     def receive(self) -> list[Any]:
@@ -186,7 +186,7 @@ class Lane:
 class TokenizerWay:
     """Messages of callers for one tokenizer. Their threads add to them, the I/O thread sends them."""
 
-    def __init__(self, context: zmq.Context[Any], target: Target, address: str, codec: Codec) -> None:
+    def __init__(self, context: zmq.Context[Any], target: Target, address: str, codec: MessageCodec) -> None:
         self.socket, self.link = connect(context, zmq.PUSH, target, address)
         self.unsent = KeepingOutbox[EncodedMessage](self._send)
         self.aborts: deque[bytes] = deque()

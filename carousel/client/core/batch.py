@@ -1,4 +1,4 @@
-"""Batch: many prompts of one call, as many in flight as the server takes. Knows no socket and no bar.
+"""CompletionBatch: many prompts of one call, as many in flight as the server takes. Knows no socket.
 
 All requests share one queue, so whichever ends first makes room for the next one, and of a finished request
 nothing is kept but its completion.
@@ -26,7 +26,7 @@ MAX_IN_FLIGHT = 4096
 """Sequences; arbitrary: enough for any server to choose from, and their prompts fit into memory."""
 
 
-class Batch:
+class CompletionBatch:
     """For one thread and one `run`."""
 
     def __init__(

@@ -71,6 +71,12 @@ class Mailbox:
         return [first] if self._items.empty() else [first, *self.take_now()]
 
 
+def make_mailboxes() -> Callable[[], Mailbox]:
+    """Return what makes the mailboxes of one event loop, which share its budget of wake-ups."""
+    line = PacedLine(WAKES_PER_TURN)
+    return lambda: Mailbox(line)
+
+
 def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: Any) -> None:
     """Call a function of an event loop from another thread, unless the loop has been closed."""
     try:

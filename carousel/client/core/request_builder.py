@@ -42,8 +42,8 @@ from runtime.wire.messages import (
     MAX_TEMPLATE_KWARGS_BYTES,
     MAX_TOOLS_BYTES,
     ChatMessage,
+    ChatRole,
     GenerateRequest,
-    Role,
     Task,
 )
 from runtime.wire.sampling_params import SamplingParams
@@ -461,7 +461,7 @@ class _TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _MessageFields(msgspec.Struct, frozen=True):
     """A ChatMessage by field name: on the wire it is an array."""
 
-    role: Role
+    role: ChatRole
     content: Text | list[_TextPart]
     name: Label = ""
     tool_calls: list[dict[str, Any]] | None = None

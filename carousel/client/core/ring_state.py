@@ -38,7 +38,7 @@ class ReplaceLane:
 
 
 @dataclass(frozen=True, slots=True)
-class Ping:
+class SendPing:
     """Show a detokenizer that we are there; greet it where it has not answered."""
 
     index: int
@@ -51,7 +51,7 @@ class RetryLink:
     index: int
 
 
-Command: TypeAlias = Restart | ReplaceLane | Ping | RetryLink
+Command: TypeAlias = Restart | ReplaceLane | SendPing | RetryLink
 
 
 class RingState:
@@ -139,7 +139,7 @@ class RingState:
         commands: list[Command] = []
         if now >= self._next_ping_at:
             self._next_ping_at = now + PING_S
-            commands += map(Ping, range(self._num_lanes))
+            commands += map(SendPing, range(self._num_lanes))
             commands += map(RetryLink, sorted(self._broken_links))
         commands += self.see(status)
         # One that hangs will be replaced; one that could not hear us for so long has forgotten us.

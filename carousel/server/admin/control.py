@@ -18,7 +18,7 @@ from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.ring.process import process_name
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 
 MAX_DIGITS = 9
 SECRETS = frozenset({"api_key"})
@@ -136,7 +136,7 @@ def _client(request: Request) -> AsyncClient:
     return server.client.of_tenant(tenant_of(request.scope).name)
 
 
-def _processes(server: ServerState) -> dict[str, Status]:
+def _processes(server: ServerState) -> dict[str, ProcessStatus]:
     """The slots of the status page, by the names of the processes."""
     return {
         process_name(role, index, server.config): server.status.read(role, index)
@@ -144,7 +144,7 @@ def _processes(server: ServerState) -> dict[str, Status]:
     }
 
 
-def _process(status: Status) -> dict[str, Any]:
+def _process(status: ProcessStatus) -> dict[str, Any]:
     if status.state == "absent":
         return {"state": status.state}
     return {"state": status.state, "pid": status.pid, "heartbeat_age_s": round(status.age_s(), 3)}

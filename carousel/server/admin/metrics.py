@@ -29,7 +29,7 @@ from carousel.server.admin.metric_names import ALIASES
 from runtime.base.errors import CarouselError
 from runtime.ring.process import FIRST_EPOCH
 from runtime.wire.messages import Usage
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 
 PREFIX = "sglang:"
 VLLM_PREFIX = "vllm:"
@@ -100,7 +100,10 @@ class Metrics:
         self.time_to_first_token, self.inter_token_latency, self.e2e_latency = self._file.histograms
 
     def render(
-        self, status: Status, info: Mapping[str, Any], processes: Mapping[str, Status] = MappingProxyType({})
+        self,
+        status: ProcessStatus,
+        info: Mapping[str, Any],
+        processes: Mapping[str, ProcessStatus] = MappingProxyType({}),
     ) -> bytes:
         """The text that Prometheus reads, with the scheduler's status and its server_info. `processes`: the
         slots of the status page, by the names of the processes.
@@ -208,7 +211,7 @@ class _Families(Collector):
             self._families.append(family)
         family.add_metric([*self._labels, *dict(labels).values()], value)
 
-    def add_processes(self, processes: Mapping[str, Status]) -> None:
+    def add_processes(self, processes: Mapping[str, ProcessStatus]) -> None:
         labels = (*LABELS, "process")
         ready = GaugeMetricFamily(OWN_PREFIX + "process_ready", "1: the process is ready.", labels=labels)
         epoch = GaugeMetricFamily(
@@ -258,7 +261,7 @@ class _Families(Collector):
         self._families.append(family)
 
 
-def _add_runtime(families: _Families, status: Status, info: Mapping[str, Any]) -> None:
+def _add_runtime(families: _Families, status: ProcessStatus, info: Mapping[str, Any]) -> None:
     page_size = info["page_size"]
     num_used = status.num_pages - status.num_free_pages
     share = num_used / status.num_pages if status.num_pages else 0.0

@@ -14,7 +14,7 @@ from carousel.server.guides import GuideFields
 from runtime.sampling.kinds import MAX_STOP_CHARS, MAX_WORD_IDS
 from runtime.sampling.table import MAX_BIAS, MAX_LOGPROBS, MAX_TOKENS_LIMIT
 from runtime.wire.format import MAX_LABEL_CHARS, TURNS
-from runtime.wire.messages import Role
+from runtime.wire.messages import ChatRole
 from runtime.wire.retention import MAX_RANGES, RetentionPriority
 from runtime.wire.sampling_params import TokenId
 
@@ -146,7 +146,7 @@ class ToolCallBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessageBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    role: Role
+    role: ChatRole
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCallBody] | None = None

@@ -28,7 +28,7 @@ from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from carousel.server.tenancy.entrance import TURN_BYTES
 from carousel.server.tenancy.places import HeldPlaces
-from carousel.server.tracing.tracing import Asked, EndedSequence, RequestTrace
+from carousel.server.tracing.tracing import EndedSequence, RequestTrace, TracedRequest
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.ring.tenants import THE_OWNER
 from runtime.wire.messages import Usage
@@ -198,7 +198,7 @@ class Generation(Response):
         self._tenant = tenant_of(scope)
         self._client = self._server.client.of_tenant(self._tenant.name)
         self._received_s = state["received_s"]
-        asked = Asked(
+        asked = TracedRequest(
             scope,
             self._submissions[0],
             len(self._submissions),

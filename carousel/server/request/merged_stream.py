@@ -10,18 +10,18 @@ from typing import TypeAlias
 from carousel.client.core.result import Delta
 from carousel.client.core.streams import AsyncResultStream
 
-Batch: TypeAlias = list[tuple[int, Delta]]
+DeltaBatch: TypeAlias = list[tuple[int, Delta]]
 """Pairs of a stream's number and a delta: all there is at a time."""
 
 
-def merged(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[Batch]:
+def merged(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[DeltaBatch]:
     """Batches until all streams have ended. Raises the first error of any; closing it closes them all."""
     return _of_one(streams[0]) if len(streams) == 1 else _of_several(streams)
 
 
-async def _of_one(stream: AsyncResultStream) -> AsyncGenerator[Batch]:
+async def _of_one(stream: AsyncResultStream) -> AsyncGenerator[DeltaBatch]:
     async with stream:
-        batch: Batch = []
+        batch: DeltaBatch = []
         async for delta in stream:
             batch.append((0, delta))
             if not stream.has_news:
@@ -29,7 +29,7 @@ async def _of_one(stream: AsyncResultStream) -> AsyncGenerator[Batch]:
                 batch = []
 
 
-async def _of_several(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[Batch]:
+async def _of_several(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[DeltaBatch]:
     news: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue()
 
     async def pump(number: int, stream: AsyncResultStream) -> None:
@@ -48,7 +48,7 @@ async def _of_several(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[Ba
             stack.callback(task.cancel)
         num_live = len(pumps)
         while num_live:
-            batch: Batch = []
+            batch: DeltaBatch = []
             items = [await news.get()]
             while not news.empty():
                 items.append(news.get_nowait())

@@ -21,8 +21,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from carousel.client.core.request_builder import NUMBERS
 from carousel.client.core.trace_context import SAMPLED
 from carousel.server.admin.metrics import Metrics
-from carousel.server.tracing.phases import Phase, phases_of
-from carousel.server.tracing.tracing import Asked, EndedSequence, RequestTrace, Tracing
+from carousel.server.tracing.phases import RequestPhase, phases_of
+from carousel.server.tracing.tracing import EndedSequence, RequestTrace, TracedRequest, Tracing
 from runtime.base.errors import RequestError
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.sampling_params import SamplingParams
@@ -102,7 +102,7 @@ class OtlpTracing(Tracing):
         provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer("carousel")
 
-    def begin(self, asked: Asked) -> RequestTrace:
+    def begin(self, asked: TracedRequest) -> RequestTrace:
         headers: dict[str, str] = {}
         for name, value in asked.scope["headers"]:
             if name in (b"traceparent", b"tracestate", b"baggage"):
@@ -130,7 +130,9 @@ class OtlpTracing(Tracing):
 
 
 class OtlpRequestTrace(RequestTrace):
-    def __init__(self, tracer: trace.Tracer, root: trace.Span, asked: Asked, wall_offset_ns: int) -> None:
+    def __init__(
+        self, tracer: trace.Tracer, root: trace.Span, asked: TracedRequest, wall_offset_ns: int
+    ) -> None:
         context = root.get_span_context()
         super().__init__(f"00-{context.trace_id:032x}-{context.span_id:016x}-{SAMPLED:02x}")
         self._tracer = tracer
@@ -162,7 +164,7 @@ class OtlpRequestTrace(RequestTrace):
                     self._add(phase, each, parent)
         root.end(self._wall_ns(end_s))
 
-    def _add(self, phase: Phase, sequence: EndedSequence, parent: Any) -> None:
+    def _add(self, phase: RequestPhase, sequence: EndedSequence, parent: Any) -> None:
         span = self._tracer.start_span(
             phase.name,
             context=parent,
@@ -177,7 +179,7 @@ class OtlpRequestTrace(RequestTrace):
         return round(at_s * 1e9) + self._wall_offset_ns
 
 
-def _attributes(asked: Asked, operation: str) -> dict[str, Any]:
+def _attributes(asked: TracedRequest, operation: str) -> dict[str, Any]:
     """Return what is asked for, in the names of OpenTelemetry's conventions for generative models."""
     sampling = asked.submission.sampling
     given = {

@@ -25,7 +25,7 @@ NEXT: dict[StampName, PhaseName] = {
 
 
 @dataclass(slots=True)
-class Phase:
+class RequestPhase:
     name: PhaseName
     start_s: float
     end_s: float
@@ -33,9 +33,9 @@ class Phase:
     """Stamps in it; the first one is what it began with."""
 
 
-def phases_of(stamps: Sequence[Stamp], start_s: float, end_s: float) -> Iterator[Phase]:
+def phases_of(stamps: Sequence[Stamp], start_s: float, end_s: float) -> Iterator[RequestPhase]:
     """The phases of a sequence whose request came at start_s and was answered at end_s."""
-    phase, has_tokens = Phase("tokenize", start_s, end_s), False
+    phase, has_tokens = RequestPhase("tokenize", start_s, end_s), False
     for stamp in stamps:
         has_tokens = has_tokens or stamp.name == "first_token"
         name = NEXT.get(stamp.name)
@@ -47,5 +47,5 @@ def phases_of(stamps: Sequence[Stamp], start_s: float, end_s: float) -> Iterator
         at_s = min(max(stamp.at_s, phase.start_s), end_s)
         phase.end_s = at_s
         yield phase
-        phase = Phase(name, at_s, end_s, [stamp])
+        phase = RequestPhase(name, at_s, end_s, [stamp])
     yield phase

@@ -1,5 +1,5 @@
-"""Tracing: which HTTP requests are sampled, and what becomes of their moments at their end. This is what a
-server has that sends no traces; OtlpTracing is the other.
+"""Tracing: decides which HTTP requests are sampled for traces. It sends none itself; OtlpTracing, which
+extends it, sends them when their requests end.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class RequestTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TracedRequest:
     """Facts of a request that a trace tells: nothing of its prompt."""
 
     scope: Scope
     submission: Submission
-    """Submission of its first prompt,"""
+    """Submission of its first prompt."""
     num_prompts: int
-    """of so many."""
+    """Prompts of the request, the first included."""
     received_s: float
     """By CLOCK_MONOTONIC."""
     model: str
@@ -59,7 +59,7 @@ class Tracing:
     def __init__(self, sample_rate: float = 0.0) -> None:
         self._sample_rate = sample_rate
 
-    def begin(self, asked: Asked) -> RequestTrace:
+    def begin(self, asked: TracedRequest) -> RequestTrace:
         return RequestTrace(sampled_traceparent(asked.scope["headers"], self._sample_rate))
 
     def close(self, timeout_s: float) -> None:

@@ -17,10 +17,11 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from runtime.base.cpu_isa import CpuIsa, cpu_isa, machine_isa, usable_isas
 from runtime.base.ownership import fault_of
@@ -46,6 +47,8 @@ _ABOVE: dict[CpuIsa, tuple[str, ...]] = {"avx512": ("avx512bf16", *_AMX), "avx51
 COMPILE_TIMEOUT_S = 300.0
 MAX_UNITS = 4  # more save nothing: the sources of attention alone take as long as all units but theirs
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
+STRUCTURE = re.compile(r"^struct (\w+) \{$", re.MULTILINE)
+NO_CHECKS: Mapping[str, str] = MappingProxyType({})
 
 
 class BuildError(Exception):
@@ -53,19 +56,23 @@ class BuildError(Exception):
 
 
 def build_library(
-    cache_dir: Path, isa: CpuIsa | None = None, source_dir: Path | None = None, defines: Sequence[str] = ()
+    cache_dir: Path,
+    isa: CpuIsa | None = None,
+    source_dir: Path | None = None,
+    defines: Sequence[str] = (),
+    checks: Mapping[str, str] = NO_CHECKS,
 ) -> Path:
     """The shared library for this CPU, compiled if the cache has none yet. Several processes may call it.
     cache_dir: a `trusted_cache`, if the library is to be loaded. isa: the most of its instruction sets that
     is used, where not all that may be. source_dir: another version's sources, where not this one's. defines:
-    macros as NAME=VALUE.
+    macros as NAME=VALUE. checks: by a structure's name, C++ that is compiled after its definition.
 
     Raises: BuildError without a compiler, when it fails, or when the cache cannot be written.
     """
     compiler = _find_compiler()
     source_dir = source_dir or SOURCE_DIR
     flags = (*FLAGS, *_arch_flags(isa), *(f"-D{each}" for each in defines))
-    library = cache_dir / f"kernels-{_digest(compiler, flags, source_dir)}.so"
+    library = cache_dir / f"kernels-{_digest(compiler, flags, source_dir, checks)}.so"
     if library.is_file():
         fault = fault_of(library)
         if fault is None:
@@ -74,7 +81,7 @@ def build_library(
     logger.info("compiling CPU kernels with %s, once for this machine, to %s", compiler, library)
     began = time.monotonic()
     try:
-        _compile(compiler, flags, source_dir, library)
+        _compile(compiler, flags, source_dir, library, checks)
     except OSError as error:
         raise BuildError(f"the kernel cache {cache_dir} cannot be written: {error}") from error
     logger.info("compiled CPU kernels in %.1f s", time.monotonic() - began)
@@ -118,12 +125,12 @@ def _arch_flags(isa: CpuIsa | None) -> tuple[str, ...]:
     return ("-march=native", *(f"-mno-{name}" for name in _ABOVE[isa]))
 
 
-def _digest(compiler: str, flags: tuple[str, ...], source_dir: Path) -> str:
+def _digest(compiler: str, flags: tuple[str, ...], source_dir: Path, checks: Mapping[str, str]) -> str:
     digest = hashlib.sha256()
     for source in sorted(source_dir.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     version = _run([compiler, "--version"]).stdout
-    digest.update("\0".join((*flags, version, *cpu_description())).encode())
+    digest.update("\0".join((*flags, version, *cpu_description(), *checks.values())).encode())
     return digest.hexdigest()[:32]
 
 
@@ -137,21 +144,29 @@ def cpu_description() -> list[str]:
     return [platform.machine(), *(line for line in lines if line.split("\t")[0].strip() in names)]
 
 
-def _compile(compiler: str, flags: tuple[str, ...], source_dir: Path, library: Path) -> None:
+def _compile(
+    compiler: str, flags: tuple[str, ...], source_dir: Path, library: Path, checks: Mapping[str, str]
+) -> None:
     """Write the library in a folder of its own, then move it: whoever sees it sees all of it."""
     library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     num_cores = len(os.sched_getaffinity(0))
     # The sources of another version may have names in common.
     together = min(num_cores, MAX_UNITS) if source_dir == SOURCE_DIR else None
+    unchecked = set(checks)
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
         objects, commands = [], []
         for number, sources in enumerate(_units(source_dir, together)):
+            defined = checks.keys() & _structures(sources)
+            unchecked -= defined
             unit = sources[0]
-            if len(sources) > 1:
+            if len(sources) > 1 or defined:
                 unit = Path(folder, f"{number}.cpp")
-                unit.write_text("".join(f'#include "{source}"\n' for source in sources))
+                lines = [f'#include "{source}"\n' for source in sources]
+                unit.write_text("".join([*lines, *(checks[name] for name in sorted(defined))]))
             objects.append(f"{folder}/{number}.o")
             commands.append([compiler, *flags, "-c", str(unit), "-o", objects[-1]])
+        if unchecked:
+            raise BuildError(f"the sources have no structure {', '.join(sorted(unchecked))}")
         with ThreadPoolExecutor(num_cores) as pool:
             list(pool.map(_run_compiler, commands))
         unfinished = Path(folder, library.name)
@@ -183,6 +198,12 @@ def _with_headers(path: Path) -> set[Path]:
         included = {path.parent / name for name in INCLUDE.findall(each.read_text())}
         unread += [header for header in included - found if header.is_file()]
     return found
+
+
+def _structures(sources: list[Path]) -> set[str]:
+    """Names of the structures that a unit defines."""
+    read = set().union(*map(_with_headers, sources))
+    return {name for path in read for name in STRUCTURE.findall(path.read_text())}
 
 
 def _run_compiler(command: list[str]) -> None:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.native.build import BuildError, build_library, trusted_cache
+from model_worker.kernels.native.layouts import layout_check
 from model_worker.kernels.native.sample_calls import DrawCall, LogprobsCall, MaskCall, PenaltyCall
+from model_worker.kernels.native.step_calls import ProgramCall, ProgramStep, StageCall, StepCall
 from runtime.base.cpu_isa import CpuIsa
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -307,6 +309,28 @@ class SumCall(ctypes.Structure):
     )
 
 
+CALLS = (
+    *(
+        ActivateCall,
+        AttentionCall,
+        CombineCall,
+        DrawCall,
+        ExchangeCall,
+        ExpertProgram,
+        ExpertsCall,
+        LinearCall,
+    ),
+    *(LogprobsCall, LoraCall, MaskCall, NormCall, PenaltyCall, ProgramCall, ProgramStep, QuantizeCall),
+    *(RotaryCall, SortRowsCall, StageCall, StepCall, SumCall, TakeCall),
+)
+STRUCTURES: dict[str, type[ctypes.Structure]] = {
+    "LoraPart": LoraPartTable,
+    "LoraSlot": LoraSlotTable,
+    **{call.__name__: call for call in CALLS},
+}
+"""Structures that C++ describes, too, by their names there."""
+
+
 class Condition(NamedTuple):
     """Steps in which a recorded kernel runs: those where the int32 at an address is 0, or is not."""
 
@@ -416,11 +440,12 @@ def load_kernels(
 ) -> NativeKernels:
     """Build the library if need be and load it, once per process. isa: as of build_library, which may raise
     BuildError. dtype: the only one, beside float32, that kernels know, and the only one of attention; None:
-    all.
+    all. No library is loaded that was compiled for other structures than ours.
     """
     defines = () if dtype is None else (f"CAROUSEL_DTYPE={DTYPES[dtype]}",)
     with trusted_cache(cache_dir) as cache:
-        path = build_library(cache, isa, defines=defines)
+        checks = {name: layout_check(name, structure) for name, structure in STRUCTURES.items()}
+        path = build_library(cache, isa, defines=defines, checks=checks)
         try:
             return NativeKernels(path, dtype)
         except OSError as error:

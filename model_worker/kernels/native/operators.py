@@ -42,7 +42,7 @@ def can_fill(weight: Tensor) -> bool:
 
 
 def pack(kernels: NativeKernels, weight: Tensor) -> None:
-    """Rearrange weight [N, K] in place, as only PackedLinear and TakeRows read it."""
+    """Rearrange weight [N, K] in place, as only PackedLinear and NativeTakeRows read it."""
     assert can_pack(weight)
     pack_panels(kernels, weight)
 
@@ -70,7 +70,7 @@ def round_up(rows: int) -> int:
     return -(-rows // PANEL) * PANEL
 
 
-class TakeRows:
+class NativeTakeRows:
     """Rows of a table by their numbers: embeddings, and the tokens whose hidden states are wanted."""
 
     def __init__(self, kernels: NativeKernels) -> None:
@@ -108,7 +108,7 @@ class TakeRows:
 
 
 def can_take(table: Tensor) -> bool:
-    """Tell whether rows of table [N, K] are what TakeRows takes."""
+    """Tell whether rows of table [N, K] are what NativeTakeRows takes."""
     return table.shape[1] * table.element_size() % 4 == 0
 
 
@@ -197,7 +197,7 @@ class PackedLinear:
         return gated
 
 
-class Norm:
+class NativeNorm:
     """An RMS norm or, with centers, a layer norm over the last dimension, N, a multiple of LANES."""
 
     def __init__(

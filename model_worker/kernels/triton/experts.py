@@ -91,8 +91,9 @@ def _sorting(num_experts: int, block_m: int, block_p: int) -> CallSite:
 def _grouped(
     a: Tensor, matrices: Tensor, scales: Tensor | None, tiles: _Tiles, weights: Tensor | None
 ) -> Tensor:
-    """a's rows times their pairs' matrices, transposed. Without weights a has tokens and the result pairs in
-    sorted order; with them the other way round: a has sorted pairs, the result is at the pairs' own places.
+    """Multiply rows of a by the transposed matrix of each (token, expert) pair. Without weights the rows of a
+    are tokens, and the result's are pairs sorted by expert. With weights a has the sorted pairs, and the
+    result has them in the order of tokens.
     """
     num_experts, width, depth = matrices.shape
     out = a.new_empty((tiles.order.shape[0], width))

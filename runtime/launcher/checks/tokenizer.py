@@ -102,7 +102,7 @@ def _check_template(template: str, kind: type[StartError], subject: str, remedy:
     from jinja2 import Environment, TemplateSyntaxError
     from jinja2.ext import Extension
 
-    class Generation(Extension):
+    class GenerationBlocks(Extension):
         """Blocks around what the model says, of templates that were written for training."""
 
         def __init__(self, environment: Environment) -> None:
@@ -114,7 +114,7 @@ def _check_template(template: str, kind: type[StartError], subject: str, remedy:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, "jinja2.ext.loopcontrols"]
     )
     try:
         environment.compile(template)

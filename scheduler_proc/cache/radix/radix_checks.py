@@ -1,4 +1,4 @@
-"""Checks of a radix tree against what was noted of its nodes elsewhere. Each raises AssertionError."""
+"""Assertions that eviction queues and tenants' accounts agree with the nodes of a radix tree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_lines(nodes: Sequence[Node], ledger: Ledger, expiring: LazyHeap[tuple[
 
 
 def check_accounts(nodes: Sequence[Node], roots: Iterable[Node], ledger: Ledger) -> None:
-    """Every node is counted in the account of its namespace's tenant."""
+    """Assert that every node is counted in the account of its namespace's tenant."""
     counts: dict[bytes, list[int]] = {}
     for root in roots:
         count = counts.setdefault(tenant_of(root.namespace), [0, 0, 0, 0])

@@ -112,10 +112,11 @@ class Account:
         """Pages beyond what it is entitled to; negative below it."""
         return self.num_pages + self.num_private - self.entitled
 
-    @property
-    def is_full(self) -> bool:
-        """It has several rows and all that it is entitled to: none of them takes more from others."""
-        return self.num_rows > 1 and self.num_over >= 0
+    def is_beyond_with(self, num_new: int) -> bool:
+        """Tell whether it has several rows and, with so many new pages, more than it is entitled to: it takes
+        none of these from what others are entitled to.
+        """
+        return self.num_rows > 1 and self.num_over + num_new > 0
 
 
 NOBODYS = Account(b"")

@@ -10,7 +10,7 @@ import pytest
 
 from bench_serving.arguments import DATASETS, FILE_DATASETS, parse_args
 from bench_serving.datasets.base import (
-    Conversation,
+    LoadConversation,
     PromptSource,
     TokenizerSource,
     WordSource,
@@ -32,7 +32,7 @@ def demo() -> TokenizerSource:
     return TokenizerSource(load(DEMO_MODEL))
 
 
-def make(*flags: str, source: PromptSource | None = None, seed: int = 1) -> list[Conversation]:
+def make(*flags: str, source: PromptSource | None = None, seed: int = 1) -> list[LoadConversation]:
     return make_conversations(parse_args(list(flags)), source or WordSource(), seed)
 
 
@@ -84,7 +84,7 @@ GSP = (
 )
 
 
-def system_prompts(conversations: list[Conversation]) -> list[str]:
+def system_prompts(conversations: list[LoadConversation]) -> list[str]:
     return [str(each.turns[0].prompt).split(SEPARATOR)[0] for each in conversations]
 
 

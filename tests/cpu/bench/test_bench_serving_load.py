@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bench_serving.backends.base import Message, Prompt
-from bench_serving.datasets.base import Conversation, Turn
+from bench_serving.datasets.base import LoadConversation, Turn
 from bench_serving.load import LoadResult, Traffic, arrival_times, as_messages, as_text, run_load
-from bench_serving.metrics import Metrics, compute_metrics, throughput_series
+from bench_serving.metrics import LoadMetrics, compute_metrics, throughput_series
 from bench_serving.records import RequestFailure, RequestRecord
 
 AT_ONCE = Traffic(math.inf, None, seed=1)
@@ -46,12 +46,12 @@ class FakeBackend:
         raise AssertionError("that is not for a load to do")
 
 
-def conversation(*prompts: str | list[int], output_len: int = 2) -> Conversation:
-    return Conversation(tuple(Turn(prompt, len(prompt), output_len) for prompt in prompts))
+def conversation(*prompts: str | list[int], output_len: int = 2) -> LoadConversation:
+    return LoadConversation(tuple(Turn(prompt, len(prompt), output_len) for prompt in prompts))
 
 
 def load(
-    conversations: Sequence[Conversation],
+    conversations: Sequence[LoadConversation],
     traffic: Traffic = AT_ONCE,
     render: Callable[[list[Message]], Prompt] = as_text,
 ) -> tuple[LoadResult, FakeBackend, list[RequestRecord]]:
@@ -151,7 +151,7 @@ GOOD = [
 BAD = record(0.0, [(90.0, 50), (99.0, 50)], error="broken", received_bytes=7, extra_bytes=7)
 
 
-def metrics(records: list[RequestRecord], slo_ms: dict[str, float] | None = None) -> Metrics:
+def metrics(records: list[RequestRecord], slo_ms: dict[str, float] | None = None) -> LoadMetrics:
     return compute_metrics(LoadResult(records, 0.0, 10.0, 0.002, 0.5), slo_ms=slo_ms or {}, num_retokenized=6)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bench_serving.load import LoadResult
-from bench_serving.metrics import Metrics, compute_metrics
+from bench_serving.metrics import LoadMetrics, compute_metrics
 from bench_serving.records import RequestFailure, RequestRecord
 from bench_serving.report import comparison_table
 from bench_serving.server_metrics import ServerFigures, compare, parse
@@ -62,7 +62,7 @@ def test_a_run_is_the_difference_of_two_scrapes() -> None:
     assert doubled.since(FIGURES) == FIGURES
 
 
-def figures(num_records: int = 3, *, first_s: float = 0.2, last_s: float = 0.5) -> Metrics:
+def figures(num_records: int = 3, *, first_s: float = 0.2, last_s: float = 0.5) -> LoadMetrics:
     """Of requests that FIGURES describe, unless told otherwise."""
     records = []
     for output_len in (2, 2, 3)[:num_records]:
@@ -74,7 +74,7 @@ def figures(num_records: int = 3, *, first_s: float = 0.2, last_s: float = 0.5) 
     return compute_metrics(LoadResult(records, 0.0, 1.0, 0.0, 0.0), slo_ms={}, num_retokenized=None)
 
 
-def differing(metrics: Metrics, server: ServerFigures = FIGURES) -> list[str]:
+def differing(metrics: LoadMetrics, server: ServerFigures = FIGURES) -> list[str]:
     return [each.name for each in compare(metrics, server) if not each.agrees]
 
 

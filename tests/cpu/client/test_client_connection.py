@@ -28,7 +28,7 @@ from carousel.client.core import ring_state
 from runtime.ring.keys import CLIENT, make_keys
 from runtime.wire.handle import client_of, sequence_key
 from runtime.wire.messages import OutputBatch, SequenceOutput
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from tests.harness.ring.fake_ring import (
     CLIENT_ID,
     EPOCH,
@@ -109,7 +109,7 @@ def test_a_detokenizer_that_is_replaced_while_its_client_connects_costs_nothing(
         opening = threading.Thread(target=lambda: clients.append(Client(tmp_path, connect_timeout=WAIT_S)))
         opening.start()
         wait_until(lambda: bool(ring.hellos), WAIT_S, "the greeting has come")
-        ring.status.write("detokenizer", Status(EPOCH + 1, os.getpid(), "ready", time.monotonic_ns()))
+        ring.status.write("detokenizer", ProcessStatus(EPOCH + 1, os.getpid(), "ready", time.monotonic_ns()))
         ring.lets_in.set()
         opening.join()
         with clients[0] as client:
@@ -236,7 +236,7 @@ def test_a_stopped_launcher_ends_nothing_until_it_dies(tmp_path: Path) -> None:
     launcher.send_signal(signal.SIGSTOP)
     with killed_at_the_end(launcher), fake_ring(tmp_path) as ring:
         since_boot = 1
-        ring.status.write("launcher", Status(EPOCH, launcher.pid, "ready", since_boot))
+        ring.status.write("launcher", ProcessStatus(EPOCH, launcher.pid, "ready", since_boot))
         with Client(tmp_path, connect_timeout=WAIT_S) as client:
             ring.answer = spell("abc")
             assert client.generate("x", timeout=WAIT_S).text == "abc"

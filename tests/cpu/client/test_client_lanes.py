@@ -23,7 +23,7 @@ from runtime.wire.messages import (
     OutputBatch,
     SequenceOutput,
 )
-from runtime.wire.transport import Codec
+from runtime.wire.transport import MessageCodec
 from tests.harness.ring.fake_ring import EPOCH, WAIT_S, FakeRing, fake_ring, finish, output
 
 NUM_TOKENIZERS = 3
@@ -151,7 +151,7 @@ def test_the_lanes_may_have_been_started_one_after_the_other(
 ) -> None:
     """A detokenizer that was replaced has a later epoch than the others."""
     ack, send = ring._ack, ring._send
-    epochs = {lane: Codec(FromClient, EPOCH + lane).header for lane in range(NUM_DETOKENIZERS)}
+    epochs = {lane: MessageCodec(FromClient, EPOCH + lane).header for lane in range(NUM_DETOKENIZERS)}
     monkeypatch.setattr(ring, "_ack", lambda lane: msgspec.structs.replace(ack(lane), epoch=EPOCH + lane))
 
     def send_from(lane: int, message: Message, frames: tuple[bytes, ...] = ()) -> None:

@@ -17,7 +17,7 @@ from carousel.client import offline
 from runtime.wire.format import pack_ids
 from runtime.wire.handle import attempt_of, sequence_key
 from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest, SequenceOutput
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from tests.harness.http.http_front import http_front
 from tests.harness.ring.fake_ring import EPOCH, WAIT_S, FakeRing, fake_ring, finish, output
 from tests.harness.ring.stand_in_runtime import StandInRuntime
@@ -45,7 +45,7 @@ def replace_engine(ring: FakeRing, state: str = "ready", *, epoch: int = EPOCH +
 
 
 def replace(ring: FakeRing, role: str, state: str = "ready", epoch: int = EPOCH + 1) -> None:
-    ring.status.write(role, Status(epoch, os.getpid(), state, time.monotonic_ns()))
+    ring.status.write(role, ProcessStatus(epoch, os.getpid(), state, time.monotonic_ns()))
 
 
 def check_second_attempt(ring: FakeRing, *, has_output: bool) -> None:

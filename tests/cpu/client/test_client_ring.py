@@ -19,7 +19,7 @@ import pytest
 from carousel import AsyncClient, Client, InvalidRequest, RingClosed, SamplingParams
 from runtime.ring.keys import make_keys
 from runtime.wire.messages import UNIONS, ControlRequest
-from runtime.wire.transport import Codec
+from runtime.wire.transport import MessageCodec
 from tests.harness.http.web_page import post_of_frames
 from tests.harness.ring.launched import SLACK, Launched, free_ports, launched, wait_until
 
@@ -210,7 +210,7 @@ def test_an_asynchronous_client_over_tcp(ring: Ring) -> None:
 
 def post_pauses(port: int) -> None:
     """Send what a web page may, and wait until the connection has ended."""
-    pause = Codec(UNIONS["tokenizer_in"], 1).encode(ControlRequest(1, 1, "pause_generation"))
+    pause = MessageCodec(UNIONS["tokenizer_in"], 1).encode(ControlRequest(1, 1, "pause_generation"))
     with socket.create_connection(("127.0.0.1", port), timeout=10) as page, suppress(ConnectionError):
         page.sendall(post_of_frames(pause))
         while page.recv(4096):

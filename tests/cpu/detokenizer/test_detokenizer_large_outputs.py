@@ -31,7 +31,7 @@ from runtime.wire.messages import (
     TokenBatch,
     TokenLogprobs,
 )
-from runtime.wire.transport import SCHEMA, Codec
+from runtime.wire.transport import SCHEMA, MessageCodec
 from tests.harness.ring.detokenizer_ring import EPOCH, RAW, SLOW_S, Ring, logprobs, packed
 
 
@@ -330,13 +330,13 @@ def test_raw_logits_wait_here_and_not_in_the_socket_of_a_client_that_does_not_re
     ring = Ring(demo, router)
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.RCVHWM, 1)
-    decode = Codec(UNIONS["client_out"], EPOCH).decode
+    decode = MessageCodec(UNIONS["client_out"], EPOCH).decode
     shape = (2, 1 << 17)
     raw = np.arange(1 << 18, dtype=np.float32).data.cast("B")
     num_frames = 64
     try:
         dealer.connect(address)
-        dealer.send(Codec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex())))
+        dealer.send(MessageCodec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex())))
         while not dealer.poll(5):
             ring.loop.turn(ring.now)
         handle = make_handle(decode(dealer.recv()).client, 0)

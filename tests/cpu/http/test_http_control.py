@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import ControlRequest, GenerateRequest, SequenceOutput
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from tests.harness.http.http_front import Front, http_front
 from tests.harness.ring.fake_ring import EPOCH, failure, finish, output, spell
 
@@ -151,7 +151,7 @@ def test_a_body_that_is_refused_is_no_request(front: Front) -> None:
 
 
 def show_load(front: Front) -> None:
-    load = Status(EPOCH, 1, "ready", time.monotonic_ns(), 5, 6, 70, num_free_pages=30, num_pages=40)
+    load = ProcessStatus(EPOCH, 1, "ready", time.monotonic_ns(), 5, 6, 70, num_free_pages=30, num_pages=40)
     front.ring.status.write("scheduler", load._replace(tokens_per_s=128.0))
 
 
@@ -325,7 +325,9 @@ def test_ready_says_how_much_of_the_weights_is_there(front: Front) -> None:
 
 
 def test_a_paused_runtime_is_not_ready(front: Front) -> None:
-    front.ring.status.write("scheduler", Status(EPOCH, 1, "ready", time.monotonic_ns(), is_paused=True))
+    front.ring.status.write(
+        "scheduler", ProcessStatus(EPOCH, 1, "ready", time.monotonic_ns(), is_paused=True)
+    )
     response = front.http.get("/ready")
     assert response.status_code == 503
     assert response.json() == {

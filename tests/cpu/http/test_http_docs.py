@@ -21,7 +21,7 @@ from carousel.server.request.field_table import TAKEN
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from tests.cpu.http.test_http_control import INFO
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "openai.md").read_text()
@@ -76,7 +76,7 @@ def test_every_path_has_its_role_in_the_table() -> None:
 
 
 def test_every_metric_is_in_the_table(tmp_path: Path) -> None:
-    text = Metrics("m", tmp_path).render(Status(), INFO).decode()
+    text = Metrics("m", tmp_path).render(ProcessStatus(), INFO).decode()
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     names = {name.partition(":")[2] for name in names if not name.endswith("_created")}
     labels = {"model_name", "position", "finish_reason", "process", "lora_name", "sglang"}

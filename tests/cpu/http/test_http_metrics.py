@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from carousel.client.core.result import Delta
 from carousel.server.admin.metrics import Metrics, RequestTimer
 from runtime.wire.messages import Usage
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from tests.cpu.http.test_http_control import INFO
 from tests.harness.ring.launched import launched
 
@@ -32,7 +32,7 @@ metrics.time_to_first_token.observe(0.02)
 
 
 def values(metrics: Metrics) -> dict[str, float]:
-    text = metrics.render(Status(), INFO).decode()
+    text = metrics.render(ProcessStatus(), INFO).decode()
     return {
         sample.name.removeprefix("sglang:") + sample.labels.get("le", ""): sample.value
         for family in text_string_to_metric_families(text)
@@ -111,7 +111,7 @@ def test_a_scrape_of_a_launch_with_several_workers_counts_every_request() -> Non
 
 def test_adapters_are_counted_where_they_are_served(tmp_path: Path) -> None:
     def text_of(info: dict[str, Any]) -> str:
-        return Metrics("m", tmp_path).render(Status(), info).decode()
+        return Metrics("m", tmp_path).render(ProcessStatus(), info).decode()
 
     found = text_of(INFO)
     for line in (

@@ -25,7 +25,7 @@ from runtime.ring.tenants import Tenants, TenantsFile
 from runtime.wire.format import PROTOCOL_VERSION
 from runtime.wire.handle import make_handle, with_attempt
 from runtime.wire.messages import UNIONS, AbortRequest, GenerateRequest, Hello
-from runtime.wire.transport import SCHEMA, Codec
+from runtime.wire.transport import SCHEMA, MessageCodec
 from tests.harness.ring.launched import SLACK, Launched, free_ports, launched, leftovers, wait_until
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0)
@@ -160,7 +160,7 @@ def test_frames_that_mean_nothing_hold_up_no_other_client(served: Served, offset
 def test_who_asks_for_it_is_told_how_the_ring_is_and_only_an_operator_of_its_load(
     served: Served, name: str
 ) -> None:
-    codec = Codec(UNIONS["client_out"], 0)
+    codec = MessageCodec(UNIONS["client_out"], 0)
     with raw_peer(served, zmq.DEALER, 1, name) as peer:
         peer.send(codec.encode(Hello(PROTOCOL_VERSION, SCHEMA.hex(), wants_status=True)))
         ack, status = (codec.decode(peer.recv(), any_epoch=True) for _ in range(2))
@@ -184,7 +184,7 @@ def test_only_an_admin_asks_the_ring_itself(served: Served) -> None:
 
 
 def test_who_knows_another_tenants_client_can_neither_end_nor_claim_nor_ask_for_it(served: Served) -> None:
-    to_tokenizer, to_detokenizer = (Codec(UNIONS[name], 0) for name in ("tokenizer_in", "client_in"))
+    to_tokenizer, to_detokenizer = (MessageCodec(UNIONS[name], 0) for name in ("tokenizer_in", "client_in"))
     with ExitStack() as attackers, served.client() as victim:
         stream = iter(victim.stream("x", LONG, timeout=TIMEOUT_S))
         next(stream)

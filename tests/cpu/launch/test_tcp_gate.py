@@ -20,11 +20,11 @@ from runtime.ring.keys import make_keys
 from runtime.ring.tcp_gate import TcpGate
 from runtime.ring.tenants import OWNER
 from runtime.wire.messages import AbortRequest
-from runtime.wire.transport import MAX_TCP_FRAME_BYTES, Codec, Waiter, ZmqInbox
+from runtime.wire.transport import MAX_TCP_FRAME_BYTES, MessageCodec, Waiter, ZmqInbox
 from tests.harness.http.web_page import post_of_frames
 from tests.harness.ring.launched import SLACK, free_ports, wait_until
 
-FRAME = Codec(AbortRequest, 0).encode(AbortRequest())
+FRAME = MessageCodec(AbortRequest, 0).encode(AbortRequest())
 LET_IN_S = 5.0 * SLACK
 # A peer that is let in over loopback is so within a hundredth of this.
 KEPT_OUT_S = 0.3

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from model_worker.device import make_device
-from model_worker.worker import ModelWorker, load_worker
+from model_worker.load_worker import load_worker
+from model_worker.worker import ModelWorker
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import unpack_ids
 from tests.harness.models.fake_ops import FakeOps

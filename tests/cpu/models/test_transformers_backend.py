@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from model_worker.device import make_device
-from model_worker.served_model import ServedModel, load_served_model
+from model_worker.served_model import WorkerModel, load_served_model
 from runtime.base.errors import ModelError
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.sampling_params import SamplingParams
@@ -45,7 +45,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def load(path: Path, **changes: object) -> ServedModel:
+def load(path: Path, **changes: object) -> WorkerModel:
     settings = {"dtype": "float32", "context_length": 128, "model_impl": "transformers"} | changes
     config = RuntimeConfig(model=str(path), device="cpu", **settings)  # type: ignore[arg-type]
     return load_served_model(config, make_device("cpu", threaded=False), lambda loaded, total: None)

@@ -16,7 +16,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from runtime.ring.endpoints import Endpoints
-from runtime.wire.status_page import Status, StatusPage
+from runtime.wire.status_page import ProcessStatus, StatusPage
 from tests.harness.ring.launched import ROOT, SLACK, Launched, wait_until
 
 PROMPT = "def fibonacci(n):\n"
@@ -34,7 +34,7 @@ def client(launch: Launched) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def scheduler_status(launch: Launched) -> Status:
+def scheduler_status(launch: Launched) -> ProcessStatus:
     page = StatusPage(Endpoints(launch.run_dir).status_file)
     try:
         return page.read("scheduler")

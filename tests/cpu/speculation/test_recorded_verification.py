@@ -11,10 +11,10 @@ import torch
 from model_worker.attention import cpu_native
 from model_worker.device import make_device
 from model_worker.distributed.group import SOLO, RankGroup
+from model_worker.load_worker import load_worker
 from model_worker.runner.model_runner import ModelRunner
 from model_worker.runner.recording.forward_program import ForwardProgram
 from model_worker.runner.step_output import ForwardOutput
-from model_worker.worker import load_worker
 from runtime.base.cpu_isa import CpuIsa
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from runtime.wire.plan import BatchPlan

@@ -15,7 +15,7 @@ from runtime.wire.format import IntArray, pack_ids, unpack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import AbortRequest, ChatMessage, RequestFailed, Resume, StreamOpen
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from tests.harness.ring.launched import SLACK, wait_until
 from tests.harness.ring.tokenizer_ring import (
     CLIENT,
@@ -111,7 +111,7 @@ def test_a_detokenizer_without_room_stops_the_reading_and_loses_nothing(demo: To
 
 def test_admission_counts_sequences_and_lets_all_of_a_request_through_or_none(demo: Tokenizer) -> None:
     ring = Ring(demo)
-    ring.status = Status(num_running=100, num_waiting=95)
+    ring.status = ProcessStatus(num_running=100, num_waiting=95)
     sent = passed_on(
         ring,
         request(0, input_ids=IDS, sampling=SamplingParams(seed=1, n=3)),
@@ -133,7 +133,7 @@ def test_what_other_tokenizers_let_through_takes_its_place(demo: Tokenizer) -> N
     sampling = SamplingParams(seed=1, n=2)
     assert len(passed_on(ring, request(0, input_ids=IDS, sampling=sampling))) == 2
     assert refusal(ring, request(1, input_ids=IDS)).error.code == "overloaded"
-    ring.status = Status(num_received=10)
+    ring.status = ProcessStatus(num_received=10)
     assert len(passed_on(ring, request(2, input_ids=IDS))) == 1
 
 

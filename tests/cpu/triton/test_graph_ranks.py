@@ -13,7 +13,8 @@ from model_worker.device import make_device
 from model_worker.distributed.selection import join_group
 from model_worker.executors.inproc import InprocExecutor
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
-from model_worker.worker import ModelWorker, WorkerStep, load_worker
+from model_worker.load_worker import load_worker
+from model_worker.worker import ModelWorker, WorkerStep
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.plan import BatchPlan
 from runtime.wire.sampling_params import SamplingParams

@@ -12,9 +12,10 @@ import torch
 
 from model_worker.device import make_device
 from model_worker.device.cuda import CudaDevice
+from model_worker.load_worker import load_worker
 from model_worker.runner.recording.graph_runner import GraphRunner, verification_sizes
 from model_worker.runner.sampled_places import has_drafts
-from model_worker.worker import ModelWorker, load_worker
+from model_worker.worker import ModelWorker
 from runtime.base.errors import ConfigError
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.plan import BatchPlan
@@ -150,7 +151,7 @@ def test_a_kv_cache_of_eight_bits_has_twice_the_pages(
 
     wide, narrow = num_pages("auto"), num_pages("fp8_e4m3")
     assert 2 * (wide + 1) <= narrow + 1 <= 2 * (wide + 1) + 1  # with the dummy page, which is not counted
-    monkeypatch.setattr("model_worker.worker.has_fp8", lambda: False)
+    monkeypatch.setattr("model_worker.load_worker.has_fp8", lambda: False)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype: .*8\.9"):
         num_pages("fp8_e4m3")
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from model_worker.device import make_device
 from model_worker.device.cuda import CudaDevice
 from model_worker.device.out_of_memory import is_out_of_memory
-from model_worker.worker import load_worker
+from model_worker.load_worker import load_worker
 from runtime.base.errors import ConfigError, ExecutorError
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.sampling_params import SamplingParams

@@ -18,7 +18,8 @@ from model_worker.executors.inproc import InprocExecutor
 from model_worker.kernels.fp8_rows import FP8, LARGEST
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.layers.rotary import reorder_rows
-from model_worker.worker import ModelWorker, WorkerStep, load_worker
+from model_worker.load_worker import load_worker
+from model_worker.worker import ModelWorker, WorkerStep
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import unpack_ids
 from runtime.wire.plan import BatchPlan, SampleMasks

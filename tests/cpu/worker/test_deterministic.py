@@ -12,8 +12,8 @@ from torch import Tensor
 
 from model_worker.attention import cpu_native
 from model_worker.device import make_device
+from model_worker.load_worker import load_worker
 from model_worker.runner.model_runner import ModelRunner
-from model_worker.worker import load_worker
 from runtime.base.cpu_isa import CpuIsa
 from runtime.base.errors import ConfigError
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig

@@ -17,7 +17,7 @@ from msgspec import structs
 from torch import Tensor
 
 from model_worker.device import make_device
-from model_worker.kernels.native.operators import Combine, TakeRows
+from model_worker.kernels.native.operators import Combine, NativeTakeRows
 from model_worker.kernels.native.program import GAP, NotRecordable, Program
 from model_worker.loading.loader import load_model
 from model_worker.memory.kv_pool import MHATokenToKVPool
@@ -229,7 +229,7 @@ def test_every_family_is_recorded(isa: CpuIsa, architecture: str, vocab_size: in
 def test_copies_and_additions_end_a_recording() -> None:
     kernels = native_kernels()
     table, ids = torch.randn(8, 4), torch.zeros(5, dtype=torch.int64)
-    take = TakeRows(kernels)
+    take = NativeTakeRows(kernels)
     for function in (
         lambda: take(table, ids) + 1,
         lambda: take(table, ids).clone(),
@@ -245,7 +245,7 @@ def test_copies_and_additions_end_a_recording() -> None:
 
 def test_a_recorded_choice_looks_at_its_number_in_every_step() -> None:
     kernels = native_kernels()
-    combine, take = Combine(kernels), TakeRows(kernels)
+    combine, take = Combine(kernels), NativeTakeRows(kernels)
     table, ids = torch.arange(32.0).view(8, 4), torch.zeros(5, dtype=torch.int64)
     number = torch.zeros(1, dtype=torch.int32)
 
@@ -271,11 +271,11 @@ def test_recording_imports_no_compiler() -> None:
     """It would be most of what a worker does until it is ready."""
     code = (
         "import sys, torch\n"
-        "from model_worker.kernels.native.operators import TakeRows\n"
+        "from model_worker.kernels.native.operators import NativeTakeRows\n"
         "from model_worker.kernels.native.program import Program\n"
         "from tests.harness.models.native import native_kernels\n"
         "kernels, table, ids = native_kernels(), torch.randn(8, 4), torch.zeros(5, dtype=torch.int64)\n"
-        "take = TakeRows(kernels)\n"
+        "take = NativeTakeRows(kernels)\n"
         "with torch.inference_mode():\n"
         "    Program(kernels, lambda: take(table, ids), [ids], num_tokens=5, num_outputs=4, num_seqs=5)\n"
         "assert 'torch._dynamo' not in sys.modules\n"
@@ -295,7 +295,7 @@ def test_a_program_reuses_memory_only_where_nothing_needs_it() -> None:
         third = take(second, ids)
         return take(third, ids)
 
-    take = TakeRows(kernels)
+    take = NativeTakeRows(kernels)
     with torch.inference_mode():
         program = Program(kernels, chain, [ids], num_tokens=10, num_outputs=9, num_seqs=10)
         source = torch.tensor([3, 0, 2, 1])

@@ -14,7 +14,7 @@ from model_worker.kernels.embedding import embed_int8
 from model_worker.kernels.int8_linear import int8_linear, quantize_rows
 from model_worker.kernels.native.int8_linear import OFFSET, Int8Linear, can_pack_int8
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import TakeRows, pack_panels
+from model_worker.kernels.native.operators import NativeTakeRows, pack_panels
 from tests.harness.models.native import NATIVE_ISAS, native_kernels, needs_compiler
 
 pytestmark = needs_compiler
@@ -99,7 +99,7 @@ def test_embeddings_in_int8_are_the_rows_times_their_scales(
     assert torch.equal(expected, (weight[ids].double() * scale[ids].double().unsqueeze(1)).to(dtype))
     if is_packed:
         pack_panels(kernels, weight)
-    got = TakeRows(kernels)(weight, ids, packed=is_packed, row_scale=scale, dtype=dtype)
+    got = NativeTakeRows(kernels)(weight, ids, packed=is_packed, row_scale=scale, dtype=dtype)
     assert torch.equal(got, expected)
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from benchmarks.bench_cpu_step import QWEN
 from benchmarks.bench_load import run
-from model_worker.loading.loader import checkpoint_targets
+from model_worker.loading.tensor_names import checkpoint_targets
 from model_worker.models.qwen2 import SPEC
 from model_worker.models.transformer import CausalLM
 from runtime.checkpoint.model_config import ModelConfig

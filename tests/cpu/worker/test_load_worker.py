@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import pytest
 import torch
 
-from model_worker import worker
+from model_worker import load_worker
 from model_worker.device import make_device
 from runtime.settings.config import RuntimeConfig
 from tests.harness.models.plans import save_tiny_llama
@@ -47,7 +47,7 @@ def load(
         disable_cuda_graph=disable_cuda_graph,
     )
     beats = []
-    worker.load_worker(config, make_device("cpu", threaded=False), lambda: beats.append(1)).close()
+    load_worker.load_worker(config, make_device("cpu", threaded=False), lambda: beats.append(1)).close()
     return len(beats)
 
 
@@ -58,7 +58,7 @@ def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
 def test_loading_says_how_many_tensors_are_there_and_beats_after_each(
     checkpoint: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "LINE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(load_worker, "LINE_INTERVAL_S", 0.0)
     with caplog.at_level(logging.INFO):
         assert load(checkpoint) == NUM_TENSORS + 1
     first, *said = lines(caplog, "loading weights")
@@ -86,7 +86,7 @@ def test_loading_says_so_once_an_interval_at_most(
     ticks = iter(range(1000))
     monkeypatch.setattr(time, "monotonic", lambda: 0.625 * next(ticks))
     with caplog.at_level(logging.INFO):
-        progress = worker.LoadProgress(lambda: None)
+        progress = load_worker.LoadProgress(lambda: None)
         for n in range(1, 25):
             progress.note(n, 100)
     assert [line.split()[2] for line in lines(caplog, "loading weights")] == ["8", "16", "24"]
@@ -94,7 +94,7 @@ def test_loading_says_so_once_an_interval_at_most(
 
 def test_loading_tells_the_share_that_is_there() -> None:
     shares: list[float] = []
-    progress = worker.LoadProgress(lambda: None, shares.append)
+    progress = load_worker.LoadProgress(lambda: None, shares.append)
     for n in range(1, 5):
         progress.note(n, 4)
     assert shares == [0.25, 0.5, 0.75, 1.0]

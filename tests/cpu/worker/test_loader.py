@@ -13,7 +13,8 @@ from torch import Tensor
 
 from model_worker.layers.linear import Linear
 from model_worker.layers.weight import Piece
-from model_worker.loading.loader import checkpoint_targets, load_model
+from model_worker.loading.loader import load_model
+from model_worker.loading.tensor_names import checkpoint_targets
 from model_worker.models.transformer import CausalLM
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.fp8 import Fp8

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import stat
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from model_worker.kernels.native import build
+from model_worker.kernels.native import build, library
 from model_worker.kernels.native.build import SOURCE_DIR, BuildError, build_library, trusted_cache
-from model_worker.kernels.native.library import NativeKernels, load_kernels
+from model_worker.kernels.native.layouts import layout_check
+from model_worker.kernels.native.library import STRUCTURES, NativeKernels, load_kernels
 from runtime.base.cpu_isa import CpuIsa, usable_isas
 from runtime.base.environment import kernel_cache_dir
 from tests.harness.models.native import needs_compiler
@@ -192,14 +194,17 @@ def test_kernels_do_not_come_from_a_cache_that_others_may_change(tmp_path: Path)
     """The real ones; compiling them takes a while, so what a private directory gets is the user's own."""
     cache = tmp_path / "cache"
     cache.mkdir()
+    checks = {name: layout_check(name, structure) for name, structure in STRUCTURES.items()}
     with trusted_cache(kernel_cache_dir()) as own:
-        good = build_library(own)
+        good = build_library(own, checks=checks)
         (cache / good.name).write_bytes(b"planted")
         (cache / good.name).chmod(0o600)
     cache.chmod(0o777)
     used: list[Path] = []
 
-    def build_fast(folder: Path, isa: CpuIsa | None, defines: Sequence[str]) -> Path:
+    def build_fast(
+        folder: Path, isa: CpuIsa | None, defines: Sequence[str], checks: Mapping[str, str]
+    ) -> Path:
         used.append(folder)
         return Path(shutil.copy(good, folder))
 
@@ -209,3 +214,96 @@ def test_kernels_do_not_come_from_a_cache_that_others_may_change(tmp_path: Path)
     assert isinstance(kernels, NativeKernels)
     assert used[0] != cache
     assert not used[0].exists()
+
+
+# -- structures that ctypes and C++ both describe ------------------------------------------------------------
+
+SAME = "const void* x; int64_t stride; int32_t rows; float scale; int32_t last;"
+
+
+class Call(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        ("rows", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("last", ctypes.c_int32),
+    )
+
+
+def build_call(folder: Path, fields: str, name: str = "Call") -> Path:
+    (folder / "src").mkdir()
+    (folder / "src/call.h").write_text(
+        f"#include <cstdint>\nnamespace carousel {{\nstruct {name} {{\n  {fields}\n}};\n}}\n"
+    )
+    (folder / "src/one.cpp").write_text('#include "call.h"\n')
+    return build_library(folder / "cache", None, folder / "src", checks={"Call": layout_check("Call", Call)})
+
+
+@needs_compiler
+def test_the_same_structure_is_compiled(tmp_path: Path) -> None:
+    assert build_call(tmp_path, SAME).is_file()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "fields",
+    [
+        SAME.replace("int32_t rows;", "int64_t rows;"),
+        SAME.replace("int32_t rows; float scale;", "float scale; int32_t rows;"),
+        SAME.replace("float scale; int32_t last;", "int32_t scale; int32_t last;"),
+        SAME.replace("const void* x;", "int64_t x;"),
+        SAME.replace("int32_t last;", "int32_t final;"),
+        f"{SAME} int32_t more;",  # where ctypes has padding: size and offsets are the same
+        SAME.replace("int32_t last;", ""),
+    ],
+)
+def test_a_structure_that_differs_is_not_compiled(tmp_path: Path, fields: str) -> None:
+    assert fields != SAME
+    with pytest.raises(BuildError, match="Call"):
+        build_call(tmp_path, fields)
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+@needs_compiler
+def test_a_structure_that_no_source_defines_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="the sources have no structure Call"):
+        build_call(tmp_path, SAME, name="Called")
+
+
+@needs_compiler
+def test_a_library_that_was_compiled_for_other_structures_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is compiled where the library is there, so what it was compiled for is in its name."""
+    made: list[Path] = []
+
+    def note(*args: object) -> None:
+        made.extend(each for each in args if isinstance(each, Path) and each.suffix == ".so")
+
+    monkeypatch.setattr("model_worker.kernels.native.build._compile", note)
+    for check in ("", "// one", "// two"):
+        build_library(tmp_path, checks={"Call": check})
+    assert len(set(made)) == 3
+
+
+def test_every_structure_of_a_call_is_compared() -> None:
+    ours = {each for each in ctypes.Structure.__subclasses__() if each.__module__.startswith("model_worker.")}
+    assert len(ours) > 20
+    assert ours == set(STRUCTURES.values())
+    sources = "".join(path.read_text() for path in SOURCE_DIR.iterdir())
+    assert not [name for name in STRUCTURES if f"struct {name} {{" not in sources]
+
+
+@needs_compiler
+def test_kernels_are_compiled_with_all_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, str] = {}
+
+    def refuse(*_: object, checks: dict[str, str], **__: object) -> Path:
+        given.update(checks)
+        raise BuildError("seen")
+
+    monkeypatch.setattr(library, "build_library", refuse)
+    with pytest.raises(BuildError, match="seen"):
+        library.load_kernels.__wrapped__(tmp_path / "cache")
+    assert given.keys() == STRUCTURES.keys()

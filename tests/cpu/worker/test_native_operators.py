@@ -22,10 +22,10 @@ from model_worker.kernels.native.operators import (
     NATIVE_ACTIVATIONS,
     Activate,
     Combine,
-    Norm,
+    NativeNorm,
+    NativeTakeRows,
     PackedLinear,
     RotaryAngles,
-    TakeRows,
     can_pack,
     pack,
 )
@@ -192,7 +192,7 @@ def test_rows_of_a_packed_weight_are_the_weights_rows(dtype: torch.dtype, kernel
     packed = weight.clone()
     pack(kernels, packed)
     ids = torch.tensor([0, 63, 17, 17, 15, 16])
-    take = TakeRows(kernels)
+    take = NativeTakeRows(kernels)
     assert torch.equal(take(packed, ids, packed=True), weight[ids])
     assert take(packed, ids[:0], packed=True).shape == (0, 34)
 
@@ -205,7 +205,7 @@ def test_rms_norm_equals_the_torch_version(
 ) -> None:
     x = _normal(rows, size, dtype=dtype)
     weight = _normal(size, dtype=dtype, seed=1)
-    norm = Norm(kernels, weight, 1e-6, dtype=dtype)
+    norm = NativeNorm(kernels, weight, 1e-6, dtype=dtype)
     torch.testing.assert_close(norm(x), rms_norm(x, weight, 1e-6), rtol=RTOL[dtype], atol=0)
     residual = _normal(rows, size, dtype=dtype, seed=2)
     expected_residual = residual.clone()
@@ -219,7 +219,7 @@ def test_rms_norm_takes_heads_of_tokens_that_lie_apart(dtype: torch.dtype, kerne
     fused = _normal(9, 7, 64, dtype=dtype)
     q = fused[:, 2:5]
     weight = _normal(64, dtype=dtype, seed=1)
-    got = Norm(kernels, weight, 1e-6, dtype=dtype)(q)
+    got = NativeNorm(kernels, weight, 1e-6, dtype=dtype)(q)
     torch.testing.assert_close(got, rms_norm(q, weight, 1e-6), rtol=RTOL[dtype], atol=0)
 
 
@@ -244,7 +244,7 @@ def test_other_norms_equal_the_layers_without_kernels(
     if name != "each_head":
         expected += [norm(x[:, 0]), norm.add_and_norm(residual.clone(), update)]
     norm.bind(NativeOps(kernels))
-    assert isinstance(norm.op, Norm)
+    assert isinstance(norm.op, NativeNorm)
     # A layer norm's result is a difference, so the error is to be measured against what is subtracted.
     assert_close = partial(torch.testing.assert_close, rtol=RTOL[dtype], atol=RTOL[dtype])
     assert_close(norm(x), expected[0])
@@ -329,7 +329,7 @@ def test_attention_rotates_as_apply_rope_does(
 def test_rows_are_taken_as_they_are(kernels: NativeKernels, dtype: torch.dtype, num_threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    take = TakeRows(kernels)
+    take = NativeTakeRows(kernels)
     torch.set_num_threads(before)
     table = _normal(90, 514, dtype=dtype)
     for count in (0, 1, 700):
@@ -355,7 +355,7 @@ def test_kernels_called_from_several_threads_at_once_do_not_meet(kernels: Native
     expected = [rms_norm(rows, weight, 1e-5) for rows in x]
 
     def compute(caller: int) -> None:
-        norm = Norm(kernels, weight, 1e-5, dtype=torch.bfloat16)
+        norm = NativeNorm(kernels, weight, 1e-5, dtype=torch.bfloat16)
         for _ in range(200):
             torch.testing.assert_close(norm(x[caller]), expected[caller], rtol=RTOL[torch.bfloat16], atol=0)
 

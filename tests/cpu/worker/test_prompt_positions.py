@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from model_worker.device import make_device
+from model_worker.load_worker import load_worker
 from model_worker.models.transformer import CausalLM
 from model_worker.runner import prompt_positions, step_output
-from model_worker.worker import ModelWorker, load_worker
+from model_worker.worker import ModelWorker
 from runtime.base.errors import ExecutorError
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from runtime.wire.format import FloatArray, IntArray, pack_ids, unpack_floats, unpack_ids

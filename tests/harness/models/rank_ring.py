@@ -10,7 +10,8 @@ from typing import Any
 from model_worker.device import make_device
 from model_worker.distributed.group import RankGroup
 from model_worker.executors.inproc import InprocExecutor
-from model_worker.worker import ModelWorker, load_worker
+from model_worker.load_worker import load_worker
+from model_worker.worker import ModelWorker
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.plan import BatchPlan, SampleMasks
 from tests.harness.models.rank_threads import JOIN_S, join_shared_memory

@@ -21,7 +21,7 @@ from scheduler_proc.core.request import Request
 from scheduler_proc.core.results import LooseResults
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.features.generation_logits import GenerationLogits
-from scheduler_proc.features.logprobs import Logprobs
+from scheduler_proc.features.logprobs import LogprobsFeature
 from scheduler_proc.features.prompt_outputs import PromptOutputs
 from scheduler_proc.intake.intake import Intake, Tombstones
 from scheduler_proc.intake.limits import Limits
@@ -217,7 +217,7 @@ STEP_MUTANTS = [
     ),
     Mutant(
         "logprobs not cut with their tokens",
-        Logprobs,
+        LogprobsFeature,
         "accept",
         "len(sampled.ids)",
         "len(sampled.logprobs.chosen)",

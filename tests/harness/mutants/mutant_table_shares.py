@@ -71,7 +71,7 @@ SHARES_MUTANTS = [
         "release",
         "self.guard.is_counted = False",
         "pass",
-        19,
+        79,
         changes=SHARED,
     ),
     Mutant(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from scheduler_proc.batching.prefill_adder import PrefillAdder
 from scheduler_proc.core.lifecycle import Lifecycle
-from scheduler_proc.observe.static_batch import StaticBatch
+from scheduler_proc.observe.static_batch import StaticBatchCounts
 from scheduler_proc.observe.step_stats import StepStats
 from tests.harness.mutants.mutant_table import Mutant
 from tests.harness.mutants.mutant_table_batching import STATIC
@@ -132,7 +132,7 @@ STATS_MUTANTS = [
     ),
     Mutant(
         "context tokens of the batch before in a static batch",
-        StaticBatch,
+        StaticBatchCounts,
         "take",
         "self._outputs, self._num_ctx_tokens = [], 0",
         "self._outputs = []",

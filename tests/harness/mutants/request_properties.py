@@ -32,7 +32,7 @@ from runtime.wire.messages import (
     TokenizedRequest,
 )
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.transport import Codec
+from runtime.wire.transport import MessageCodec
 from tests.harness.ring.memory_ring import EPOCH, MAX_LEN, Caller, MemoryRing
 from tests.harness.simulation.fake_sampling import NUM_TOP, VOCAB_SIZE, fake_logprobs
 from tests.harness.simulation.sim_reference import EOS_IDS, Spec, reference
@@ -65,7 +65,7 @@ class PropertyRing(MemoryRing):
         self.asked: dict[bytes, Asked] = {}
         """By the first handle."""
         self._text = loaded
-        self._codec = Codec(UNIONS["client_out"], EPOCH)
+        self._codec = MessageCodec(UNIONS["client_out"], EPOCH)
 
     # -- callers ---------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from runtime.wire.format import Message, pack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import ChatMessage, GenerateRequest, Resume
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.transport import Codec
+from runtime.wire.transport import MessageCodec
 from tests.harness.http.bad_input import CONTEXT, TOO_LONG, USER, VOCABULARY
 
 
@@ -32,7 +32,7 @@ class SdkCase:
 @dataclass(frozen=True)
 class FrameCase:
     id: str
-    frames: Callable[[Codec, int], list[bytes]]
+    frames: Callable[[MessageCodec, int], list[bytes]]
     """From the codec of the socket and the client's id; request number REQUEST is the one to answer."""
     code: str | None = None
     """None: nobody can be told, so it is dropped."""
@@ -96,7 +96,7 @@ def _damaged(case_id: str, damage: Callable[[bytes], list[bytes]]) -> FrameCase:
 def _replaced(case_id: str, at: int, value: Any) -> FrameCase:
     """A field of the wrong type or out of its bounds: no message, so there is nobody to answer to."""
 
-    def frames(codec: Codec, client: int) -> list[bytes]:
+    def frames(codec: MessageCodec, client: int) -> list[bytes]:
         frame = codec.encode(request_of(client))
         fields = msgspec.msgpack.decode(frame[len(codec.header) :])
         fields[at] = value

@@ -31,7 +31,7 @@ from runtime.wire.messages import (
     TokenBatch,
     TokenLogprobs,
 )
-from runtime.wire.transport import SCHEMA, Codec, Frame, MemoryChannel
+from runtime.wire.transport import SCHEMA, Frame, MemoryChannel, MessageCodec
 
 EOS = 0
 SLOW_S = 120.0
@@ -70,7 +70,7 @@ class FakePeers:
         self.sent.append((peer, frame))
         if more:
             self.raw.append(
-                (peer, Codec(UNIONS["client_out"], EPOCH).decode(frame, any_epoch=True), tuple(more))
+                (peer, MessageCodec(UNIONS["client_out"], EPOCH).decode(frame, any_epoch=True), tuple(more))
             )
         return Delivery.SENT
 
@@ -106,7 +106,7 @@ class Ring:
         self._engine_epoch = engine_epoch
 
     def connect(self, peer: bytes) -> int:
-        hello = Codec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex()))
+        hello = MessageCodec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex()))
         self.peers.incoming.append((peer, hello))
         self.loop.turn(self.now)
         ack = self.received(peer)[-1]
@@ -115,10 +115,10 @@ class Ring:
 
     def say(self, message: Hello | Ping, peer: bytes = b"peer") -> None:
         """Let the peer send something, to be read in the next turn."""
-        self.peers.incoming.append((peer, Codec(UNIONS["client_in"], EPOCH).encode(message)))
+        self.peers.incoming.append((peer, MessageCodec(UNIONS["client_in"], EPOCH).encode(message)))
 
     def received(self, peer: bytes = b"peer") -> list[Any]:
-        decode = Codec(UNIONS["client_out"], EPOCH).decode
+        decode = MessageCodec(UNIONS["client_out"], EPOCH).decode
         messages = [decode(frame) for to, frame in self.peers.sent if to == peer]
         self.peers.sent = [(to, frame) for to, frame in self.peers.sent if to != peer]
         return messages

@@ -43,8 +43,8 @@ from runtime.wire.messages import (
     ToTokenizer,
     Usage,
 )
-from runtime.wire.status_page import ROLES, Status, StatusPage
-from runtime.wire.transport import SCHEMA, Codec, bind_private
+from runtime.wire.status_page import ROLES, ProcessStatus, StatusPage
+from runtime.wire.transport import SCHEMA, MessageCodec, bind_private
 from tests.harness.ring.launched import SLACK, free_ports
 
 EPOCH = 7
@@ -176,8 +176,8 @@ class FakeRing:
         self._frames: list[bytes] = []
         self._bound = threading.Event()
         self._stop = threading.Event()
-        self._from_client = Codec(FromClient, EPOCH)
-        self._to_tokenizer = Codec(ToTokenizer, EPOCH)
+        self._from_client = MessageCodec(FromClient, EPOCH)
+        self._to_tokenizer = MessageCodec(ToTokenizer, EPOCH)
         self._peers = [b""] * num_detokenizers
         self._thread = threading.Thread(target=self._run, name="fake-ring")
         self._thread.start()
@@ -186,9 +186,9 @@ class FakeRing:
     # -- the test's thread -----------------------------------------------------------------------------------
 
     def set_state(self, role: str, state: str, *, pid: int | None = None, **fields: Any) -> None:
-        """`fields`: of Status."""
+        """`fields`: of ProcessStatus."""
         pid = os.getpid() if pid is None else pid
-        self.status.write(role, Status(EPOCH, pid, state, time.monotonic_ns(), **fields))
+        self.status.write(role, ProcessStatus(EPOCH, pid, state, time.monotonic_ns(), **fields))
 
     def set_all(self, state: str) -> None:
         for role in ROLES:
@@ -360,7 +360,7 @@ class FakeRing:
 
 def foreign_header() -> bytes:
     """The first bytes of a build that speaks another version."""
-    own = Codec(UNIONS["client_out"], EPOCH).header
+    own = MessageCodec(UNIONS["client_out"], EPOCH).header
     return own[:4] + (PROTOCOL_VERSION + 8).to_bytes(2, "little") + own[6:HEADER_BYTES]
 
 

@@ -38,7 +38,7 @@ from runtime.wire.messages import (
 )
 from runtime.wire.plan import BatchPlan, RowSetup, SampleMasks, StepResult, WorkerReady
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.transport import SCHEMA, Codec
+from runtime.wire.transport import SCHEMA, MessageCodec
 
 HANDLE = make_handle(12345, 6)
 SAMPLING = SamplingParams(
@@ -129,7 +129,7 @@ def _plan() -> BatchPlan:
 
 def hostile_frames(name: str, epoch: int, count: int, rng: random.Random) -> Iterator[list[bytes]]:
     """`count` messages for the socket `name`, each a list of frames; one in 16 is of several frames."""
-    codec = Codec(UNIONS[name], epoch)
+    codec = MessageCodec(UNIONS[name], epoch)
     good = [codec.encode(message) for message in samples()[name]]
     for _ in range(count):
         if rng.random() < 1 / 16:

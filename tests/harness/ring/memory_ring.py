@@ -23,8 +23,8 @@ from runtime.wire.messages import (
     Ping,
 )
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.status_page import Status
-from runtime.wire.transport import SCHEMA, Codec, MemoryChannel
+from runtime.wire.status_page import ProcessStatus
+from runtime.wire.transport import SCHEMA, MemoryChannel, MessageCodec
 from scheduler_proc.loop import SchedulerLoop
 from scheduler_proc.scheduler import Scheduler
 from tests.harness.ring.detokenizer_ring import SECRET, FakePeers
@@ -32,7 +32,7 @@ from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.sim_system import Setting, System
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.receipt import Receipt
-from tokenizer_proc.validation import Admission, Validator
+from tokenizer_proc.validation import QueueBound, Validator
 
 EPOCH = 1
 MAX_LEN = 96
@@ -89,7 +89,7 @@ class MemoryRing:
             detokenizers=[detokenizer_in],
             tokenizer=loaded,
             validator=Validator(VOCAB_SIZE, MAX_LEN),
-            admission=Admission(
+            admission=QueueBound(
                 max_waiting=MAX_WAITING, max_waiting_of_client=MAX_WAITING, max_running=MAX_ROWS
             ),
             scheduler_status=lambda: self.status,
@@ -105,11 +105,11 @@ class MemoryRing:
             eos_token_ids=(0,),
             slow_reader_timeout_s=SLOW_S,
         )
-        self.status = Status()
+        self.status = ProcessStatus()
         self.callers: dict[bytes, Caller] = {}
         self.outcomes: Counter[str] = Counter()
-        self._to_client = Codec(UNIONS["client_out"], EPOCH)
-        self._from_client = Codec(UNIONS["client_in"], EPOCH)
+        self._to_client = MessageCodec(UNIONS["client_out"], EPOCH)
+        self._from_client = MessageCodec(UNIONS["client_in"], EPOCH)
         self._num_callers = 0
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class MemoryRing:
 
     def _turn_scheduler(self) -> None:
         self._scheduler_loop.turn()
-        self.status = Status(**self._scheduler_loop.status())  # type: ignore[arg-type]
+        self.status = ProcessStatus(**self._scheduler_loop.status())  # type: ignore[arg-type]
 
     def _turn_detokenizer(self) -> None:
         if int(self.now * 100) % 100 == 0:

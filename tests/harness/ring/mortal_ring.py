@@ -23,8 +23,8 @@ from runtime.text.incremental import DecoderFactory
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import PROTOCOL_VERSION
 from runtime.wire.messages import UNIONS, AbortRequest, Hello, HelloAck, OutputBatch, TensorBatch, ToTokenizer
-from runtime.wire.status_page import Status
-from runtime.wire.transport import SCHEMA, Codec, Frame, MemoryChannel, with_frames
+from runtime.wire.status_page import ProcessStatus
+from runtime.wire.transport import SCHEMA, Frame, MemoryChannel, MessageCodec, with_frames
 from scheduler_proc.loop import SchedulerLoop
 from tests.harness.ring.detokenizer_ring import SECRET, FakePeers
 from tests.harness.ring.memory_ring import MAX_LEN, SETTING
@@ -32,7 +32,7 @@ from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.sim_system import System
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.receipt import Receipt
-from tokenizer_proc.validation import Admission, Validator
+from tokenizer_proc.validation import QueueBound, Validator
 
 ROLES: tuple[RestartedRole, ...] = ("tokenizer", "engine", "detokenizer")
 MAX_LOAD_TURNS = 12
@@ -66,7 +66,7 @@ class MemoryConnection:
         self._unsent: deque[ToTokenizer] = deque()
         self._hold_until: dict[RestartedRole, int] = {}
         self._peer = b""
-        self._codec = Codec(UNIONS["client_out"], 0)
+        self._codec = MessageCodec(UNIONS["client_out"], 0)
         self._is_open = False
         self.greet()
 
@@ -91,7 +91,7 @@ class MemoryConnection:
         self._is_open = False
         self._peer = self._ring.new_peer(self)
         hello = Hello(PROTOCOL_VERSION, SCHEMA.hex(), client=self.client_id)
-        self._ring.peers.incoming.append((self._peer, Codec(UNIONS["client_in"], 0).encode(hello)))
+        self._ring.peers.incoming.append((self._peer, MessageCodec(UNIONS["client_in"], 0).encode(hello)))
 
     def turn(self) -> None:
         is_blind = self._ring.rng.random() < 1 / MAX_BLIND_TURNS
@@ -231,7 +231,7 @@ class MortalRing:
         self.system.output._outbox = self._detokenizer_in  # type: ignore[attr-defined]
         self._scheduler_loop = SchedulerLoop(self.system.scheduler)
         self._engine_epoch = self.epoch
-        self.status = Status(epoch=self.epoch)
+        self.status = ProcessStatus(epoch=self.epoch)
 
     def _start_tokenizer(self) -> None:
         self._tokenizer = TokenizerLoop(
@@ -240,7 +240,7 @@ class MortalRing:
             detokenizers=[self._detokenizer_in],
             tokenizer=self._loaded,
             validator=Validator(VOCAB_SIZE, MAX_LEN),
-            admission=Admission(self._max_waiting, self._max_waiting, SETTING.max_rows),
+            admission=QueueBound(self._max_waiting, self._max_waiting, SETTING.max_rows),
             scheduler_status=lambda: self.status,
             secret=b"k" * 32,
             is_recovering=self._is_recovering,
@@ -288,7 +288,7 @@ class MortalRing:
 
     def _turn_engine(self) -> None:
         self._scheduler_loop.turn()
-        self.status = Status(epoch=self._engine_epoch, **self._scheduler_loop.status())  # type: ignore[arg-type]
+        self.status = ProcessStatus(epoch=self._engine_epoch, **self._scheduler_loop.status())  # type: ignore[arg-type]
 
     def _read_peers(self) -> None:
         sent, self.peers.sent = self.peers.sent, []
@@ -302,7 +302,7 @@ class MortalRing:
 
     @staticmethod
     def _is_tensor(frame: bytes) -> bool:
-        return isinstance(Codec(UNIONS["client_out"], 0).decode(frame, any_epoch=True), TensorBatch)
+        return isinstance(MessageCodec(UNIONS["client_out"], 0).decode(frame, any_epoch=True), TensorBatch)
 
     @property
     def is_at_rest(self) -> bool:

@@ -11,7 +11,7 @@ import zmq
 from runtime.ring.endpoints import Endpoints
 from runtime.wire.format import PROTOCOL_VERSION
 from runtime.wire.messages import UNIONS, Finish, Hello, HelloAck, OutputBatch, Ping
-from runtime.wire.transport import SCHEMA, Codec
+from runtime.wire.transport import SCHEMA, MessageCodec
 from tests.harness.ring.launched import SLACK
 
 WAIT_S = 20.0 * SLACK
@@ -22,10 +22,10 @@ class RawClient:
 
     def __init__(self, run_dir: Path, epoch: int) -> None:
         endpoints = Endpoints(run_dir)
-        self.codec = Codec(UNIONS["tokenizer_in"], epoch)
+        self.codec = MessageCodec(UNIONS["tokenizer_in"], epoch)
         """Of the frames that `send` takes."""
-        self._in = Codec(UNIONS["client_in"], epoch)
-        self._out = Codec(UNIONS["client_out"], epoch)
+        self._in = MessageCodec(UNIONS["client_in"], epoch)
+        self._out = MessageCodec(UNIONS["client_out"], epoch)
         self._context: zmq.Context[Any] = zmq.Context()
         self._dealer = self._connect(zmq.DEALER, endpoints.client_out())
         self._tokenizer = self._connect(zmq.PUSH, endpoints.tokenizer_in())

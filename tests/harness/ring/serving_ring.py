@@ -12,7 +12,7 @@ import numpy as np
 
 from model_worker.device import make_device
 from model_worker.executors.inproc import InprocExecutor
-from model_worker.worker import load_worker
+from model_worker.load_worker import load_worker
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import FloatArray, IntArray, pack_ids, unpack_floats, unpack_ids

@@ -12,11 +12,11 @@ from runtime.wire.format import IntArray
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import GenerateRequest, RequestFailed
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from runtime.wire.transport import MemoryChannel
 from tokenizer_proc.loop import MAX_BATCH_CHARS, TokenizerLoop
 from tokenizer_proc.receipt import Receipt
-from tokenizer_proc.validation import Admission, Validator
+from tokenizer_proc.validation import QueueBound, Validator
 
 CLIENT = 77
 LONG_TEXT = "x" * (MAX_BATCH_CHARS + 1)
@@ -37,7 +37,7 @@ class Ring:
         self.inbox = MemoryChannel("tokenizer_in")
         self.scheduler = MemoryChannel("scheduler_in", capacity=scheduler_room)
         self.detokenizers = [MemoryChannel("detokenizer_in") for _ in range(num_detokenizers)]
-        self.status = Status()
+        self.status = ProcessStatus()
         self.num_sent_elsewhere = 0
         self.is_recovering = False
         self.has_tenants = False
@@ -49,7 +49,7 @@ class Ring:
             detokenizers=self.detokenizers,
             tokenizer=loaded,
             validator=validator or Validator(4096, context_length),
-            admission=Admission(max_waiting=100, max_waiting_of_client=100, max_running=100),
+            admission=QueueBound(max_waiting=100, max_waiting_of_client=100, max_running=100),
             scheduler_status=lambda: self.status,
             secret=b"k" * 32,
             num_sent_elsewhere=lambda: self.num_sent_elsewhere,

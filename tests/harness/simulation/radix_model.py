@@ -157,7 +157,8 @@ class Comparison:
         self.cache.ledger.settle()
         account = lease.node.account
         tenant = account.tenant
-        assert account.is_full == self.model.is_full(tenant, self.now)
+        for num_new in (0, 1, 7):
+            assert account.is_beyond_with(num_new) == self.model.is_beyond_with(tenant, num_new, self.now)
         assert self.cache.ledger.num_withheld(account) == self.model.withheld(tenant, self.now)
 
     def count_rows(self) -> None:

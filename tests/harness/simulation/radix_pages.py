@@ -137,8 +137,8 @@ class Model:
         """Pages that each is entitled to; who is idle is not in it."""
         return entitled(NUM_PAGES, self.tenants() - self.idle(now), self.shares)
 
-    def is_full(self, tenant: bytes, now: float) -> bool:
-        return self.num_leases[tenant] > 1 and self.held()[tenant] >= self.due(now)[tenant]
+    def is_beyond_with(self, tenant: bytes, num_new: int, now: float) -> bool:
+        return self.num_leases[tenant] > 1 and self.held()[tenant] + num_new > self.due(now)[tenant]
 
     def withheld(self, tenant: bytes, now: float) -> int:
         due, held = self.due(now), self.held()

@@ -31,7 +31,7 @@ from scheduler_proc.core.request import Request
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.loop import SchedulerLoop
-from scheduler_proc.port import Port, Readiness, Result
+from scheduler_proc.port import LaunchedStep, Port, Readiness
 from tests.harness.models.stand_ins import Adapter, HookOrder, ParityGrammar, WideStart
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.fakes import FakeExecutor
@@ -103,7 +103,7 @@ class RecordingPort(Port):
         self._events.append(("drained", [encode(message) for message in messages]))
         return messages
 
-    def result(self, handle: Result) -> StepResult:
+    def result(self, handle: LaunchedStep) -> StepResult:
         result = super().result(handle)
         frames = getattr(handle, "frames", ())
         self._events.append(("result", (encode(result), [bytes(frame) for frame in frames])))

@@ -185,3 +185,19 @@ def test_with_one_tenant_nothing_is_counted() -> None:
         assert not system.kv.guard.is_needed
         assert not system.kv.guard.is_counted
         assert not system.scheduler.capacity.guards_growth
+
+
+def test_several_pages_at_once_count_as_one_after_the_other() -> None:
+    """A chunk or guesses may begin within the share and end beyond it."""
+    with with_hot_prefix(num_pages=20, conservativeness=0.05) as system:
+        send(system, *(of_b(n, 13, 20) for n in (2, 3)), message(4, [4] * 3, 20, namespace=A))
+        system.step()
+        guard, running = system.kv.guard, system.rows.running_requests()
+        assert who_runs(system) == [2, 3, 4]
+        first, second, of_a = running
+        assert system.kv.num_pages[[first.row, second.row]].tolist() == [4, 4], "of the ten that are B's"
+        assert guard.may_grow(second.row, 24), "ten, of which two are free"
+        assert guard.who_gives_way([first, of_a], second, 2) == [first, of_a]
+        assert guard.may_grow(of_a.row, 40), "its only row"
+        assert not guard.may_grow(second.row, 40)
+        assert guard.who_gives_way([first, of_a], second, 6) == [first]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from carousel.client.core import batch as batch_module
-from carousel.client.core.batch import Batch
+from carousel.client.core.batch import CompletionBatch
 from carousel.client.core.mailbox import Put
 from carousel.client.core.request_builder import Submission, build_request
 from carousel.client.core.request_state import RequestState
@@ -54,7 +54,7 @@ class FakeSession:
 
 def run(session: Any, num_prompts: int = 2) -> list[str]:
     submissions = [Submission("x")] * num_prompts
-    return [each.text for each in Batch(session, submissions, None, lambda _: None).run()]
+    return [each.text for each in CompletionBatch(session, submissions, None, lambda _: None).run()]
 
 
 def test_a_thread_held_up_until_there_is_room_again_does_not_wait_for_ever(

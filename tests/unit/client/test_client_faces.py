@@ -8,14 +8,14 @@ import pytest
 
 from carousel import AsyncClient, Client
 
-BOTH = sorted(set(vars(Client)) & set(vars(AsyncClient)))
+BOTH = sorted(set(dir(Client)) & set(dir(AsyncClient)))
 CALLS = [name for name in BOTH if not name.startswith("_")]
 
 
 def test_all_that_asks_the_ring_can_be_asked_either_way() -> None:
     own = {"close", "is_connected", "error", "num_in_flight", "max_in_flight", "labels", "connect"}
     own |= {"aclose", "of_tenant", "open", "submit"}
-    assert {name for name in vars(Client) | vars(AsyncClient) if name[0] != "_"} == own | set(CALLS)
+    assert {name for name in {*dir(Client), *dir(AsyncClient)} if name[0] != "_"} == own | set(CALLS)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -17,11 +17,11 @@ from carousel.client.core.ring_state import (
     PING_S,
     TICK_S,
     Command,
-    Ping,
     ReplaceLane,
     Restart,
     RetryLink,
     RingState,
+    SendPing,
 )
 from carousel.client.core.session import Session
 from runtime.base.errors import CarouselError, RequestError, RingClosed
@@ -330,7 +330,7 @@ def test_a_tokenizer_that_never_takes_our_key_is_named_when_the_time_is_over() -
 def test_each_detokenizer_is_pinged_once_a_while() -> None:
     events = Events()
     events.pass_time(3 * PING_S)
-    assert len(events.of_kind(Ping)) == 2 * 3
+    assert len(events.of_kind(SendPing)) == 2 * 3
 
 
 def test_a_request_is_made_as_often_as_its_handle_can_say() -> None:

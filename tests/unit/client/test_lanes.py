@@ -11,18 +11,18 @@ from detokenizer_proc.clients import STATUS_S, Clients, RingShape
 from detokenizer_proc.router import Delivery, JoinedChannels
 from runtime.wire.format import PROTOCOL_VERSION, SILENCE_S
 from runtime.wire.messages import UNIONS, Hello, HelloAck, Ping, RingStatus
-from runtime.wire.transport import SCHEMA, Codec
+from runtime.wire.transport import SCHEMA, MessageCodec
 from tests.harness.ring.detokenizer_ring import SECRET, FakePeers
 
 T = TypeVar("T")
 EPOCH = 3
 ALONE = RingShape()
 READY = RingStatus("ready", 2, 1, 30)
-_codec = Codec(UNIONS["client_out"], EPOCH)
+_codec = MessageCodec(UNIONS["client_out"], EPOCH)
 
 
 def hello(*, wants_status: bool = False) -> bytes:
-    return Codec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex(), wants_status))
+    return MessageCodec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex(), wants_status))
 
 
 class Lane:
@@ -40,7 +40,7 @@ class Lane:
         return self.received(peer, HelloAck)[-1]
 
     def ping(self, peer: bytes, client: int) -> None:
-        self.peers.incoming.append((peer, Codec(UNIONS["client_in"], EPOCH).encode(Ping(client))))
+        self.peers.incoming.append((peer, MessageCodec(UNIONS["client_in"], EPOCH).encode(Ping(client))))
         self.clients.receive(self.now)
 
     def received(self, peer: bytes, kind: type[T]) -> list[T]:

@@ -18,9 +18,9 @@ from runtime.sampling.table import PARAMETERS
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import UNIONS
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.transport import Codec
+from runtime.wire.transport import MessageCodec
 
-CODEC = Codec(UNIONS["tokenizer_in"], 0)
+CODEC = MessageCodec(UNIONS["tokenizer_in"], 0)
 HANDLE = make_handle(1, 1)
 
 

@@ -30,7 +30,7 @@ from runtime.wire.messages import (
     StreamOpen,
     TokenBatch,
 )
-from runtime.wire.transport import SCHEMA, Codec
+from runtime.wire.transport import SCHEMA, MessageCodec
 from tests.harness.ring.detokenizer_ring import EPOCH, RAW, SLOW_S, Ring
 
 TEXT = "def f(x): return '😀漢'\n"
@@ -215,7 +215,7 @@ def test_a_second_hello_of_a_connection_gets_the_same_id(ring: Ring) -> None:
 
 
 def test_a_peer_of_another_version_gets_the_bare_header(ring: Ring) -> None:
-    own = Codec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex()))
+    own = MessageCodec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex()))
     other_version = own[:4] + b"\xff\xff" + own[6:]
     other_schema = own[:6] + bytes(6) + own[12:]
     for frame in (other_version, other_schema):
@@ -227,8 +227,8 @@ def test_a_peer_of_another_version_gets_the_bare_header(ring: Ring) -> None:
 
 def test_nothing_that_a_peer_sends_raises_or_is_answered(ring: Ring) -> None:
     rng = random.Random(0)
-    hello = Codec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex()))
-    ping = Codec(UNIONS["client_in"], EPOCH).encode(Ping(1))
+    hello = MessageCodec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex()))
+    ping = MessageCodec(UNIONS["client_in"], EPOCH).encode(Ping(1))
     frames = [
         b"",
         b"x",
@@ -304,7 +304,7 @@ def test_a_dealer_is_greeted_served_and_missed_over_a_real_socket(demo: Tokenize
     router = RouterChannel(context, address)
     ring = Ring(demo, router)
     dealer, spy = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
-    codec_in, codec_out = Codec(UNIONS["client_in"], 0), Codec(UNIONS["client_out"], EPOCH)
+    codec_in, codec_out = MessageCodec(UNIONS["client_in"], 0), MessageCodec(UNIONS["client_out"], EPOCH)
 
     def turn_until_readable(socket: zmq.Socket[Any]) -> Any:
         for _ in range(1000):
@@ -348,13 +348,13 @@ def test_a_dealer_that_does_not_read_holds_up_nobody_and_misses_nothing(
     address = f"ipc://{tmp_path / 'client_out'}"
     router = RouterChannel(context, address)
     ring = Ring(demo, router)
-    decode = Codec(UNIONS["client_out"], EPOCH).decode
+    decode = MessageCodec(UNIONS["client_out"], EPOCH).decode
 
     def connect() -> tuple[zmq.Socket[Any], int]:
         dealer = context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.RCVHWM, 1)
         dealer.connect(address)
-        dealer.send(Codec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex())))
+        dealer.send(MessageCodec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex())))
         while not dealer.poll(5):
             ring.loop.turn(ring.now)
         return dealer, decode(dealer.recv()).client

@@ -16,7 +16,7 @@ from grammar_proc import loop
 from grammar_proc import matchers as matching
 from grammar_proc.compile_child import try_guide
 from grammar_proc.matchers import GuideBroken, Matchers
-from grammar_proc.vocabulary import Vocabulary
+from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import pack_ids
 from runtime.wire.guide import Guide
@@ -27,8 +27,8 @@ AMBIGUOUS = Guide("lark", "start: a\na: /[a-z]/ a a | /[a-z]/ a | /[a-z]/ | /[a-
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary(DEMO_MODEL, num_threads=2)
+def vocabulary() -> GrammarVocabulary:
+    return GrammarVocabulary(DEMO_MODEL, num_threads=2)
 
 
 def text_of(ids: list[int]) -> str:
@@ -40,7 +40,7 @@ def text_of(ids: list[int]) -> str:
 class Followed:
     """Sequences whose tokens are drawn among those that their masks allow."""
 
-    def __init__(self, vocabulary: Vocabulary, **guides: Guide) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, **guides: Guide) -> None:
         self.matchers = Matchers(vocabulary)
         self.ids: dict[bytes, list[int]] = {}
         self.states: dict[bytes, MatcherState] = {}
@@ -69,7 +69,9 @@ class Followed:
             self.matchers.advance(handle, len(self.ids[handle]), pack_ids([token]))
 
 
-def test_a_guide_whose_tokens_take_too_long_ends_and_those_beside_it_go_on(vocabulary: Vocabulary) -> None:
+def test_a_guide_whose_tokens_take_too_long_ends_and_those_beside_it_go_on(
+    vocabulary: GrammarVocabulary,
+) -> None:
     both = Followed(vocabulary, bad=AMBIGUOUS, good=Guide("regex", "[a-z ]{4000}"))
     slowest = 0.0
     while len(both.ids[b"good"]) < 200:
@@ -83,7 +85,7 @@ def test_a_guide_whose_tokens_take_too_long_ends_and_those_beside_it_go_on(vocab
 
 
 def test_time_that_is_taken_is_counted_against_the_sequence_that_takes_it(
-    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matching, "FAIR_STEP_S", 0.0)
     monkeypatch.setattr(matching, "MAX_EXCESS_S", 0.003)
@@ -95,7 +97,7 @@ def test_time_that_is_taken_is_counted_against_the_sequence_that_takes_it(
 
 
 @pytest.mark.parametrize("prefix", ["x", "word " * 20])
-def test_as_many_choices_as_a_list_may_have(vocabulary: Vocabulary, prefix: str) -> None:
+def test_as_many_choices_as_a_list_may_have(vocabulary: GrammarVocabulary, prefix: str) -> None:
     choices = [f"{prefix}{number}yz" for number in range(10_000 if prefix == "x" else 2_000)]
     guide = Guide("choice", json.dumps(choices))
     followed = Followed(vocabulary, **{f"s{at}": guide for at in range(5)})
@@ -108,7 +110,7 @@ def test_as_many_choices_as_a_list_may_have(vocabulary: Vocabulary, prefix: str)
 
 
 def test_guides_that_are_kept_are_bounded_in_number_and_size(
-    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "MAX_READY", 3)
     monkeypatch.setattr(loop, "MAX_READY_CHARS", 100)

@@ -22,7 +22,7 @@ from carousel.server.chat.output_guide import HeldCalls, output_guide
 from carousel.server.chat.tools import ToolSet
 from carousel.structured_outputs import StructuredOutputsParams
 from grammar_proc.compile_child import try_guide
-from grammar_proc.vocabulary import Vocabulary
+from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.base.errors import InvalidRequest
 from runtime.guides import structural_tag as tags
 from runtime.settings.config import DEMO_MODEL
@@ -68,7 +68,7 @@ class Matching:
         text = json.dumps(tokenizer)
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "tokenizer.json").write_text(text)
-            self.vocabulary = Vocabulary(Path(folder), num_threads=1)
+            self.vocabulary = GrammarVocabulary(Path(folder), num_threads=1)
         self._tokenizer = Tokenizer.from_str(text)
         self._compiled: tuple[Guide, llguidance.LLMatcher] | None = None
 

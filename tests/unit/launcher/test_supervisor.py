@@ -20,14 +20,14 @@ import pytest
 import zmq
 
 from runtime.launcher import launch_records
-from runtime.launcher.children import Child, Place
+from runtime.launcher.children import Child, ProcessPlace
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.roster import Roster, Suspects
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.handle import make_handle, sequence_key
 from runtime.wire.messages import ProcessFailed
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from tests.harness.ring.launched import wait_until
 
 
@@ -87,7 +87,9 @@ def test_a_death_that_nobody_replaces_ends_a_launch_also_while_it_drains(
         supervisor._num_signals = num_signals
         monkeypatch.setattr(supervisor, "_reap", lambda child: -signal.SIGKILL)
         process: Any = SimpleNamespace(pid=1)
-        supervisor._on_exit(Child(Place("detokenizer", 0, "detokenizer"), 1, process, -1, is_ready=True))
+        supervisor._on_exit(
+            Child(ProcessPlace("detokenizer", 0, "detokenizer"), 1, process, -1, is_ready=True)
+        )
         assert (supervisor._failure is not None) == has_failed
 
 
@@ -102,7 +104,7 @@ def test_an_engine_that_cannot_load_again_ends_the_launch_however_long_it_takes_
         supervisor._set_state("ready")
         for is_ready in (True, True, True, False, False):
             assert supervisor._failure is None
-            scheduler = Child(Place("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=is_ready)
+            scheduler = Child(ProcessPlace("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=is_ready)
             supervisor._restart(scheduler, failure.exit_code, failure)
         assert supervisor._failure is not None
         assert supervisor._failure.message == f"{failure.message}; restarted 2 times without getting ready"
@@ -113,7 +115,7 @@ def test_the_launcher_gives_signs_of_life_while_a_process_takes_its_time_to_end(
 ) -> None:
     """To give back hundreds of gigabytes takes longer than clients wait for one."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-    worker = Child(Place("worker", 0, "worker"), 1, process, os.pidfd_open(process.pid), is_ready=True)
+    worker = Child(ProcessPlace("worker", 0, "worker"), 1, process, os.pidfd_open(process.pid), is_ready=True)
     supervisor._poller.register(worker.pidfd, zmq.POLLIN)
     supervisor._children._running[worker.place] = worker
     supervisor._set_state("ready")
@@ -133,7 +135,7 @@ def test_the_launcher_gives_signs_of_life_while_a_process_takes_its_time_to_end(
 
     monkeypatch.setattr(supervisor._children, "kill", kill)
     dead: Any = SimpleNamespace(pid=1)
-    scheduler = Child(Place("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=True)
+    scheduler = Child(ProcessPlace("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=True)
     supervisor._restart(scheduler, -signal.SIGSEGV, ProcessFailed("scheduler", "it faulted", 70))
     assert has_beaten.is_set()
     assert process.returncode == -signal.SIGKILL
@@ -147,10 +149,10 @@ def test_a_disk_that_hangs_keeps_nobody_from_being_replaced(
     monkeypatch.setattr(launch_records, "MAX_WAIT_S", 0.01)
     supervisor._set_state("ready")
     process = subprocess.Popen(["sh", "-c", "kill -KILL $$"])
-    child = Child(Place("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid))
+    child = Child(ProcessPlace("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid))
     supervisor._poller.register(child.pidfd, zmq.POLLIN)
     supervisor._children._running[child.place] = child
-    started: list[Place] = []
+    started: list[ProcessPlace] = []
     monkeypatch.setattr(supervisor, "_start_child", started.append)
     process.wait()
     supervisor._turn()
@@ -169,10 +171,12 @@ def test_what_a_second_signal_has_killed_is_not_started_again(
     caplog.set_level(logging.INFO)
     supervisor._set_state(state)
     process = subprocess.Popen(["sleep", "60"])
-    child = Child(Place("api", 0, "api"), FIRST_EPOCH, process, os.pidfd_open(process.pid), is_ready=True)
+    child = Child(
+        ProcessPlace("api", 0, "api"), FIRST_EPOCH, process, os.pidfd_open(process.pid), is_ready=True
+    )
     supervisor._poller.register(child.pidfd, zmq.POLLIN)
     supervisor._children._running[child.place] = child
-    supervisor.names.page.write("api", Status(FIRST_EPOCH, child.pid, "ready"))
+    supervisor.names.page.write("api", ProcessStatus(FIRST_EPOCH, child.pid, "ready"))
     for _ in range(2):
         supervisor._on_signal()
     process.wait()
@@ -188,10 +192,10 @@ def test_nothing_is_started_once_a_launch_ends_at_once(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A place that was empty when the signals came stays so."""
-    started: list[Place] = []
+    started: list[ProcessPlace] = []
     monkeypatch.setattr(supervisor, "_start_child", started.append)
     supervisor._set_state("ready")
-    supervisor._due[Place("api", 0, "api")] = 0.0
+    supervisor._due[ProcessPlace("api", 0, "api")] = 0.0
     for _ in range(2):
         supervisor._on_signal()
     supervisor._turn()
@@ -203,10 +207,10 @@ def engine(supervisor: Supervisor, state: str) -> list[Child]:
     children = []
     for role, command in (("worker", "kill -SEGV $$"), ("scheduler", "exec sleep 60")):
         process = subprocess.Popen(["sh", "-c", command])
-        child = Child(Place(role, 0, role), FIRST_EPOCH, process, os.pidfd_open(process.pid))
+        child = Child(ProcessPlace(role, 0, role), FIRST_EPOCH, process, os.pidfd_open(process.pid))
         supervisor._poller.register(child.pidfd, zmq.POLLIN)
         supervisor._children._running[child.place] = child
-        supervisor.names.page.write(role, Status(FIRST_EPOCH, child.pid, state))
+        supervisor.names.page.write(role, ProcessStatus(FIRST_EPOCH, child.pid, state))
         children.append(child)
     return children
 
@@ -240,7 +244,9 @@ def test_a_pause_comes_before_what_has_died_by_itself_and_not_before_what_was_ki
     supervisor._set_state("ready")
     for _ in delays:
         process = subprocess.Popen(["sh", "-c", command])
-        child = Child(Place("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid))
+        child = Child(
+            ProcessPlace("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid)
+        )
         supervisor._poller.register(child.pidfd, zmq.POLLIN)
         supervisor._children._running[child.place] = child
         process.wait()

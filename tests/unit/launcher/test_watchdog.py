@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from runtime.launcher import watchdog
-from runtime.launcher.children import Child, Place
+from runtime.launcher.children import Child, ProcessPlace
 from runtime.launcher.watchdog import Watchdog
 from runtime.ring.liveness import is_stopped
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.status_page import Status, StatusPage
+from runtime.wire.status_page import ProcessStatus, StatusPage
 
 CONFIG = RuntimeConfig(device="cpu", stall_timeout=10.0, step_timeout=100.0, start_timeout=50.0)
 ROLES = ("worker", "scheduler", "tokenizer")
@@ -32,13 +32,13 @@ class Launch:
         self.page = StatusPage(folder / "status", create=True)
         self.watchdog = Watchdog(self.page, CONFIG)
         self.now = 1000.0
-        self.slots = {role: Status(1, number, "ready") for number, role in enumerate(ROLES, 1)}
+        self.slots = {role: ProcessStatus(1, number, "ready") for number, role in enumerate(ROLES, 1)}
         self.silent: set[str] = set()
         self.children = [self._child(role) for role in ROLES]
 
     def _child(self, role: str) -> Child:
         process: Any = SimpleNamespace(pid=self.slots[role].pid)
-        return Child(Place(role, 0, role), 1, process, -1, started_at=self.now, is_ready=True)
+        return Child(ProcessPlace(role, 0, role), 1, process, -1, started_at=self.now, is_ready=True)
 
     def run(self, seconds: float, every_s: float = 0.5) -> dict[str, str]:
         """What hangs, by role, as soon as something does."""

@@ -74,7 +74,8 @@ def device_choices(text: str) -> list[str]:
 
 
 def test_the_worker_asks_for_no_device_and_no_kernels() -> None:
-    assert not device_choices((ROOT / "model_worker/worker.py").read_text())
+    for name in ("worker", "load_worker"):
+        assert not device_choices((ROOT / f"model_worker/{name}.py").read_text())
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -16,7 +16,7 @@ from runtime.wire.guide import Guide
 from runtime.wire.handle import attempt_of, client_of, describe, make_handle, sequence_key, split_handle
 from runtime.wire.messages import UNIONS
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.transport import DECODE_ERRORS, SCHEMA, Codec
+from runtime.wire.transport import DECODE_ERRORS, SCHEMA, MessageCodec
 
 HANDLE = make_handle(client=(1 << 63) - 1, seq=7, index=2, attempt=3)
 RESUME = messages.Resume(pack_ids([1]), 3)
@@ -86,7 +86,7 @@ def classes(union: Any) -> set[type]:
 
 @pytest.mark.parametrize("name", UNIONS)
 def test_every_message_of_a_union_survives_the_trip(name: str) -> None:
-    codec = Codec(UNIONS[name], epoch=4)
+    codec = MessageCodec(UNIONS[name], epoch=4)
     samples = [sample for sample in SAMPLES if type(sample) in classes(UNIONS[name])]
     assert {type(sample) for sample in samples} == classes(UNIONS[name]), "a message without a sample"
     for sample in samples:
@@ -98,7 +98,7 @@ def test_every_message_of_a_union_survives_the_trip(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNIONS)
 def test_messages_of_other_sockets_are_refused(name: str) -> None:
-    codec = Codec(UNIONS[name], epoch=0)
+    codec = MessageCodec(UNIONS[name], epoch=0)
     for sample in SAMPLES:
         if type(sample) not in classes(UNIONS[name]):
             with pytest.raises(msgspec.ValidationError):
@@ -106,7 +106,7 @@ def test_messages_of_other_sockets_are_refused(name: str) -> None:
 
 
 def test_other_version_schema_or_epoch_is_refused_before_decoding() -> None:
-    codec = Codec(UNIONS["scheduler_in"], epoch=2)
+    codec = MessageCodec(UNIONS["scheduler_in"], epoch=2)
     body = codec.encode(SAMPLES[2])[HEADER_BYTES:]
     assert codec.decode(header(SCHEMA, 2) + body) == SAMPLES[2]
     for wrong in (
@@ -152,7 +152,7 @@ def test_schema_hash_changes_with_any_field_or_bound() -> None:
     ],
 )
 def test_what_is_out_of_bounds_is_refused(body: Any) -> None:
-    codec = Codec(UNIONS["tokenizer_in"], epoch=0)
+    codec = MessageCodec(UNIONS["tokenizer_in"], epoch=0)
     with pytest.raises(DECODE_ERRORS):
         codec.decode(codec.header + msgspec.msgpack.encode(body))
 
@@ -162,7 +162,7 @@ def test_mutated_frames_raise_only_known_errors() -> None:
     a message or raises one of the errors that inboxes catch.
     """
     rng = random.Random(0)
-    codecs = {name: Codec(union, 0) for name, union in UNIONS.items()}
+    codecs = {name: MessageCodec(union, 0) for name, union in UNIONS.items()}
     frames = [
         (name, codecs[name].encode(s)) for name, u in UNIONS.items() for s in SAMPLES if type(s) in classes(u)
     ]

@@ -14,7 +14,7 @@ import pytest
 
 from runtime.ring.ring_status import ring_status
 from runtime.wire import status_page
-from runtime.wire.status_page import HEADER_BYTES, SLOT_BYTES, VERSION, Status, StatusPage
+from runtime.wire.status_page import HEADER_BYTES, SLOT_BYTES, VERSION, ProcessStatus, StatusPage
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,10 +36,12 @@ def test_every_process_has_a_slot_that_all_can_read(tmp_path: Path) -> None:
         + [("tokenizer", index) for index in range(3)]
     )
     for n, (role, index) in enumerate(slots):
-        assert reader.read(role, index) == Status()
-        owner.write(role, Status(1, os.getpid(), "ready", 10 + n, tokens_per_s=0.5, num_sent=1 << 40), index)
+        assert reader.read(role, index) == ProcessStatus()
+        owner.write(
+            role, ProcessStatus(1, os.getpid(), "ready", 10 + n, tokens_per_s=0.5, num_sent=1 << 40), index
+        )
     for n, (role, index) in enumerate(slots):
-        status = Status(1, os.getpid(), "ready", 10 + n, tokens_per_s=0.5, num_sent=1 << 40)
+        status = ProcessStatus(1, os.getpid(), "ready", 10 + n, tokens_per_s=0.5, num_sent=1 << 40)
         assert reader.read(role, index) == status
     owner.close()
     reader.close()
@@ -48,8 +50,8 @@ def test_every_process_has_a_slot_that_all_can_read(tmp_path: Path) -> None:
 def test_clients_are_told_a_silent_launchers_last_state(tmp_path: Path) -> None:
     """Over TCP they know no more of it: it may be stopped while everybody serves."""
     page = StatusPage(tmp_path / "status", create=True)
-    page.write("launcher", Status(1, os.getpid(), "ready", 1))
-    page.write("scheduler", Status(1, os.getpid(), "ready", time.monotonic_ns()))
+    page.write("launcher", ProcessStatus(1, os.getpid(), "ready", 1))
+    page.write("scheduler", ProcessStatus(1, os.getpid(), "ready", time.monotonic_ns()))
     told = ring_status(page)
     assert (told.state, told.engine.is_ready) == ("ready", True)
     page.close()
@@ -62,7 +64,7 @@ def test_a_slot_in_the_middle_of_a_write_reads_as_it_was_before(
     page = StatusPage(tmp_path / "status", create=True)
     assert status_page._copy_at(0, 1) + status_page._FIELDS.size <= status_page.SLOT_BYTES
     for number in range(1, 4):
-        page.write("scheduler", Status(number, 3, "ready"))
+        page.write("scheduler", ProcessStatus(number, 3, "ready"))
 
         class Interrupted:
             size = status_page._FIELDS.size
@@ -74,9 +76,9 @@ def test_a_slot_in_the_middle_of_a_write_reads_as_it_was_before(
         with monkeypatch.context() as context:
             context.setattr(status_page, "_FIELDS", Interrupted())
             with pytest.raises(InterruptedError):
-                page.write("scheduler", Status(99, 99, "failed"))
-        assert page.read("scheduler") == Status(number, 3, "ready")
-        assert page.read("worker") == Status()
+                page.write("scheduler", ProcessStatus(99, 99, "failed"))
+        assert page.read("scheduler") == ProcessStatus(number, 3, "ready")
+        assert page.read("worker") == ProcessStatus()
     page.close()
 
 
@@ -85,9 +87,9 @@ def test_a_slot_that_is_written_in_the_middle_of_a_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int
 ) -> None:
     page = StatusPage(tmp_path / "status", create=True)
-    page.write("worker", Status(7, 7, "ready"))
+    page.write("worker", ProcessStatus(7, 7, "ready"))
     fields = status_page._FIELDS
-    newest = Status(7 + num_writes, 7 + num_writes, "ready", num_received=99)
+    newest = ProcessStatus(7 + num_writes, 7 + num_writes, "ready", num_received=99)
 
     class Overtaken:
         size, pack_into = fields.size, fields.pack_into
@@ -113,7 +115,7 @@ def test_a_slot_that_is_written_all_the_time_is_never_read_half(tmp_path: Path) 
         "import sys; from pathlib import Path; from runtime.wire.status_page import *\n"
         "page, n = StatusPage(Path(sys.argv[1])), 0\n"
         "while page.read('launcher').state != 'failed':\n"
-        "    n += 1; page.write('worker', Status(n, 1, 'ready', *[n] * 15, n.to_bytes(16, 'big')))"
+        "    n += 1; page.write('worker', ProcessStatus(n, 1, 'ready', *[n] * 15, n.to_bytes(16, 'big')))"
     )
     writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "status")], cwd=ROOT)
     try:
@@ -128,7 +130,7 @@ def test_a_slot_that_is_written_all_the_time_is_never_read_half(tmp_path: Path) 
             numbers = {*status[3:-3], status.epoch, int.from_bytes(status.solitary, "big")}
             assert len(numbers) == 1, status
     finally:
-        page.write("launcher", Status(state="failed"))
+        page.write("launcher", ProcessStatus(state="failed"))
         writer.wait(10)
         page.close()
 

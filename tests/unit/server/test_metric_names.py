@@ -14,14 +14,14 @@ from carousel.server.admin.metric_names import ALIASES, SGLANG, VLLM
 from carousel.server.admin.metrics import REASONS, Metrics, RequestTimer
 from runtime.base.errors import RequestError
 from runtime.wire.messages import Usage
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from tests.cpu.http.test_http_control import INFO
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
-def samples(metrics: Metrics, processes: dict[str, Status] | None = None) -> dict[Sample, float]:
-    text = metrics.render(Status(num_running=3, num_waiting=4), INFO, processes or {}).decode()
+def samples(metrics: Metrics, processes: dict[str, ProcessStatus] | None = None) -> dict[Sample, float]:
+    text = metrics.render(ProcessStatus(num_running=3, num_waiting=4), INFO, processes or {}).decode()
     found: dict[Sample, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -48,7 +48,7 @@ def test_each_is_there_once_and_says_what_becomes_of_it(metrics: tuple[metric_na
 
 def test_what_is_named_here_is_emitted(tmp_path: Path) -> None:
     metrics = Metrics("m", tmp_path)
-    text = metrics.render(Status(), INFO).decode()
+    text = metrics.render(ProcessStatus(), INFO).decode()
     names = {family.name for family in text_string_to_metric_families(text)}
     assert {metric.ours for metric in (*VLLM, *SGLANG) if metric.ours} <= names
     for metric in SGLANG:
@@ -94,7 +94,10 @@ def test_every_sequence_is_counted_by_how_it_ended(tmp_path: Path) -> None:
 
 
 def test_processes_are_told_apart(tmp_path: Path) -> None:
-    processes = {"scheduler": Status(epoch=3, state="ready"), "tokenizer0": Status(epoch=1, state="loading")}
+    processes = {
+        "scheduler": ProcessStatus(epoch=3, state="ready"),
+        "tokenizer0": ProcessStatus(epoch=1, state="loading"),
+    }
     found = samples(Metrics("m", tmp_path), processes)
     ready = {key[1][0][1]: value for key, value in found.items() if key[0] == "carousel:process_ready"}
     epochs = {key[1][0][1]: value for key, value in found.items() if key[0] == "carousel:process_epoch"}

@@ -22,7 +22,7 @@ from runtime.wire.messages import (
 )
 from runtime.wire.perf_metrics import Stamp, TraceStamps
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from tests.harness.ring.tokenizer_ring import (
     CLIENT,
     LONG_TEXT,
@@ -137,7 +137,7 @@ def test_an_overloaded_ring_refuses_before_it_tokenizes() -> None:
             raise AssertionError("tokenized a request that was to be refused")
 
     ring = Ring(Unused())
-    ring.status = Status(num_running=100, num_waiting=100)
+    ring.status = ProcessStatus(num_running=100, num_waiting=100)
     ring.send(request(0, text="a"))
     ring.loop.turn()
     (refused,) = ring.refusals()
@@ -146,7 +146,7 @@ def test_an_overloaded_ring_refuses_before_it_tokenizes() -> None:
 
 def test_a_full_ring_takes_what_is_made_again_and_believes_it_only_after_a_restart(demo: Tokenizer) -> None:
     ring = Ring(demo)
-    ring.status = Status(num_running=100, num_waiting=100)
+    ring.status = ProcessStatus(num_running=100, num_waiting=100)
     again = [request(seq, handle=make_handle(CLIENT, seq, attempt=1), text="a") for seq in range(2)]
     assert refusal(ring, again[0]).error.code == "overloaded"
     ring.is_recovering = True
@@ -156,7 +156,7 @@ def test_a_full_ring_takes_what_is_made_again_and_believes_it_only_after_a_resta
 def test_what_was_let_through_and_has_not_arrived_counts_against_the_queue(demo: Tokenizer) -> None:
     gated = GatedTokenizer(demo)
     ring = Ring(gated)
-    ring.status = Status(num_running=99, num_waiting=95)  # five may wait, one finds a free row
+    ring.status = ProcessStatus(num_running=99, num_waiting=95)  # five may wait, one finds a free row
     ring.send(
         request(0, text=LONG_TEXT),
         request(1, text="a"),
@@ -169,7 +169,7 @@ def test_what_was_let_through_and_has_not_arrived_counts_against_the_queue(demo:
     ring.send(*(request(seq, text="a") for seq in range(5, 9)))
     ring.loop.turn()
     assert [refused.handle for refused in ring.refusals()] == [handle(7), handle(8)]
-    ring.status = Status(num_running=100, num_waiting=99, num_received=5)
+    ring.status = ProcessStatus(num_running=100, num_waiting=99, num_received=5)
     ring.send(request(9, text="a"))
     ring.loop.turn()
     (refused,) = ring.refusals()

@@ -24,7 +24,7 @@ from runtime.wire.messages import (
     TokenizedRequest,
 )
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.status_page import Status
+from runtime.wire.status_page import ProcessStatus
 from tests.harness.ring.tokenizer_ring import LONG_TEXT, Ring
 from tokenizer_proc import arrivals
 from tokenizer_proc.arrivals import cost_of
@@ -258,7 +258,7 @@ def test_the_owners_surplus_waits_in_the_sockets(demo: Tokenizer, monkeypatch: p
 def test_a_flood_of_requests_for_many_sequences_is_refused_in_portions(demo: Tokenizer) -> None:
     """Each is refused by a message for each sequence, which the detokenizer takes in its own pace."""
     ring = Ring(demo)
-    ring.status = Status(num_running=100, num_waiting=99)
+    ring.status = ProcessStatus(num_running=100, num_waiting=99)
     many = SamplingParams(seed=1, n=128)
     ring.send(*(ask("alice", seq, sampling=many) for seq in range(100)))
     ring.loop.turn()
@@ -276,7 +276,7 @@ def test_a_flood_on_its_way_to_the_scheduler_has_nobody_else_refused(demo: Token
     """The scheduler refuses what is over a tenant's share, but not before its next step."""
     ring = Ring(demo)
     ring.has_tenants = True
-    ring.status = Status(num_running=50, num_waiting=50)  # a hundred more may wait
+    ring.status = ProcessStatus(num_running=50, num_waiting=50)  # a hundred more may wait
     errors: dict[int, ErrorInfo] = {}
     for turn in range(40):
         for seq in range(256):
@@ -292,7 +292,7 @@ def test_a_flood_on_its_way_to_the_scheduler_has_nobody_else_refused(demo: Token
     assert list(errors) == [ALICE]
     assert (errors[ALICE].status, errors[ALICE].code) == (429, "rate_limit_exceeded")
     # The scheduler has received all that was sent, and refused sixty of alice's.
-    ring.status = Status(num_running=50, num_waiting=130, num_received=140)
+    ring.status = ProcessStatus(num_running=50, num_waiting=130, num_received=140)
     ring.send(*(ask("alice", seq) for seq in range(30)), ask("bob", 40))
     ring.loop.turn()
     sent = passed(ring)
@@ -302,7 +302,7 @@ def test_a_flood_on_its_way_to_the_scheduler_has_nobody_else_refused(demo: Token
 def test_a_tenant_is_not_told_what_others_have(demo: Tokenizer) -> None:
     ring = Ring(demo)
     ring.has_tenants = True
-    ring.status = Status(num_running=87, num_waiting=113)
+    ring.status = ProcessStatus(num_running=87, num_waiting=113)
     ring.send(ask("bob", 0), ask(OWNER, 0, HTTP))
     ring.loop.turn()
     errors = refused(ring)

@@ -13,8 +13,8 @@ from runtime.wire.format import pack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import ChatMessage, GenerateRequest, Resume
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.status_page import Status
-from tokenizer_proc.validation import Admission, Validator
+from runtime.wire.status_page import ProcessStatus
+from tokenizer_proc.validation import QueueBound, Validator
 
 VALIDATOR = Validator(vocab_size=100, context_length=32)
 
@@ -109,9 +109,9 @@ def test_an_empty_prompt_is_refused() -> None:
 
 
 def test_a_full_ring_refuses_with_a_time_to_try_again() -> None:
-    admission = Admission(max_waiting=4, max_waiting_of_client=4, max_running=2)
+    admission = QueueBound(max_waiting=4, max_waiting_of_client=4, max_running=2)
     with pytest.raises(Overloaded, match="try again in") as caught:
-        admission.check(Status(num_running=2, num_waiting=4), 0)
+        admission.check(ProcessStatus(num_running=2, num_waiting=4), 0)
     assert caught.value.status == 503
     assert caught.value.retry_after_s > 0
     assert error_info(caught.value).retry_after_s == caught.value.retry_after_s
@@ -122,8 +122,8 @@ def test_only_a_refusal_that_will_pass_says_when_to_try_again() -> None:
 
 
 def test_requests_on_their_way_to_the_scheduler_count() -> None:
-    admission = Admission(max_waiting=4, max_waiting_of_client=4, max_running=2)
-    status = Status(num_running=1, num_waiting=2)
+    admission = QueueBound(max_waiting=4, max_waiting_of_client=4, max_running=2)
+    status = ProcessStatus(num_running=1, num_waiting=2)
     for num_on_way in range(3):  # two may wait, one finds a free row
         admission.check(status, num_on_way)
     with pytest.raises(Overloaded):
@@ -131,8 +131,8 @@ def test_requests_on_their_way_to_the_scheduler_count() -> None:
 
 
 def test_rows_that_ended_requests_have_just_left_count_as_room() -> None:
-    Admission(max_waiting=4, max_waiting_of_client=4, max_running=2).check(
-        Status(num_running=0, num_waiting=4), 0
+    QueueBound(max_waiting=4, max_waiting_of_client=4, max_running=2).check(
+        ProcessStatus(num_running=0, num_waiting=4), 0
     )
 
 

@@ -1,0 +1,232 @@
+"""ControlCalls, AsyncControlCalls: what a client asks the ring besides requests: figures, snapshots,
+profiles, pauses. Client and AsyncClient extend them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AbstractContextManager
+from typing import Any, Unpack
+
+from carousel.client.core.control import (
+    ControlArguments,
+    check_label,
+    check_mode,
+    check_num_steps,
+    documented_as,
+)
+from carousel.client.core.mailbox import Mailbox
+from carousel.client.core.session import Session, control_result, deadline_after
+from carousel.client.core.stats import AskNow, AsyncStatsStream, R, StatsOp, StatsPlace, StatsStream
+from runtime.wire.messages import ControlOp, PauseMode
+from runtime.wire.stats import IterationStats, RequestStatsPerIteration
+
+CONTROL_TIMEOUT_S = 10.0
+
+
+class ControlCalls:
+    """Calls to the ring itself, in the caller's thread."""
+
+    _session: Session[Mailbox]
+
+    def server_info(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """Return what the scheduler says of itself. Raises RequestError, RingClosed, TimeoutError."""
+        return self._control("server_info", timeout)
+
+    def snapshot(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """Return what the scheduler holds at this moment: rows, the first 128 that wait and why, pages, and
+        the 512 largest nodes of the radix tree. Raises RequestError, RingClosed, TimeoutError.
+        """
+        return self._control("snapshot", timeout)
+
+    def timeline(self, label: str, *, timeout: float = CONTROL_TIMEOUT_S) -> list[dict[str, Any]]:
+        """The moments of each sequence of sampled requests with this label that have ended, if they are among
+        the last 1,000. Raises RequestError, RingClosed, TimeoutError.
+        """
+        deadline, about = deadline_after(timeout, time.monotonic()), {"label": check_label(label)}
+        lanes = range(len(self._session.connection.client_ids))
+        answers = [_answer(self._session.asking("timeline", lane, **about), deadline) for lane in lanes]
+        return [timeline for answer in answers for timeline in answer]
+
+    def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
+        """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
+        return self._control("flush_cache", timeout)
+
+    def iteration_stats(self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S) -> list[IterationStats]:
+        """Statistics of the iterations after number `after` that the scheduler still keeps, the oldest first.
+
+        Raises: RequestError (stats_off when it keeps none), RingClosed, TimeoutError.
+        """
+        return StatsPlace.of_iterations(after).read(self._ask_stats(timeout))
+
+    def request_stats(
+        self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> list[RequestStatsPerIteration]:
+        """Same as `iteration_stats`, for each live request. Kept with `request_stats_max_iterations` only."""
+        return StatsPlace.of_requests(after).read(self._ask_stats(timeout))
+
+    def watch_stats(self, *, timeout: float | None = None) -> StatsStream:
+        """The statistics of each iteration as it ends: `for stats in client.watch_stats()`. It ends when none
+        has come for `timeout` seconds. Raises: as `iteration_stats`, from the iteration.
+        """
+
+        def ask(after: int, timeout: float | None) -> Any:
+            deadline = deadline_after(timeout, time.monotonic())
+            return _answer(self._session.asking_stats("iteration_stats", after, wait=True), deadline)
+
+        return StatsStream(ask, timeout)
+
+    def _ask_stats(self, timeout: float) -> AskNow:
+        deadline = deadline_after(timeout, time.monotonic())
+        return lambda op, after: _answer(self._session.asking_stats(op, after), deadline)
+
+    def pause_generation(
+        self, mode: PauseMode = "in_place", *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Launch no more steps until `continue_generation`; what comes meanwhile waits, and nothing is lost.
+        Deadlines pass. `mode` says what becomes of those that run: "in_place" they keep what they have;
+        "retract" they give their pages up, so that the whole cache can be flushed; "abort" they end, and so
+        does what waits.
+
+        Returns: is_paused, num_running, num_waiting. Raises RequestError, RingClosed, TimeoutError.
+        """
+        return self._control("pause_generation", timeout, mode=check_mode(mode))
+
+    def continue_generation(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """Go on after `pause_generation`; without effect otherwise. Returns and raises as it does."""
+        return self._control("continue_generation", timeout)
+
+    def drop_adapter(self, name: str, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """Free the device's memory of adapters with this name: num_dropped of them, at once or as soon as the
+        requests that run with them have ended. Who asks for one later has it loaded again. Raises
+        RequestError, RingClosed, TimeoutError.
+        """
+        return self._control("drop_adapter", timeout, label=check_label(name))
+
+    def start_profile(
+        self, num_steps: int | None = None, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Record what scheduler and worker do in the next `num_steps` steps (default: until `stop_profile`,
+        10,000 at most) as a Chrome trace, which ui.perfetto.dev shows.
+
+        Returns: name of the file, written at the end to the launch's `profile_dir`, and num_steps.
+        Raises: RequestError (409 while one is taken), RingClosed, TimeoutError.
+        """
+        return self._control("start_profile", timeout, num_steps=check_num_steps(num_steps))
+
+    def stop_profile(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """End the profile: name of the file and num_steps that are in it. Raises: as `start_profile`."""
+        return self._control("stop_profile", timeout)
+
+    def _control(self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]) -> dict[str, Any]:
+        deadline = deadline_after(timeout, time.monotonic())
+        answer: dict[str, Any] = _answer(self._session.asking(op, **about), deadline)
+        return answer
+
+
+class AsyncControlCalls:
+    """Calls to the ring itself, in an event loop."""
+
+    _tenant: str
+
+    async def _opened(self) -> Session[Mailbox]:
+        raise NotImplementedError
+
+    @documented_as(ControlCalls.server_info)
+    async def server_info(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        return await self._control("server_info", timeout)
+
+    @documented_as(ControlCalls.snapshot)
+    async def snapshot(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        return await self._control("snapshot", timeout)
+
+    @documented_as(ControlCalls.timeline)
+    async def timeline(self, label: str, *, timeout: float = CONTROL_TIMEOUT_S) -> list[dict[str, Any]]:
+        session, about = await self._opened(), {"label": check_label(label), "tenant": self._tenant}
+        found: list[dict[str, Any]] = []
+        for lane in range(len(session.connection.client_ids)):
+            found += await _await_answer(session.asking("timeline", lane, **about), timeout)
+        return found
+
+    @documented_as(ControlCalls.flush_cache)
+    async def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
+        return await self._control("flush_cache", timeout)
+
+    @documented_as(ControlCalls.iteration_stats)
+    async def iteration_stats(
+        self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> list[IterationStats]:
+        return await self._read_stats(StatsPlace.of_iterations(after), timeout)
+
+    @documented_as(ControlCalls.request_stats)
+    async def request_stats(
+        self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> list[RequestStatsPerIteration]:
+        return await self._read_stats(StatsPlace.of_requests(after), timeout)
+
+    def watch_stats(self, *, timeout: float | None = None) -> AsyncStatsStream:
+        """The statistics of each iteration as it ends: `async for stats in client.watch_stats()`. It ends
+        when none has come for `timeout` seconds. Raises: as `iteration_stats`, from the iteration.
+        """
+
+        async def ask(after: int, timeout: float | None) -> Any:
+            return await self._ask_stats("iteration_stats", after, timeout, wait=True)
+
+        return AsyncStatsStream(ask, timeout)
+
+    async def _read_stats(self, place: StatsPlace[R], timeout: float) -> list[R]:
+        records: list[R] = []
+        while not place.is_at_end:
+            records += place.take(await self._ask_stats(place.op, place.after, timeout))
+        return records
+
+    async def _ask_stats(self, op: StatsOp, after: int, timeout: float | None, *, wait: bool = False) -> Any:
+        session = await self._opened()
+        return await _await_answer(session.asking_stats(op, after, wait=wait, tenant=self._tenant), timeout)
+
+    @documented_as(ControlCalls.pause_generation)
+    async def pause_generation(
+        self, mode: PauseMode = "in_place", *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        return await self._control("pause_generation", timeout, mode=check_mode(mode))
+
+    @documented_as(ControlCalls.continue_generation)
+    async def continue_generation(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        return await self._control("continue_generation", timeout)
+
+    @documented_as(ControlCalls.drop_adapter)
+    async def drop_adapter(self, name: str, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        return await self._control("drop_adapter", timeout, label=check_label(name))
+
+    @documented_as(ControlCalls.start_profile)
+    async def start_profile(
+        self, num_steps: int | None = None, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        return await self._control("start_profile", timeout, num_steps=check_num_steps(num_steps))
+
+    @documented_as(ControlCalls.stop_profile)
+    async def stop_profile(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        return await self._control("stop_profile", timeout)
+
+    async def _control(
+        self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]
+    ) -> dict[str, Any]:
+        session = await self._opened()
+        answer: dict[str, Any] = await _await_answer(
+            session.asking(op, tenant=self._tenant, **about), timeout
+        )
+        return answer
+
+
+def _answer(asking: AbstractContextManager[Mailbox], deadline: float | None) -> Any:
+    """The body of the one reply. Raises the error it carries, TimeoutError at the deadline."""
+    with asking as mailbox:
+        return control_result(mailbox.take(deadline)[0])
+
+
+async def _await_answer(asking: AbstractContextManager[Mailbox], timeout: float | None) -> Any:
+    """The body of the one reply. Raises the error it carries, TimeoutError after `timeout` seconds."""
+    async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
+        with asking as mailbox:
+            return control_result((await mailbox.take_async())[0])
