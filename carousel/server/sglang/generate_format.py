@@ -36,9 +36,9 @@ class GenerateView:
     num_top: int = 0
     token_text: TokenText | None = None
     input_ids: list[list[int]] = field(default_factory=list)
-    """Ids of each prompt, where the answer shows its logprobs,"""
+    """Ids of each prompt, where the answer shows its logprobs."""
     input_start: int = 0
-    """from this token on."""
+    """First token of a prompt whose logprobs are shown."""
 
 
 class _Sequence:
