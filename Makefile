@@ -12,7 +12,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar on $(PIP_ARGS)
 
-.PHONY: setup setup-serving serve test test-servers test-models test-launches test-kernels test-faults test-pretended test-unit test-all soak check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
+.PHONY: setup setup-serving serve test test-page test-servers test-models test-launches test-kernels test-faults test-pretended test-unit test-all soak check docs-check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
 
 setup: $(VENV)/.ready
 # Who has the test tools has all that serving needs.
@@ -70,6 +70,18 @@ test-all: setup
 	$(BIN)/python -m pytest tests/unit tests/cpu tests/faults $(ARGS)
 	$(BIN)/python -m pytest --pretend tests/gpu $(ARGS)
 
+# The page in Debian's Chromium. Who is not root is told the one command that installs it.
+CHROMIUM := apt-get install --yes --no-install-recommends chromium
+test-page: $(VENV)/.page
+	@command -v chromium >/dev/null || { \
+	  [ $$(id -u) = 0 ] || { echo "test-page needs Chromium: sudo $(CHROMIUM)" >&2; exit 1; }; \
+	  apt-get update && $(CHROMIUM); }
+	$(BIN)/python -m pytest tests/page $(ARGS)
+
+$(VENV)/.page: $(VENV)/.ready
+	$(PIP) --editable ".[test,page]"
+	@touch $@
+
 # The long form of tests/faults; ARGS="--minutes 10" for a short one.
 soak: setup
 	$(BIN)/python -m tests.faults.soak $(ARGS)
@@ -80,9 +92,14 @@ check: setup
 	@# In two processes; where these do not find each other in time (2), as on a busy machine, in one.
 	$(BIN)/mypy --num-workers 2 || { [ $$? -eq 2 ] && $(BIN)/mypy; }
 	$(BIN)/python -m pytest -q tests/unit/project/test_import_floors.py tests/unit/project/test_file_sizes.py \
-	  tests/unit/project/test_docstrings.py tests/unit/project/test_docs_links.py tests/unit/project/test_code_rules.py
+	  tests/unit/project/test_docstrings.py tests/unit/project/test_code_rules.py $(DOCS)
 	@# Figures that nobody judges.
 	$(BIN)/python -m benchmarks.code.code_rules
+
+# Links and blocks of code of all pages; ARGS=tests/cpu/launch/test_docs_run.py also runs the blocks, in 2 minutes.
+DOCS := tests/unit/project/test_docs_links.py tests/unit/project/test_docs_blocks.py
+docs-check: setup
+	$(BIN)/python -m pytest -q $(DOCS) $(ARGS)
 
 format: setup
 	$(BIN)/ruff check --fix .

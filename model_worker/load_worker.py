@@ -25,6 +25,8 @@ from model_worker.sampling.processors.runner import ProcessorRunner, load_proces
 from model_worker.served_model import load_served_model
 from model_worker.worker import ModelWorker
 from runtime.base.errors import ConfigError, InvalidRequest
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.pooling import read_pooling
 from runtime.checkpoint.weight_files import weight_files
 from runtime.settings.config import RuntimeConfig
@@ -107,6 +109,7 @@ def _load_runner(
             "max_tokens": config.chunked_prefill_size,
             "records_steps": not config.disable_cuda_graph,
             "row_adapters": rows,
+            "output_width": _output_width(config, checkpoint),
             "processors": processors,
         }
         if config.task == "embed":
@@ -140,6 +143,14 @@ def _processors(config: RuntimeConfig, device: Device, group: RankGroup) -> Proc
     if not paths or (group.rank > 0 and not is_replicated):
         return None
     return ProcessorRunner(load_processors(paths), device, group, is_replicated=is_replicated)
+
+
+def _output_width(config: RuntimeConfig, checkpoint: CheckpointConfig) -> int:
+    """Numbers in a row of an additional output; 0 where there are none."""
+    if not config.additional_outputs:
+        return 0
+    assert isinstance(checkpoint, ModelConfig), "settings with additional outputs are refused for any other"
+    return checkpoint.hidden_size
 
 
 def _slots(config: RuntimeConfig, model: object, device: Device, group: RankGroup) -> AdapterSlots:

@@ -103,6 +103,7 @@ class ModelWorker:
             vocab_size=runner.vocab_size,
             device=device.name,
             attention_window=runner.attention_window,
+            output_width=runner.output_width,
         )
 
     def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:

@@ -207,6 +207,8 @@ def _limits_of_requests(
         of_client,
         of_tenant,
         max_prompt_len=config.max_prompt_len,
+        additional_outputs=config.additional_outputs,
+        output_width=worker.output_width,
     )
 
 
@@ -233,6 +235,7 @@ def _settings_in_force(
         "grammar_backend": config.grammar_backend,
         "max_steps_in_flight": executor.max_in_flight,
         "speculative_algorithm": config.speculative_algorithm,
+        "additional_output": config.additional_output,
     }
 
 

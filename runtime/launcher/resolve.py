@@ -249,8 +249,8 @@ def _with_adapters(config: RuntimeConfig, device: str, has_spec: bool) -> Runtim
             if getattr(config, name) != getattr(default, name):
                 raise ConfigError(f"{name}: no adapters are served; add --enable-lora, or leave it out")
         return config
-    if device != "cpu":
-        raise ConfigError("enable_lora: adapters are computed on a CPU alone; use --device cpu, or merge one")
+    if device != "cpu" and config.tp_size > 1:
+        raise ConfigError("enable_lora: several GPUs compute no adapters; use --tp-size 1, or merge one")
     if not has_spec:
         raise ConfigError(
             "enable_lora: adapters need a model that has a spec (docs/models.md), which the transformers "
@@ -438,11 +438,11 @@ def _check_idle(config: RuntimeConfig) -> None:
         for name in ("max_restarts", "max_engine_restarts", "restart_window"):
             if getattr(config, name) != getattr(default, name):
                 raise ConfigError(f"{name}: with --restart never nothing is restarted; leave it out")
-    gathers = config.gather_context_logits or config.gather_generation_logits
+    gathers = config.gather_context_logits or config.gather_generation_logits or config.additional_outputs
     if config.max_logits_bytes != default.max_logits_bytes and not gathers:
         raise ConfigError(
-            "max_logits_bytes: no request may ask for raw logits; allow it with --gather-context-logits or "
-            "--gather-generation-logits, or leave it out"
+            "max_logits_bytes: no request may ask for raw logits; allow it with --gather-context-logits, "
+            "--gather-generation-logits or --additional-output, or leave it out"
         )
     if config.metrics_open and not config.has_api_keys:
         raise ConfigError("metrics_open: without an API key /metrics is open; leave it out")

@@ -63,6 +63,12 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
         return paths
 
     @property
+    def additional_outputs(self) -> tuple[str, ...]:
+        """Names of --additional-output."""
+        names = (name.strip() for name in self.additional_output.split(","))
+        return tuple(dict.fromkeys(filter(None, names)))
+
+    @property
     def max_waiting(self) -> int:
         return self.max_queued_requests or 4 * self.max_running_requests
 

@@ -167,7 +167,7 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
         "--logits-processors",
         refused="its classes have another interface; see --logits-processor",
     ),
-    no_switch("--enable-return-hidden-states", refused="hidden states are not sent; see --task embed"),
+    no_switch("--enable-return-hidden-states", refused="name them: --additional-output hidden_states"),
     no_switch("--enable-prompt-embeds", refused="prompts are text or token ids; leave it out"),
     no_switch("--allow-auto-truncate", refused="requests say so themselves, with truncate_prompt_tokens: -1"),
     # -- The KV cache and the scheduler -------------------------------------------------------------------

@@ -19,6 +19,11 @@ from runtime.sampling.table import Stay
 from runtime.wire.format import Count, Label, Message, Record, ShortText, Text, pack_ids, unpack_ids
 from runtime.wire.sampling_params import SamplingParams
 
+TensorName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=80)]
+"""context_logits, generation_logits or embedding; of an additional output its name behind `context_` or
+`generation_`.
+"""
+OutputNames: TypeAlias = Annotated[tuple[Label, ...], Meta(max_length=16)]
 NO_ADAPTER = -1
 """The slot of a row that is computed by the base model alone."""
 NO_LORA = "this server serves no LoRA adapters: it was started without --enable-lora"
@@ -104,6 +109,8 @@ class RowSetup(Record, frozen=True):
     """The adapter that its tokens are computed with."""
     processing: RowProcessing | None = None
     """Its logits processors."""
+    outputs: OutputNames = ()
+    """Additional outputs that it wants."""
 
     @staticmethod
     def of(
@@ -143,6 +150,7 @@ class RowSetup(Record, frozen=True):
             pack_ids(s.top_p_reset_ids) if s.top_p_reset_ids else b"",
             adapter_slot,
             processing,
+            s.additional_outputs,
         )
 
     @staticmethod
@@ -168,6 +176,8 @@ class PromptPositions(Record, frozen=True):
     """-1: none; k: the target's and the k most likely ones'."""
     returns_logits: bool = False
     """All of the raw logits."""
+    returns_outputs: bool = False
+    """The additional outputs of its row."""
 
 
 class BatchPlan(Message, frozen=True):
@@ -228,6 +238,8 @@ class AdapterRef(Record, frozen=True):
     """Digest of the files (runtime.checkpoint.adapters): other files are another version."""
     path: Annotated[str, Meta(max_length=4096)]
     """Directory with adapter_config.json and adapter_model.safetensors."""
+    pinned: bool = False
+    """Others do not take its slot, once it has one."""
 
 
 class LoadAdapter(Message, frozen=True):
@@ -297,15 +309,19 @@ class StepSpan(Record, frozen=True):
 
 
 class StepTensor(Record, frozen=True):
-    """Describes one frame of float32, raw logits or an embedding, that travels behind its StepResult."""
+    """Describes one frame of float32 that travels behind its StepResult: raw logits, rows of an additional
+    output, or an embedding.
+    """
 
     index: Count
     """Place of its row in the plan's `rows`."""
-    name: Literal["context_logits", "generation_logits", "embedding"]
+    name: TensorName
     start: Count
-    """Position in the sequence: of the first input token, or of the sampled token. 0 for an embedding."""
+    """Position in the sequence: of the first input token, or, of generation logits, of the sampled token. 0
+    for an embedding.
+    """
     shape: tuple[Count, Count]
-    """[positions, vocab_size]; of an embedding [1, hidden_size]."""
+    """[positions, vocab_size]; of an embedding [1, hidden_size], of an additional output its width."""
 
 
 class StepResult(Message, frozen=True):
@@ -349,6 +365,8 @@ class WorkerReady(Message, frozen=True):
     device: Label = ""
     attention_window: Count = 0
     """Tokens that the layer which looks back the farthest sees, the newest included; 0: one sees all."""
+    output_width: Count = 0
+    """Numbers in a row of an additional output."""
 
 
 class WorkerFailed(Message, frozen=True):

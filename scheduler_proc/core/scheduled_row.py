@@ -35,6 +35,7 @@ class WantedPositions(NamedTuple):
     targets: bytes
     num_logprobs: int
     returns_logits: bool
+    returns_outputs: bool = False
 
     @property
     def num_positions(self) -> int:

@@ -27,7 +27,9 @@ TOOLS: list[Any] = [
 
 
 def written(*calls: tuple[str, dict[str, Any]]) -> str:
-    texts = (json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls)
+    texts = (
+        json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in calls
+    )
     return "".join(f"<tool_call>\n{text}\n</tool_call>\n" for text in texts)
 
 
@@ -99,4 +101,39 @@ def test_the_engine_may_be_killed_in_the_middle_of_a_call(launch: Launched, clie
     before = launch.pid_of("scheduler")
     made = loop(client, "loop", lambda: os.kill(launch.pid_of("scheduler"), signal.SIGKILL))
     assert made == ([*CALLS, CALLS[1]], "Done: <b>")
+    assert launch.pid_of("scheduler") != before
+
+
+def test_litellm_goes_on_when_the_engine_is_killed(launch: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks GitHub for prices
+    monkeypatch.setenv("NO_PROXY", "*")
+    import litellm
+
+    before = launch.pid_of("scheduler")
+    messages: list[Any] = [{"role": "user", "content": "script: loop"}]
+    made: list[Any] = []
+    while True:
+        chunks = []
+        for chunk in litellm.completion(
+            model="openai/carousel-demo",
+            api_base=f"{launch.url}/v1",
+            api_key="none",
+            messages=messages,
+            extra_body={"tools": TOOLS},
+            stream=True,
+            max_retries=0,
+        ):
+            chunks.append(chunk)
+            if len(chunks) == 30 and not made:
+                os.kill(before, signal.SIGKILL)
+        choice: Any = litellm.stream_chunk_builder(chunks).choices[0]
+        messages.append(choice.message.model_dump())
+        for call in choice.message.tool_calls or ():
+            made.append((call.function.name, json.loads(call.function.arguments)))
+            messages.append(
+                {"role": "tool", "tool_call_id": call.id, "content": [{"type": "text", "text": "ok"}]}
+            )
+        if choice.finish_reason != "tool_calls":
+            break
+    assert (made, choice.message.content) == ([*CALLS, CALLS[1]], "Done: <b>")
     assert launch.pid_of("scheduler") != before

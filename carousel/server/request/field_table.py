@@ -270,6 +270,7 @@ _SHARED_HINTS = {
     "bad_token_ids": "bad_words_ids has lists of ids",
     "bad_words_list": "bad_words_ids has lists of ids",
     "embedding_bias": "logit_bias has biases by token id",
+    "additional_model_outputs": "sampling_params of /generate have additional_outputs",
     "end_id": "set ignore_eos and name it in stop_token_ids",
 }
 HINTS = {
@@ -286,6 +287,9 @@ HINTS = {
     "return_log_probs": "it is called logprobs here",
     "return_context_logits": "/generate gives them",
     "return_generation_logits": "/generate gives them",
+    "return_hidden_states": "/generate gives them",
+    "additional_outputs": "/generate gives them",
+    "gather_context": "/generate gives additional outputs",
     "exclude_input_from_output": "completions have echo",
     "rid": "send it as the header X-Request-Id",
     "request_id": "send it as the header X-Request-Id",

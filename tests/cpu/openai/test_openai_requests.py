@@ -167,6 +167,42 @@ def test_messages_reach_the_wire_as_text_with_developer_as_system(front: Front) 
     ]
 
 
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+def test_content_may_be_parts_in_every_role(front: Front, role: str) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {"type": "x"}}]
+    messages = [{"role": "user", "content": "x"}, {"role": role, "content": parts}]
+    for content in (parts, "a\nb"):
+        messages[1] = {"role": role, "content": content}
+        assert front.chat(messages=messages).status_code == 200
+    in_parts, as_text = (request.messages for request in front.ring.requests[-2:])
+    assert in_parts == as_text
+    assert as_text is not None
+    assert as_text[1].content == "a\nb"
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:,"}},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "video_url", "video_url": {"url": "x"}},
+        {"type": "file", "file": {"file_id": "x"}},
+        {"type": "refusal", "refusal": "no"},
+        {"type": "input_text", "text": "x"},
+        {"type": "tool_result", "content": "x"},
+    ],
+    ids=lambda part: part["type"],
+)
+def test_a_part_that_is_no_text_is_refused_by_its_type(front: Front, role: str, part: dict[str, Any]) -> None:
+    parts = [{"type": "text", "text": "a"}, part]
+    response = front.chat(messages=[{"role": "user", "content": "x"}, {"role": role, "content": parts}])
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "messages[1].content[1].type"
+    assert "text only" in error["message"]
+
+
 NEUTRAL_COMMON = {
     "n": 1,
     "user": "me",

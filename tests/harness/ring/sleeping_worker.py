@@ -18,7 +18,7 @@ from runtime.launcher import children
 from runtime.launcher import main as launcher
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.wire.format import pack_ids, unpack_ids
-from runtime.wire.plan import BatchPlan, StepResult, WorkerReady
+from runtime.wire.plan import BatchPlan, SampleMasks, StepResult, WorkerReady
 from runtime.wire.transport import Waiter
 
 STEP_S = 0.05
@@ -49,6 +49,8 @@ def serve(context: ProcessContext, step_s: float, step: Callable[[BatchPlan], St
     while not context.stop.is_set():
         context.beat()
         for message in inbox.drain(limit=1):
+            if isinstance(message, SampleMasks):
+                continue  # a script keeps to its guide by itself
             if not isinstance(message, BatchPlan):
                 return
             time.sleep(step_s)

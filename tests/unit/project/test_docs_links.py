@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.doc_blocks import pages
 from tests.harness.sources import ROOT
 
 FENCE = re.compile(r"^ *```.*?^ *```", re.M | re.S)
@@ -16,12 +17,6 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*?) *$", re.M)
 CODE = re.compile(r"`[^`\n]*`")
 NAME = re.compile(r"`(?![\w.]*\.py`)([\w.]+)`")
-
-
-def pages() -> list[Path]:
-    """Pages for readers, wherever they are in the tree."""
-    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")]
-    return sorted(path for path in found if path.is_file())
 
 
 def anchors(text: str) -> set[str]:
