@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ NAMED: Any = {"type": "function", "function": {"name": "move"}}
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "m", "schema": SCHEMAS["move"]}}
 USER: Any = [{"role": "user", "content": "def f():"}]
 NUM_CALLS = [15, pytest.param(500, marks=pytest.mark.full)]
+NUM_AT_ONCE = 24
 END_VALUE = {"1": 12.0}
 END_THINKING = {"2": 12.0}
 END_OF_TEXT = {"0": 20.0}
@@ -93,7 +95,14 @@ def thinking_launch(
     with (
         launched(
             *("--model", str(model), "--served-model-name", "demo", "--cpu-threads", "1"),
-            *("--tool-call-parser", parser, "--reasoning-parser", reasoning, "--max-running-requests", "8"),
+            *(
+                "--tool-call-parser",
+                parser,
+                "--reasoning-parser",
+                reasoning,
+                "--max-running-requests",
+                str(NUM_AT_ONCE),
+            ),
         ) as launch,
         client_of(launch) as client,
     ):
@@ -199,14 +208,14 @@ class Answer:
 
 
 def answers(client: openai.OpenAI, count: int, **options: Any) -> list[Answer]:
-    """So many answers, streamed and not by turns; all but those that the length has cut."""
-    with ThreadPoolExecutor(8) as pool:
-        made = pool.map(
-            lambda seed: Answer(client, stream=bool(seed % 2), seed=seed, **options), range(count)
-        )
-        got = list(made)
-    ended = [answer for answer in got if answer.reason != "length"]
-    assert len(ended) >= count // 2, "too few say anything"
+    """So many answers that the length has not cut, streamed and not by turns."""
+    ended: list[Answer] = []
+    seeds = iter(range(3 * count))
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        while missing := list(islice(seeds, count - len(ended))):
+            made = pool.map(lambda seed: Answer(client, stream=bool(seed % 2), seed=seed, **options), missing)
+            ended += [answer for answer in made if answer.reason != "length"]
+    assert len(ended) == count, "too few say anything"
     return ended
 
 
