@@ -197,6 +197,20 @@ def test_raw_logits_of_no_live_sequence_and_behind_a_stop_string_are_dropped(rin
     assert arrived(ring) == [(handle, count - 1, frame(1, 1)), (handle, count, frame(3, 3))]
 
 
+def test_of_additional_outputs_the_last_token_before_a_stop_string_has_no_row(ring: Ring) -> None:
+    handle = ring.open(ring.handle(), stop=("END",))
+    ring.generate(handle, "one END")
+    count = len(ring.ids("one END"))
+    send(
+        ring,
+        (entry(handle, count - 2, name="generation_mlp:0"), frame(1, 1)),
+        (entry(handle, count - 1, name="generation_mlp:0"), frame(2, 2)),
+        (entry(handle, count, name="context_mlp:0"), frame(3, 3)),
+    )
+    ring.close(handle, "stop_string")
+    assert arrived(ring) == [(handle, count - 2, frame(1, 1)), (handle, count, frame(3, 3))]
+
+
 def test_of_a_client_that_does_not_read_only_so_many_raw_logits_are_kept(ring: Ring) -> None:
     ring.loop._max_unread_bytes = 100
     first, second, plain = (ring.open(ring.handle(seq)) for seq in range(3))
