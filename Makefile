@@ -12,7 +12,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar on $(PIP_ARGS)
 
-.PHONY: setup setup-serving serve test test-servers test-models test-launches test-kernels test-faults test-pretended test-unit test-all soak check docs-check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
+.PHONY: setup setup-serving serve test test-page test-servers test-models test-launches test-kernels test-faults test-pretended test-unit test-all soak check docs-check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
 
 setup: $(VENV)/.ready
 # Who has the test tools has all that serving needs.
@@ -69,6 +69,18 @@ test-unit: setup
 test-all: setup
 	$(BIN)/python -m pytest tests/unit tests/cpu tests/faults $(ARGS)
 	$(BIN)/python -m pytest --pretend tests/gpu $(ARGS)
+
+# The page in Debian's Chromium. Who is not root is told the one command that installs it.
+CHROMIUM := apt-get install --yes --no-install-recommends chromium
+test-page: $(VENV)/.page
+	@command -v chromium >/dev/null || { \
+	  [ $$(id -u) = 0 ] || { echo "test-page needs Chromium: sudo $(CHROMIUM)" >&2; exit 1; }; \
+	  apt-get update && $(CHROMIUM); }
+	$(BIN)/python -m pytest tests/page $(ARGS)
+
+$(VENV)/.page: $(VENV)/.ready
+	$(PIP) --editable ".[test,page]"
+	@touch $@
 
 # The long form of tests/faults; ARGS="--minutes 10" for a short one.
 soak: setup

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from carousel.trtllm.batch_manager import BatchManager
     from carousel.trtllm.executor import ExecutorStats, GenerationExecutor
     from carousel.trtllm.executor_config import (
+        AdditionalModelOutput,
         CapacitySchedulerPolicy,
         ExecutorConfig,
         GuidedDecodingConfig,
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
     from runtime.wire.sampling_params import SamplingParams
 
 __all__ = [
-    "LLM", "AsyncClient", "AsyncResultStream", "BatchManager", "CapacitySchedulerPolicy",
+    "LLM", "AdditionalModelOutput", "AsyncClient", "AsyncResultStream", "BatchManager",
+    "CapacitySchedulerPolicy",
     "CarouselError", "Client", "Completion", "CompletionOutput", "ConfigError", "Delta",
     "ExecutorConfig", "ExecutorStats", "ExternalDraftTokensConfig", "GenerationExecutor",
     "GenerationRequest", "GenerationResult", "GuidedDecodingConfig", "GuidedDecodingParams",
@@ -59,6 +61,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
+    "AdditionalModelOutput": "carousel.trtllm.executor_config",
     "AsyncClient": "carousel.client.async_",
     "AsyncResultStream": "carousel.client.core.streams",
     "BatchManager": "carousel.trtllm.batch_manager",

@@ -284,9 +284,11 @@ class DetokenizerLoop:
             if live is None:
                 continue
             stream, client = live
-            is_output = entry.name == "generation_logits"
-            if stream.matched is not None and is_output and entry.start >= stream.num_tokens:
-                continue  # of a token after the stop string
+            if stream.matched is not None and entry.name.startswith("generation_"):
+                # A row of an additional output is that of the token before the one that it came with.
+                num_kept = stream.num_tokens - (entry.name != "generation_logits")
+                if entry.start >= num_kept:
+                    continue  # came with a token after the stop string
             self._tensors.add(client, entry, frame)
             clients[client] = self._unsent[client] = None
         for client in clients:

@@ -1,4 +1,4 @@
-"""Raw logits on their way to the clients, by client. Passes frames on as they are."""
+"""Raw logits and additional outputs on their way to the clients, by client. Passes frames on as they are."""
 
 from __future__ import annotations
 

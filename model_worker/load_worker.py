@@ -21,9 +21,12 @@ from model_worker.models.transformer import CausalLM
 from model_worker.runner.device_memory import TRIAL_TOKENS, free_beside_steps, make_kv_pool
 from model_worker.runner.embedding_runner import EmbeddingRunner
 from model_worker.runner.model_runner import ModelRunner, size_kv_pool
+from model_worker.sampling.processors.runner import ProcessorRunner, load_processors
 from model_worker.served_model import load_served_model
 from model_worker.worker import ModelWorker
 from runtime.base.errors import ConfigError, InvalidRequest
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.pooling import read_pooling
 from runtime.checkpoint.weight_files import weight_files
 from runtime.settings.config import RuntimeConfig
@@ -81,6 +84,7 @@ def _load_runner(
     config: RuntimeConfig, device: Device, progress: LoadProgress, group: RankGroup
 ) -> tuple[ModelRunner, Device, AdapterSlots | None]:
     kv_dtype = _kv_dtype(config)
+    processors = _processors(config, device, group)
     if group.rank == 0:
         _say_weights(config)
     with when_out_of_memory(
@@ -105,6 +109,8 @@ def _load_runner(
             "max_tokens": config.chunked_prefill_size,
             "records_steps": not config.disable_cuda_graph,
             "row_adapters": rows,
+            "output_width": _output_width(config, checkpoint),
+            "processors": processors,
         }
         if config.task == "embed":
             pooling = read_pooling(Path(config.model), config.pooling)
@@ -129,6 +135,22 @@ def _load_runner(
     kv_pool = make_pool(num_pages)
     _say_size(config, num_pages, (num_pages + 1) * kv_pool.bytes_per_page(), kv_dtype, device)
     return make_runner(kv_pool, sizes), device, None if rows is None else _slots(config, model, device, group)
+
+
+def _processors(config: RuntimeConfig, device: Device, group: RankGroup) -> ProcessorRunner | None:
+    """Logits processors that this rank calls; None: it calls none. Raises ConfigError."""
+    paths, is_replicated = config.logits_processor_paths, not config.disable_logits_processor_replicate
+    if not paths or (group.rank > 0 and not is_replicated):
+        return None
+    return ProcessorRunner(load_processors(paths), device, group, is_replicated=is_replicated)
+
+
+def _output_width(config: RuntimeConfig, checkpoint: CheckpointConfig) -> int:
+    """Numbers in a row of an additional output; 0 where there are none."""
+    if not config.additional_outputs:
+        return 0
+    assert isinstance(checkpoint, ModelConfig), "settings with additional outputs are refused for any other"
+    return checkpoint.hidden_size
 
 
 def _slots(config: RuntimeConfig, model: object, device: Device, group: RankGroup) -> AdapterSlots:

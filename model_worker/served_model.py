@@ -54,7 +54,9 @@ def load_served_model(
         return _by_transformers(config, checkpoint, dtype, device, progress)
     checkpoint = msgspec.structs.replace(checkpoint, max_attention_window=config.max_attention_window)
     ops = _make_ops(config, checkpoint.head_dim, dtype, device)
-    rows = ops.row_adapters(config.max_running_requests, config.max_loras) if config.enable_lora else None
+    rows = None
+    if config.enable_lora:
+        rows = ops.row_adapters(config.max_running_requests, config.max_loras, device.torch_device)
     model = load_model(
         model_path,
         checkpoint,
@@ -68,6 +70,7 @@ def load_served_model(
         ops=ops,
         adapters=None if rows is None else (rows, config.max_lora_rank),
     )
+    model.tap(config.additional_outputs)
     if config.deterministic and (name := model.batch_dependent()):
         raise ConfigError(f"deterministic: {name} of this model is computed by torch, in an order of its own")
     return WorkerModel(model, ops, checkpoint, rows)

@@ -9,7 +9,7 @@ sample(step, masks)   sampling                    result to the host
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from model_worker.adapters.slots import AdapterAnswer, AdapterSlots
 from model_worker.device.base import Device, Ticket
 from model_worker.device.out_of_memory import first_line, is_out_of_memory
-from model_worker.runner.model_runner import ModelRunner
+from model_worker.runner.model_runner import NO_MASKS, ModelRunner
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from runtime.base.errors import ExecutorError
 from runtime.wire.plan import (
@@ -103,6 +103,7 @@ class ModelWorker:
             vocab_size=runner.vocab_size,
             device=device.name,
             attention_window=runner.attention_window,
+            output_width=runner.output_width,
         )
 
     def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:
@@ -129,7 +130,7 @@ class ModelWorker:
             step._forward = self._device.forward_stream.launch(forward)
             self._deferred = step
         else:
-            self._sample(step, forward, {})
+            self._sample(step, forward)
         return step
 
     def sample(self, step: WorkerStep, masks: SampleMasks) -> None:
@@ -139,17 +140,20 @@ class ModelWorker:
         self._deferred = None
         forward, step._forward = step._forward, None  # logits live no longer than they are needed
         assert forward is not None
-        by_row: Mapping[int, bytes] = dict(masks.masks)
-        self._sample(step, lambda: forward.value, by_row)
+        self._sample(step, lambda: forward.value, dict(masks.masks), masks.processed)
 
     def _sample(
-        self, step: WorkerStep, forward: Callable[[], ForwardOutput | StepOutput], masks: Mapping[int, bytes]
+        self,
+        step: WorkerStep,
+        forward: Callable[[], ForwardOutput | StepOutput],
+        masks: Mapping[int, bytes] = NO_MASKS,
+        processed: Sequence[tuple[int, bytes]] = (),
     ) -> None:
         runner = self._runner
 
         def compute() -> StepOutput:
             output = forward()
-            return step.timed("sample", lambda: runner.sample(output, masks))()
+            return step.timed("sample", lambda: runner.sample(output, masks, processed))()
 
         computed = self._device.forward_stream.launch(compute)
         copy = step.timed("copy", lambda: computed.value.on_host(self._device))

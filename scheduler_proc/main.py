@@ -40,6 +40,7 @@ from scheduler_proc.features.embedding import attach_embedding
 from scheduler_proc.features.generation_logits import attach_generation_logits
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.guided import attach_guide
+from scheduler_proc.features.logits_processors import attach_logits_processors
 from scheduler_proc.features.logprobs import attach_logprobs
 from scheduler_proc.features.perf_metrics import attach_perf_metrics
 from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
@@ -133,7 +134,14 @@ def build_scheduler(
         ),
         embedding_factories(config, output, port.now_s)
         if config.task == "embed"
-        else feature_factories(output, kv, port.now_s, speculation, step_cost, grammar),
+        else (
+            attach_logits_processors(
+                config.logits_processor_paths,
+                speculates=speculation.has_ngram,
+                is_static=config.batching == "static",
+            ),
+            *feature_factories(output, kv, port.now_s, speculation, step_cost, grammar),
+        ),
         controls=controls,
         clock=port.now_s,
         suspects=suspects,
@@ -199,6 +207,8 @@ def _limits_of_requests(
         of_client,
         of_tenant,
         max_prompt_len=config.max_prompt_len,
+        additional_outputs=config.additional_outputs,
+        output_width=worker.output_width,
     )
 
 
@@ -225,6 +235,7 @@ def _settings_in_force(
         "grammar_backend": config.grammar_backend,
         "max_steps_in_flight": executor.max_in_flight,
         "speculative_algorithm": config.speculative_algorithm,
+        "additional_output": config.additional_output,
     }
 
 

@@ -159,7 +159,7 @@ class Scheduler:
             else:
                 masks.append((req.row, mask))
         self.stats.mask_wait_s += self.port.now_s() - began_s
-        return SampleMasks(batch.step, tuple(masks))
+        return SampleMasks(batch.step, tuple(masks), batch.processed())
 
     def _commit_oldest(self) -> None:
         """Apply a finished step. What was computed for a stay that has ended is dropped."""

@@ -43,9 +43,11 @@ class AdapterTable:
                     param=PARAM,
                     code="unknown_adapter",
                 )
-            asked = AdapterRef(asked.name, known.id, "", known.path)
+            asked = AdapterRef(asked.name, known.id, "", known.path, known.pinned)
         elif tenant != OWNER:
             raise Forbidden("lora_request: this key may name adapters of the launch, and no paths")
+        else:
+            asked = msgspec.structs.replace(asked, pinned=False)
         return msgspec.structs.replace(asked, version=self._version(asked.path))
 
     def _version(self, path: str) -> str:

@@ -90,6 +90,8 @@ class SequenceMaker:
                 prediction_ids=job.prediction_ids,
                 adapter=job.adapter,
                 trace=trace,
+                processors=request.processors,
+                label=request.label if request.processors else "",
             )
 
 

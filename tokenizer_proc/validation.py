@@ -25,6 +25,7 @@ from runtime.wire.messages import (
     Resume,
     Task,
 )
+from runtime.wire.plan import PROCESSORS, check_calls
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import ProcessStatus
 from runtime.wire.transport import DECODE_ERRORS
@@ -66,11 +67,15 @@ class Validator:
             request.retention.validate()
         if request.guide is not None:
             request.guide.validate()
+        if request.processors:
+            check_calls(request.processors)
         if request.resume is not None:
             self._check_resume(request.resume)
         self._check_guesses(request)
         if request.adapter is not None and request.task == "embed":
             raise InvalidRequest("lora_request: an embedding has no adapter", param="lora_request")
+        if request.processors and request.task == "embed":
+            raise InvalidRequest(f"{PROCESSORS}: an embedding has no logits", param=PROCESSORS)
         given: list[PromptField] = []
         if request.text is not None:
             given.append("text")

@@ -66,7 +66,7 @@ class BenchedModel:
             for slot in range(options.batch):
                 for layer in model.adapted_layers().values():
                     assert layer.adapters is not None
-                    layer.adapters.install(slot, layer.adapters.pack(_parts(layer, options.rank)))
+                    layer.adapters.install(slot, layer.adapters.pack(slot, _parts(layer, options.rank)))
         max_len = max(CONTEXT, options.chunk)
         runner = ModelRunner(
             model,

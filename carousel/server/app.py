@@ -17,6 +17,7 @@ from carousel.server.http.web_origin import WebOriginMiddleware, machine_names
 from carousel.server.openapi import document_endpoint
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import ApiKeyMiddleware, guarded
+from carousel.server.web.page import PageMiddleware, page_files
 from runtime.settings.config import RuntimeConfig
 
 # A page may read them beside what every page may.
@@ -69,6 +70,8 @@ def _middleware(server: ServerState, endpoints: Sequence[Endpoint]) -> list[Midd
                 expose_headers=EXPOSED_HEADERS,
             )
         )
+    if not config.no_page:
+        middleware.append(Middleware(PageMiddleware, files=page_files(), needs_key=config.has_api_keys))
     if config.has_api_keys:
         middleware.append(
             Middleware(

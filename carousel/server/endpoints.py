@@ -148,6 +148,7 @@ ENDPOINTS = (
         statuses=(404,),
         role="user",
     ),
+    Endpoint("/", info.index, "The names of the server and its models", info.Index, role="user"),
     Endpoint("/live", probes.live, "Whether the HTTP process answers", probes.ProbeAnswer, role=None),
     *(
         Endpoint(

@@ -23,7 +23,12 @@ from carousel.server.server_state import ServerState
 from carousel.server.tenancy.tenant_table import TenantTable
 from carousel.server.tracing.tracing import Tracing, has_opentelemetry, wants_traces
 from runtime.base.errors import RequestError
-from runtime.checkpoint.checkpoint_config import CheckpointConfig, SamplingDefaults
+from runtime.checkpoint.checkpoint_config import (
+    CheckpointConfig,
+    SamplingDefaults,
+    config_file,
+    read_decoder_keys,
+)
 from runtime.ring.adapters_file import AdaptersFile
 from runtime.ring.process import ProcessContext
 from runtime.settings.config import RuntimeConfig
@@ -94,6 +99,10 @@ async def serve(context: ProcessContext) -> None:
     state = ServerState(client, config, sampling, context.status, metrics, tenants)
     state.adapters = AdaptersFile(context.endpoints.adapters_file, config.adapter_paths)
     state.vocab_size = checkpoint.vocab_size
+    if config.additional_outputs:
+        state.output_width = read_decoder_keys(config_file(Path(config.model)), config.hf_overrides)[
+            "hidden_size"
+        ]
     state.tracing = make_tracing(config, metrics)
     if config.api_workers > 1:
         places = [context.endpoints.api_orders(index) for index in range(config.api_workers)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -32,9 +33,13 @@ REQUEST_ID = {
 def document_endpoint(config: RuntimeConfig) -> Endpoint:
     """Return the endpoint that serves the document, which is made once."""
     document = msgspec.json.encode(describe(config))
+    packed = gzip.compress(document, mtime=0)  # a fifteenth
 
-    async def openapi(_: Request) -> Response:
-        return Response(document, media_type=JSON_TYPE)
+    async def openapi(request: Request) -> Response:
+        headers = {"Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(packed, headers={**headers, "Content-Encoding": "gzip"}, media_type=JSON_TYPE)
+        return Response(document, headers=headers, media_type=JSON_TYPE)
 
     return replace(OWN, handler=openapi)
 

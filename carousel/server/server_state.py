@@ -56,6 +56,8 @@ class ServerState:
     adapters: AdaptersFile = field(init=False)
     vocab_size: int = 0
     """Ids that the model gives logits for."""
+    output_width: int = 0
+    """Numbers in a row of an additional output; 0 where there are none."""
     running: RunningRequests = field(default_factory=RunningRequests)
     siblings: Siblings | None = None
     """None: this is the only HTTP process."""

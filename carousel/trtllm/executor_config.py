@@ -6,12 +6,12 @@ one who does not ask for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from runtime.base.errors import ConfigError
+from runtime.base.errors import ConfigError, InvalidRequest
 
 FREE_MEMORY_FRACTION = 0.9
 """TensorRT-LLM's share of free memory for the KV cache when none is given."""
@@ -154,6 +154,22 @@ class GuidedDecodingConfig:
         return "llguidance"
 
 
+@dataclass(frozen=True, slots=True)
+class AdditionalModelOutput:
+    """One of the names of docs/additional_outputs.md."""
+
+    name: str
+    gather_context: bool = False
+    """Rows of the prompt, too."""
+
+
+def checked_outputs(value: Any, name: str = "additional_model_outputs") -> tuple[AdditionalModelOutput, ...]:
+    """Raises InvalidRequest for what is not a list of AdditionalModelOutput."""
+    if not isinstance(value, Sequence) or not all(isinstance(each, AdditionalModelOutput) for each in value):
+        raise InvalidRequest(f"{name} must be a list of carousel.AdditionalModelOutput", param=name)
+    return tuple(value)
+
+
 @dataclass(slots=True, kw_only=True)
 class ExecutorConfig:
     """An executor's configuration as a whole. Its defaults are TensorRT-LLM's."""
@@ -181,6 +197,8 @@ class ExecutorConfig:
     gather_generation_logits: bool = False
     guided_decoding_config: GuidedDecodingConfig | None = None
     """Guides are kept without it, too."""
+    additional_model_outputs: list[AdditionalModelOutput] | None = None
+    """Those that requests may ask for: additional_output."""
     parallel_config: Any = None
     """Not built, nor what follows."""
     peft_cache_config: Any = None
@@ -193,7 +211,6 @@ class ExecutorConfig:
     recv_poll_period_ms: int = 0
     max_seq_idle_microseconds: int = 180_000_000
     spec_dec_config: Any = None
-    additional_model_outputs: Any = None
     cache_transceiver_config: Any = None
     prompt_table_offloading: bool = False
     enable_trt_overlap: bool = False
@@ -218,6 +235,7 @@ class ExecutorConfig:
             asked.extend(asked_of("scheduler_config", self.scheduler_config or SchedulerConfig()))
         asked.extend(asked_of("kv_cache_config", self.kv_cache_config or KvCacheConfig()))
         self._add_guides(asked)
+        self._add_outputs(asked)
         self._add_flags(asked)
         self._add_counts(asked)
         return asked
@@ -229,6 +247,15 @@ class ExecutorConfig:
         if not isinstance(config, GuidedDecodingConfig):
             raise ConfigError(f"{field}: a carousel.GuidedDecodingConfig, got {type(config).__name__}")
         asked.add(field, "grammar_backend", config.checked_backend(field), is_default=False)
+
+    def _add_outputs(self, asked: AskedSettings) -> None:
+        field = "executor_config.additional_model_outputs"
+        try:
+            names = [each.name for each in checked_outputs(self.additional_model_outputs or ())]
+        except InvalidRequest as error:
+            raise ConfigError(f"executor_config.{error.message}") from None
+        if names:
+            asked.add(field, "additional_output", ",".join(names), is_default=False)
 
     def _add_flags(self, asked: AskedSettings) -> None:
         _check_bool("executor_config.normalize_log_probs", self.normalize_log_probs)
@@ -268,7 +295,6 @@ UNBUILT: dict[str, tuple[Any, ...]] = {
     "recv_poll_period_ms": (0,),
     "max_seq_idle_microseconds": (180_000_000,),
     "spec_dec_config": (None,),
-    "additional_model_outputs": (None, []),
     "cache_transceiver_config": (None,),
     "prompt_table_offloading": (False,),
     "enable_trt_overlap": (False,),

@@ -22,6 +22,7 @@ class Extent(NamedTuple):
     num_tokens: int = 0
     num_logprobs: int = 0
     num_logits: int = 0
+    num_output_rows: int = 0
     is_end: bool = False
 
     @staticmethod
@@ -31,6 +32,7 @@ class Extent(NamedTuple):
             len(sequence.token_ids),
             len(sequence.logprobs),
             sequence.num_rows("generation_logits"),
+            sequence.num_output_rows,
             sequence.finish_reason is not None,
         )
 
@@ -49,6 +51,8 @@ class Owner(Protocol):
     def prompt_logprobs(self) -> PromptLogprobs: ...
     @property
     def context_logits(self) -> FloatArray | None: ...
+    @property
+    def additional_context_outputs(self) -> dict[str, FloatArray]: ...
 
 
 class GenerationOutput(CompletionOutput):
@@ -108,6 +112,16 @@ class GenerationOutput(CompletionOutput):
         """Same as GenerationResult.context_logits."""
         return self.result.context_logits
 
+    @property
+    def additional_context_outputs(self) -> dict[str, FloatArray]:
+        """Same as GenerationResult.additional_context_outputs."""
+        return self.result.additional_context_outputs
+
+    def _outputs(self) -> dict[str, FloatArray]:
+        num_rows = self.extent.num_output_rows
+        outputs = self._sequence.additional_outputs("generation") if num_rows else {}
+        return {name: rows[:num_rows] for name, rows in outputs.items()}
+
     def _logits(self) -> FloatArray | None:
         rows = self._sequence.tensor("generation_logits") if self.extent.num_logits else None
         return None if rows is None else rows[: self.extent.num_logits]
@@ -118,5 +132,6 @@ _WHOLE: dict[str, Callable[[GenerationOutput], Any]] = {
     "token_ids": lambda output: output.result.prefix + output._sequence.token_ids[: output.extent.num_tokens],
     "logprobs": lambda output: output._sequence.logprobs[: output.extent.num_logprobs],
     "generation_logits": GenerationOutput._logits,
+    "additional_generation_outputs": GenerationOutput._outputs,
 }
 """Fields that are put together when they are asked for."""

@@ -20,13 +20,13 @@ from carousel.client.core.request_builder import (
 from carousel.lora import LoRARequest
 from carousel.retention import KvCacheRetentionConfig
 from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
+from carousel.trtllm.executor_config import AdditionalModelOutput, checked_outputs
 from carousel.trtllm.external_draft_tokens import ExternalDraftTokensConfig
 from runtime.base.errors import InvalidRequest
 from runtime.wire.sampling_params import SamplingParams
 
 NOT_BUILT = frozenset(
     {
-        "additional_model_outputs",
         "disaggregated_params",
         "logits_post_processor_name",
         "logits_processor",
@@ -57,6 +57,7 @@ class GenerationRequest:
     guided_decoding_params: what the output must look like.
     external_draft_tokens_config: guesses at the beginning of the output, of each of its sequences.
     lora_request: the adapter that it is computed with.
+    additional_model_outputs: what is wanted of the model's inside, as AdditionalModelOutput.
     exclude_input_from_output: False puts the input in front of the output's token ids; not in a stream.
     """
 
@@ -80,6 +81,7 @@ class GenerationRequest:
         guided_decoding_params: GuidedDecodingParams | StructuredOutputsParams | None = None,
         external_draft_tokens_config: ExternalDraftTokensConfig | None = None,
         lora_request: LoRARequest | None = None,
+        additional_model_outputs: Sequence[AdditionalModelOutput] | None = None,
         **others: Any,
     ) -> None:
         """Copy the prompt; nothing is checked against a model.
@@ -93,6 +95,9 @@ class GenerationRequest:
             None if query_token_ids is None else _copy_ids("query_token_ids", query_token_ids)
         )
         self.sampling_params = _sampling(sampling_params, max_tokens)
+        self.additional_model_outputs = checked_outputs(additional_model_outputs or ())
+        if self.additional_model_outputs:
+            self.sampling_params = _with_outputs(self.sampling_params, self.additional_model_outputs)
         self.streaming = _checked_bool("streaming", streaming)
         self.priority = _priority(priority)
         self.cache_salt = cache_salt
@@ -191,6 +196,20 @@ def _sampling(given: SamplingParams | None, max_tokens: int | None) -> SamplingP
             f"sampling_params must be SamplingParams, got {type(given).__name__}", param="sampling_params"
         )
     return given if max_tokens is None else msgspec.structs.replace(given, max_tokens=max_tokens)
+
+
+def _with_outputs(sampling: SamplingParams, outputs: Sequence[AdditionalModelOutput]) -> SamplingParams:
+    """With their names. Raises InvalidRequest where it has names already."""
+    if sampling.additional_outputs:
+        raise InvalidRequest(
+            "additional_model_outputs: sampling_params have additional_outputs; give one of them",
+            param="additional_model_outputs",
+        )
+    return msgspec.structs.replace(
+        sampling,
+        additional_outputs=tuple([each.name for each in outputs]),
+        gather_context=any(each.gather_context for each in outputs),
+    )
 
 
 def _priority(value: Any) -> int:

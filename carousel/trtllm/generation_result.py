@@ -88,6 +88,13 @@ class GenerationResult:
             self._fold()
             return self._state.sequences[0].tensor("context_logits")
 
+    @property
+    def additional_context_outputs(self) -> dict[str, FloatArray]:
+        """By name [input tokens, width] float32, as far as they have come."""
+        with self.lock:
+            self._fold()
+            return self._state.sequences[0].additional_outputs("context")
+
     # -- the whole -------------------------------------------------------------------------------------------
 
     def result(self, timeout: float | None = None) -> GenerationOutput:

@@ -14,6 +14,15 @@ from runtime.wire.perf_metrics import RequestPerfMetrics
 
 
 @dataclass(frozen=True, slots=True)
+class AdditionalOutput:
+    """Rows of one: of the output under its name, of the prompt under this name behind `context_`."""
+
+    name: str
+    output: FloatArray = field(compare=False)
+    """[1, output tokens but the last, width], or [prompt tokens, width]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """Some output of one sequence. The outer lists have one entry for each beam, and there is one beam."""
 
@@ -42,6 +51,8 @@ class Result:
     generation_logits: FloatArray | None = field(default=None, compare=False)
     """[1, output tokens, vocabulary], with the last result of the sequence, when asked for."""
     request_perf_metrics: RequestPerfMetrics | None = None
+    """With the last result of the sequence, when asked for."""
+    additional_outputs: list[AdditionalOutput] = field(default_factory=list)
     """With the last result of the sequence, when asked for."""
 
 
@@ -106,5 +117,22 @@ def response_of(request: GenerationRequest, output: GenerationOutput, *, is_fina
         context_logits=output.context_logits if is_sequence_final else None,
         generation_logits=None if logits is None else logits[None],
         request_perf_metrics=output.request_perf_metrics,
+        additional_outputs=_outputs(request, output) if is_sequence_final else [],
     )
     return Response(request.id, request.client_id, None, result)
+
+
+def _outputs(request: GenerationRequest, output: GenerationOutput) -> list[AdditionalOutput]:
+    """The additional outputs of a sequence; those of the prompt where they were asked for."""
+    if not request.sampling_params.additional_outputs:
+        return []
+    unwanted = {each.name for each in request.additional_model_outputs if not each.gather_context}
+    context, rows = output.additional_context_outputs, output.additional_generation_outputs
+    return [
+        *(AdditionalOutput(name, each[None]) for name, each in rows.items()),
+        *(
+            AdditionalOutput(f"context_{name}", each)
+            for name, each in context.items()
+            if name not in unwanted
+        ),
+    ]

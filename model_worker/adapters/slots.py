@@ -21,14 +21,14 @@ from typing import NamedTuple
 import torch
 
 from model_worker.adapters.tensors import adapted_modules, check_fit, read_parts
-from model_worker.device.base import Device
+from model_worker.device.base import Device, Ticket
 from model_worker.layers.linear import Linear
 from model_worker.models.transformer import CausalLM
 from model_worker.ops.adapters import PackedAdapter
 from runtime.base.errors import InvalidRequest, ModelError
 from runtime.checkpoint.adapters.lora_config import read_adapter, version_of
 from runtime.wire.format import MAX_SHORT_CHARS
-from runtime.wire.plan import AdapterFailed, AdapterLoaded, AdapterRef, LoadAdapter
+from runtime.wire.plan import AdapterFailed, AdapterLoaded, LoadAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ class _Load(NamedTuple):
     """A load that was asked for; a later one of its slot, or a drop, makes it void."""
 
     asked: LoadAdapter
+    emptied: Ticket[None]
+    """No step behind it, and once it is done no step at all, reads the slot."""
     began_s: float
 
 
@@ -70,8 +72,8 @@ class AdapterSlots:
 
     def load(self, asked: LoadAdapter) -> None:
         """See LoadAdapter; a load that is replaced or dropped before it is ready is not answered."""
-        self.drop(asked.slot)
-        self._current[asked.slot] = load = _Load(asked, time.monotonic())
+        emptied = self._install(asked.slot, {})
+        self._current[asked.slot] = load = _Load(asked, emptied, time.monotonic())
         self._thread.submit(self._read_and_pack, load)
 
     def drop(self, slot: int) -> None:
@@ -103,20 +105,21 @@ class AdapterSlots:
         logger.info("loaded adapter %s: %.1f MiB in %.2f s", ref.name, num_bytes / (1 << 20), load_s)
         return AdapterLoaded(self._rank, slot, ref.version, num_bytes, load_s, number)
 
-    def _install(self, slot: int, packed: Packed) -> None:
+    def _install(self, slot: int, packed: Packed) -> Ticket[None]:
         def install() -> None:
             for _, layer in self._modules.values():
                 assert layer.adapters is not None, "a model that takes adapters"
                 layer.adapters.install(slot, packed.get(layer))
 
-        self._device.forward_stream.launch(install)
+        return self._device.forward_stream.launch(install)
 
     def _read_and_pack(self, load: _Load) -> None:
         """In the thread of loads."""
         ref = load.asked.ref
         result: Packed | str
         try:
-            result = self._packed(ref)
+            load.emptied.wait()
+            result = self._packed(load)
         except InvalidRequest as error:
             result = error.message
         except ModelError as error:
@@ -130,13 +133,14 @@ class AdapterSlots:
         self.on_news()
 
     @torch.inference_mode()
-    def _packed(self, ref: AdapterRef) -> Packed:
+    def _packed(self, load: _Load) -> Packed:
+        ref = load.asked.ref
         config = read_adapter(Path(ref.path), self._max_rank)
         check_fit(self._model, self._modules, config)
         packed: dict[Linear, PackedAdapter] = {}
         for layer, parts in read_parts(self._model, self._modules, config):
             assert layer.adapters is not None
-            packed[layer] = layer.adapters.pack(parts)
+            packed[layer] = layer.adapters.pack(load.asked.slot, parts)
         if ref.version not in ("", config.version) or version_of(config.path) != config.version:
             raise InvalidRequest(f"the files in {ref.path} have changed since the adapter was asked for")
         return packed

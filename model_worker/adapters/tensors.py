@@ -124,7 +124,7 @@ def _part(model: CausalLM, module: AdapterModule, where: AdaptedModule, a: Tenso
     for name, piece in outer.targets(f"{where.own_name}.weight"):
         if checkpoint_name(model, name) == f"{own_name_of(model, module.name)}.weight":
             piece.memory.copy_(b[piece.where])
-            begins.append(piece.memory.storage_offset() // module.rank)
+            begins.append((piece.memory.data_ptr() - outer.data_ptr()) // (module.rank * outer.itemsize))
             ends.append(begins[-1] + len(piece.memory))
     outer.finish()
     columns = layer.weight.cuts[1].where

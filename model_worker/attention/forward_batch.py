@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from model_worker.attention.taps import StepTaps
+
 
 @dataclass(slots=True)
 class ForwardBatch:
@@ -27,7 +29,9 @@ class ForwardBatch:
     output_indices: Tensor | None  # [W] int64, whose final hidden states are wanted; W may be 0; None: all
     rows_repeat: bool = False  # a row may come several times among the decodes, for tokens in a row
     decode_lens: Tensor | None = None  # [num_decodes] int64, kv_lens on the device; None: see positions
+    adapter_rows: Tensor | None = None  # [T] int64, each token's row; None: none has an adapter
     attn_metadata: object | None = None  # set and read by the attention backend alone
+    taps: StepTaps | None = None  # where the model hands named tensors to; None: nobody wants any
 
     @property
     def batch_size(self) -> int:

@@ -111,6 +111,9 @@ class Device(Protocol):
     def download(self, tensor: Tensor) -> Tensor:
         """`tensor` on the host; may be read once the ticket of the work that called this is done."""
 
+    def current_stream(self) -> int | None:
+        """The CUDA stream that work goes to now, as its address; None where there is none."""
+
     def capture(self, fn: Callable[[], None]) -> Graph:
         """Record what `fn` launches on the current stream; it has run once or twice by then.
 

@@ -163,6 +163,9 @@ class CpuDevice:
     def download(self, tensor: Tensor) -> Tensor:
         return tensor
 
+    def current_stream(self) -> None:
+        return None
+
     def capture(self, fn: Callable[[], None]) -> Rerun:
         fn()
         return Rerun(fn)

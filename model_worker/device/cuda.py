@@ -146,6 +146,9 @@ class CudaDevice:
         tensor.record_stream(torch.cuda.current_stream(self.torch_device))
         return host
 
+    def current_stream(self) -> int:
+        return torch.cuda.current_stream(self.torch_device).cuda_stream
+
     def capture(self, fn: Callable[[], None]) -> torch.cuda.CUDAGraph:
         # What is done once (compiling a kernel, a library's workspace) cannot be recorded.
         fn()

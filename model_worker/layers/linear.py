@@ -71,7 +71,10 @@ class Linear(StoredWeight, BoundLayer):
         self.weight.packed = self.product.packs_weight
         if self._rows is not None:
             out_features, in_features = self.weight.shape
-            self.adapters = ops.adapters(self._rows, in_features, out_features, self._dtype, self._max_rank)
+            max_parts = 1 if self.weight.one_tensor else max(1, len(self.weight.parts))
+            self.adapters = ops.adapters(
+                self._rows, in_features, out_features, self._dtype, self._max_rank, max_parts
+            )
             self.product = AdaptedProduct(self.product, self.adapters)
 
     def outer_weight(self, rank: int) -> Weight:

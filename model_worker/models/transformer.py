@@ -6,12 +6,14 @@ Module names follow the checkpoints: a parameter's name is its tensor's name. Kn
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
 
 from model_worker.attention.base import AttentionBackend, widest_window
 from model_worker.attention.forward_batch import ForwardBatch
+from model_worker.attention.taps import StepTaps
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.kernels.combine import CombineLike
 from model_worker.layers.bound import BoundLayer
@@ -29,6 +31,7 @@ from model_worker.ops.base import Ops, TakeRows
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
 from runtime.checkpoint.model_config import ModelConfig
+from runtime.sampling.additional_outputs import HIDDEN_STATES, LAYER_OUTPUTS
 
 
 class Decoder(BoundLayer):
@@ -71,15 +74,31 @@ class Decoder(BoundLayer):
             attended: Tensor = attention(hidden, turns, batch, kv_pool, backend)
             return attended
 
+        taps = batch.taps
         update: Update | None = None
-        for layer in self.layers:
+        for layer_id, layer in enumerate(self.layers):
+            if taps is not None and (name := f"{HIDDEN_STATES}:{layer_id}") in taps.names:
+                taps.take(name, _stream(taps, residual, update))
             update = layer(residual, update, attend)
         assert update is not None, "a model has at least one layer"
         wanted = batch.output_indices
         if wanted is not None:
             residual = self._take(residual, wanted)
             update = update._replace(value=self._take(update.value, wanted))
-        return self.norm.add_and_norm(residual, *update)
+        final: Tensor = self.norm.add_and_norm(residual, *update)
+        if taps is not None:
+            for name in {HIDDEN_STATES, f"{HIDDEN_STATES}:{len(self.layers)}"} & taps.names:
+                taps.take_outputs(name, final)
+        return final
+
+
+def _stream(taps: StepTaps, residual: Tensor, update: Update | None) -> Tensor:
+    """Rows of the residual stream with an update that the next layer adds to it in place."""
+    rows = taps.pick(residual)
+    if update is None:
+        return rows
+    added = taps.pick(update.value)
+    return rows + (added if update.norm is None else update.norm(added))
 
 
 class CausalLM(nn.Module):
@@ -87,6 +106,8 @@ class CausalLM(nn.Module):
 
     _combine: CombineLike
     _rows: RowAdapters | None = None
+    _taps: StepTaps | None = None
+    """Taps of the forward that runs."""
     stays_on_device = True
     """On a GPU its forward reads nothing on the host, so it can be recorded as a CUDA graph."""
 
@@ -117,6 +138,21 @@ class CausalLM(nn.Module):
         self._rows = rows
         for layer in self.adapted_layers().values():
             layer.take_adapters(rows, max_rank)
+
+    def tap(self, names: Collection[str]) -> None:
+        """Hand over what parts of layers give, of those that are named; once."""
+        for layer_id, layer in enumerate(self.model.layers):
+            for part in LAYER_OUTPUTS:
+                if (name := f"{part}:{layer_id}") in names:
+                    layer.get_submodule(part).register_forward_hook(self._hand_over(name))
+
+    def _hand_over(self, name: str) -> Callable[[nn.Module, object, Tensor], None]:
+        def hand_over(module: nn.Module, inputs: object, output: Tensor) -> None:
+            taps = self._taps
+            if taps is not None and name in taps.names:
+                taps.take(name, taps.pick(output))
+
+        return hand_over
 
     def adapted_layers(self) -> dict[str, Linear]:
         """Return the linear layers of attention and feed-forward, by their names here; experts are none."""
@@ -155,6 +191,7 @@ class CausalLM(nn.Module):
         """
         if self._rows is not None:
             self._rows.prepare(batch)
+        self._taps = batch.taps
         hidden: Tensor = self.model(batch, kv_pool, backend)
         return hidden
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from model_worker.attention.cpu_native import NativeStep
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.linear import LoraPart, add_lora
 from model_worker.kernels.native.lora import SortedRows
+
+LongArray = npt.NDArray[np.int64]
 
 
 class PackedAdapter(Protocol):
@@ -31,11 +34,11 @@ class RowAdapters(Protocol):
     def set_row(self, row: int, slot: int) -> None:
         """Compute a row's tokens with this slot's adapter from the next step on; negative: with none."""
 
+    def have_any(self, rows: LongArray) -> bool:
+        """Tell whether one of these rows has a slot. Never waits for a device."""
+
     def prepare(self, batch: ForwardBatch) -> None:
         """Sort a step's tokens, once for all layers; behind the attention backend's prepare."""
-
-    def groups(self) -> Iterable[tuple[int, Tensor]]:
-        """Slots that the step has tokens of, with the tokens [R] int64."""
 
 
 class LayerAdapters(Protocol):
@@ -43,8 +46,10 @@ class LayerAdapters(Protocol):
 
     batch_invariant: bool
 
-    def pack(self, parts: Sequence[LoraPart]) -> PackedAdapter:
-        """Bring an adapter into the form that is computed with, in any thread."""
+    def pack(self, slot: int, parts: Sequence[LoraPart]) -> PackedAdapter:
+        """Bring an adapter into the form that is computed with, for a slot that no step reads; in any
+        thread.
+        """
 
     def install(self, slot: int, packed: Any) -> None:
         """Compute rows of this slot with what `pack` gave, or with nothing (None); between two steps."""
@@ -67,21 +72,32 @@ class AdaptedProduct:
         return self.adapters(x, self.product(x))
 
 
-class TorchRows:
-    """See RowAdapters."""
+class RowSlots:
+    """Slots of rows, on the host; see RowAdapters."""
 
     def __init__(self, max_rows: int, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._slots = np.full(max_rows + 1, -1)  # the last row is nobody's
-        self._groups: list[tuple[int, Tensor]] = []
+        self.slots = np.full(max_rows + 1, -1)  # the last row is nobody's
 
     def set_row(self, row: int, slot: int) -> None:
         """See RowAdapters."""
-        self._slots[row] = slot
+        self.slots[row] = slot
+
+    def have_any(self, rows: LongArray) -> bool:
+        """See RowAdapters."""
+        return bool((self.slots[rows] >= 0).any())
+
+
+class TorchRows(RowSlots):
+    """See RowAdapters."""
+
+    def __init__(self, max_rows: int, num_slots: int) -> None:
+        super().__init__(max_rows, num_slots)
+        self._groups: list[tuple[int, Tensor]] = []
 
     def prepare(self, batch: ForwardBatch) -> None:
         """See RowAdapters."""
-        slots = np.repeat(self._slots[batch.rows.cpu().numpy()], np.diff(batch.query_start))
+        slots = np.repeat(self.slots[batch.rows.cpu().numpy()], np.diff(batch.query_start))
         self._groups = [
             (slot, torch.from_numpy(np.flatnonzero(slots == slot)).to(batch.rows.device))
             for slot in sorted({*slots.tolist()})
@@ -89,12 +105,16 @@ class TorchRows:
         ]
 
     def groups(self) -> Iterable[tuple[int, Tensor]]:
-        """See RowAdapters."""
+        """Slots that the step has tokens of, with the tokens [R] int64."""
         return self._groups
 
 
 class NativeRows(SortedRows):
     """See RowAdapters."""
+
+    def have_any(self, rows: LongArray) -> bool:
+        """See RowAdapters."""
+        return bool((self.slots_host[rows] >= 0).any())
 
     def prepare(self, batch: ForwardBatch) -> None:
         """See RowAdapters."""
@@ -119,11 +139,11 @@ class TorchAdapters:
 
     batch_invariant = False
 
-    def __init__(self, rows: RowAdapters) -> None:
+    def __init__(self, rows: TorchRows | NativeRows) -> None:
         self._rows = rows
         self._packed: dict[int, TorchPacked] = {}
 
-    def pack(self, parts: Sequence[LoraPart]) -> TorchPacked:
+    def pack(self, slot: int, parts: Sequence[LoraPart]) -> TorchPacked:
         """See LayerAdapters."""
         return TorchPacked(parts)
 

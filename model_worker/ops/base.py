@@ -219,14 +219,20 @@ class Ops(Protocol):
 
     def experts(self, weights: ExpertWeights) -> MixtureOfExperts: ...
 
-    def row_adapters(self, max_rows: int, num_slots: int) -> RowAdapters:
-        """Which adapter each row is computed with, of a model that may have so many."""
+    def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> RowAdapters:
+        """Which adapter each row is computed with, of a model on that device that may have so many."""
         ...
 
     def adapters(
-        self, rows: RowAdapters, in_features: int, out_features: int, dtype: torch.dtype, max_rank: int
+        self,
+        rows: RowAdapters,
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype,
+        max_rank: int,
+        max_parts: int,
     ) -> LayerAdapters:
         """Make what adapters of these rows add to a product [T, in_features] -> [T, out_features]
-        of dtype.
+        of dtype. max_parts: of an adapter here, each of max_rank at most.
         """
         ...

@@ -232,22 +232,28 @@ class NativeOps(Ops):
         self.table.note("experts", BY_TORCH.name, reason)
         return each
 
-    def row_adapters(self, max_rows: int, num_slots: int) -> NativeRows:
+    def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> NativeRows:
         """See Ops."""
         return NativeRows(self._kernels, max_rows, num_slots)
 
     def adapters(
-        self, rows: RowAdapters, in_features: int, out_features: int, dtype: torch.dtype, max_rank: int
+        self,
+        rows: RowAdapters,
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype,
+        max_rank: int,
+        max_parts: int,
     ) -> LayerAdapters:
         """See Ops."""
         if not can_adapt(in_features, dtype):
             reason = "rows are not whole words of 32 bits"
             return self._instead("adapters", reason).adapters(
-                rows, in_features, out_features, dtype, max_rank
+                rows, in_features, out_features, dtype, max_rank, max_parts
             )
         self._note("adapters")
         assert isinstance(rows, NativeRows)
-        return NativeLora(self._kernels, rows, in_features, out_features, dtype, max_rank)
+        return NativeLora(self._kernels, rows, in_features, out_features, dtype, max_rank, max_parts)
 
     def _scratch_for(self, hidden_size: int, dtype: torch.dtype) -> ExpertScratch:
         if self._scratch is None:

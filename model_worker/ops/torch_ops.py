@@ -27,7 +27,7 @@ from model_worker.kernels.layer_norm import layer_norm
 from model_worker.kernels.linear import linear
 from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.rope import rope_cos_sin
-from model_worker.ops.adapters import LayerAdapters, RowAdapters, TorchAdapters, TorchRows
+from model_worker.ops.adapters import LayerAdapters, NativeRows, RowAdapters, TorchAdapters, TorchRows
 from model_worker.ops.base import (
     ExpertWeights,
     Frequencies,
@@ -262,15 +262,22 @@ class TorchOps(Ops):
         self._note("experts")
         return StepwiseExperts(self, weights)
 
-    def row_adapters(self, max_rows: int, num_slots: int) -> RowAdapters:
+    def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> RowAdapters:
         """See Ops."""
         return TorchRows(max_rows, num_slots)
 
     def adapters(
-        self, rows: RowAdapters, in_features: int, out_features: int, dtype: torch.dtype, max_rank: int
+        self,
+        rows: RowAdapters,
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype,
+        max_rank: int,
+        max_parts: int,
     ) -> LayerAdapters:
         """See Ops."""
         self.table.note("adapters", BY_TORCH.name)
+        assert isinstance(rows, TorchRows | NativeRows)
         return TorchAdapters(rows)
 
     def _note(self, operation: str) -> None:

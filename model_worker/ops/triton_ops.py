@@ -20,8 +20,10 @@ from model_worker.kernels.triton.experts import fused_experts
 from model_worker.kernels.triton.fp8_rows import quantize_rows_fp8, scale_product
 from model_worker.kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.triton.rope import rope_cos_sin
+from model_worker.ops.adapters import RowAdapters
 from model_worker.ops.base import ExpertWeights, Head, LinearWeight, MixtureOfExperts
 from model_worker.ops.torch_ops import BY_TORCH, Functions, TorchOps
+from model_worker.ops.triton_adapters import TritonAdapters, TritonRows
 
 BY_TRITON = Functions(
     name="Triton",
@@ -96,6 +98,24 @@ class TritonOps(TorchOps):
             return super().head(weight)
         self.table.note("head", BY_TORCH.name)
         return WideHead(weight.rows)
+
+    def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> TritonRows:
+        """See Ops."""
+        return TritonRows(max_rows, num_slots, device)
+
+    def adapters(
+        self,
+        rows: RowAdapters,
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype,
+        max_rank: int,
+        max_parts: int,
+    ) -> TritonAdapters:
+        """See Ops."""
+        self._note("adapters")
+        assert isinstance(rows, TritonRows)
+        return TritonAdapters(rows, in_features, out_features, dtype, max_rank, max_parts)
 
     def experts(self, weights: ExpertWeights) -> MixtureOfExperts:
         """See Ops."""

@@ -46,6 +46,7 @@ class StepInputs:
     positions: Tensor  # [T]
     table_entries: Tensor  # [T] index into the flattened page table
     rows: Tensor  # [B]
+    token_rows: Tensor | None  # [T]; None: nobody asked for them
     query_start: list[int]
     kv_lens: list[int]
     output_indices: Tensor  # [W] the tokens that are sampled after, then the prompt positions
@@ -57,25 +58,25 @@ class InputBuffers:
         self._table = table
         self._device = device
 
-    def stage(self, plan: BatchPlan) -> StepInputs:
+    def stage(self, plan: BatchPlan, *, with_token_rows: bool = False) -> StepInputs:
         """Expand a plan to one entry a token and upload it. Changes nothing on the device."""
         at = _lay_out(plan)
         ids_host = unpack_ids(plan.input_ids)
         assert len(ids_host) == len(at.positions), "input_ids does not match lens"
         unknown = np.flatnonzero(ids_host < 0)
-        input_ids, unresolved, unresolved_rows, positions, entries, rows, outputs, who_rows, who_positions = (
-            self._upload(
-                ids_host,
-                unknown,
-                at.token_rows[unknown],
-                at.positions,
-                self._table.entry_of(at.token_rows, at.positions),
-                at.rows,
-                _output_indices(plan, at),
-                at.sample_rows,
-                at.sample_positions,
-            )
+        input_ids, unresolved, unresolved_rows, positions, entries, rows, outputs, *rest = self._upload(
+            ids_host,
+            unknown,
+            at.token_rows[unknown],
+            at.positions,
+            self._table.entry_of(at.token_rows, at.positions),
+            at.rows,
+            _output_indices(plan, at),
+            at.sample_rows,
+            at.sample_positions,
+            *((at.token_rows,) if with_token_rows else ()),
         )
+        who_rows, who_positions, *token_rows = rest
         return StepInputs(
             input_ids=input_ids,
             unresolved=unresolved,
@@ -83,6 +84,7 @@ class InputBuffers:
             positions=positions,
             table_entries=entries,
             rows=rows,
+            token_rows=token_rows[0] if with_token_rows else None,
             query_start=at.query_start,
             kv_lens=at.kv_lens,
             output_indices=outputs,

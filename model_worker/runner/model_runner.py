@@ -30,8 +30,10 @@ from model_worker.runner.prompt_positions import score_prompt_positions
 from model_worker.runner.recording.base import Recording, StepParts
 from model_worker.runner.recording.selection import record_steps
 from model_worker.runner.step_output import ForwardOutput, StepOutput
+from model_worker.runner.taps import Taps
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.guesses import rows_that_end
+from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.rank_samplers import make_sampler
 from model_worker.sampling.sampler import Sampler
 from runtime.base.errors import ConfigError
@@ -65,12 +67,15 @@ class ModelRunner:
         max_tokens: int = 0,
         records_steps: bool = True,
         row_adapters: RowAdapters | None = None,
+        processors: ProcessorRunner | None = None,
+        output_width: int = 0,
     ) -> None:
         """max_len: tokens of the longest sequence, prompt and output. attention_window: as KVLayout's. group:
         the ranks of the model. graph_sizes: batch sizes of decodes that `warm_up` records as graphs, where
         model and backend can. max_guesses: of a row in such a step. max_tokens: of the largest step that
         it computes; 0: of a short prompt. records_steps: those are, and on a CPU steps of kernels alone.
-        row_adapters: those of a model that takes adapters.
+        row_adapters: those of a model that takes adapters. processors: logits processors that this rank
+        calls. output_width: numbers in a row of an additional output; 0: rows want none.
         """
         self.vocab_size = vocab_size
         self.max_rows = max_rows
@@ -91,7 +96,9 @@ class ModelRunner:
             max_len=max_len,
             vocab_size=vocab_size,
             kernels=ops.sampling_kernels,
+            processors=processors,
         )
+        self._processors = processors
         self._recording: Recording | None = None
         self._graph_sizes = graph_sizes
         self._max_guesses = max_guesses
@@ -99,12 +106,16 @@ class ModelRunner:
         self._max_tokens = max_tokens
         self._group = group
         self._row_adapters = row_adapters
+        self.output_width = output_width
+        self._taps = Taps(device) if output_width else None
 
     @torch.inference_mode()
     def apply(self, plan: BatchPlan) -> tuple[ForwardBatch, SampleRows]:
         """Change the tables as the plan says, and lay out its tokens."""
         self._change_tables(plan)
-        inputs = self._inputs.stage(plan)
+        adapters = self._row_adapters
+        has_adapters = adapters is not None and adapters.have_any(unpack_ids(plan.rows).astype(np.int64))
+        inputs = self._inputs.stage(plan, with_token_rows=has_adapters)
         if len(inputs.unresolved):
             self._future.resolve(inputs.input_ids, inputs.unresolved, inputs.unresolved_rows)
         batch = ForwardBatch(
@@ -118,6 +129,7 @@ class ModelRunner:
             page_size=self._table.page_size,
             num_decodes=plan.num_decodes,
             output_indices=inputs.output_indices,
+            adapter_rows=inputs.token_rows,
         )
         return batch, inputs.who
 
@@ -140,7 +152,14 @@ class ModelRunner:
 
     def forward(self, plan: BatchPlan) -> ForwardOutput | StepOutput:
         """Apply the plan and compute its tokens. A StepOutput where nothing is to be sampled."""
-        if self._recording is None or not self._recording.fits(plan):
+        taps = self._taps
+        if taps is not None:
+            taps.open_rows(plan.setups)
+        if (
+            self._recording is None
+            or not self._recording.fits(plan)
+            or (taps is not None and taps.of_rows(plan))
+        ):
             return self._compute(plan)
         if plan.setups or plan.page_copies:
             self._open_rows_and_copy_pages(plan)
@@ -149,10 +168,13 @@ class ModelRunner:
     @torch.inference_mode()
     def _compute(self, plan: BatchPlan) -> ForwardOutput:
         batch, who = self.apply(plan)
+        tapped = None
+        if self._taps is not None and self._group.rank == 0:
+            batch.taps, tapped = self._taps.of_step(plan, batch.output_indices)
         self._backend.prepare(batch)
         hidden = self._model(batch, self.kv_pool, self._backend)
         if not plan.prompt_positions:
-            return ForwardOutput(self._model.compute_logits(hidden), who)
+            return ForwardOutput(self._model.compute_logits(hidden), who, tapped=tapped)
         num_sampled = len(who.rows_host)
         prompt = score_prompt_positions(
             plan.prompt_positions,
@@ -162,10 +184,18 @@ class ModelRunner:
             self.vocab_size,
             self._device,
         )
-        return ForwardOutput(self._model.compute_logits(hidden[:num_sampled]), who, prompt)
+        logits = self._model.compute_logits(hidden[:num_sampled])
+        return ForwardOutput(logits, who, prompt, tapped=tapped)
 
-    def sample(self, forward: ForwardOutput | StepOutput, masks: Mapping[int, bytes]) -> StepOutput:
-        """Sample the step's tokens, and remember them for plans that say -1."""
+    def sample(
+        self,
+        forward: ForwardOutput | StepOutput,
+        masks: Mapping[int, bytes],
+        processed: Sequence[tuple[int, bytes]] = (),
+    ) -> StepOutput:
+        """Sample the step's tokens, and remember them for plans that say -1. processed: see SampleMasks."""
+        if processed and self._processors is not None:
+            self._processors.expect(processed)
         if isinstance(forward, StepOutput):
             return forward
         if forward.tokens is not None:
@@ -190,6 +220,8 @@ class ModelRunner:
             sampled.logits,
             sampled.logits_of,
             forward.prompt,
+            errors=sampled.errors,
+            tapped=forward.tapped,
         )
 
     def _remember(self, who: SampleRows, tokens: Tensor) -> None:
@@ -260,6 +292,7 @@ class ModelRunner:
             vocab_size=self.vocab_size,
             example=example,
             lay_out=lambda plan: self.apply(plan)[0],
+            row_adapters=self._row_adapters,
         )
 
     def _launch_what_is_not_recorded(self, decode: BatchPlan) -> None:

@@ -59,6 +59,8 @@ def score_prompt_positions(
     ends = np.cumsum([num_positions(entry) for entry in entries]).tolist()
     assert ends[-1] == hidden.shape[0]
     num_top = max(entry.num_logprobs for entry in entries)
+    if num_top < 0 and not any(entry.returns_logits for entry in entries):
+        return PromptOutput(None, [])
     targets: Tensor | None = None
     if num_top >= 0:
         ids = np.concatenate([unpack_ids(entry.targets) for entry in entries])

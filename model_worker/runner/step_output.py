@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from model_worker.device.base import Device
 from model_worker.runner.prompt_positions import FLOAT_BYTES, PromptOutput
 from model_worker.runner.sampled_places import has_drafts, sampled_places
+from model_worker.runner.taps import TappedRows
 from model_worker.sampling.columns import LongArray, SampleRows
 from model_worker.sampling.guesses import places_that_count
 from model_worker.sampling.logprobs import Logprobs
@@ -37,6 +38,7 @@ class ForwardOutput:
     """Draws tokens [S] int64, where that was recorded with the step; remembered for plans that say -1, but
     with guesses not rightly. Gives None where rows sample with more than a draw, or another rank samples."""
     tokens: bytes | None = None  # packed ids, when they have been drawn and remembered
+    tapped: TappedRows | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class StepOutput:
     logits_of: LongArray | None = None  # [m] which of S they belong to
     prompt: PromptOutput | None = None
     embeddings: Tensor | None = None  # [S, hidden_size] float32, of an embedding model
+    errors: Sequence[tuple[int, str]] = ()  # which of S have no token, and why
+    tapped: TappedRows | None = None
 
     def on_host(self, device: Device) -> StepOutput:
         """Start the copies; they may be read when the work that called this is done."""
@@ -66,6 +70,8 @@ class StepOutput:
             logits_of=self.logits_of,
             prompt=prompt,
             embeddings=None if self.embeddings is None else device.download(self.embeddings),
+            errors=self.errors,
+            tapped=self.tapped,
         )
 
     def to_result(self, plan: BatchPlan) -> tuple[StepResult, tuple[Frame, ...]]:
@@ -91,10 +97,15 @@ class StepOutput:
         if self.logits is not None and self.logits_of is not None:
             accepted.logits_of = self.logits_of[kept[self.logits_of]]
             accepted.logits = self.logits[torch.from_numpy(kept[self.logits_of])]
+        if self.tapped is not None:
+            accepted.tapped = self.tapped.accepted(kept)
         return accepted, pack_ids(counts)
 
     def _to_result(self, plan: BatchPlan, counts: bytes) -> tuple[StepResult, tuple[Frame, ...]]:
         described = [*self._context_logits(plan), *self._generation_logits(plan), *self._embeddings(plan)]
+        if self.tapped is not None:
+            rows = self.tapped.described(plan, MAX_FRAME_BYTES)
+            described += [(tensor, _to_frame(values)) for tensor, values in rows]
         top = self.logprobs
         result = StepResult(
             step=plan.step,
@@ -106,8 +117,13 @@ class StepOutput:
             top_logprobs=b"" if top is None else _to_bytes(top.top),
             prompts=tuple(self._prompt_logprobs(plan)),
             tensors=tuple(tensor for tensor, _ in described),
+            errors=self._errors_by_row(plan) if self.errors else (),
         )
         return result, tuple(frame for _, frame in described)
+
+    def _errors_by_row(self, plan: BatchPlan) -> tuple[tuple[int, str], ...]:
+        index, _, _ = sampled_places(plan)
+        return tuple((index.item(place), error) for place, error in self.errors)
 
     def _prompt_logprobs(self, plan: BatchPlan) -> Iterator[PromptLogprobs]:
         if self.prompt is None or self.prompt.logprobs is None:
@@ -166,6 +182,6 @@ def _to_bytes(tensor: Tensor) -> bytes:
     return tensor.numpy().tobytes()
 
 
-def _to_frame(logits: Tensor) -> Frame:
-    """The memory of contiguous logits, not a copy."""
-    return logits.numpy().data.cast("B")
+def _to_frame(rows: Tensor) -> Frame:
+    """The memory of contiguous rows, not a copy."""
+    return rows.numpy().data.cast("B")

@@ -20,6 +20,8 @@ from runtime.wire.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 8
 ALL_ALLOWED = 0xFF
+FIRST_SLOT = 0
+"""An adapter's, which is empty: what rows with one launch, where a model takes any."""
 
 
 def first_prompt(max_len: int, num_pages: int, page_size: int) -> BatchPlan:
@@ -34,7 +36,7 @@ def decode_after(position: int) -> BatchPlan:
     """The token of row 0 at that position, whose id only the device knows."""
     return BatchPlan(
         step=1,
-        setups=(RowSetup.of(0, position, SamplingParams(temperature=0.0)),),
+        setups=(RowSetup.of(0, position, SamplingParams(temperature=0.0), adapter_slot=FIRST_SLOT),),
         page_copies=(),
         table_spans=b"",
         table_pages=b"",
@@ -65,9 +67,11 @@ def edited_decodes(position: int, vocab_size: int) -> Iterator[tuple[BatchPlan, 
         pack_ids([0] * position),
         min_len=position + 2,
         stop_ids=[0],
+        adapter_slot=FIRST_SLOT,
     )
     yield replace(decode, setups=(edited,)), {}
-    decaying = RowSetup.of(0, position, SamplingParams(**examples(TOP_P | TOP_P_DECAY)))
+    sampling = SamplingParams(**examples(TOP_P | TOP_P_DECAY))
+    decaying = RowSetup.of(0, position, sampling, adapter_slot=FIRST_SLOT)
     yield replace(decode, setups=(decaying,)), {0: bytes([ALL_ALLOWED]) * -(-vocab_size // 8)}
 
 
@@ -88,7 +92,7 @@ def chunks(lens: list[int]) -> BatchPlan:
     cut = SamplingParams(**examples(TRUNCATES))
     return BatchPlan(
         step=0,
-        setups=tuple(RowSetup.of(row, n, cut) for row, n in enumerate(lens)),
+        setups=tuple(RowSetup.of(row, n, cut, adapter_slot=FIRST_SLOT) for row, n in enumerate(lens)),
         page_copies=(),
         table_spans=b"",
         table_pages=b"",

@@ -6,6 +6,7 @@ The others need no column of a row: what they sample is what they are told, in t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from model_worker.distributed.group import RankGroup
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.logprobs import Logprobs, logprobs_of
+from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.sampler import Sampler
 from model_worker.sampling.step import Sampled
 from runtime.wire.plan import RowSetup
@@ -32,8 +34,16 @@ class LeadingSampler(Sampler):
         max_len: int,
         vocab_size: int,
         kernels: NativeKernels | None,
+        processors: ProcessorRunner | None,
     ) -> None:
-        super().__init__(device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size, kernels=kernels)
+        super().__init__(
+            device,
+            max_rows=max_rows,
+            max_len=max_len,
+            vocab_size=vocab_size,
+            kernels=kernels,
+            processors=processors,
+        )
         self._group = group
 
     def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
@@ -46,14 +56,20 @@ class LeadingSampler(Sampler):
 class FollowingSampler:
     """Any other rank's."""
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: RankGroup, processors: ProcessorRunner | None) -> None:
         self._group = group
+        self._processors = processors
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
-        """Rank 0 knows how a row is sampled."""
+        """Rank 0 knows how a row is sampled; processors may be every rank's."""
+        if self._processors is not None:
+            for setup in setups:
+                self._processors.open_row(setup)
 
     def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
         """Rank 0's tokens, and nothing else of what it has sampled."""
+        if self._processors is not None:
+            self._processors.run(logits, who.rows_host)
         tokens = torch.empty(len(who.rows_host), dtype=torch.int64, device=logits.device)
         return Sampled(self._group.broadcast(tokens))
 
@@ -70,12 +86,18 @@ def make_sampler(
     max_len: int,
     vocab_size: int,
     kernels: NativeKernels | None = None,
+    processors: ProcessorRunner | None = None,
 ) -> Sampler | FollowingSampler:
-    """Make the sampler of this rank of the group; max_len: tokens of the longest sequence."""
+    """Make the sampler of this rank of the group; max_len: tokens of the longest sequence; processors: those
+    that this rank calls.
+    """
     if group.rank > 0:
-        return FollowingSampler(group)
-    if group.size > 1:
-        return LeadingSampler(
-            group, device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size, kernels=kernels
-        )
-    return Sampler(device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size, kernels=kernels)
+        return FollowingSampler(group, processors)
+    options: dict[str, Any] = {
+        "max_rows": max_rows,
+        "max_len": max_len,
+        "vocab_size": vocab_size,
+        "kernels": kernels,
+        "processors": processors,
+    }
+    return LeadingSampler(group, device, **options) if group.size > 1 else Sampler(device, **options)

@@ -1,14 +1,15 @@
 """Sampler: one token for each row of logits, in the order of docs/sampling.md.
 
-    repetition → presence, frequency → logit bias → allowed ids, mask → min tokens, bad words, n-grams
+    logits processors
+    → repetition → presence, frequency → logit bias → allowed ids, mask → min tokens, bad words, n-grams
     → ÷ temperature → top-n-sigma → top-k → top-p → min-p
     → argmax(logit + Gumbel noise of (seed, position, id))
 
-The draw begins with the temperature (`ops/`). Each part of the first line is an object (`capabilities/`), and
-so is what is reported beside a token; the sampler knows none of them. What forbids an id does so whatever its
-place in the order; those that may yield come last, because they must see what is left. A step touches only
-the rows that need a capability; a batch of plain greedy rows is one argmax. A row's token depends on its own
-logits, parameters, history and position, never on what else is in the batch.
+The draw begins with the temperature (`ops/`). Each part of the first two lines is an object (`capabilities/`,
+`processors/`), and so is what is reported beside a token; the sampler knows none of them. What forbids an id
+does so whatever its place in the order; those that may yield come last, because they must see what is left. A
+step touches only the rows that need a capability; a batch of plain greedy rows is one argmax. A row's token
+depends on its own logits, parameters, history and position, never on what else is in the batch.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from model_worker.sampling.columns import LongArray, SampleRows, SamplingColumns
 from model_worker.sampling.logprobs import Logprobs
 from model_worker.sampling.ops.base import DrawKind
 from model_worker.sampling.ops.selection import make_sampling_ops
+from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.step import Sampled, SamplingStep
 from model_worker.sampling.verification import looks_back, sample_in_turns
 from runtime.sampling.features import DRAWABLE, TRUNCATES
@@ -41,13 +43,22 @@ class Sampler:
         max_len: int,
         vocab_size: int,
         kernels: NativeKernels | None = None,
+        processors: ProcessorRunner | None = None,
     ) -> None:
-        """max_len: tokens of the longest sequence, prompt and output. kernels: a CPU samples by them."""
+        """max_len: tokens of the longest sequence, prompt and output. kernels: a CPU samples by them.
+        processors: those of the launch.
+        """
         self._device = device
         self._columns = SamplingColumns(max_rows, vocab_size, device)
         self.ops = make_sampling_ops(self._columns, device, kernels)
         context = SamplerContext(
-            device, self._columns, self.ops, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size
+            device,
+            self._columns,
+            self.ops,
+            max_rows=max_rows,
+            max_len=max_len,
+            vocab_size=vocab_size,
+            processors=processors,
         )
         self._capabilities = tuple(make(context) for make in CAPABILITIES)
 

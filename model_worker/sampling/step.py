@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -30,6 +30,7 @@ class Sampled:
     logprobs_of: LongArray = field(default_factory=lambda: NO_ROWS)  # [m] which of S they belong to
     logits: Tensor | None = None  # [m, V] float32, raw, of the rows that asked
     logits_of: LongArray = field(default_factory=lambda: NO_ROWS)  # [m] which of S they belong to
+    errors: Sequence[tuple[int, str]] = ()  # which of S have no token, and why
 
 
 class StepRows:

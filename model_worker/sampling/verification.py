@@ -61,6 +61,7 @@ def _joined(tokens: Tensor, turns: list[tuple[LongArray, Sampled]], device: Devi
         num_top = reports[0][1].top.shape[1]
         each = [(r.chosen, _widened(r.top_ids, num_top), _widened(r.top, num_top)) for _, r in reports]
         joined.logprobs = Logprobs(*(torch.cat(parts)[order] for parts in zip(*each, strict=True)))
+    joined.errors = [(places.item(at), error) for places, s in turns for at, error in s.errors]
     if raw := [(places[s.logits_of], s.logits) for places, s in turns if s.logits is not None]:
         joined.logits_of, order = _in_order([of for of, _ in raw], device)
         joined.logits = torch.cat([logits for _, logits in raw])[order]

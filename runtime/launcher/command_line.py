@@ -22,6 +22,7 @@ from runtime.base.errors import ConfigError
 from runtime.settings.config import (
     LISTS,
     PRESETS,
+    REPEATABLE,
     SETTINGS,
     TITLES,
     RuntimeConfig,
@@ -108,6 +109,8 @@ class _SettingAction(argparse.Action):
         text = _joined(words) if isinstance(values, list) else values
         for each in (*words, *([] if text.strip(", ") else [""])):
             refuse_empty(option, each)
+        if self.dest in REPEATABLE:
+            text = ",".join(filter(None, (getattr(namespace, self.dest, None), text)))
         meaning = value_of(self.dest, option, text)
         if meaning.note:
             namespace.notes[f"{option} {text}"] = meaning.note

@@ -22,6 +22,7 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.overrides import read_overridden
 from runtime.checkpoint.own_spec import own_row
 from runtime.checkpoint.weight_files import check_weight_files
+from runtime.launcher.checks.additional_outputs import check_additional_outputs
 from runtime.launcher.checks.chat_formats import with_chat_formats
 from runtime.launcher.checks.device import check_device
 from runtime.launcher.checks.tokenizer import check_tokenizer
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if isinstance(model, ModelConfig):
             model.check_ranks(config.tp_size)
+        check_additional_outputs(config, model)
         check_device(config.device)
         if config.load_format != "dummy":
             check_weight_files(model_path)

@@ -103,6 +103,7 @@ def resolve(
     _check_kv_cache(config)
     _check_profile_dir(config)
     _check_scheduling(config)
+    _check_logits_processors(config)
     _check_graphs(config, device)
     _check_kv_dtype(config, device)
     _check_quantization(config, device, has_spec)
@@ -248,8 +249,8 @@ def _with_adapters(config: RuntimeConfig, device: str, has_spec: bool) -> Runtim
             if getattr(config, name) != getattr(default, name):
                 raise ConfigError(f"{name}: no adapters are served; add --enable-lora, or leave it out")
         return config
-    if device != "cpu":
-        raise ConfigError("enable_lora: adapters are computed on a CPU alone; use --device cpu, or merge one")
+    if device != "cpu" and config.tp_size > 1:
+        raise ConfigError("enable_lora: several GPUs compute no adapters; use --tp-size 1, or merge one")
     if not has_spec:
         raise ConfigError(
             "enable_lora: adapters need a model that has a spec (docs/models.md), which the transformers "
@@ -437,11 +438,11 @@ def _check_idle(config: RuntimeConfig) -> None:
         for name in ("max_restarts", "max_engine_restarts", "restart_window"):
             if getattr(config, name) != getattr(default, name):
                 raise ConfigError(f"{name}: with --restart never nothing is restarted; leave it out")
-    gathers = config.gather_context_logits or config.gather_generation_logits
+    gathers = config.gather_context_logits or config.gather_generation_logits or config.additional_outputs
     if config.max_logits_bytes != default.max_logits_bytes and not gathers:
         raise ConfigError(
-            "max_logits_bytes: no request may ask for raw logits; allow it with --gather-context-logits or "
-            "--gather-generation-logits, or leave it out"
+            "max_logits_bytes: no request may ask for raw logits; allow it with --gather-context-logits, "
+            "--gather-generation-logits or --additional-output, or leave it out"
         )
     if config.metrics_open and not config.has_api_keys:
         raise ConfigError("metrics_open: without an API key /metrics is open; leave it out")
@@ -462,6 +463,21 @@ def _check_scheduling(config: RuntimeConfig) -> None:
         raise ConfigError("schedule_policy: priority takes rows back, which only max_utilization does")
     if config.schedule_conservativeness != 1.0 and capacity != "max_utilization":
         raise ConfigError(f"schedule_conservativeness: {capacity} estimates nothing that it could change")
+
+
+def _check_logits_processors(config: RuntimeConfig) -> None:
+    """Raises ConfigError. The worker imports them: they need torch."""
+    if not config.logits_processor_paths:
+        if config.disable_logits_processor_replicate:
+            raise ConfigError(
+                "disable_logits_processor_replicate: there are none; add --logits-processor, or leave it out"
+            )
+    elif config.batching == "static":
+        raise ConfigError(
+            "logits_processor: not supported with static batching (--batching-type); leave one of them out"
+        )
+    elif config.task == "embed":
+        raise ConfigError("logits_processor: an embedding model has no logits")
 
 
 def _pick_device() -> str:

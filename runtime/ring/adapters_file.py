@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,7 +19,16 @@ FIRST_ID = 1 << 32
 class ListedAdapter(msgspec.Struct, frozen=True):
     path: str
     id: int
-    """Stands for this name and path; not used again."""
+    """Stands for this name and path, and its pin; not used again."""
+    pinned: bool = False
+    """Others do not take its slot."""
+
+
+class Wanted(NamedTuple):
+    """Directory that a name is to stand for, and whether it is pinned."""
+
+    path: str
+    pinned: bool = False
 
 
 class _Content(msgspec.Struct):
@@ -56,23 +66,26 @@ class AdaptersFile:
             self._stamp = stamp
         return self._read
 
-    def change(self, name: str, decide: Callable[[ListedAdapter | None], str | None]) -> None:
-        """Let `decide`, which is given what the name stands for, say which directory it is to stand for, or
-        None for nothing. It may raise, and nothing changes. Another process that changes the file waits.
-        Raises OSError.
+    def change(
+        self, name: str, decide: Callable[[Mapping[str, ListedAdapter]], Wanted | None]
+    ) -> ListedAdapter | None:
+        """Let `decide`, which is given all adapters by name, say what this name is to stand for, or None for
+        nothing. It may raise, and nothing changes. Another process that changes the file waits. Return what
+        it stood for. Raises OSError.
         """
         assert self._path is not None
         with self._path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             content = self._content()
             known = content.adapters.get(name)
-            path = decide(known)
-            if path is None:
+            wanted = decide(content.adapters)
+            if wanted is None:
                 content.adapters.pop(name, None)
-            elif known is None or known.path != path:
-                content.adapters[name] = ListedAdapter(path, content.next_id)
+            elif known is None or known.path != wanted.path or known.pinned or wanted.pinned:
+                content.adapters[name] = ListedAdapter(wanted.path, content.next_id, wanted.pinned)
                 content.next_id += 1
             write_atomically(self._path, msgspec.json.encode(content))
+        return known
 
     def _content(self) -> _Content:
         assert self._path is not None

@@ -17,6 +17,7 @@ NGRAM = 1 << 11
 HISTORY = 1 << 12  # something looks at the order of the row's tokens
 TOP_P_DECAY = 1 << 13
 TOP_N_SIGMA = 1 << 14
+PROCESSED = 1 << 15  # by a logits processor
 EDITS = PENALTY | BIAS
 FORBIDS = MIN_LEN | BAD_WORDS | NGRAM
 CHANGES = EDITS | ALLOWED | FORBIDS  # the logits, before the draw

@@ -39,6 +39,7 @@ MAX_NGRAM = 64
 SEEDS = 1 << 63
 MAX_ALLOWED_IDS = 4096
 MAX_DRAFT_TOKENS = 64
+MAX_OUTPUTS = 16
 
 GREEDY_BELOW = 1e-5
 """Temperature."""
@@ -499,5 +500,21 @@ PARAMETERS: tuple[Parameter, ...] = (
         nullable=True,
         doc="Guesses in a step, at most, where the server speculates; 0: none. None: as many as the server "
         "says. The output is the same.",
+    ),
+    Parameter(
+        name="additional_outputs",
+        kind=Texts(max_length=MAX_OUTPUTS),
+        neutral=(),
+        doc="Names of the server's additional outputs, like `hidden_states:12`, to come with the output: a "
+        "row for each of its tokens but the last.",
+        bodies=("sglang",),
+    ),
+    Parameter(
+        name="gather_context",
+        kind=Flag(),
+        neutral=False,
+        doc="Rows of `additional_outputs` for each token of the prompt, too. Its KV is then computed, not "
+        "taken from the cache.",
+        bodies=("sglang",),
     ),
 )

@@ -22,6 +22,9 @@ from runtime.settings.server_settings import LaunchSettings
 DEMO_MODEL = (Path(__file__).resolve().parents[2] / "carousel" / "demo_model").resolve()
 """The model that is installed with the project; in its source a link to demo/model."""
 
+MAX_NAME_CHARS = 256
+"""Length of a logits processor's name, at most: what a request may name."""
+
 
 class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
     """Settings as given; `auto`, None and 0 stand for what `resolve` fills in."""
@@ -45,6 +48,25 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(f"lora_modules: {name} is already the name of {taken}")
             paths[name] = path
         return paths
+
+    @property
+    def logits_processor_paths(self) -> dict[str, str]:
+        """Classes of --logits-processor as `module:Class`, by their names. Raises ConfigError."""
+        paths: dict[str, str] = {}
+        for part in filter(None, (part.strip() for part in self.logits_processor.split(","))):
+            name, equals, path = part.partition("=")
+            if not (equals and name and all(path.partition(":"))) or len(name) > MAX_NAME_CHARS:
+                raise ConfigError(f"logits_processor: {part!r} is not like name=package.module:Class")
+            if name in paths:
+                raise ConfigError(f"logits_processor: {name} is given twice")
+            paths[name] = path
+        return paths
+
+    @property
+    def additional_outputs(self) -> tuple[str, ...]:
+        """Names of --additional-output."""
+        names = (name.strip() for name in self.additional_output.split(","))
+        return tuple(dict.fromkeys(filter(None, names)))
 
     @property
     def max_waiting(self) -> int:
@@ -198,10 +220,14 @@ LISTS = (
     "cors_origins",
     "cuda_graph_bs",
     "forwarded_allow_ips",
+    "logits_processor",
     "lora_modules",
     "served_model_name",
 )
 """Settings whose parts are separated by commas here; in a command line and in keywords they may be a list."""
+
+REPEATABLE = frozenset({"logits_processor"})
+"""Settings that a command line may give several times: all of them count."""
 
 
 def flags_of(name: str) -> tuple[str, ...]:

@@ -160,6 +160,16 @@ class SchedulerSettings(KVCacheSettings, frozen=True, forbid_unknown_fields=True
             "--guided-decoding-backend",
         ),
     ] = "auto"
+    logits_processor: Annotated[
+        str,
+        setting(
+            "logits processors that requests may name, like bias=my_package.processors:Bias; the one called "
+            "batched is called once a step (docs/logits_processors.md)"
+        ),
+    ] = ""
+    disable_logits_processor_replicate: Annotated[
+        bool, setting("call logits processors on tensor-parallel rank 0 alone, not on every rank")
+    ] = False
     speculative_algorithm: Annotated[
         Literal["none", "NGRAM"],
         setting(

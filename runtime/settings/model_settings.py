@@ -172,8 +172,18 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bool, setting("allow requests to ask for the raw logits of their output")
     ] = False
     max_logits_bytes: Annotated[
-        int, setting("raw logits of one sequence, at most; more is refused", ge=0, le=1 << 36)
+        int,
+        setting(
+            "raw logits and additional outputs of one sequence, at most; more is refused", ge=0, le=1 << 36
+        ),
     ] = 256 << 20
+    additional_output: Annotated[
+        str,
+        setting(
+            "what requests may ask for of the model's inside, like hidden_states:12,mlp:3 "
+            "(docs/additional_outputs.md)"
+        ),
+    ] = ""
 
 
 class AdapterSettings(ModelSettings, frozen=True, forbid_unknown_fields=True):
@@ -182,7 +192,7 @@ class AdapterSettings(ModelSettings, frozen=True, forbid_unknown_fields=True):
     TITLE: ClassVar[str] = "LoRA adapters"
 
     enable_lora: Annotated[
-        bool, setting("serve LoRA adapters beside the model (CPU; docs/lora.md); --lora-modules implies it")
+        bool, setting("serve LoRA adapters beside the model (docs/lora.md); --lora-modules implies it")
     ] = False
     lora_modules: Annotated[
         str,

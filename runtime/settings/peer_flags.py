@@ -163,8 +163,11 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
         refused="a request asks for token ids itself, with return_token_ids",
     ),
     no_switch("--enable-custom-logit-processor", refused="a request's code is never run; leave it out"),
-    no_value("--logits-processors", refused="logits processors of one's own are not built; leave it out"),
-    no_switch("--enable-return-hidden-states", refused="hidden states are not sent; see --task embed"),
+    no_value(
+        "--logits-processors",
+        refused="its classes have another interface; see --logits-processor",
+    ),
+    no_switch("--enable-return-hidden-states", refused="name them: --additional-output hidden_states"),
     no_switch("--enable-prompt-embeds", refused="prompts are text or token ids; leave it out"),
     no_switch("--allow-auto-truncate", refused="requests say so themselves, with truncate_prompt_tokens: -1"),
     # -- The KV cache and the scheduler -------------------------------------------------------------------

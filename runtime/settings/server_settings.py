@@ -20,6 +20,7 @@ HTTP_SETTINGS = (
     "max_connections_per_address",
     "metrics_names",
     "metrics_open",
+    "no_page",
     "otlp_traces_endpoint",
     "root_path",
     "sampling_defaults",
@@ -127,6 +128,9 @@ class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True)
             "or without it"
         ),
     ] = ""
+    no_page: Annotated[
+        bool, setting("serve no page to browsers: / answers them, too, in JSON (docs/page.md)")
+    ] = False
     ssl_certfile: Annotated[
         str,
         setting("serve HTTPS with the certificate in this PEM file, and those above it (docs/security.md)"),

@@ -36,8 +36,10 @@ from runtime.wire.plan import (
     BatchPlan,
     DropAdapter,
     LoadAdapter,
+    ProcessorCalls,
     SampleMasks,
     StepResult,
+    TensorName,
     WorkerCommand,
     WorkerFailed,
     WorkerReady,
@@ -133,6 +135,8 @@ class GenerateRequest(Message, frozen=True):
     """
     trace: TraceStamps | None = None
     """None: it is not sampled."""
+    processors: ProcessorCalls = ()
+    """Logits processors of the launch that its output is drawn with."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -228,6 +232,9 @@ class TokenizedRequest(Message, frozen=True):
     prediction_ids: PackedIds = b""
     adapter: AdapterRef | None = None
     trace: TraceStamps | None = None
+    processors: ProcessorCalls = ()
+    label: Label = ""
+    """The request's, for its processors; empty without any."""
 
 
 class StopMatched(Message, frozen=True):
@@ -488,10 +495,10 @@ class TensorEntry(Record, frozen=True):
     """Some rows of one of a sequence's tensors; their order on the wire is their order in the tensor."""
 
     handle: Handle
-    name: Literal["context_logits", "generation_logits", "embedding"]
+    name: TensorName
     dtype: Literal["float32"]
     shape: tuple[Count, Count]
-    """[positions, vocab_size]; of an embedding [1, hidden_size]."""
+    """The shape of StepTensor."""
     start: Count
     """Which row of the whole tensor its first one is."""
 

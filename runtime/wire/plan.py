@@ -5,21 +5,82 @@ Part of the wire like `runtime.wire.messages`, which puts these into the unions 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 from msgspec import Meta
 
+from runtime.base.errors import InvalidRequest
 from runtime.sampling.columns import ROW_BYTES, pack_row
-from runtime.sampling.features import FEATURE_BITS, LOOKS_BACK, MIN_LEN
+from runtime.sampling.features import FEATURE_BITS, LOOKS_BACK, MIN_LEN, PROCESSED
 from runtime.sampling.table import Stay
 from runtime.wire.format import Count, Label, Message, Record, ShortText, Text, pack_ids, unpack_ids
 from runtime.wire.sampling_params import SamplingParams
 
+TensorName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=80)]
+"""context_logits, generation_logits or embedding; of an additional output its name behind `context_` or
+`generation_`.
+"""
+OutputNames: TypeAlias = Annotated[tuple[Label, ...], Meta(max_length=16)]
 NO_ADAPTER = -1
 """The slot of a row that is computed by the base model alone."""
 NO_LORA = "this server serves no LoRA adapters: it was started without --enable-lora"
+
+MAX_PROCESSORS = 8
+MAX_ARGS_BYTES = 4096
+"""JSON of the arguments of all of a request's logits processors."""
+BATCHED = "batched"
+"""The name of the logits processor that is called once a step, with all rows that have it."""
+PROCESSORS = "logits_processors"
+"""A request's field."""
+
+_decode_map = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class ProcessorCall(Record, frozen=True):
+    """A logits processor, by the name that the launch gave it: code never comes in a request."""
+
+    name: Label
+    args: Annotated[bytes, Meta(max_length=MAX_ARGS_BYTES)] = b""
+    """A JSON object: its keyword arguments. Empty for none."""
+
+    def keywords(self) -> dict[str, Any]:
+        return _decode_map(self.args) if self.args else {}
+
+
+ProcessorCalls: TypeAlias = Annotated[tuple[ProcessorCall, ...], Meta(max_length=MAX_PROCESSORS)]
+
+
+def check_calls(calls: Sequence[ProcessorCall]) -> None:
+    """Raises InvalidRequest that names the field of a request."""
+    if len(calls) > MAX_PROCESSORS:
+        raise _wrong_call(f"{len(calls)} of them; at most {MAX_PROCESSORS}")
+    num_bytes = sum(len(call.args) for call in calls)
+    if num_bytes > MAX_ARGS_BYTES:
+        raise _wrong_call(f"their arguments are {num_bytes} bytes of JSON; at most {MAX_ARGS_BYTES}")
+    for number, call in enumerate(calls):
+        if call.args and call.name == BATCHED:
+            raise _wrong_call("the batched processor takes none", f"[{number}].args")
+        try:
+            call.keywords()
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            raise _wrong_call("arguments are a JSON object", f"[{number}].args") from None
+
+
+def _wrong_call(problem: str, where: str = "") -> InvalidRequest:
+    return InvalidRequest(f"{PROCESSORS}{where}: {problem}", param=PROCESSORS + where)
+
+
+class RowProcessing(Record, frozen=True):
+    """The logits processors of a row, and whose it is: this they are told, and nobody else is."""
+
+    request_id: Count
+    """Number of the sequence, in the order in which they came."""
+    client_id: Label
+    """The label of its request; empty for none."""
+    calls: ProcessorCalls
 
 
 class RowSetup(Record, frozen=True):
@@ -46,6 +107,10 @@ class RowSetup(Record, frozen=True):
     """[n] int32."""
     adapter_slot: Annotated[int, Meta(ge=-1, lt=1 << 31)] = NO_ADAPTER
     """The adapter that its tokens are computed with."""
+    processing: RowProcessing | None = None
+    """Its logits processors."""
+    outputs: OutputNames = ()
+    """Additional outputs that it wants."""
 
     @staticmethod
     def of(
@@ -57,6 +122,7 @@ class RowSetup(Record, frozen=True):
         min_len: int = 0,
         stop_ids: Collection[int] = (),
         adapter_slot: int = NO_ADAPTER,
+        processing: RowProcessing | None = None,
     ) -> RowSetup:
         """Say what the device keeps of a stay.
 
@@ -66,19 +132,25 @@ class RowSetup(Record, frozen=True):
         s = sampling
         age = 0 if s.top_p_decay == 1.0 else RowSetup.top_p_age(tokens, num_prompt, s)
         features, columns = pack_row(s, Stay(min_len, age))
+        if stop_ids:
+            features |= MIN_LEN
+        if processing is not None:
+            features |= PROCESSED
         return RowSetup(
             row,
             num_prompt,
-            features | MIN_LEN if stop_ids else features,
+            features,
             columns,
             pack_ids(sorted(stop_ids)) if stop_ids else b"",
             pack_ids([token for token, _ in s.logit_bias]) if s.logit_bias else b"",
             np.array([bias for _, bias in s.logit_bias], np.float32).tobytes() if s.logit_bias else b"",
-            tokens if features & LOOKS_BACK else b"",
+            tokens if features & (LOOKS_BACK | PROCESSED) else b"",
             pack_ids(s.allowed_token_ids) if s.allowed_token_ids else b"",
             tuple([pack_ids(word) for word in s.bad_words_ids]) if s.bad_words_ids else (),
             pack_ids(s.top_p_reset_ids) if s.top_p_reset_ids else b"",
             adapter_slot,
+            processing,
+            s.additional_outputs,
         )
 
     @staticmethod
@@ -104,6 +176,8 @@ class PromptPositions(Record, frozen=True):
     """-1: none; k: the target's and the k most likely ones'."""
     returns_logits: bool = False
     """All of the raw logits."""
+    returns_outputs: bool = False
+    """The additional outputs of its row."""
 
 
 class BatchPlan(Message, frozen=True):
@@ -137,17 +211,21 @@ class BatchPlan(Message, frozen=True):
     """
     prompt_positions: tuple[PromptPositions, ...] = ()
     defer_sampling: bool = False
-    """Masks made by the host are still to come: run the forward, sample when SampleMasks arrives."""
+    """Masks or tokens are still to come of the host: run the forward, sample when SampleMasks arrives."""
     profiled: bool = False
     """The result is to say what took how long."""
 
 
 class SampleMasks(Message, frozen=True):
-    """The masks that a plan with `defer_sampling` waits for."""
+    """The masks that a plan with `defer_sampling` waits for, and the tokens that logits processors see."""
 
     step: Count
     masks: tuple[tuple[int, bytes], ...]
     """(row, bitmask): int32 words, bit i of word j allows token 32 * j + i."""
+    processed: tuple[tuple[int, bytes], ...] = ()
+    """Rows whose logits processors are called, and [n] int32: the tokens that each has got since it was last
+    one of them, or since its setup.
+    """
 
 
 class AdapterRef(Record, frozen=True):
@@ -160,6 +238,8 @@ class AdapterRef(Record, frozen=True):
     """Digest of the files (runtime.checkpoint.adapters): other files are another version."""
     path: Annotated[str, Meta(max_length=4096)]
     """Directory with adapter_config.json and adapter_model.safetensors."""
+    pinned: bool = False
+    """Others do not take its slot, once it has one."""
 
 
 class LoadAdapter(Message, frozen=True):
@@ -229,15 +309,19 @@ class StepSpan(Record, frozen=True):
 
 
 class StepTensor(Record, frozen=True):
-    """Describes one frame of float32, raw logits or an embedding, that travels behind its StepResult."""
+    """Describes one frame of float32 that travels behind its StepResult: raw logits, rows of an additional
+    output, or an embedding.
+    """
 
     index: Count
     """Place of its row in the plan's `rows`."""
-    name: Literal["context_logits", "generation_logits", "embedding"]
+    name: TensorName
     start: Count
-    """Position in the sequence: of the first input token, or of the sampled token. 0 for an embedding."""
+    """Position in the sequence: of the first input token, or, of generation logits, of the sampled token. 0
+    for an embedding.
+    """
     shape: tuple[Count, Count]
-    """[positions, vocab_size]; of an embedding [1, hidden_size]."""
+    """[positions, vocab_size]; of an embedding [1, hidden_size], of an additional output its width."""
 
 
 class StepResult(Message, frozen=True):
@@ -263,6 +347,8 @@ class StepResult(Message, frozen=True):
     """One for each frame behind it."""
     spans: tuple[StepSpan, ...] = ()
     """Spans of a plan that is `profiled`."""
+    errors: tuple[tuple[Count, ShortText], ...] = ()
+    """(place of a row in the plan's `rows`, why its token counts for nothing)."""
 
     @property
     def num_frames(self) -> int:
@@ -279,6 +365,8 @@ class WorkerReady(Message, frozen=True):
     device: Label = ""
     attention_window: Count = 0
     """Tokens that the layer which looks back the farthest sees, the newest included; 0: one sees all."""
+    output_width: Count = 0
+    """Numbers in a row of an additional output."""
 
 
 class WorkerFailed(Message, frozen=True):

@@ -130,6 +130,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """Guesses in a step, at most, where the server speculates; 0: none. None: as many as the server says. The
     output is the same.
     """
+    additional_outputs: Annotated[tuple[StopText, ...], Meta(max_length=16)] = ()
+    """Names of the server's additional outputs, like `hidden_states:12`, to come with the output: a row for
+    each of its tokens but the last.
+    """
+    gather_context: bool = False
+    """Rows of `additional_outputs` for each token of the prompt, too. Its KV is then computed, not taken from
+    the cache.
+    """
     # Written by python -m runtime.sampling.generate, fields: end.
 
     if TYPE_CHECKING:
@@ -172,6 +180,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             truncate_prompt_tokens: int | None = None,
             top_n_sigma: float = 0.0,
             speculative_num_draft_tokens: int | None = None,
+            additional_outputs: Texts = (),
+            gather_context: bool = False,
             # Written by python -m runtime.sampling.generate, arguments: end.
         ) -> None:
             """Parameters of a request, each described at its field."""
@@ -242,6 +252,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             prompt_logprobs=None,
             prompt_logprobs_start=0,
             return_context_logits=False,
+            gather_context=False,
         )
 
     def _check_together(self) -> None:
@@ -255,6 +266,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             raise InvalidRequest(
                 "prompt_logprobs_start: without prompt_logprobs there are none to begin; set both",
                 param="prompt_logprobs_start",
+            )
+        if self.gather_context and not self.additional_outputs:
+            raise InvalidRequest(
+                "gather_context: without additional_outputs there is nothing to gather; set both",
+                param="gather_context",
             )
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidRequest(

@@ -4,7 +4,8 @@
                            └──AdapterFailed──► absent └───────take────────►
 
 A waiting request has its slots prepared, and is passed by others until all of them are ready. Age decides
-who gets room: what nobody leases goes first, the least recently used, unless an older request waits for it.
+who gets room: what nobody leases goes first, the least recently used, unless it is pinned, or an older
+request waits for it.
 Where all slots are leased, a request that has been passed for long has one drained: it takes no more leases
 of younger requests. Knows no request.
 """
@@ -94,6 +95,8 @@ class SlotPool:
         """Since this step began, by the number of the request that is to get the slot."""
         self._drained_for: set[SlotKey] = set()
         self._oldest_waiting: int | None = None
+        self._pinned_from: dict[str, int] = {}
+        """By the name of an adapter that is or was pinned, the least id that still is."""
 
     # -- who waits ------------------------------------------------------------------------------------------
 
@@ -145,6 +148,8 @@ class SlotPool:
             self.counts.num_evicted += 1
         slot.key, slot.was_leased, slot.num_bytes = key, False, 0
         slot.is_ready = self.device is None
+        if getattr(key, "pinned", False) or getattr(key, "name", None) in self._pinned_from:
+            self._note_pin(key, key.id)
         self._slot_of[key] = slot
         self._touch(slot)
         self.counts.num_loads += 1
@@ -161,16 +166,30 @@ class SlotPool:
         idle = [
             slot
             for slot in self._slots
-            if slot.is_ready and not slot.num_leases and slot.key not in self._wanted
+            if slot.is_ready
+            and not slot.num_leases
+            and slot.key not in self._wanted
+            and not self._is_pinned(slot.key)
         ]
         return min(idle, key=lambda slot: slot.used_at, default=None)
 
     def _drain(self, seq: int) -> None:
         """Have no more younger requests lease the slot that will be empty soonest."""
-        leased = [slot for slot in self._slots if slot.num_leases and slot.key not in self._draining]
+        leased = [
+            slot
+            for slot in self._slots
+            if slot.num_leases and slot.key not in self._draining and not self._is_pinned(slot.key)
+        ]
         if leased:
             slot = min(leased, key=lambda slot: (slot.num_leases, slot.used_at))
             self._draining[slot.key] = seq
+
+    def _is_pinned(self, key: SlotKey) -> bool:
+        return getattr(key, "pinned", False) and key.id >= self._pinned_from[key.name]
+
+    def _note_pin(self, key: SlotKey, first_id: int) -> None:
+        """End the pins of earlier adapters with the key's name, whose requests may still come."""
+        self._pinned_from[key.name] = max(first_id, self._pinned_from.get(key.name, 0))
 
     # -- leases ---------------------------------------------------------------------------------------------
 
@@ -241,11 +260,13 @@ class SlotPool:
 
     def retire(self, name: str) -> int:
         """Empty the slots of adapters with this name, each when nobody leases it any more. Return how many.
-        What a later request asks for has its slot again.
+        What a later request asks for has its slot again, but no pin.
         """
         slots = [slot for slot in self._slots if getattr(slot.key, "name", None) == name]
         for slot in slots:
             slot.is_retired = True
+            if self._is_pinned(slot.key):
+                self._note_pin(slot.key, slot.key.id + 1)
             if slot.is_ready and not slot.num_leases:
                 self._drop(slot)
         return len(slots)

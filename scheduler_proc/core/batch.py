@@ -94,7 +94,10 @@ class ScheduleBatch:
             samples.tobytes(),
             drafts.tobytes(),
             self._prompt_positions() if self.loose else (),
-            bool(self.loose) and any(scheduled.make_mask is not None for scheduled in self.loose),
+            bool(self.loose)
+            and any(
+                scheduled.make_mask is not None or scheduled.new_ids is not None for scheduled in self.loose
+            ),
         )
         rows.count_as_launched(decodes)
         if rest:
@@ -129,3 +132,16 @@ class ScheduleBatch:
             for scheduled, is_held in zip(self.loose, held, strict=True)
             if scheduled.make_mask is not None and is_held
         ]
+
+    def processed(self) -> tuple[tuple[int, bytes], ...]:
+        """The rows whose logits processors are called, those that still want their token, with what these
+        have not seen.
+        """
+        if all(scheduled.new_ids is None for scheduled in self.loose):
+            return ()
+        held = self.still_held()[len(self.order) - len(self.loose) :].tolist()
+        return tuple(
+            (scheduled.row, scheduled.new_ids())
+            for scheduled, is_held in zip(self.loose, held, strict=True)
+            if scheduled.new_ids is not None and is_held
+        )

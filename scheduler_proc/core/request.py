@@ -16,7 +16,7 @@ import numpy as np
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.perf_metrics import TraceStamps
-from runtime.wire.plan import NO_ADAPTER, AdapterRef, RowSetup
+from runtime.wire.plan import NO_ADAPTER, AdapterRef, RowProcessing, RowSetup
 from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.core.row_columns import MAX_STOP_IDS, RowColumns
 from scheduler_proc.waiting.sorted_requests import Place
@@ -113,6 +113,8 @@ class Request:
     """How firmly the cache is to keep its pages."""
     guide: Guide | None = None
     """Form that its output must have."""
+    processing: RowProcessing | None = None
+    """Logits processors that its tokens are drawn with."""
     features: tuple[RequestFeature, ...] = ()
     adapter: AdapterRef | None = None
     """LoRA adapter that its tokens are computed with."""
@@ -209,4 +211,5 @@ class Request:
             min_len=self.min_len,
             stop_ids=self.stops.ids if self.min_len else (),
             adapter_slot=self.adapter_slot,
+            processing=self.processing,
         )

@@ -12,6 +12,11 @@ from scheduler_proc.core.request import Request
 from scheduler_proc.core.samples import PromptResult, RawLogits, RowLogprobs, Sampled
 from scheduler_proc.core.scheduled_row import ScheduledRow
 
+CONTEXT = "context_"
+"""Beginning of the name of a tensor whose rows are the prompt's."""
+LOGITS = frozenset({"context_logits", "generation_logits", "embedding"})
+"""Tensors that are no additional outputs."""
+
 
 class LooseResults:
     """Results of the loose rows of a batch: take them in order, wanted or not."""
@@ -30,10 +35,17 @@ class LooseResults:
         self._token_at = 0
         self._logprob_at = 0
         self._prompts = {entry.index: entry for entry in result.prompts}
+        self._errors = dict(result.errors)
         self._logits: dict[tuple[int, str], list[RawLogits]] = {}
+        self._outputs: dict[tuple[int, bool], list[tuple[str, RawLogits]]] = {}
+        """By row, and whether they are of the prompt."""
         for tensor, frame in zip(result.tensors, frames, strict=True):
-            logits = RawLogits(tensor.start, *tensor.shape, frame)
-            self._logits.setdefault((tensor.index, tensor.name), []).append(logits)
+            name, logits = tensor.name, RawLogits(tensor.start, *tensor.shape, frame)
+            if name in LOGITS:
+                self._logits.setdefault((tensor.index, name), []).append(logits)
+            else:
+                is_context = name.startswith(CONTEXT)
+                self._outputs.setdefault((tensor.index, is_context), []).append((name, logits))
 
     def take_next(self, scheduled: ScheduledRow[Request]) -> tuple[Sampled, PromptResult | None]:
         """Return what the next loose row has got."""
@@ -54,7 +66,9 @@ class LooseResults:
             vectors = self._logits.get((place, "embedding"))
             vector = None if vectors is None else vectors[0].frame
         prompt = None if scheduled.wanted is None else self._prompt_result(place, scheduled)
-        return Sampled(ids, logprobs, vector, logits, self._step, len(scheduled.guesses)), prompt
+        outputs = self._outputs.get((place, False), ()) if self._outputs else ()
+        num_guesses, error = len(scheduled.guesses), self._errors.get(place, "")
+        return Sampled(ids, logprobs, vector, logits, outputs, self._step, num_guesses, error), prompt
 
     def _prompt_result(self, place: int, scheduled: ScheduledRow[Request]) -> PromptResult:
         wanted = scheduled.wanted
@@ -66,4 +80,5 @@ class LooseResults:
             top_ids = unpack_ids(entry.top_ids).reshape(shape)
             logprobs = RowLogprobs(chosen, top_ids, unpack_floats(entry.top_logprobs).reshape(shape))
         logits = self._logits.get((place, "context_logits"), ())
-        return PromptResult(scheduled.start + wanted.first, wanted.num_positions, logprobs, logits)
+        outputs = self._outputs.get((place, True), ())
+        return PromptResult(scheduled.start + wanted.first, wanted.num_positions, logprobs, logits, outputs)

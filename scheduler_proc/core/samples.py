@@ -21,7 +21,7 @@ class RowLogprobs(NamedTuple):
 
 
 class RawLogits(NamedTuple):
-    """Raw logits of consecutive positions of one row."""
+    """Raw logits of consecutive positions of one row, or its rows of an additional output."""
 
     start: int
     """Position in the sequence: of the first input token, or of the sampled token."""
@@ -50,10 +50,14 @@ class Sampled(NamedTuple):
     """[hidden_size] float32, of an embedding model; then the id means nothing."""
     logits: Sequence[RawLogits] = ()
     """Logits of the positions from that of the first of `ids` on; maybe of more than there are ids."""
+    outputs: Sequence[tuple[str, RawLogits]] = ()
+    """Rows of additional outputs, with their tensors' names, of the token before each of those positions."""
     step: int = 0
     """Its number."""
     num_guesses: int = 0
     """So many were verified; `ids` has those that were right, and one more."""
+    error: str = ""
+    """Why `ids` counts for nothing."""
 
 
 class PromptResult(NamedTuple):
@@ -65,3 +69,5 @@ class PromptResult(NamedTuple):
     logprobs: RowLogprobs | None
     """Logprobs of the prompt's token after each position; of its last position meaningless."""
     logits: Sequence[RawLogits]
+    outputs: Sequence[tuple[str, RawLogits]] = ()
+    """Rows of additional outputs, with their tensors' names."""

@@ -35,6 +35,7 @@ class WantedPositions(NamedTuple):
     targets: bytes
     num_logprobs: int
     returns_logits: bool
+    returns_outputs: bool = False
 
     @property
     def num_positions(self) -> int:
@@ -58,6 +59,8 @@ class ScheduledRow(Generic[R]):
     """Makes the bitmask of allowed ids, or says why there is none; asked after every earlier step is
     committed. Raises RequestError to end the request.
     """
+    new_ids: Callable[[], bytes] | None = None
+    """Gives the packed tokens that its logits processors have not seen; asked when masks are."""
     wanted: WantedPositions | None = None
 
     @property

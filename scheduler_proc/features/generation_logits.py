@@ -1,5 +1,5 @@
-"""Generation logits: passes the raw logits of a sequence's output on, without those of tokens that were cut
-off.
+"""Generation logits: passes the raw logits of a sequence's output on, and the rows of its additional outputs,
+without those of tokens that were cut off.
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ class GenerationLogits(RequestFeature):
                 shape = (kept.num_positions, kept.vocab_size)
                 start = kept.start - req.num_prompt
                 self._emit(TensorEntry(req.handle, "generation_logits", "float32", shape, start), kept.frame)
+        for name, rows in sampled.outputs:
+            # A row is that of the token before the one that was sampled from it.
+            kept = rows.upto(end - 1)
+            if kept is not None:
+                shape = (kept.num_positions, kept.vocab_size)
+                entry = TensorEntry(req.handle, name, "float32", shape, kept.start - req.num_prompt)
+                self._emit(entry, kept.frame)
         return sampled.ids
 
 
@@ -39,6 +46,8 @@ def attach_generation_logits(emit: EmitTensor) -> Callable[[Request], RequestFea
     """A factory for the intake: gives GenerationLogits to each request that asked."""
 
     def attach(req: Request) -> RequestFeature | None:
-        return GenerationLogits(req, emit) if req.sampling.return_generation_logits else None
+        sampling = req.sampling
+        wants_rows = sampling.return_generation_logits or sampling.additional_outputs
+        return GenerationLogits(req, emit) if wants_rows else None
 
     return attach

@@ -1,4 +1,4 @@
-"""Prompt outputs: the logprobs and the raw logits of a sequence's prompt, each position of it once.
+"""Prompt outputs: logprobs, raw logits and additional outputs of a sequence's prompt, each position once.
 
 A position is done when its step is committed; a retracted request goes on with the first that is not. Until
 all are done the request takes nothing from the prefix cache that would spare it such a position:
@@ -23,20 +23,22 @@ EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
 
 
 class PromptOutputs(RequestFeature):
-    """Feature of a request that wants logprobs of its prompt, raw logits of it, or both."""
+    """Feature of a request that wants logprobs of its prompt, raw logits or additional outputs of it."""
 
     def __init__(self, req: Request, emit_logprobs: EmitLogprobs, emit_tensor: EmitTensor) -> None:
         self._req = req
         self._emit_logprobs = emit_logprobs
         self._emit_tensor = emit_tensor
-        # Output is delivered after all logits of the prompt: who resumes with some has those too.
+        # Output is delivered after all rows of the prompt: who resumes with some has those too.
         self._wants_logits = req.sampling.return_context_logits and not req.num_output
+        self._wants_outputs = wants_context(req) and not req.num_output
+        wants_rows = self._wants_logits or self._wants_outputs
         self._num_logprobs = -1 if req.sampling.prompt_logprobs is None else req.sampling.prompt_logprobs
         # The last position has logits, but no next token in the prompt whose logprob they would tell.
-        self._end = req.num_prompt if self._wants_logits else req.num_prompt - 1
+        self._end = req.num_prompt if wants_rows else req.num_prompt - 1
         self._first = req.sampling.prompt_logprobs_start + req.num_prompt_logprobs
         """The first position whose logprob is wanted and was not delivered by an earlier attempt."""
-        self._done_upto(0 if self._wants_logits else self._first)
+        self._done_upto(0 if wants_rows else self._first)
 
     def _done_upto(self, position: int) -> None:
         self._req.wanted_from = position if position < self._end else NOTHING_WANTED
@@ -49,7 +51,9 @@ class PromptOutputs(RequestFeature):
         targets = req.tokens[first + 1 : min(end + 1, req.num_prompt)].tobytes()
         if end == req.num_prompt:
             targets += pack_ids([0])
-        row.wanted = WantedPositions(first - row.start, targets, self._num_logprobs, self._wants_logits)
+        row.wanted = WantedPositions(
+            first - row.start, targets, self._num_logprobs, self._wants_logits, self._wants_outputs
+        )
 
     def accept_prompt(self, result: PromptResult) -> None:
         if result.logprobs is not None:
@@ -58,6 +62,9 @@ class PromptOutputs(RequestFeature):
             shape = (num_positions, vocab_size)
             entry = TensorEntry(self._req.handle, "context_logits", "float32", shape, start)
             self._emit_tensor(entry, frame)
+        for name, (start, num_positions, width, frame) in result.outputs:
+            shape = (num_positions, width)
+            self._emit_tensor(TensorEntry(self._req.handle, name, "float32", shape, start), frame)
         self._done_upto(result.start + result.num_positions)
 
     def _deliver(self, start: int, got: RowLogprobs) -> None:
@@ -76,13 +83,19 @@ class PromptOutputs(RequestFeature):
             )
 
 
+def wants_context(req: Request) -> bool:
+    """Tell whether a request wants additional outputs of its prompt."""
+    return bool(req.sampling.additional_outputs) and req.sampling.gather_context
+
+
 def attach_prompt_outputs(
     emit_logprobs: EmitLogprobs, emit_tensor: EmitTensor
 ) -> Callable[[Request], RequestFeature | None]:
     """A factory for the intake: gives PromptOutputs to each request that is still to get some."""
 
     def attach(req: Request) -> RequestFeature | None:
-        if req.sampling.prompt_logprobs is None and not req.sampling.return_context_logits:
+        sampling = req.sampling
+        if sampling.prompt_logprobs is None and not (sampling.return_context_logits or wants_context(req)):
             return None
         feature = PromptOutputs(req, emit_logprobs, emit_tensor)
         return None if req.wanted_from == NOTHING_WANTED else feature

@@ -17,7 +17,7 @@ from runtime.ring.tenants import OWNER
 from runtime.wire.error_info import error_info
 from runtime.wire.handle import attempt_of, client_of, sequence_key
 from runtime.wire.messages import AbortRequest, GuideRefused, StopMatched, TokenizedRequest, ToScheduler
-from runtime.wire.plan import NO_LORA, AdapterRef
+from runtime.wire.plan import NO_LORA, AdapterRef, RowProcessing
 from runtime.wire.retention import Retention
 from scheduler_proc.cache.pages.retained_pages import RetainedPages, retained_pages
 from scheduler_proc.cache.tenants import tenant_of
@@ -182,6 +182,9 @@ class Intake:
             cached_tokens=cached_tokens,
             retained=() if message.retention is None else self._retained(message.retention, num_prompt),
             guide=message.guide,
+            processing=RowProcessing(self._num_requests, message.label, message.processors)
+            if message.processors
+            else None,
             tenant=message.tenant,
             is_again=message.is_again,
             adapter=message.adapter,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.base.errors import InvalidRequest
+from runtime.sampling.additional_outputs import check_asked
 from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.messages import TokenizedRequest
@@ -56,13 +57,16 @@ class Limits:
     gather_context_logits: bool = False
     gather_generation_logits: bool = False
     max_logits_bytes: int = 0
-    """Raw logits of one sequence, prompt and output together."""
+    """Raw logits and additional outputs of one sequence, prompt and output together."""
     client_share: QueueShare | None = None
     """Share of one client. None: it may fill the queue."""
     tenant_share: QueueShare | None = None
     """Share of one tenant other than the owner, by all its clients, likewise."""
     max_prompt_len: int | None = None
     """Tokens of a prompt that is computed whole, in one step. None: it may be computed in chunks."""
+    additional_outputs: tuple[str, ...] = ()
+    output_width: int = 0
+    """Numbers in a row of one."""
 
     def check(self, message: TokenizedRequest) -> int:
         """The number of its prompt tokens. Raises InvalidRequest when it can never run, or may not."""
@@ -94,7 +98,7 @@ class Limits:
             raise InvalidRequest(f"draft_ids: at most {MAX_DRAFT_TOKENS} are verified", param="draft_ids")
         if message.output_ids or message.num_prompt_logprobs:
             self._check_resumed(message, num_prompt)
-        if sampling.return_context_logits or sampling.return_generation_logits:
+        if sampling.return_context_logits or sampling.return_generation_logits or sampling.additional_outputs:
             self._check_logits(message, num_prompt)
         return num_prompt
 
@@ -124,6 +128,13 @@ class Limits:
             self._check_allowed("generation", self.gather_generation_logits)
             num_positions += self.last_len(num_prompt, sampling.max_tokens) - num_prompt
             self._check_logits_bytes("return_generation_logits", num_positions)
+        if sampling.additional_outputs:
+            check_asked(sampling.additional_outputs, self.additional_outputs)
+            num_rows = self.last_len(num_prompt, sampling.max_tokens) - num_prompt - 1
+            num_rows += num_prompt if sampling.gather_context else 0
+            row_bytes = len(sampling.additional_outputs) * self.output_width * LOGIT_BYTES
+            num_bytes = num_positions * self.vocab_size * LOGIT_BYTES + num_rows * row_bytes
+            self._check_bytes("additional_outputs", f"{num_rows} rows of each are", num_bytes)
 
     def _check_allowed(self, which: str, is_allowed: bool) -> None:
         if not is_allowed:
@@ -134,10 +145,13 @@ class Limits:
 
     def _check_logits_bytes(self, field: str, num_positions: int) -> None:
         num_bytes = num_positions * self.vocab_size * LOGIT_BYTES
+        self._check_bytes(field, f"the raw logits of {num_positions} positions are", num_bytes)
+
+    def _check_bytes(self, field: str, what: str, num_bytes: int) -> None:
         if num_bytes > self.max_logits_bytes:
             raise InvalidRequest(
-                f"{field}: the raw logits of {num_positions} positions are {num_bytes} bytes; the server"
-                f" allows {self.max_logits_bytes} a sequence (--max-logits-bytes)",
+                f"{field}: {what} {num_bytes} bytes; the server allows {self.max_logits_bytes} a sequence"
+                " (--max-logits-bytes)",
                 param=field,
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,11 @@ def compiled_so_far() -> list[str]:
 def launched_so_far() -> list[str]:
     """The names of what the pretended GPU launched."""
     return [name for gpu in _pretended for name in gpu.launches]
+
+
+def new_threads_see_it() -> AbstractContextManager[None]:
+    """The pretended GPU, in threads that are started meanwhile."""
+    return _pretended[0].seen_by_new_threads()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

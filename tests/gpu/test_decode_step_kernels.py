@@ -151,10 +151,10 @@ def test_the_choice_of_experts(num_experts: int, per_token: int, renormalizes: b
 
 @pytest.mark.parametrize(("tokens", "num_experts", "per_token"), [(1, 128, 8), (3, 8, 2), (1500, 128, 8)])
 def test_pairs_are_sorted_by_expert(tokens: int, num_experts: int, per_token: int) -> None:
-    from model_worker.kernels.triton.experts import _sorted_by_expert
+    from model_worker.kernels.triton.experts import sorted_by_expert
 
     ids = normal(tokens, num_experts, seed=tokens).topk(per_token, dim=1).indices
-    tiles = _sorted_by_expert(ids.int().to(CUDA), num_experts, 16)
+    tiles = sorted_by_expert(ids.int().to(CUDA), num_experts, 16)
     counts = ids.flatten().bincount(minlength=num_experts)
     assert torch.equal(tiles.order.cpu().long(), ids.flatten().argsort(stable=True))
     assert torch.equal(tiles.ends.cpu().long(), counts.cumsum(0))

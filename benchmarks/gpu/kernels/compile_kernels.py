@@ -32,6 +32,7 @@ from model_worker.kernels.triton import (
     expert_choice,
     experts,
     fp8_rows,
+    lora,
     rms_norm,
     rope,
     rope_kv_store,
@@ -47,6 +48,7 @@ def variants() -> Iterator[Variant]:
     yield from _of_attention()
     yield from _of_layers()
     yield from _of_experts()
+    yield from _of_adapters()
     yield from _of_a_step()
     yield from _of_sampling()
 
@@ -127,6 +129,19 @@ def _of_experts() -> Iterator[Variant]:
             name = f"experts {'down' if weighted else 'gate and up'}, {rows} pairs{', fp8' * scaled}"
             stored = {"matrices": "*fp8e4nv" if scaled else "*bf16", "scales": "*fp32"}
             yield Variant(name, experts._grouped_product, constants, 4, 3, kinds | stored)
+
+
+def _of_adapters() -> Iterator[Variant]:
+    """Llama-3.1-8B's gate and up, with 8 adapters of rank 64 at most."""
+    kinds = dict.fromkeys(("order", "ends", "tile_ends"), "*i32")
+    kinds |= {"hidden": "*fp32", "modules": "*fp32", "num_tokens": "i32", "x_stride": "i32"}
+    common = {"NUM_SLOTS": 8, "NUM_MODULES": 2, "ROOM": 64, "NUM_FIGURES": lora.NUM_FIGURES, "BLOCK_S": 8}
+    for tokens, splits in ((experts.SMALL_TILE, lora.MAX_SPLITS), (experts.LARGE_TILE, 1)):
+        constants = common | {"SPLITS": splits, "BLOCK_M": tokens, "BLOCK_R": lora.BLOCK_R}
+        shrink = constants | {"DEPTH": 4096, "BLOCK_K": lora.BLOCK_K}
+        expand = constants | {"WIDTH": 28672, "BLOCK_N": lora.BLOCK_N}
+        yield Variant(f"adapters: shrink, {tokens} tokens", lora._shrink, shrink, 4, 3, kinds)
+        yield Variant(f"adapters: expand, {tokens} tokens", lora._expand, expand, 4, 2, kinds)
 
 
 def _of_a_step() -> Iterator[Variant]:

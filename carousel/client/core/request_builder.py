@@ -46,6 +46,7 @@ from runtime.wire.messages import (
     GenerateRequest,
     Task,
 )
+from runtime.wire.plan import PROCESSORS, ProcessorCall, ProcessorCalls, check_calls
 from runtime.wire.sampling_params import SamplingParams
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -118,6 +119,8 @@ class RequestOptions(EmbedOptions, total=False):
     """W3C's name of the caller's span. If it is sampled, each sequence ends with its `trace_stamps`."""
     lora_request: LoRARequest | None
     """Adapter that it is computed with; None: the model alone."""
+    logits_processors: Sequence[Mapping[str, Any]] | None
+    """Processors of the launch, in the order in which they are called: {"name": ..., "args": {...}} each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +228,36 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
         prediction=_prediction(options.get("prediction", "")),
         trace=trace_for_wire(options.get("traceparent")),
         adapter=adapter_for_wire(options.get("lora_request")),
+        processors=_processor_calls(options.get("logits_processors")),
     )
+
+
+def _processor_calls(processors: Any) -> ProcessorCalls:
+    if processors is None:
+        return ()
+    if not isinstance(processors, Sequence) or isinstance(processors, str | bytes):
+        raise InvalidRequest(f"{PROCESSORS} must be a list", param=PROCESSORS)
+    calls = tuple(_processor_call(f"{PROCESSORS}[{n}]", each) for n, each in enumerate(processors))
+    check_calls(calls)
+    return calls
+
+
+def _processor_call(where: str, given: Any) -> ProcessorCall:
+    if not isinstance(given, Mapping) or not {"name"} <= set(given) <= {"name", "args"}:
+        raise InvalidRequest(
+            f"{where} must be the name of a processor of the launch, and its arguments, like "
+            '{"name": ..., "args": {...}}: code never comes in a request',
+            param=where,
+        )
+    name, args = _label(f"{where}.name", given["name"]), given.get("args")
+    if args is not None and not isinstance(args, Mapping):
+        raise InvalidRequest(f"{where}.args must be a mapping", param=f"{where}.args")
+    try:
+        return ProcessorCall(name, msgspec.json.encode(args) if args else b"")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(
+            f"{where}.args cannot be written as JSON: {error}", param=f"{where}.args"
+        ) from None
 
 
 def _draft_ids(ids: Any) -> bytes:

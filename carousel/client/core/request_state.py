@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -42,8 +42,6 @@ from runtime.wire.messages import (
 from runtime.wire.perf_metrics import Stamp
 from runtime.wire.sampling_params import SamplingParams
 
-TensorName: TypeAlias = Literal["context_logits", "generation_logits", "embedding"]
-
 
 class SequenceState:
     """All that has come back of one sequence."""
@@ -51,6 +49,7 @@ class SequenceState:
     __slots__ = (
         "_cumulative_logprob",
         "_num_prompt_logprobs",
+        "_outputs",
         "_pieces",
         "_prompt_ids",
         "_prompt_logprobs_start",
@@ -101,8 +100,9 @@ class SequenceState:
         self._prompt_ids = None if is_cut else request.input_ids
         self._wants_logprobs = wants_logprobs
         self._prompt_logprobs_start = request.sampling.prompt_logprobs_start
+        self._outputs = request.sampling.additional_outputs
         self._wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
-        self._tensors: dict[TensorName, _RowCollector] = {}
+        self._tensors: dict[str, _RowCollector] = {}
 
     def note_logprobs(self, output: SequenceOutput) -> None:
         """Take note of the logprobs of an output that has come."""
@@ -201,15 +201,25 @@ class SequenceState:
         rows = self._tensors.setdefault(part.entry.name, _RowCollector())
         rows.add(part)
 
-    def tensor(self, name: TensorName) -> FloatArray | None:
+    def tensor(self, name: str) -> FloatArray | None:
         """[positions, vocabulary], as far as it has come; None when nothing has."""
         rows = self._tensors.get(name)
         return None if rows is None else rows.array()
 
-    def num_rows(self, name: TensorName) -> int:
+    def num_rows(self, name: str) -> int:
         """Positions of a tensor that have come."""
         rows = self._tensors.get(name)
         return 0 if rows is None else rows.num_rows
+
+    @property
+    def num_output_rows(self) -> int:
+        """Rows of the output's additional outputs that have come."""
+        return min((self.num_rows(f"generation_{name}") for name in self._outputs), default=0)
+
+    def additional_outputs(self, part: Literal["context", "generation"]) -> dict[str, FloatArray]:
+        """Rows of the prompt or of the output, by the names that were asked for, as far as they have come."""
+        rows = {name: self.tensor(f"{part}_{name}") for name in self._outputs}
+        return {name: each for name, each in rows.items() if each is not None}
 
     def output(self, index: int) -> CompletionOutput:
         """The sequence so far, under its own index or another."""
@@ -226,6 +236,7 @@ class SequenceState:
             cumulative_logprob=None if finish is None else finish.cumulative_logprob,
             usage=self.usage,
             generation_logits=self.tensor("generation_logits"),
+            additional_generation_outputs=self.additional_outputs("generation"),
             request_perf_metrics=None if finish is None else finish.perf_metrics,
             trace_stamps=self.trace_stamps,
         )
@@ -398,6 +409,7 @@ class RequestState:
             usage=self._total_usage(),
             prompt_logprobs=first.prompt_logprobs,
             context_logits=first.tensor("context_logits"),
+            additional_context_outputs=first.additional_outputs("context"),
             label=self.request.label,
             embedding=None if embedding is None else embedding[0],
         )

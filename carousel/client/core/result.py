@@ -89,6 +89,8 @@ class CompletionOutput:
     """Usage of this sequence, when it has finished."""
     generation_logits: FloatArray | None = field(default=None, compare=False)
     """[output tokens, vocabulary] float32, when asked for; None when none was computed."""
+    additional_generation_outputs: dict[str, FloatArray] = field(default_factory=dict, compare=False)
+    """By name [output tokens but the last, width] float32, when asked for; without a name that has no row."""
     request_perf_metrics: RequestPerfMetrics | None = None
     """With the end of the sequence, when asked for."""
     trace_stamps: tuple[Stamp, ...] = ()
@@ -119,6 +121,8 @@ class Completion:
     """Empty when not asked for."""
     context_logits: FloatArray | None = field(default=None, compare=False)
     """[prompt tokens, vocabulary] float32, when asked for; None when none was computed."""
+    additional_context_outputs: dict[str, FloatArray] = field(default_factory=dict, compare=False)
+    """By name [prompt tokens, width] float32, when asked for with gather_context."""
     label: str = ""
     embedding: FloatArray | None = field(default=None, compare=False)
     """[hidden_size] float32, when that was what was asked for."""

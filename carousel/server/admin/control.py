@@ -17,7 +17,7 @@ from carousel.server.request.body import read_optional_body
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest, RequestError
-from runtime.ring.process import process_name
+from runtime.ring.process import FIRST_EPOCH, process_name
 from runtime.wire.status_page import ProcessStatus
 
 MAX_DIGITS = 9
@@ -147,7 +147,17 @@ def _processes(server: ServerState) -> dict[str, ProcessStatus]:
 def _process(status: ProcessStatus) -> dict[str, Any]:
     if status.state == "absent":
         return {"state": status.state}
-    return {"state": status.state, "pid": status.pid, "heartbeat_age_s": round(status.age_s(), 3)}
+    return {
+        "state": status.state,
+        "pid": status.pid,
+        "heartbeat_age_s": round(status.age_s(), 3),
+        "restarts": max(0, status.epoch - FIRST_EPOCH),
+        "num_running": status.num_running,
+        "num_sent": status.num_sent,
+        "num_received": status.num_received,
+        "num_launched": status.num_launched,
+        "num_finished": status.num_finished,
+    }
 
 
 def _json(body: Any) -> Response:

@@ -1,5 +1,5 @@
-"""/version, /model_info, /get_load: what routers and load generators of SGLang and vLLM ask before they send
-anything. Answered from memory, whatever state the processes are in.
+"""/, /version, /model_info, /get_load: what routers and load generators of SGLang and vLLM ask before they
+send anything. Answered from memory, whatever state the processes are in.
 """
 
 from __future__ import annotations
@@ -12,6 +12,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.server.server_state import ServerState
+
+
+class Index(msgspec.Struct):
+    """The answer of `/` to all but browsers, which get the page."""
+
+    name: str
+    version: str
+    models: list[str]
+    openapi: str
+    """Path of the description of the API, below this one's."""
+    page: bool
+    """True if browsers get one here."""
 
 
 class Version(msgspec.Struct):
@@ -35,12 +47,16 @@ class Load(msgspec.Struct):
     num_tokens: int
 
 
+async def index(request: Request) -> Response:
+    """Answer who asks for no page."""
+    server: ServerState = request.app.state.server
+    config = server.config
+    return _json(Index("carousel", _version(), list(config.model_names), "openapi.json", not config.no_page))
+
+
 async def version(_: Request) -> Response:
     """That of the installed package."""
-    try:
-        return _json(Version(installed_version("carousel")))
-    except PackageNotFoundError:  # launch.py of a checkout that is not installed
-        return _json(Version("unknown"))
+    return _json(Version(_version()))
 
 
 async def model_info(request: Request) -> Response:
@@ -56,6 +72,13 @@ async def get_load(request: Request) -> Response:
     num_used_pages = load.num_pages - load.num_free_pages
     num_tokens = num_used_pages * server.config.page_size + load.queued_prompt_tokens
     return _json([Load(0, load.num_running + load.num_waiting, load.num_waiting, num_tokens)])
+
+
+def _version() -> str:
+    try:
+        return installed_version("carousel")
+    except PackageNotFoundError:  # launch.py of a checkout that is not installed
+        return "unknown"
 
 
 def _json(body: msgspec.Struct | list[Load]) -> Response:

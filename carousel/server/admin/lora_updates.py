@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from carousel.server.request.body import read_body
 from carousel.server.server_state import CONTROL_TIMEOUT_S, ServerState
 from runtime.base.errors import Forbidden, InvalidRequest, RequestError
 from runtime.checkpoint.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE, read_adapter
-from runtime.ring.adapters_file import ListedAdapter
+from runtime.ring.adapters_file import ListedAdapter, Wanted
 from runtime.wire.format import MAX_LABEL_CHARS
 from runtime.wire.plan import NO_LORA
 from runtime.wire.sampling_params import SamplingParams
@@ -39,6 +40,8 @@ class LoadAdapterBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """Directory below --lora-dir; relative to it, or absolute."""
     load_inplace: bool | None = None
     """Take the place of an adapter that has the name."""
+    pinned: bool | None = None
+    """Keep it on the device until it is unloaded."""
 
 
 class UnloadAdapterBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -59,21 +62,23 @@ async def load_adapter(request: Request) -> Response:
     _check_name(server, name)
     path = await asyncio.to_thread(_checked_path, server, body.lora_path)
 
-    def decide(known: ListedAdapter | None) -> str:
-        if known is not None and not body.load_inplace:
+    def decide(listed: Mapping[str, ListedAdapter]) -> Wanted:
+        if name in listed and not body.load_inplace:
             raise InvalidRequest(
                 f"lora_name: {name} is an adapter already; load_inplace: true puts another one in its place",
                 param="lora_name",
                 code="adapter_exists",
             )
-        return path
+        if body.pinned:
+            _check_room(server, listed, name)
+        return Wanted(path, bool(body.pinned))
 
-    before = server.adapters.read().get(name)
-    await asyncio.to_thread(server.adapters.change, name, decide)
+    before = await asyncio.to_thread(server.adapters.change, name, decide)
     try:
         await _try(server, name)
     except BaseException:
-        await asyncio.to_thread(server.adapters.change, name, lambda _: before.path if before else None)
+        old = Wanted(before.path, before.pinned) if before else None
+        await asyncio.to_thread(server.adapters.change, name, lambda _: old)
         raise
     return _answer(server)
 
@@ -84,8 +89,8 @@ async def unload_adapter(request: Request) -> Response:
     server = _allowed(request)
     name = body.lora_name
 
-    def decide(known: ListedAdapter | None) -> None:
-        if known is None:
+    def decide(listed: Mapping[str, ListedAdapter]) -> None:
+        if name not in listed:
             raise RequestError(
                 f"lora_name: there is no adapter {name!r:.100}",
                 param="lora_name",
@@ -123,6 +128,18 @@ def _check_name(server: ServerState, name: str) -> None:
     if "/" in name or name in server.config.model_names:
         what = "has a slash" if "/" in name else "is the name of the model"
         raise InvalidRequest(f"lora_name: {name!r} {what}", param="lora_name")
+
+
+def _check_room(server: ServerState, listed: Mapping[str, ListedAdapter], name: str) -> None:
+    """Raises InvalidRequest where one more pinned adapter would leave no slot for all others."""
+    pinned = [other for other, each in listed.items() if each.pinned and other != name]
+    if len(pinned) + 1 >= server.config.max_loras:
+        raise InvalidRequest(
+            f"pinned: {len(pinned)} of {server.config.max_loras} slots (--max-loras) are pinned, and one is "
+            "for all other adapters; unload a pinned one, or load this one without",
+            param="pinned",
+            code="too_many_pinned",
+        )
 
 
 def _checked_path(server: ServerState, given: str) -> str:

@@ -50,6 +50,7 @@ async def create_chat_completion(request: Request) -> Response:
         retention=body.kv_cache_retention_config,
         guide=guide.params,
         adapter=model.adapter,
+        processors=body.logits_processors,
     )
     options.update(
         template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)

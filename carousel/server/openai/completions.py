@@ -145,6 +145,7 @@ def _options(
         retention=body.kv_cache_retention_config,
         guide=guide,
         adapter=adapter,
+        processors=body.logits_processors,
     )
     if body.add_special_tokens is not None:
         options["add_special_tokens"] = body.add_special_tokens

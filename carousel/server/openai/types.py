@@ -15,6 +15,7 @@ from runtime.sampling.kinds import MAX_STOP_CHARS, MAX_WORD_IDS
 from runtime.sampling.table import MAX_BIAS, MAX_LOGPROBS, MAX_TOKENS_LIMIT
 from runtime.wire.format import MAX_LABEL_CHARS, TURNS
 from runtime.wire.messages import ChatRole
+from runtime.wire.plan import MAX_PROCESSORS
 from runtime.wire.retention import MAX_RANGES, RetentionPriority
 from runtime.wire.sampling_params import TokenId
 
@@ -60,6 +61,17 @@ class RetentionBody(Struct, forbid_unknown_fields=True, kw_only=True):
     decode_duration_ms: Duration | None = None
     max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     """The short form: the first so many tokens of the prompt at the highest priority, for ever."""
+
+
+class LogitsProcessorBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A logits processor that the launch has under this name (--logits-processor)."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
+    args: dict[str, Any] | None = None
+    """Keyword arguments; those of all processors are at most 4 KiB of JSON."""
+
+
+LogitsProcessors: TypeAlias = Annotated[list[LogitsProcessorBody], Meta(max_length=MAX_PROCESSORS)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -114,6 +126,8 @@ class GenerationBody(GuideFields, forbid_unknown_fields=True, kw_only=True):
     kv_cache_retention_config: RetentionBody | None = None
     time_limit: TimeLimit | None = None
     """Seconds."""
+    logits_processors: LogitsProcessors | None = None
+    """Called in this order."""
 
 
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):

@@ -21,6 +21,7 @@ from carousel.server.openai.types import (
     ChatBody,
     CompletionBody,
     FunctionBody,
+    LogitsProcessorBody,
     MessageBody,
     NamedFunctionBody,
     RetainedRangeBody,
@@ -251,9 +252,13 @@ PART_REFUSED = dict.fromkeys(
     (),
 )
 _RENAMED = {p.sglang for p in PARAMETERS if p.sglang and p.sglang not in REFUSED}
+NO_CODE = "code never comes in a request: logits_processors names those of the launch"
 _SHARED_HINTS = {
     "return_perf_metrics": "ask for it with the client library",
     "prompt_logprobs_start": "ask for it with the client library",
+    "custom_logit_processor": NO_CODE,
+    "logits_processor": NO_CODE,
+    "logits_post_processor_name": "logits_processors has names and arguments",
     "client_id": "send a name of the request as the header X-Request-Id",
     "models": "one model is served; name it as model",
     "allotted_time_ms": "time_limit is the same in seconds",
@@ -265,6 +270,7 @@ _SHARED_HINTS = {
     "bad_token_ids": "bad_words_ids has lists of ids",
     "bad_words_list": "bad_words_ids has lists of ids",
     "embedding_bias": "logit_bias has biases by token id",
+    "additional_model_outputs": "sampling_params of /generate have additional_outputs",
     "end_id": "set ignore_eos and name it in stop_token_ids",
 }
 HINTS = {
@@ -281,6 +287,9 @@ HINTS = {
     "return_log_probs": "it is called logprobs here",
     "return_context_logits": "/generate gives them",
     "return_generation_logits": "/generate gives them",
+    "return_hidden_states": "/generate gives them",
+    "additional_outputs": "/generate gives them",
+    "gather_context": "/generate gives additional outputs",
     "exclude_input_from_output": "completions have echo",
     "rid": "send it as the header X-Request-Id",
     "request_id": "send it as the header X-Request-Id",
@@ -332,9 +341,14 @@ _GENERATE_HINTS = (
     }
 )
 _RETENTION = {"kv_cache_retention_config": RetentionBody}
+_PROCESSORS = {"logits_processors": LogitsProcessorBody}
 _GUIDES = {"response_format": ResponseFormatBody, "structured_outputs": StructuredOutputsBody}
 _OPENAI = FieldTable(
-    TAKEN, REFUSED, HINTS, _GENERATING, {"stream_options": StreamOptions, **_RETENTION, **_GUIDES}
+    TAKEN,
+    REFUSED,
+    HINTS,
+    _GENERATING,
+    {"stream_options": StreamOptions, **_RETENTION, **_GUIDES, **_PROCESSORS},
 )
 _CONVERSATION = {"messages": MessageBody}
 
@@ -348,7 +362,7 @@ FIELD_TABLES: dict[type, FieldTable] = {
         {**REFUSED, "add_special_tokens": (True,)},
         _GENERATE_HINTS,
         _GENERATING,
-        {"sampling_params": GenerateSampling, **_RETENTION},
+        {"sampling_params": GenerateSampling, **_RETENTION, **_PROCESSORS},
     ),
     # Nothing is generated: what is about generating changes nothing.
     EmbeddingBody: FieldTable(TAKEN, REFUSED, HINTS),
@@ -363,6 +377,13 @@ FIELD_TABLES: dict[type, FieldTable] = {
     ),
     RetentionBody: FieldTable(nested={"token_range_retention_configs": RetainedRangeBody}),
     RetainedRangeBody: FieldTable(),
+    LogitsProcessorBody: FieldTable(
+        refused={"qualname": (), "kwargs": ()},
+        hints={
+            "qualname": "code never comes in a request: name a processor of the launch as name",
+            "kwargs": "they are called args here",
+        },
+    ),
     GenerateSampling: FieldTable(
         {name: TAKEN[name] for name in ("arrival_time", "label", "pad_id")},
         SAMPLING_REFUSED,

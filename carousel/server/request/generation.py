@@ -83,23 +83,37 @@ def check_size(submissions: Sequence[Submission], context_length: int) -> None:
 
 
 def check_logits(
-    submissions: Sequence[Submission], context_length: int, vocab_size: int, num_prompt_tokens: int
+    submissions: Sequence[Submission],
+    context_length: int,
+    vocab_size: int,
+    output_width: int,
+    num_prompt_tokens: int,
 ) -> None:
-    """`num_prompt_tokens`: of all prompts. Raises InvalidRequest by the names of SamplingParams when the raw
-    logits of the answer could be too many.
+    """`num_prompt_tokens`: of all prompts. Raises InvalidRequest by the names of SamplingParams when the
+    answer could have too many raw logits and additional outputs.
     """
     sampling, num_rows, name = submissions[0].sampling, 0, ""
+    num_output = min(sampling.max_tokens or context_length, context_length)
+    num_output *= len(submissions) * submissions[0].num_sequences
     if sampling.return_context_logits:
         num_rows, name = num_prompt_tokens, "return_context_logits"
     if sampling.return_generation_logits:
-        num_output = min(sampling.max_tokens or context_length, context_length)
-        num_rows += num_output * len(submissions) * submissions[0].num_sequences
+        num_rows += num_output
         name = "return_generation_logits"
     if num_rows * vocab_size > MAX_LOGITS:
         raise InvalidRequest(
             f"{name}: {num_rows} positions of {vocab_size} logits each are more than the {MAX_LOGITS} "
             "that an answer may have; ask for fewer tokens or choices, or use the client library",
             param=name,
+        )
+    num_output += num_prompt_tokens if sampling.gather_context else 0
+    num_numbers = num_output * output_width * len(sampling.additional_outputs)
+    if num_rows * vocab_size + num_numbers > MAX_LOGITS:
+        raise InvalidRequest(
+            f"additional_outputs: {num_output} rows of {output_width} numbers each are, with all else, more "
+            f"than the {MAX_LOGITS} that an answer may have; ask for fewer tokens, choices or outputs, or "
+            "use the client library",
+            param="additional_outputs",
         )
 
 
@@ -373,7 +387,8 @@ def labelled(submission: Submission, label: str) -> Submission:
 def _is_long(sampling: SamplingParams) -> bool:
     """The answer has more than text and ids."""
     wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
-    return wants_logprobs or sampling.return_context_logits or sampling.return_generation_logits
+    wants_logits = sampling.return_context_logits or sampling.return_generation_logits
+    return wants_logprobs or wants_logits or bool(sampling.additional_outputs)
 
 
 def _nothing(sampling: SamplingParams) -> Completion:

@@ -6,7 +6,7 @@ default, which is neutral.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from carousel.client.core.request_builder import RequestOptions
 from carousel.lora import LoRARequest
 from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
-from carousel.server.openai.types import GenerationBody, RetentionBody
+from carousel.server.openai.types import GenerationBody, LogitsProcessorBody, RetentionBody
 from carousel.structured_outputs import StructuredOutputsParams
 from runtime.base.errors import InvalidRequest
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
@@ -71,6 +71,7 @@ def request_options(
     retention: RetentionBody | None = None,
     guide: StructuredOutputsParams | None = None,
     adapter: LoRARequest | None = None,
+    processors: Sequence[LogitsProcessorBody] | None = None,
 ) -> RequestOptions:
     options = RequestOptions()
     if priority is not None:
@@ -85,6 +86,8 @@ def request_options(
         options["structured_outputs"] = guide
     if adapter is not None:
         options["lora_request"] = adapter
+    if processors:
+        options["logits_processors"] = [_given(each) for each in processors]
     return options
 
 

@@ -27,6 +27,7 @@ from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest, RequestError
+from runtime.sampling.additional_outputs import HIDDEN_STATES, check_asked
 from runtime.sampling.table import PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
 
@@ -52,12 +53,15 @@ async def generate(request: Request) -> Response:
     is_list = prompts[0] is not getattr(body, field)
     guide = asked_guide_of_sampling(sampling_body)
     names = {**PARAM_NAMES, "prompt": field, **guide.names}
+    if body.return_hidden_states:
+        names["additional_outputs"] = "return_hidden_states"
     options = request_options(
         priority=body.priority,
         cache_salt=body.cache_salt,
         time_limit=body.time_limit,
         retention=body.kv_cache_retention_config,
         guide=guide.params,
+        processors=body.logits_processors,
     )
     try:
         sampling = _sampling(body, sampling_body, server)
@@ -75,11 +79,13 @@ async def generate(request: Request) -> Response:
             num_choices=sampling.n,
             shows_logprobs=sampling.logprobs is not None,
             num_top=sampling.logprobs or 0,
+            shows_hidden_states=bool(body.return_hidden_states),
         )
         if body.return_text_in_logprobs:
             server.tokenizer.require("return_text_in_logprobs")
             view.token_text = (await server.tokenizer.vocabulary()).token_text
-        if sampling.prompt_logprobs is not None or sampling.return_context_logits:
+        gathers_context = bool(sampling.additional_outputs) and sampling.gather_context
+        if sampling.prompt_logprobs is not None or sampling.return_context_logits or gathers_context:
             ids = (await encode_prompts(server, asked, names, tenant_of(request.scope).name)).ids
             _check_logits(asked, server, num_prompt_tokens=sum(map(len, ids)))
             asked = with_ids(asked, ids)
@@ -124,7 +130,15 @@ def _check_logits(asked: list[Submission], server: ServerState, num_prompt_token
         if not is_allowed:
             flag = name.removeprefix("return_").replace("_", "-")
             raise InvalidRequest(f"{name}: the server was started without --gather-{flag}", param=name)
-    check_logits(asked, server.config.context_length, server.vocab_size, num_prompt_tokens)
+    if outputs := asked[0].sampling.additional_outputs:
+        check_asked(outputs, server.config.additional_outputs)
+        if asked[0].stream:
+            raise InvalidRequest(
+                "additional_outputs is for requests without stream: true", param="additional_outputs"
+            )
+    check_logits(
+        asked, server.config.context_length, server.vocab_size, server.output_width, num_prompt_tokens
+    )
 
 
 def _prompts(body: GenerateBody) -> tuple[str, list[Prompt]]:
@@ -178,4 +192,12 @@ def _sampling(body: GenerateBody, sampling: GenerateSampling, server: ServerStat
     if body.logprob_start_len is not None and body.logprob_start_len >= 0:
         given["prompt_logprobs"] = logprobs
         given["prompt_logprobs_start"] = body.logprob_start_len
+    if body.return_hidden_states:
+        if sampling.additional_outputs:
+            raise InvalidRequest(
+                "return_hidden_states: additional_outputs is given, too; name hidden_states there",
+                param="return_hidden_states",
+            )
+        given["additional_outputs"] = (HIDDEN_STATES,)
+        given["gather_context"] = True
     return given_sampling(server.defaults, given)

@@ -18,6 +18,8 @@ from carousel.server.openai.logprobs import finite, in_pieces
 from carousel.server.request.json_list import JsonList
 from carousel.server.request.tokenizer import TokenText
 from carousel.server.sglang.generate_types import FinishInfo, Logprob, MetaInfo
+from runtime.sampling.additional_outputs import HIDDEN_STATES
+from runtime.wire.format import FloatArray
 from runtime.wire.messages import Usage
 
 _encode = msgspec.json.Encoder().encode
@@ -39,6 +41,8 @@ class GenerateView:
     """Ids of each prompt, where the answer shows its logprobs,"""
     input_start: int = 0
     """from this token on."""
+    shows_hidden_states: bool = False
+    """The additional output of that name is shown as SGLang's, and not among the others."""
 
 
 class _Sequence:
@@ -94,8 +98,9 @@ class GenerateFormat:
                 _exhaust(self._take(prompt, number, prompt_logprobs, output))
                 prompt_logprobs = []
                 _exhaust(self._complete_input(prompt))
-                logits = _logits(completion, output)
-                bodies.append(msgspec.Raw(b"".join(self._body(number, output, UNSET, logits))))
+                context = completion if output.index == 0 else None
+                body = self._body(number, output, UNSET, context)
+                bodies.append(msgspec.Raw(b"".join(body)))
         return bodies if self._view.is_list else bodies[0]
 
     def _take(
@@ -148,9 +153,9 @@ class GenerateFormat:
         number: int,
         part: Delta | CompletionOutput,
         shown_index: int | UnsetType,
-        logits: Iterable[bytes | bytearray] = (),
+        completion: Completion | None = None,
     ) -> Iterable[bytes | bytearray]:
-        """The pieces of a GenerateResponse."""
+        """The pieces of a GenerateResponse. completion: whose prompt's rows are shown with it."""
         view, sequence = self._view, self._sequences[number]
         prompt = number // view.num_choices
         meta = MetaInfo(view.ids[prompt], _finish_info(part, sequence.num_tokens), sequence.num_tokens)
@@ -175,8 +180,15 @@ class GenerateFormat:
             yield from (b',"output_token_logprobs":[', sequence.logprobs.data, b"]")
             if view.num_top:
                 yield from (b',"output_top_logprobs":[', sequence.top.data, b"]")
-        yield b"}"
-        yield from logits
+        if isinstance(part, Delta):
+            yield b"}"
+        else:
+            if view.shows_hidden_states:
+                yield from _hidden_states(completion, part)
+            yield b"}"
+            yield from _logits(completion, part)
+            if not view.shows_hidden_states:
+                yield from _outputs(completion, part)
         yield b"}" if isinstance(shown_index, UnsetType) else b',"index":%d}' % shown_index
 
     def _top(self, entry: TokenLogprob) -> list[Logprob]:
@@ -187,15 +199,43 @@ class GenerateFormat:
         return Logprob(None if value is None else finite(value), token_id, text)
 
 
-def _logits(completion: Completion, output: CompletionOutput) -> Iterator[bytes | bytearray]:
-    """The fields with raw logits; those of the prompt with its first sequence alone."""
-    context = completion.context_logits if output.index == 0 else None
+def _logits(completion: Completion | None, output: CompletionOutput) -> Iterator[bytes | bytearray]:
+    """The fields with raw logits. completion: as `_body` takes it."""
+    context = None if completion is None else completion.context_logits
     for name, rows in ((b"context_logits", context), (b"generation_logits", output.generation_logits)):
         if rows is not None:
-            encoded = JsonList()
-            for row in rows:
-                encoded.extend([row.tolist()])
-            yield from (b',"%b":[' % name, encoded.data, b"]")
+            yield from (b',"%b":[' % name, _rows(rows), b"]")
+
+
+def _outputs(completion: Completion | None, output: CompletionOutput) -> Iterator[bytes | bytearray]:
+    """The fields with additional outputs."""
+    context = {} if completion is None else completion.additional_context_outputs
+    for name, outputs in (
+        (b"additional_context_outputs", context),
+        (b"additional_generation_outputs", output.additional_generation_outputs),
+    ):
+        if outputs:
+            each = [b"".join((_encode(key), b":[", _rows(rows), b"]")) for key, rows in outputs.items()]
+            yield b',"%b":{%b}' % (name, b",".join(each))
+
+
+def _hidden_states(completion: Completion | None, output: CompletionOutput) -> Iterator[bytes | bytearray]:
+    """SGLang's field of the meta_info: the prompt's rows as one entry, then each row of the output as one."""
+    context = {} if completion is None else completion.additional_context_outputs
+    yield b',"hidden_states":['
+    if HIDDEN_STATES in context:
+        yield from (b"[", _rows(context[HIDDEN_STATES]), b"]")
+    for n, row in enumerate(output.additional_generation_outputs.get(HIDDEN_STATES, ())):
+        yield from (b"," if n or HIDDEN_STATES in context else b"", b"[", _rows(row[None]), b"]")
+    yield b"]"
+
+
+def _rows(rows: FloatArray) -> bytearray:
+    """Encode rows, one at a time."""
+    encoded = JsonList()
+    for row in rows:
+        encoded.extend([row.tolist()])
+    return encoded.data
 
 
 def _exhaust(pieces: Iterable[None]) -> None:

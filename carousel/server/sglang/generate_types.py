@@ -10,6 +10,7 @@ from carousel.server.openai.types import (
     MAX_PROMPTS,
     BiasValue,
     CacheSalt,
+    LogitsProcessors,
     NumLogprobs,
     Priority,
     PromptIds,
@@ -65,6 +66,8 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
     top_n_sigma: Annotated[float, Meta(ge=0.0, le=1000000.0)] | None = None
     speculative_num_draft_tokens: Annotated[int, Meta(ge=0, le=64)] | None = None
+    additional_outputs: Annotated[list[StopText], Meta(max_length=16)] | None = None
+    gather_context: bool | None = None
     # Written by python -m runtime.sampling.generate: end.
 
     json_schema: str | None = None
@@ -84,6 +87,8 @@ class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """The first token of the prompt to give logprobs of; -1: none, those of the output only."""
     top_logprobs_num: NumLogprobs | None = None
     return_text_in_logprobs: bool | None = None
+    return_hidden_states: bool | None = None
+    """Those of the last layer, as the additional output hidden_states, of prompt and output."""
     stream: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
@@ -92,6 +97,8 @@ class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """Name of an adapter; one, or one for each prompt."""
     time_limit: TimeLimit | None = None
     """Seconds."""
+    logits_processors: LogitsProcessors | None = None
+    """Called in this order."""
 
 
 class Logprob(Struct, array_like=True, gc=False):
@@ -131,6 +138,10 @@ class MetaInfo(Struct):
     input_top_logprobs: list[list[Logprob] | None] | UnsetType = UNSET
     output_token_logprobs: list[Logprob] | UnsetType = UNSET
     output_top_logprobs: list[list[Logprob]] | UnsetType = UNSET
+    hidden_states: list[Logits] | UnsetType = UNSET
+    """With return_hidden_states: first the rows of the prompt, with the first of its sequences, then each row
+    of the output by itself.
+    """
 
 
 class GenerateResponse(Struct):
@@ -143,5 +154,9 @@ class GenerateResponse(Struct):
     """Logits at each token of the prompt, when asked for, with the first of its sequences."""
     generation_logits: Logits | UnsetType = UNSET
     """Logits of each output token, when asked for."""
+    additional_context_outputs: dict[str, Logits] | UnsetType = UNSET
+    """By name a row for each token of the prompt, when asked for, with the first of its sequences."""
+    additional_generation_outputs: dict[str, Logits] | UnsetType = UNSET
+    """By name a row for each output token but the last, when asked for."""
     index: int | UnsetType = UNSET
     """In a stream over several prompts or sequences: whose event it is."""

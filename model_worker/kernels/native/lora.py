@@ -25,14 +25,14 @@ class SortedRows:
         self.order = torch.empty(0, dtype=torch.int32)
         self.begins = torch.zeros(num_slots + 1, dtype=torch.int32)
         self._slots = torch.full((max_rows + 1,), -1, dtype=torch.int32)  # the last row is nobody's
-        self._slots_host = self._slots.numpy()
+        self.slots_host = self._slots.numpy()
         self._run = kernels.sort_rows
         self._call = SortRowsCall(
             row_slots=self._slots.data_ptr(), begins=self.begins.data_ptr(), num_slots=num_slots
         )
 
     def set_row(self, row: int, slot: int) -> None:
-        self._slots_host[row] = slot
+        self.slots_host[row] = slot
 
     def sort(self, rows: Tensor, query_start: Tensor, num_tokens: int) -> None:
         """rows [B], query_start [B + 1], both int64: of the step's sequences and their tokens."""
@@ -95,11 +95,13 @@ class NativeLora:
         out_features: int,
         dtype: torch.dtype,
         max_rank: int,
+        max_parts: int,
     ) -> None:
+        assert max_parts <= MAX_PARTS
         self._kernels = kernels
         self._rows = rows
         self._dtype = dtype
-        self._max_hidden = MAX_PARTS * round_up(max_rank)
+        self._max_hidden = max_parts * round_up(max_rank)
         self._slots = (LoraSlotTable * rows.num_slots)()
         self._packed: dict[int, PackedLora] = {}
         self._run = kernels.lora
@@ -119,7 +121,7 @@ class NativeLora:
         """Tokens of the step that have an adapter: an int32, where the step's call writes it."""
         return self._rows.begins[-1:]
 
-    def pack(self, parts: Sequence[LoraPart]) -> PackedLora:
+    def pack(self, slot: int, parts: Sequence[LoraPart]) -> PackedLora:
         """Bring an adapter into the form that is computed with, in any thread."""
         packed = PackedLora(self._kernels, parts, self._dtype)
         assert packed.slot.hidden_size <= self._max_hidden

@@ -53,14 +53,13 @@ def fused_experts(
     num_pairs = num_tokens * per_token
     if num_pairs == 0:
         return torch.empty_like(hidden)
-    block_m = SMALL_TILE if num_pairs <= SMALL_TILE * num_experts else LARGE_TILE
-    tiles = _sorted_by_expert(ids, num_experts, block_m)
+    tiles = sorted_by_expert(ids, num_experts, best_block_m(num_pairs, num_experts))
     gated = activate(_grouped(hidden, gate_up, gate_up_scale, tiles, None))
     outputs = _grouped(gated, down, down_scale, tiles, weights.flatten())
     return outputs.view(num_tokens, per_token, -1).sum(1)
 
 
-class _Tiles(NamedTuple):
+class Tiles(NamedTuple):
     """Tiles of P pairs sorted by expert; tensors are int32."""
 
     order: Tensor  # [P] the pairs
@@ -71,7 +70,13 @@ class _Tiles(NamedTuple):
     per_token: int
 
 
-def _sorted_by_expert(ids: Tensor, num_experts: int, block_m: int) -> _Tiles:
+def best_block_m(num_pairs: int, num_experts: int) -> int:
+    """Return how many pairs a tile is to have."""
+    return SMALL_TILE if num_pairs <= SMALL_TILE * num_experts else LARGE_TILE
+
+
+def sorted_by_expert(ids: Tensor, num_experts: int, block_m: int) -> Tiles:
+    """Sort the pairs of ids [T, K], or [T], of an integer dtype, by expert."""
     num_pairs, device = ids.numel(), ids.device
     order = torch.empty(num_pairs, dtype=torch.int32, device=device)
     ends, tile_ends = torch.empty((2, num_experts), dtype=torch.int32, device=device).unbind(0)
@@ -79,7 +84,7 @@ def _sorted_by_expert(ids: Tensor, num_experts: int, block_m: int) -> _Tiles:
     site = _sorting(num_experts, block_m, 128 if is_small else 1024)
     site.launch((num_experts, 1, 1), ids.contiguous(), order, ends, tile_ends, num_pairs)
     num_tiles = min(num_experts, num_pairs) + num_pairs // block_m
-    return _Tiles(order, ends, tile_ends, num_tiles, block_m, ids.shape[1])
+    return Tiles(order, ends, tile_ends, num_tiles, block_m, num_pairs // len(ids))
 
 
 @cache
@@ -89,7 +94,7 @@ def _sorting(num_experts: int, block_m: int, block_p: int) -> CallSite:
 
 
 def _grouped(
-    a: Tensor, matrices: Tensor, scales: Tensor | None, tiles: _Tiles, weights: Tensor | None
+    a: Tensor, matrices: Tensor, scales: Tensor | None, tiles: Tiles, weights: Tensor | None
 ) -> Tensor:
     """Multiply rows of a by the transposed matrix of each (token, expert) pair. Without weights the rows of a
     are tokens, and the result's are pairs sorted by expert. With weights a has the sorted pairs, and the

@@ -11,6 +11,7 @@ from model_worker.device.base import Device
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.models.base import Model
+from model_worker.ops.adapters import RowAdapters
 from model_worker.ops.base import Ops
 from model_worker.runner.future_map import FutureMap
 from model_worker.runner.step_output import ForwardOutput
@@ -50,6 +51,7 @@ class StepParts:
     vocab_size: int
     example: BatchPlan  # a small one, which may be run any number of times
     lay_out: Callable[[BatchPlan], ForwardBatch]
+    row_adapters: RowAdapters | None = None  # those of a model that takes adapters
 
 
 Recorder = Callable[[StepParts, Callable[[], None]], Recording | None]

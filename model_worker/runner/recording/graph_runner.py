@@ -9,6 +9,8 @@ and two launches, whoever is in the batch. A batch between two sizes is padded w
 Steps that sample with more than a draw (logprobs, penalties, masks …) take graph 1 and the Sampler; steps
 with a chunk of a prompt are not recorded. Knows plans and rows; knows no request.
 
+Steps in which a row has an adapter have graphs of their own, too: others launch nothing of adapters.
+
 A row with guesses is as many decodes as it has tokens, whose keys and values are all stored before any of
 them attends. Such steps have graphs of their own, of a few numbers of tokens.
 
@@ -81,6 +83,7 @@ class _Recorded:
 class _Kind(NamedTuple):
     size: int  # tokens, as many as rows without guesses
     guesses: bool
+    adapters: bool = False
 
 
 class GraphRunner:
@@ -97,6 +100,7 @@ class GraphRunner:
         self._future = parts.future
         self._sampler = parts.sampler
         self._sizes = {False: list(sizes), True: verification_sizes(sizes[-1], parts.max_guesses)}
+        self._row_adapters = parts.row_adapters
         self._max_len = parts.max_len
         self._dummy_row = parts.table.max_rows
         self._dummy_entry = self._dummy_row * parts.table.max_pages
@@ -113,7 +117,11 @@ class GraphRunner:
 
         on_progress is called after each. Raises ConfigError when the memory does not suffice.
         """
-        kinds = sorted((_Kind(size, k) for k, sizes in self._sizes.items() for size in sizes), reverse=True)
+        adapters = [False] if self._row_adapters is None else [False, True]
+        kinds = sorted(
+            (_Kind(size, k, a) for k, sizes in self._sizes.items() for size in sizes for a in adapters),
+            reverse=True,
+        )
         for count, kind in enumerate(kinds, 1):
             size = kind.size
             logger.info("recording CUDA graphs: batch size %d, %d of %d", size, count, len(kinds))
@@ -155,7 +163,9 @@ class GraphRunner:
             rows, starts = rows[index], positions - 1
         n = len(rows)
         sizes = self._sizes[guesses is not None]
-        kind = _Kind(sizes[bisect_left(sizes, n)], guesses is not None)
+        adapters = self._row_adapters
+        has_adapters = adapters is not None and adapters.have_any(rows)
+        kind = _Kind(sizes[bisect_left(sizes, n)], guesses is not None, has_adapters)
         entries, pages = self._new_pages(plan, kind.size)
         self._stage(kind.size, unpack_ids(plan.input_ids), starts, rows, entries, pages)
         recorded = self._recorded[kind]
@@ -209,6 +219,9 @@ class GraphRunner:
         sampler = self._sampler
         if sampler is None:
             return _Recorded(forward, {})
+        like_it = self._recorded.get(kind._replace(adapters=not kind.adapters))
+        if like_it is not None:
+            return _Recorded(forward, like_it.draws)
         return _Recorded(
             forward, {draw: capture(partial(self._draw, sampler, size, draw)) for draw in DrawKind}
         )
@@ -237,6 +250,7 @@ class GraphRunner:
             output_indices=None,
             rows_repeat=kind.guesses,
             decode_lens=lens,
+            adapter_rows=rows if kind.adapters else None,
         )
         self._ops.attention.prepare(batch)
         hidden = self._model(batch, self._kv_pool, self._ops.attention)

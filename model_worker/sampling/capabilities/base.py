@@ -17,6 +17,7 @@ from torch import Tensor
 from model_worker.device.base import Device
 from model_worker.sampling.columns import SamplingColumns
 from model_worker.sampling.ops.base import SamplingOps
+from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.step import Sampled, SamplingStep
 from runtime.wire.plan import RowSetup
 
@@ -31,6 +32,7 @@ class SamplerContext:
     max_rows: int
     max_len: int  # tokens of the longest sequence
     vocab_size: int
+    processors: ProcessorRunner | None = None
 
 
 class SamplingCapability:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import zmq
 
-from carousel.client.core.request_state import TensorName
 from detokenizer_proc.loop import MAX_KEPT_BYTES
 from detokenizer_proc.raw_window import RawWindow
 from detokenizer_proc.router import RouterChannel
@@ -113,7 +112,7 @@ def test_a_prompt_s_logprobs_of_an_unknown_sequence_are_dropped(ring: Ring) -> N
 # -- raw logits ----------------------------------------------------------------------------------------------
 
 
-def entry(handle: bytes, start: int, *, name: TensorName = "generation_logits", rows: int = 1) -> TensorEntry:
+def entry(handle: bytes, start: int, *, name: str = "generation_logits", rows: int = 1) -> TensorEntry:
     return TensorEntry(handle, name, "float32", (rows, 2), start)
 
 

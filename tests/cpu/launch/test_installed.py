@@ -41,6 +41,8 @@ if __name__ == "__main__":
         print(len(model.generate("x", SamplingParams(max_tokens=3, ignore_eos=True)).token_ids))
 """
 MODEL_FILES = {f"carousel/demo_model/{name}" for name in os.listdir(ROOT / "demo/model")}
+PAGE = ROOT / "carousel/server/web/static"
+PAGE_FILES = {path.relative_to(ROOT).as_posix() for path in PAGE.rglob("*") if path.is_file()}
 SOURCES = (*PACKAGES, "demo", "pyproject.toml", "MANIFEST.in", "README.md", "launch.py")
 
 
@@ -94,9 +96,10 @@ def test_the_wheel_holds_our_packages_and_the_demo_model_alone(built: Path) -> N
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
     assert names >= MODEL_FILES
     assert "model_worker/kernels/native/src/logits.cpp" in names
+    assert names >= PAGE_FILES
     with tarfile.open(sdist) as archive:
         inside = {name.split("/", 1)[-1] for name in archive.getnames()}
-    assert inside >= {*MODEL_FILES, "launch.py", "carousel/__init__.py"}
+    assert inside >= {*MODEL_FILES, *PAGE_FILES, "launch.py", "carousel/__init__.py"}
 
 
 @pytest.mark.parametrize("command", ["carousel", "carousel-bench", "carousel-keys"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_adapter(folder / "first", SHAPES, seed=1, size=3.0)
     arguments = (
         *("--dtype", "float32", "--lora-modules", f"first={folder / 'first'}"),
-        *("--allow-lora-updates", "--lora-dir", str(folder), "--api-workers", "2"),
+        *("--allow-lora-updates", "--lora-dir", str(folder), "--api-workers", "2", "--max-loras", "5"),
     )
     with launched(*arguments) as launch, Client(launch.run_dir) as client:
         yield Server(launch, client, folder)
@@ -126,8 +127,38 @@ def test_loads_of_one_adapter_at_once_are_one_load(server: Server) -> None:
     assert server.post("/unload_lora_adapter", lora_name="once").status_code == 200
 
 
-def test_many_loads_and_unloads_under_traffic_mix_nothing_up(server: Server) -> None:
-    """Three directories in turn under two names; what each makes is known before."""
+def test_a_pinned_adapter_stays_on_the_device(server: Server) -> None:
+    """Four of five slots; the others take turns in the fifth. A pin ends with an unload or another load."""
+    names = [f"kept{number}" for number in range(4)]
+    for number, name in enumerate(names):
+        server.write(name, 60 + number)
+        reply = server.post("/load_lora_adapter", lora_name=name, lora_path=name, pinned=True)
+        assert reply.status_code == 200, reply.text
+    wanted = [server.ids(name)[0] for name in names]
+    reply = server.post("/load_lora_adapter", lora_name="one_more", lora_path="kept0", pinned=True)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "too_many_pinned")
+    assert server.post("/load_lora_adapter", lora_name="guest", lora_path="kept0").status_code == 200
+
+    def loads_of(*asked: str) -> int:
+        before = server.info()["num_adapter_loads"]
+        for name in asked:
+            server.ids(name)
+        return int(server.info()["num_adapter_loads"] - before)
+
+    assert loads_of("first", "guest", "first", "guest") == 4
+    assert loads_of(*names) == 0
+    assert [server.ids(name)[0] for name in names] == wanted
+    again = {"lora_name": "kept0", "lora_path": "kept0", "load_inplace": True}
+    assert server.post("/load_lora_adapter", **again).status_code == 200
+    assert server.post("/unload_lora_adapter", lora_name="kept1").status_code == 200
+    assert loads_of("first", "guest", "first", "guest") <= 2
+    for name in ("guest", "kept0", "kept2", "kept3"):
+        assert server.post("/unload_lora_adapter", lora_name=name).status_code == 200
+
+
+@pytest.mark.parametrize("num_turns", [10, pytest.param(100, marks=pytest.mark.full)])
+def test_many_loads_and_unloads_under_traffic_mix_nothing_up(server: Server, num_turns: int) -> None:
+    """Three directories in turn under two names, while others ask all the time; what each makes is known."""
     wanted = {}
     for seed in range(3):
         server.write(f"turn{seed}", 40 + seed)
@@ -138,14 +169,28 @@ def test_many_loads_and_unloads_under_traffic_mix_nothing_up(server: Server) -> 
     assert len({tuple(ids) for ids in wanted.values()}) == 3
     base, first = server.ids("")[0], server.ids("first")[0]
     held = server.info()["num_adapters"]
-    with ThreadPoolExecutor(4) as threads:
-        for turn in range(12):
-            name, alias = f"turn{turn % 3}", f"alias{turn % 2}"
-            reply = server.post("/load_lora_adapter", lora_name=alias, lora_path=name)
-            assert reply.status_code == 200, reply.text
-            calls = list(threads.map(server.ids, (alias, "", "first", alias)))
-            assert [ids for ids, _ in calls] == [wanted[name], base, first, wanted[name]]
-            assert server.post("/unload_lora_adapter", lora_name=alias).status_code == 200
+    is_over = threading.Event()
+
+    def others() -> int:
+        count = 0
+        while not is_over.is_set():
+            assert (server.ids("")[0], server.ids("first")[0]) == (base, first)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(3) as threads:
+        traffic = threads.submit(others)
+        try:
+            for turn in range(num_turns):
+                name, alias = f"turn{turn % 3}", f"alias{turn % 2}"
+                reply = server.post("/load_lora_adapter", lora_name=alias, lora_path=name)
+                assert reply.status_code == 200, reply.text
+                calls = list(threads.map(server.ids, (alias, alias)))
+                assert [ids for ids, _ in calls] == [wanted[name]] * 2
+                assert server.post("/unload_lora_adapter", lora_name=alias).status_code == 200
+        finally:
+            is_over.set()
+        assert traffic.result() > num_turns // 2
     info = server.info()
     assert info["num_adapters"] == held
     assert info["num_adapters_in_use"] == 0

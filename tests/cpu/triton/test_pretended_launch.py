@@ -13,16 +13,18 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cpu.triton.adapters.test_triton_lora import save_model_and_adapters
 from tests.harness.models.plans import save_tiny_llama
 from tests.harness.pretended_gpu.launch import NUM_BYTES
 from tests.harness.ring.launched import SLACK, Launched, launched
 
 TIMEOUT_S = 30.0 * SLACK
-SETTINGS = (
-    *("--skip-tokenizer-init", "--dtype", "float32", "--max-running-requests", "2", "--cuda-graph-bs", "2"),
+OF_ANY_DEVICE = (
+    *("--skip-tokenizer-init", "--dtype", "float32", "--max-running-requests", "2"),
     *("--context-length", "64", "--max-total-tokens", "256", "--served-model-name", "tiny"),
     *("--chunked-prefill-size", "16"),
 )
+SETTINGS = (*OF_ANY_DEVICE, "--cuda-graph-bs", "2")
 
 
 def body(last: int, max_tokens: int = 3, **options: Any) -> dict[str, Any]:
@@ -100,3 +102,31 @@ def test_a_step_for_which_memory_ends_ends_one_request(
         assert launch.stop() == 0, launch.log()
         assert re.search(r"out of memory: lower --mem-fraction-static.*restarting engine", launch.log())
         assert "Traceback" not in launch.log()
+
+
+@pytest.mark.full
+def test_it_serves_adapters_by_name(tmp_path: Path) -> None:
+    """Rows of two adapters and of the model alone, together, have the tokens that a CPU gives them."""
+    model, *adapters = save_model_and_adapters(tmp_path)
+    modules = ",".join(f"{path.name}={path}" for path in adapters)
+    adapted = ("--model", str(model), "--lora-modules", modules, "--max-lora-rank", "8")
+    names = ["tiny", *(path.name for path in adapters)]
+
+    def ask(launch: Launched, name: str) -> list[int]:
+        request = {**body(3), "model": name}
+        response = httpx.post(f"{launch.url}/v1/completions", json=request, timeout=TIMEOUT_S)
+        assert response.status_code == 200, response.text
+        ids: list[int] = response.json()["choices"][0]["token_ids"]
+        return ids
+
+    with launched(*adapted, *OF_ANY_DEVICE, "--device", "cpu") as launch:
+        expected = [ask(launch, name) for name in names]
+    assert len({tuple(ids) for ids in expected}) == 3
+    with (
+        launched(*adapted, *SETTINGS, module="tests.harness.pretended_gpu.launch") as launch,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        assert [ask(launch, name) for name in names] == expected
+        assert list(pool.map(lambda name: ask(launch, name), names)) == expected
+        assert launch.stop() == 0, launch.log()
+        assert "Error" not in launch.log()

@@ -13,7 +13,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from model_worker.kernels.activation import activate_and_mul
 from model_worker.kernels.expert_choice import choose_experts
 from model_worker.kernels.triton import expert_choice
-from model_worker.kernels.triton.experts import _sorted_by_expert, fused_experts
+from model_worker.kernels.triton.experts import fused_experts, sorted_by_expert
 from model_worker.loading.loader import load_model
 from model_worker.models.feed_forward import SparseMLP
 from model_worker.ops.triton_ops import TritonOps
@@ -149,7 +149,7 @@ def test_pairs_are_sorted_by_expert(tokens: int, num_experts: int, per_token: in
     generator = torch.Generator().manual_seed(tokens)
     scores = torch.randn(tokens, num_experts, generator=generator) - 9.0 * (torch.arange(num_experts) == 2)
     ids = scores.topk(per_token, dim=1).indices
-    tiles = _sorted_by_expert(ids, num_experts, 16)
+    tiles = sorted_by_expert(ids, num_experts, 16)
     assert torch.equal(tiles.order.long(), ids.flatten().argsort(stable=True))
     counts = ids.flatten().bincount(minlength=num_experts)
     assert torch.equal(tiles.ends.long(), counts.cumsum(0))

@@ -143,12 +143,19 @@ class FakeOps(Ops):
         self._take("experts", weights.gate_up, weights.down)
         return _Fake(lambda hidden, scores: torch.zeros(hidden.shape))
 
-    def row_adapters(self, max_rows: int, num_slots: int) -> TorchRows:
+    def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> TorchRows:
         return TorchRows(max_rows, num_slots)
 
     def adapters(
-        self, rows: RowAdapters, in_features: int, out_features: int, dtype: torch.dtype, max_rank: int
+        self,
+        rows: RowAdapters,
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype,
+        max_rank: int,
+        max_parts: int,
     ) -> TorchAdapters:
+        assert isinstance(rows, TorchRows)
         return TorchAdapters(rows)
 
     def _take(self, operation: str, *weights: Tensor | None) -> None:

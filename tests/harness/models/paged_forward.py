@@ -76,6 +76,7 @@ class PagedForward:
             page_table=self.page_table,
             page_size=page_size,
             num_decodes=sum(n == 1 for n in num_tokens),
+            adapter_rows=token_rows,
             output_indices=torch.tensor(range(total) if sample is None else sample, dtype=torch.int64),
         )
         self.backend.prepare(batch)

@@ -43,7 +43,8 @@ def run(role: str) -> None:
 
             if left:
                 context.ready = ready_beside_another  # type: ignore[method-assign]
-            import_module(MODULES[role]).main(context)
+            with gpu.seen_by_new_threads():  # that of adapters, which loads where nothing else runs
+                import_module(MODULES[role]).main(context)
 
     run_process(role, main)
 

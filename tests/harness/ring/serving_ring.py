@@ -43,6 +43,8 @@ class Setting:
     policy: str = "fcfs"
     model_impl: str = "auto"
     window: int = 0
+    outputs: str = ""
+    speculation: str = "none"
 
 
 @dataclass(slots=True)
@@ -70,7 +72,15 @@ class Generated:
     prompt_logprobs: Scores = field(default_factory=Scores)
     context_logits: list[FloatArray] = field(default_factory=list)  # [n, V]
     generation_logits: list[FloatArray] = field(default_factory=list)
+    outputs: dict[str, list[FloatArray]] = field(default_factory=dict)  # additional ones, by tensor
     closed: Closed | None = None
+
+    def tensor(self, name: str) -> list[FloatArray]:
+        """The rows of one so far, frame by frame."""
+        if name in ("context_logits", "generation_logits"):
+            rows: list[FloatArray] = getattr(self, name)
+            return rows
+        return self.outputs.setdefault(name, [])
 
 
 class Ring:
@@ -98,6 +108,8 @@ class Ring:
             max_attention_window=setting.window,
             gather_context_logits=True,
             gather_generation_logits=True,
+            additional_output=setting.outputs,
+            speculative_algorithm=setting.speculation,  # type: ignore[arg-type]
         )
         self._executor = self.make_executor(config, setting)
         self._output = MemoryChannel("detokenizer_in")
@@ -147,7 +159,7 @@ class Ring:
         if isinstance(message, Framed):
             assert isinstance(message.message, TensorBatch)
             for entry, frame in zip(message.message.entries, message.frames, strict=True):
-                logits = getattr(of(entry.handle), entry.name)
+                logits = of(entry.handle).tensor(entry.name)
                 assert entry.start == sum(map(len, logits)), "rows are missing, or came twice"
                 logits.append(np.frombuffer(frame, np.float32).reshape(entry.shape))
             return

@@ -228,3 +228,62 @@ def test_a_retired_adapter_is_dropped_when_nobody_leases_it() -> None:
     assert not slots.prepare((refs[2],), 9)
     assert device.loads[-1][1] == refs[2], "who asks later has it loaded again"
     slots.check()
+
+
+def test_a_pinned_adapter_gives_way_to_nobody_until_it_is_retired_or_replaced() -> None:
+    slots, device = pool(2)
+    seqs = iter(range(1, 99))
+
+    def serve(ref: AdapterRef) -> None:
+        seq = next(seqs)
+        slots.begin_step()
+        if not slots.prepare((ref,), seq):
+            slots.receive(loaded(device.loads[-1][0]))
+            assert slots.prepare((ref,), seq)
+        slots.take((ref,), seq)
+        slots.give_back((ref,))
+        slots.check()
+
+    first, second = (AdapterRef("a", number, "1", "/a", pinned=True) for number in (1, 2))
+    others = [AdapterRef(name, number, "1", f"/{name}") for number, name in enumerate("bcd", 11)]
+    for ref in (first, *others, first):
+        serve(ref)
+    assert [slot for slot, _ in device.loads] == [0, 1, 1, 1], "the others take turns in one slot"
+    serve(second)
+    serve(others[0])
+    assert device.loads[-1] == (0, others[0]), "one that was replaced is pinned no more"
+    serve(first)
+    serve(others[1])
+    assert device.loads[-1] == (0, others[1]), "and not when its late requests come"
+    assert slots.retire("a") == 1
+    for ref in (second, others[2], others[0]):
+        serve(ref)
+    assert not slots.can_hold((second,))
+
+
+def test_a_pinned_adapter_is_not_drained() -> None:
+    slots, device = pool(2, max_passed=4)
+    pinned, leased, waiting = (
+        AdapterRef(name, number, "1", "/", pinned=name == "p") for number, name in enumerate("plw", 1)
+    )
+    for slot, ref in enumerate((pinned, leased)):
+        assert not slots.prepare((ref,), slot)
+        slots.receive(loaded(slot))
+        slots.begin_step()
+        assert slots.prepare((ref,), slot)
+        slots.take((ref,), slot)
+    for seq in range(3, 9):
+        slots.begin_step()
+        assert not slots.prepare((waiting,), 2)
+        assert slots.prepare((pinned,), min(seq, 6))
+        if slots.prepare((leased,), min(seq, 6)):
+            slots.take((leased,), seq)
+            slots.give_back((leased,))
+    slots.begin_step()
+    assert not slots.prepare((waiting,), 2)
+    assert slots.prepare((pinned,), 6)
+    assert not slots.prepare((leased,), 6), "it is drained for the one that waits"
+    slots.give_back((leased,))
+    slots.begin_step()
+    assert not slots.prepare((waiting,), 2)
+    assert device.loads[-1] == (1, waiting)

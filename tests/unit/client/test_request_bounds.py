@@ -50,7 +50,7 @@ NUMBERS = (
 )
 VALUES: tuple[Any, ...] = (
     *NUMBERS,
-    *(True, None, "", "x", "x" * 257, b"x", float("nan"), float("inf"), 1 + 2j, object()),
+    *(True, False, None, "", "x", "x" * 257, b"x", float("nan"), float("inf"), 1 + 2j, object()),
     *(Numbered.BELOW, Numbered.SOME, np.float64(0.5), np.int64(3), np.float32(0.5), np.arange(3)),
     *([], [1], [-1], [1 << 31], [True], ["x"], [""], [None], ["x" * 300], ["x"] * 2000, [7] * 5000),
     *([[1]], [[]], [[7] * 65], [[-1]], [[1, 0.5]], [[1, 500.0]], [[1, "x"]], [("1", 1.0)], [[[1]]]),

@@ -112,7 +112,11 @@ def test_none_is_a_keyword_that_is_not_given() -> None:
 @pytest.mark.parametrize(
     ("keyword", "value", "reason"),
     [
-        ("max_num_seq", 3, "max_num_seq is not a setting of LLM; did you mean max_num_seqs? Known: allow_"),
+        (
+            "max_num_seq",
+            3,
+            "max_num_seq is not a setting of LLM; did you mean max_num_seqs? Known: additional_output",
+        ),
         ("trust_remote_cod", True, "; did you mean trust_remote_code? Known: "),
         ("no_such_setting", 1, "no_such_setting is not a setting of LLM; known: "),
         ("enforce_eager", "yes", "enforce_eager: expected bool, got 'yes'"),

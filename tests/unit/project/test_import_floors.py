@@ -34,6 +34,7 @@ FLOORS: dict[str, set[str]] = {
     "runtime.guides": {"runtime.base"},
     "runtime.launcher": {
         *("runtime.base", "runtime.wire", "runtime.settings", "runtime.ring", "runtime.checkpoint"),
+        "runtime.sampling",  # names of additional outputs
     },
     "tokenizer_proc": {*RUNTIME, "runtime.text"},
     "scheduler_proc": RUNTIME,
@@ -98,6 +99,7 @@ FLOORS: dict[str, set[str]] = {
     },
     "model_worker.models": {
         *(*LAYERS, "model_worker.layers", "model_worker.attention", "model_worker.ops", "runtime.checkpoint"),
+        "runtime.sampling",  # names of additional outputs
     },
     "model_worker.loading": {
         *("model_worker.layers", "model_worker.models", "model_worker.ops", *LAYERS),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from carousel import CapacitySchedulerPolicy, ConfigError, ExecutorConfig, KvCacheConfig, SchedulerConfig
-from carousel.trtllm.executor_config import COUNTS, UNBUILT
+from carousel.trtllm.executor_config import COUNTS, UNBUILT, AdditionalModelOutput
 from carousel.trtllm.executor_settings import runtime_settings
 from runtime.settings.config import RuntimeConfig, from_values
 
@@ -70,6 +70,12 @@ def test_without_a_word_they_are_what_tensorrt_llm_does() -> None:
             {"disable_radix_cache": True, "max_total_tokens": 99},
         ),
         (ExecutorConfig(normalize_log_probs=False, additional_model_outputs=[]), {}),
+        (
+            ExecutorConfig(
+                additional_model_outputs=[AdditionalModelOutput("a:1"), AdditionalModelOutput("b")]
+            ),
+            {"additional_output": "a:1,b"},
+        ),
     ],
 )
 def test_fields_of_the_whole_are_settings(config: ExecutorConfig, settings: dict[str, Any]) -> None:
@@ -127,7 +133,13 @@ def test_keywords_beside_an_object_win_over_its_defaults_and_may_not_contradict_
     [
         *(
             ({"executor_config": _with(ExecutorConfig(), name, 77)}, f"executor_config.{name}")
-            for name in [*UNBUILT, "batching_type", "normalize_log_probs", "enable_chunked_context"]
+            for name in [
+                *UNBUILT,
+                "additional_model_outputs",
+                "batching_type",
+                "normalize_log_probs",
+                "enable_chunked_context",
+            ]
         ),
         *(
             ({"executor_config": _with(ExecutorConfig(), name, 0)}, f"executor_config.{name}")

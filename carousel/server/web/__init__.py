@@ -1,0 +1,1 @@
+"""The page: what a browser gets of the server's address."""

@@ -1,0 +1,34 @@
+"""StepTaps: picks rows of additional outputs out of a forward. Knows names and places, no plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+
+class StepTaps:
+    """Takes what a forward hands over, on the stream that computes it."""
+
+    def __init__(
+        self, names: frozenset[str], places: Tensor, tokens: Tensor, download: Callable[[Tensor], Tensor]
+    ) -> None:
+        """places [m]: of the batch's outputs; tokens [m]: of its tokens."""
+        self.names = names
+        self._places = places
+        self._tokens = tokens
+        self._download = download
+        self.values: dict[str, Tensor] = {}
+
+    def pick(self, hidden: Tensor) -> Tensor:
+        """Rows [m, width] of something [T, width]."""
+        return hidden.index_select(0, self._tokens)
+
+    def take(self, name: str, rows: Tensor) -> None:
+        """Keep rows [m, width] that were picked."""
+        # At once: of a long chunk, all outputs may not fit the device together.
+        self.values[name] = self._download(rows.float())
+
+    def take_outputs(self, name: str, hidden: Tensor) -> None:
+        """Keep rows of final hidden states [W, hidden_size]."""
+        self.take(name, hidden.index_select(0, self._places))

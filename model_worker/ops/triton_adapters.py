@@ -1,0 +1,111 @@
+"""Adapters of linear layers by Triton's kernels: tables of all slots on the device, and the rows' slots.
+
+The tables are there from the start, for as many adapters of as large a rank as the settings allow: recorded
+steps read them, and the KV cache gets what they leave. A thread beside the steps writes an adapter's matrices
+into a slot that nobody reads; from the moment that its figures are there its rows are computed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.attention.forward_batch import ForwardBatch
+from model_worker.kernels.linear import LoraPart
+from model_worker.kernels.triton.experts import Tiles
+from model_worker.kernels.triton.lora import BLOCK_R, NUM_FIGURES, add_lora, sorted_by_slot
+from model_worker.ops.adapters import RowSlots
+
+
+class TritonRows(RowSlots):
+    """See RowAdapters."""
+
+    def __init__(self, max_rows: int, num_slots: int, device: torch.device | str) -> None:
+        super().__init__(max_rows, num_slots)
+        self.device = device
+        self.tiles: Tiles | None = None
+        """The step's tokens by slot; None: none of them has an adapter."""
+        self._on_device = torch.full((max_rows + 1,), num_slots, dtype=torch.int32, device=device)
+
+    def set_row(self, row: int, slot: int) -> None:
+        """See RowAdapters."""
+        if slot != self.slots[row]:
+            self._on_device[row].fill_(slot if 0 <= slot < self.num_slots else self.num_slots)
+            super().set_row(row, slot)
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """See RowAdapters."""
+        self.tiles = None
+        if batch.adapter_rows is not None:
+            self.tiles = sorted_by_slot(self._on_device[batch.adapter_rows], self.num_slots)
+
+
+class TritonPacked:
+    """See PackedAdapter: its matrices are in the slot already."""
+
+    def __init__(self, modules: Tensor, num_bytes: int) -> None:
+        self.modules = modules  # [M, NUM_FIGURES] on the host
+        self._num_bytes = num_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+
+class TritonAdapters:
+    """See LayerAdapters."""
+
+    batch_invariant = False
+
+    def __init__(
+        self,
+        rows: TritonRows,
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype,
+        max_rank: int,
+        max_parts: int,
+    ) -> None:
+        self._rows = rows
+        slots, room, at = rows.num_slots, -(-max_rank // BLOCK_R) * BLOCK_R, rows.device
+        self._a = torch.empty((slots, max_parts * room, in_features), dtype=dtype, device=at)
+        self._b = torch.empty((slots, out_features, room), dtype=dtype, device=at)
+        self._modules = torch.zeros((slots, max_parts, NUM_FIGURES), dtype=torch.float32, device=at)
+        self._filled = np.zeros(slots, bool)
+
+    def pack(self, slot: int, parts: Sequence[LoraPart]) -> TritonPacked:
+        """See LayerAdapters."""
+        room, device = self._b.shape[2], self._b.device
+        modules = torch.zeros(self._modules.shape[1:])
+        num_bytes = 0
+        for index, part in enumerate(parts):
+            rank, end = len(part.a), part.column + len(part.b)
+            self._a[slot, index * room : index * room + rank].copy_(part.a)
+            self._b[slot, part.column : end, :rank].copy_(part.b)
+            modules[index] = torch.tensor([rank, part.column, end, part.scaling])
+            num_bytes += self._a.itemsize * (part.a.numel() + part.b.numel())
+        if device.type == "cuda":
+            modules = modules.pin_memory()
+            torch.cuda.current_stream(device).synchronize()
+        return TritonPacked(modules, num_bytes)
+
+    @torch.inference_mode()
+    def install(self, slot: int, packed: TritonPacked | None) -> None:
+        """See LayerAdapters."""
+        if packed is not None:
+            self._modules[slot].copy_(packed.modules, non_blocking=True)
+        elif self._filled[slot]:
+            self._modules[slot].zero_()
+        self._filled[slot] = packed is not None
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """See LayerAdapters."""
+        tiles = self._rows.tiles
+        if tiles is not None:
+            assert x.stride(-1) == 1
+            assert y.is_contiguous()
+            add_lora(x, y, self._a, self._b, self._modules, tiles)
+        return y

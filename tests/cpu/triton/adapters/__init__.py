@@ -1,0 +1,1 @@
+"""LoRA adapters by Triton's kernels."""

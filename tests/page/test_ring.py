@@ -1,0 +1,136 @@
+"""The ring: what it shows is what the server says, and it asks only while somebody looks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+from playwright.sync_api import Page, expect
+
+from tests.harness.ring.launched import START_S, Launched, launched, wait_until
+from tests.page.conftest import Visitor
+
+NUM_STREAMS = 64
+
+
+@contextmanager
+def streams(url: str) -> Iterator[None]:
+    """So many answers that come while the block runs."""
+    over = threading.Event()
+
+    def read(index: int) -> None:
+        body = {
+            "prompt": f"# file {index}\nimport os\n" * 4,
+            "max_tokens": 1500,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            for _ in answer.iter_lines():
+                if over.is_set():
+                    return
+
+    threads = [threading.Thread(target=read, args=(index,)) for index in range(NUM_STREAMS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        httpx.post(f"{url}/continue_generation")
+        for thread in threads:
+            thread.join()
+
+
+def figure(page: Page, name: str) -> int:
+    return int(page.locator(f"[data-figure={name}]").inner_text().replace(",", ""))
+
+
+def test_during_64_streams_it_agrees_with_the_server(visit: Callable[..., Visitor], launch: Launched) -> None:
+    page = visit().open(f"{launch.url}/#ring")
+    with streams(launch.url):
+        wait_until(
+            lambda: httpx.get(f"{launch.url}/stats").json()["num_waiting"] == NUM_STREAMS - 32,
+            10.0,
+            "a queue",
+        )
+        expect(page.locator("[data-figure=waiting]")).to_have_text(str(NUM_STREAMS - 32))
+        # Nothing moves while generation is paused, so that all can be compared.
+        assert httpx.post(f"{launch.url}/pause_generation").status_code == 200
+        expect(page.locator(".figures")).to_contain_text("paused")
+        page.wait_for_timeout(1500)
+        stats = httpx.get(f"{launch.url}/stats").json()
+        info = httpx.get(f"{launch.url}/server_info").json()
+        tree = httpx.get(f"{launch.url}/snapshot").json()["tree"]
+        assert figure(page, "rows") == stats["num_running"] == page.locator(".rows .row").count() == 32
+        assert figure(page, "waiting") == stats["num_waiting"]
+        assert page.get_by_role("cell", name="paused", exact=True).count() == stats["num_waiting"]
+        assert figure(page, "nodes") == tree["num_nodes"] > 0
+        assert figure(page, "free-pages") == info["num_free_pages"]
+
+
+def test_a_killed_tokenizer_shows_and_the_page_goes_on(visit: Callable[..., Visitor]) -> None:
+    with launched("--dtype", "float32", "--cpu-threads", "1") as own:
+        page = visit().open(f"{own.url}/#ring")
+        row = page.locator("tr[data-process=tokenizer]")
+        expect(row).to_contain_text("ready")
+        before = row.locator("td").nth(2).inner_text()
+        assert int(before) == own.pid_of("tokenizer")
+        os.kill(int(before), signal.SIGKILL)
+
+        def shows() -> bool:
+            cells = row.locator("td").all_inner_texts()
+            return bool(cells[1] != "ready" or cells[2] != before)
+
+        wait_until(shows, 1.0, "the death shows")
+        expect(row.locator("td").nth(3)).to_have_text("1", timeout=1000 * START_S)
+        expect(row).to_contain_text("ready", timeout=1000 * START_S)
+        page.get_by_role("link", name="Chat").click()
+        page.locator("#field-max_tokens").fill("3")
+        page.get_by_label("Message", exact=True).fill("def ")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("article.assistant[aria-busy=false] .facts")).to_contain_text("3 output tokens")
+
+
+def test_it_asks_while_it_is_looked_at_and_never_else(
+    visit: Callable[..., Visitor], launch: Launched
+) -> None:
+    visitor = visit()
+    page = visitor.open(f"{launch.url}/")
+
+    def asked_in(seconds: float) -> int:
+        visitor.requests.clear()
+        began = time.monotonic()
+        page.wait_for_timeout(1000 * seconds)
+        snapshots = [request for request in visitor.requests if request.url.endswith("/snapshot")]
+        assert len(snapshots) <= 4 * (time.monotonic() - began) + 1
+        return len(snapshots)
+
+    assert asked_in(1.0) == 0
+    page.get_by_role("link", name="Ring").click()
+    expect(page.get_by_role("heading", name="Processes")).to_be_visible()
+    assert asked_in(2.0) >= 1
+    page.get_by_role("link", name="Chat").click()
+    page.wait_for_timeout(500)
+    assert asked_in(1.5) == 0
+
+
+def test_steps_are_shown_when_they_are_asked_for(visit: Callable[..., Visitor], launch: Launched) -> None:
+    page = visit().open(f"{launch.url}/#ring")
+    httpx.post(f"{launch.url}/v1/completions", json={"prompt": "x", "max_tokens": 3})
+    page.get_by_role("button", name="Show the last steps").click()
+    expect(page.locator(".chart[aria-label^=Milliseconds] canvas")).to_be_visible()
+
+
+def test_a_request_that_nobody_made_is_told(visit: Callable[..., Visitor], launch: Launched) -> None:
+    visitor = visit()
+    visitor.allowed_statuses = {404}
+    page = visitor.open(f"{launch.url}/#request")
+    page.get_by_label("X-Request-Id").fill("a/../b?c#d %")
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_role("alert")).to_contain_text("no sampled request with this id")
