@@ -40,9 +40,9 @@ MAX_DRAIN = 256
 MAX_STATES = 64
 """In one message, so that the first ones need not wait for the last."""
 MAX_READY = 256
-"""Guides that are kept compiled,"""
+"""Guides that are kept compiled."""
 MAX_READY_CHARS = 1 << 21
-"""and characters of their grammars, each of which takes 60 to 320 bytes of memory."""
+"""Characters of the grammars that are kept compiled. Each takes 60 to 320 bytes of memory."""
 BUSY_WAIT_S = 0.02
 
 

@@ -32,11 +32,11 @@ class ResponseFormatBody(Struct, forbid_unknown_fields=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaBody | None = None
     format: Annotated[Raw, Meta(extra_json_schema={"type": "object"})] = field(default_factory=Raw)
-    """Structural tag; or, in the older form,"""
+    """Structural tag, in the newer form."""
     structures: Annotated[Raw, Meta(extra_json_schema={"type": "array"})] = field(default_factory=Raw)
-    """its tags"""
+    """Tags of the older form."""
     triggers: list[str] | None = None
-    """and what they begin with."""
+    """Texts that begin the tags of the older form."""
 
 
 class StructuredOutputsBody(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -72,9 +72,9 @@ class _Walk:
         self._root = root
         self._is_old = False
         self._places: dict[str, Any] = {}
-        """Every place where a schema stands, by its JSON pointer,"""
+        """Every place where a schema stands, by its JSON pointer."""
         self._anchors: dict[str, str] = {}
-        """and by its anchor."""
+        """Every place where a schema stands, by its anchor."""
         self._names: dict[str, str] = {}
         """Names in `$defs` of places that something refers to."""
         self._to_do: list[str] = []

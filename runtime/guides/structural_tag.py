@@ -26,9 +26,9 @@ class Regex(Struct, tag="regex"):
 class JsonSchema(Struct, tag="json_schema"):
     json_schema: Raw
     param: str
-    """Field of the request that has the schema, for errors,"""
+    """Field of the request that has the schema, for errors."""
     at: str = ""
-    """and the JSON pointer of its place in that."""
+    """JSON pointer of the schema's place in that field."""
     is_object: bool = True
     """The value is an object, where the schema names no type."""
 

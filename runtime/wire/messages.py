@@ -90,11 +90,11 @@ class GenerateRequest(Message, frozen=True):
     sampling: SamplingParams
     """Sequence i draws with seed + i."""
     text: Text | None = None
-    """The prompt, in exactly one of three forms: text,"""
+    """Prompt as text. It has exactly one of three forms."""
     input_ids: PackedIds | None = None
-    """packed token ids,"""
+    """Prompt as packed token ids."""
     messages: Annotated[tuple[ChatMessage, ...], TURNS] | None = None
-    """or a conversation for the model's chat template."""
+    """Prompt as a conversation for the model's chat template."""
     label: Label = ""
     """The user's own id; echoed, never used to find anything."""
     stream: bool = False
@@ -257,9 +257,9 @@ class DraftCounts(Record, frozen=True):
     """Guesses at the tokens of one sequence, since its last attempt began."""
 
     num_drafted: Count = 0
-    """Verified by the worker,"""
+    """Guesses that the worker verified."""
     num_accepted: Count = 0
-    """and right: tokens of output less the steps that gave some."""
+    """Guesses that were right: tokens of output less the steps that gave some."""
     num_accepted_prediction: Count = 0
     """Right ones of those that its `prediction` gave."""
     num_rejected_prediction: Count = 0

@@ -76,9 +76,9 @@ class RequestPerfMetrics(Record, frozen=True):
     timing_metrics: TimingMetrics
     kv_cache_metrics: KvCacheMetrics
     first_iter: Count | None = None
-    """IterationStats.iter of the step that computed its first token,"""
+    """IterationStats.iter of the step that computed its first token."""
     last_iter: Count | None = None
-    """and its last one."""
+    """IterationStats.iter of the step that computed its last token."""
 
 
 class Stamp(Record, frozen=True):

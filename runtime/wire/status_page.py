@@ -62,9 +62,9 @@ class ProcessStatus(NamedTuple):
     batch_size: int = 0
     """Sequences in the scheduler's newest step; 0 when it had nothing to compute."""
     num_launched: int = 0
-    """Steps that the scheduler has sent to the worker since its start,"""
+    """Steps that the scheduler has sent to the worker since its start."""
     num_finished: int = 0
-    """and those whose results it has: a difference that stays says that the worker is stuck."""
+    """Steps whose results the scheduler has: a difference that stays says that the worker is stuck."""
     num_clients: int = 0
     """For a detokenizer: clients that are connected, processes of the HTTP server among them."""
     recovery_ns: int = 0

@@ -55,9 +55,9 @@ class SlotCounts:
     """Totals since the start."""
 
     num_hits: int = 0
-    """Leases of what was there already,"""
+    """Leases of what was there already."""
     num_misses: int = 0
-    """and first leases of what had to be loaded."""
+    """First leases of what had to be loaded."""
     num_loads: int = 0
     num_failed: int = 0
     num_evicted: int = 0

@@ -21,9 +21,9 @@ class PerfMetrics(RequestFeature):
         self._clock = clock
         self._scheduled_s: float | None = None
         self._first: tuple[float, int] | None = None
-        """Time and step of its first token,"""
+        """Time and step of its first token."""
         self._last: tuple[float, int] | None = None
-        """and of its last one."""
+        """Time and step of its last token."""
 
     def row_opened(self, row: int) -> None:
         if self._scheduled_s is None:

@@ -14,9 +14,9 @@ class DraftTotals:
 
     def __init__(self) -> None:
         self._rows_by_drafted = [0] * (MAX_DRAFT_TOKENS + 1)
-        """How often a row had so many guesses,"""
+        """How often a row had so many guesses."""
         self._rows_by_accepted = [0] * (MAX_DRAFT_TOKENS + 1)
-        """and so many right ones."""
+        """How often a row had so many right guesses."""
         self._step = NO_DRAFTS
 
     def note_row(self, num_drafted: int, num_accepted: int) -> None:

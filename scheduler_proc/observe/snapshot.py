@@ -76,9 +76,9 @@ class PagePool(Struct, frozen=True, gc=False):
     num_pages: int
     num_free: int
     num_cached: int
-    """In the tree,"""
+    """Pages in the tree."""
     num_evictable: int
-    """and of these used by nobody."""
+    """Pages in the tree that nobody uses."""
     num_evicted: int
     """Since the start."""
 

@@ -96,9 +96,9 @@ class StepStats:
     ) -> None:
         self.drafts = DraftTotals()
         self.mask_wait_s = 0.0
-        """Time that the turns of the scheduler have waited for masks of steps that were launched,"""
+        """Time that the turns of the scheduler have waited for masks of steps that were launched."""
         self.num_late_masks = 0
-        """and masks that had not come then."""
+        """Masks that had not come when the wait was over."""
         self.is_on = settings.max_iterations > 0
         self.num_iterations = 0
         self.num_ctx_tokens = 0

@@ -37,11 +37,11 @@ class Account(Generic[R]):
 
     def __init__(self, tenant: Tenant, now_s: float) -> None:
         self.num_live = 0
-        """Sequences that run or wait;"""
+        """Sequences that run or wait."""
         self.num_running = 0
-        """those that have a row;"""
+        """Sequences that have a row."""
         self.num_again = 0
-        """those that were made again after a restart."""
+        """Sequences that were made again after a restart."""
         self.num_live_of: Counter[bytes] = Counter()
         """By the client's part of handles, of those that have any;"""
         self.num_again_of: Counter[bytes] = Counter()
@@ -51,19 +51,19 @@ class Account(Generic[R]):
         self.held = SortedRequests[R]()
         """Those that wait behind the queue: see WaitingRoom."""
         self.next_tag = 0
-        """The start tag behind all its requests (see FairOrder),"""
+        """Start tag behind all its requests (see FairOrder)."""
         self.had_tag = 0
-        """behind those that have had rows,"""
+        """Start tag behind its requests that have had rows."""
         self.last_tag = 0
-        """and the one of the last that came, while any of them waits."""
+        """Start tag of the last request that came, while any of them waits."""
         self.bucket: TokenBucket | None = None
         """Bucket of tokens that it may use; None: as many as it likes."""
         self.newest: tuple[bytes, float] = (b"", 0.0)
         """Key of the request that was let through last, and when that was."""
         self.num_used = 0
-        """Tokens since the account was opened;"""
+        """Tokens since the account was opened."""
         self._num_booked = 0
-        """those of them that the bucket and the minute know of."""
+        """Tokens that the bucket and the minute know of."""
         self._minute = -1
         self._used_in_minute = 0
         self.change(tenant, now_s)

@@ -71,10 +71,10 @@ class WaitingRoom:
         self._serving = serving
         self._patience = patience
         self._fresh: list[Request] = []
-        """Those that have come since `act_on_time` was called,"""
+        """Requests that have come since `act_on_time` was called."""
         self._not_kept: list[Request] = []
-        """and between the two calls before: on a server that is not busy they have a row by now, and no
-        deadline is kept for them.
+        """Requests that came between the two calls before: on a server that is not busy they have a row by
+        now, and no deadline is kept for them.
         """
         self._starving = Deadlines(live, attrgetter("waits_from_s"))
         self._before_turn = Deadlines(live, attrgetter("start_tag"))

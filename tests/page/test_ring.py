@@ -134,3 +134,12 @@ def test_a_request_that_nobody_made_is_told(visit: Callable[..., Visitor], launc
     page.get_by_label("X-Request-Id").fill("a/../b?c#d %")
     page.get_by_role("button", name="Show").click()
     expect(page.get_by_role("alert")).to_contain_text("no sampled request with this id")
+
+
+def test_no_id_breaks_the_view(visit: Callable[..., Visitor], launch: Launched) -> None:
+    visitor = visit()
+    visitor.allowed_statuses = {400, 404}
+    for fragment in ("..", ".", "%", "%E0%A4%A", "<b>", "a" * 300):
+        page = visitor.open("about:blank")
+        page = visitor.open(f"{launch.url}/#request/{fragment}")
+        expect(page.get_by_role("alert")).to_be_visible()

@@ -32,9 +32,9 @@ Problem: TypeAlias = tuple[str, str]
 class ProbeAnswer(msgspec.Struct, omit_defaults=True):
     status: Literal["live", "ready", "not ready"]
     role: str | None = None
-    """The process in the way,"""
+    """Role of the process in the way."""
     reason: str | None = None
-    """and what is the matter with it."""
+    """Problem of the process in the way."""
     loaded: float | None = None
     """Share of the weights that is there, 0 to 1, while they are loaded."""
 

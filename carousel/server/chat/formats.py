@@ -52,9 +52,9 @@ class ReasoningFormat:
     read: CallReader | None = None
     """Reader of a format in which reasoning, text and calls are messages."""
     next_message: str = ""
-    """Text that begins one of these behind another,"""
+    """Text that begins a message behind another."""
     content: str = ""
-    """and what that of the content begins with."""
+    """Text that begins the message of the content."""
 
 
 TOOL_FORMATS: dict[str, ToolFormat] = {

@@ -107,9 +107,9 @@ class ChatMessageBody(Struct):
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType | None = UNSET
-    """Where the server tells reasoning apart,"""
+    """Reasoning, where the server tells it apart."""
     reasoning: str | UnsetType | None = UNSET
-    """and by vLLM's newer name."""
+    """Reasoning by vLLM's newer name."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 

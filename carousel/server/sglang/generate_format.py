@@ -38,9 +38,9 @@ class GenerateView:
     num_top: int = 0
     token_text: TokenText | None = None
     input_ids: list[list[int]] = field(default_factory=list)
-    """Ids of each prompt, where the answer shows its logprobs,"""
+    """Ids of each prompt, where the answer shows its logprobs."""
     input_start: int = 0
-    """from this token on."""
+    """First token of a prompt whose logprobs are shown."""
     shows_hidden_states: bool = False
     """The additional output of that name is shown as SGLang's, and not among the others."""
 

@@ -131,9 +131,9 @@ class MetaInfo(Struct):
     spec_verify_ct: int | UnsetType = UNSET
     """Steps that gave it tokens, where the server speculates; all of them verify what there is to verify."""
     spec_draft_token_num: int | UnsetType = UNSET
-    """Guesses that were verified,"""
+    """Guesses that were verified."""
     spec_accept_token_num: int | UnsetType = UNSET
-    """and right."""
+    """Guesses that were right."""
     input_token_logprobs: list[Logprob] | UnsetType = UNSET
     input_top_logprobs: list[list[Logprob] | None] | UnsetType = UNSET
     output_token_logprobs: list[Logprob] | UnsetType = UNSET

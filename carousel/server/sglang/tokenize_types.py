@@ -46,6 +46,6 @@ class DetokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class DetokenizeResponse(Struct):
     prompt: str | list[str]
-    """vLLM's name,"""
+    """Text by vLLM's name."""
     text: str | list[str]
-    """and SGLang's."""
+    """Text by SGLang's name."""

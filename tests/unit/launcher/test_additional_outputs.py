@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from runtime.base.errors import ConfigError, InvalidRequest
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.launcher.checks.additional_outputs import check_additional_outputs
 from runtime.sampling.additional_outputs import check_asked, check_served
-from runtime.settings.config import RuntimeConfig
+from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from runtime.wire.sampling_params import SamplingParams
 
 GOOD = "hidden_states,hidden_states:0,hidden_states:4,self_attn:3,mlp:0"
@@ -29,6 +32,19 @@ def test_names_that_a_model_does_not_have_are_refused_with_those_it_has(name: st
     message = str(caught.value)
     assert repr(name) in message
     assert "hidden_states:0 to hidden_states:4, self_attn:0 to self_attn:3, mlp:0 to mlp:3" in message
+
+
+def test_what_generates_nothing_or_is_not_ours_has_none() -> None:
+    model = ModelConfig.from_path(DEMO_MODEL)
+    check_additional_outputs(RuntimeConfig(additional_output="mlp:0"), model)
+    with pytest.raises(ConfigError, match="'mlp:6'"):
+        check_additional_outputs(RuntimeConfig(additional_output="mlp:6"), model)
+    with pytest.raises(ConfigError, match="additional_output: an embedding model"):
+        check_additional_outputs(RuntimeConfig(additional_output="mlp:0", task="embed"), model)
+    theirs = CheckpointConfig.read(DEMO_MODEL)
+    with pytest.raises(ConfigError, match=r"additional_output: .*transformers"):
+        check_additional_outputs(RuntimeConfig(additional_output="mlp:0"), theirs)
+    check_additional_outputs(RuntimeConfig(), theirs)
 
 
 def test_a_request_is_told_what_the_server_has() -> None:

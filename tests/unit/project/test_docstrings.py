@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.sources import ROOT, sources
 
-OPENING = re.compile(r'^[ \t]*[rR]?"""(Of|What|Whether|Who|As)\b', re.M)
+OPENING = re.compile(r'^[ \t]*[rR]?"""(Of|What|Whether|Who|As|and|or)\b', re.M)
 
 
 def riddles(text: str) -> Iterator[int]:
@@ -25,7 +25,8 @@ def test_docstrings_name_their_subject() -> None:
 
 
 @pytest.mark.parametrize(
-    "opening", ["Of a row.", "What it holds.", "Whether it ends.", "Who waits.", "As base."]
+    "opening",
+    ["Of a row.", "What it holds.", "Whether it ends.", "Who waits.", "As base.", "and its end.", "or none."],
 )
 def test_an_opening_without_a_subject_is_found(opening: str) -> None:
     assert list(riddles(f'class Row:\n    """{opening}"""\n')) == [2]

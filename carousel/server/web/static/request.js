@@ -22,6 +22,15 @@ const WORDS = [
 
 const WITHOUT_VALUE = new Set(["tokenizer_in", "tokenizer_out", "retraction", "detokenizer"]);
 
+/** An id of the address; one that somebody wrote there without its escapes is taken as it is. */
+function decoded(id) {
+  try {
+    return decodeURIComponent(id);
+  } catch {
+    return id;
+  }
+}
+
 /** Phases of a sequence: [name, seconds when it begins, seconds that it takes]. */
 function phasesOf(stamps) {
   const phases = [];
@@ -70,12 +79,16 @@ function Sequence({ sequence }) {
 }
 
 export function RequestView({ id, hasKey }) {
-  const [draft, setDraft] = useState(decodeURIComponent(id));
+  const [draft, setDraft] = useState(decoded(id));
   const [found, setFound] = useState([]);
   const [error, setError] = useState(null);
   useEffect(() => {
     if (!id || !hasKey) return;
-    getJson(`timelines/${id}`).then(setFound, setError);
+    getJson(`timelines/${id}`).then(
+      // To a browser an id of dots alone is a way up, where something else answers.
+      (answer) => (Array.isArray(answer) ? setFound(answer) : setError(new Error("no request can be found by this id"))),
+      setError,
+    );
   }, [id]);
   const look = (event) => {
     event.preventDefault();
