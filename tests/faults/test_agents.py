@@ -23,7 +23,7 @@ from tests.faults.test_tool_loop import written
 from tests.harness.ring.launched import ROOT, Launched, launched, wait_until
 from tests.harness.ring.scripted_worker import ARGUMENTS, SCRIPT_FILE
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(2400)]
 
 PACKAGES = ("openai-agents>=0.24,<1", "mini-swe-agent>=2.4,<3")
 ENVIRONMENT = "CAROUSEL_TEST_AGENTS"
@@ -57,8 +57,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(given) / "bin"
     folder = tmp_path_factory.mktemp("agents")
     venv.create(folder, with_pip=True)
-    install = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", *PACKAGES]
-    subprocess.run(install, check=True, timeout=600)
+    install = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--no-compile", *PACKAGES]
+    subprocess.run(install, check=True, timeout=1800)
     return folder / "bin"
 
 

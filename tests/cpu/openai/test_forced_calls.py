@@ -22,6 +22,8 @@ from runtime.settings.config import DEMO_MODEL
 from tests.harness.http.http_front import Front, http_front
 from tests.harness.ring.launched import Launched, launched
 
+pytestmark = pytest.mark.timeout(1200)  # the full form, on a machine that does other things
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {
         "type": "object",

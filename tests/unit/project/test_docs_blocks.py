@@ -31,6 +31,7 @@ from runtime.settings.config import SETTINGS, RuntimeConfig, setting_of
 from tests.harness.doc_blocks import LANGUAGES, RUN, Block, blocks, blocks_of, pages
 from tests.harness.sources import ROOT
 
+ADDRESS = f"127.0.0.1:{RuntimeConfig().port}"
 PLAIN = {"openssl", "printf"}
 """Programs that are not ours, with arguments that nobody checks here."""
 OURS = ("carousel", "runtime", "scheduler_proc", "model_worker", "bench_serving")
@@ -125,7 +126,9 @@ def curl_faults(arguments: list[str]) -> Iterator[str]:
     parser.add_argument("-H", action="append")
     parser.add_argument("-d")
     given = parser.parse_args(arguments)
-    path = urlsplit(given.url).path
+    address, path = urlsplit(given.url)[1:3]
+    if address != ADDRESS:
+        yield f"{address} is not where a launch without --port is"
     method = "GET" if given.d is None else "POST"
     found = [each for each in ENDPOINTS if each.path == path and method in each.methods]
     if not found:
@@ -295,6 +298,7 @@ def block(text: str, language: str = "bash", mark: str = "") -> Block:
         ("bash", "python -m pytest tests/unit/no_such", "there is no tests/unit/no_such"),
         ("bash", "wget http://127.0.0.1", "wget is no program"),
         ("bash", "curl http://127.0.0.1:30000/v1/completion -d '{}'", "no POST /v1/completion"),
+        ("bash", "curl http://127.0.0.1:8000/health", "127.0.0.1:8000 is not"),
         ("bash", "curl http://127.0.0.1:30000/v1/completions", "no GET /v1/completions"),
         ("bash", "curl http://127.0.0.1:30000/v1/completions -d '{\n\"prompt\": 1}'", "prompt"),
         ("bash", 'curl http://127.0.0.1:30000/v1/completions -d \'{"prompt": "x", "max": 1}\'', "`max`"),
