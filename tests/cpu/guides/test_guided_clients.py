@@ -18,6 +18,7 @@ from carousel import (
     GenerationExecutor,
     GuidedDecodingConfig,
     GuidedDecodingParams,
+    SamplingParams,
 )
 from tests.harness.ring.launched import Launched
 
@@ -195,7 +196,8 @@ def test_instructor_gets_its_model(client: openai.OpenAI) -> None:
         model="demo",
         messages=[{"role": "user", "content": "x"}],
         response_model=Pet,
-        max_tokens=400,
+        max_tokens=1000,
+        seed=2,
         max_retries=0,
     )
     assert isinstance(pet, Pet)
@@ -204,7 +206,8 @@ def test_instructor_gets_its_model(client: openai.OpenAI) -> None:
 def test_langchain_gets_its_model(url: str) -> None:
     from langchain_openai import ChatOpenAI
 
-    chat = ChatOpenAI(model="demo", base_url=f"{url}/v1", api_key="none", max_tokens=400, max_retries=0)
+    limits: dict[str, Any] = {"max_tokens": 1000, "seed": 2, "max_retries": 0}
+    chat = ChatOpenAI(model="demo", base_url=f"{url}/v1", api_key="none", **limits)
     pet = chat.with_structured_output(Pet, method="json_schema").invoke("x")
     assert isinstance(pet, Pet)
 
@@ -218,7 +221,8 @@ def test_the_executor_keeps_guides_in_tensorrt_llms_words(demo_launch: Launched)
             (GuidedDecodingParams(kinds.REGEX, "[ab]{3}"), re.compile("[ab]{3}").fullmatch),
             (GuidedDecodingParams(kinds.EBNF_GRAMMAR, 'root ::= "a" | "b"'), lambda text: text in "ab"),
         ):
-            result = executor.generate_async([5, 6], max_tokens=300, guided_decoding_params=params)
+            sampling = SamplingParams(max_tokens=300, seed=1)
+            result = executor.generate_async([5, 6], sampling, guided_decoding_params=params)
             assert fits(result.result().outputs[0].text)
 
 

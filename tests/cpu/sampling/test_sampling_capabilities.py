@@ -16,13 +16,13 @@ from model_worker.sampling.capabilities.logit_bias import LogitBias
 from model_worker.sampling.capabilities.table import CAPABILITIES
 from model_worker.sampling.sampler import Sampler
 from model_worker.sampling.step import Sampled, SamplingStep
-from runtime.sampling.features import MIN_LEN
+from runtime.sampling.features import LOGITS, MIN_LEN
 from runtime.wire.format import pack_ids
 from runtime.wire.plan import RowSetup
 from tests.harness.models.sampler_driver import CPU, MAX_LEN, MAX_ROWS, VOCAB, random_logits, sample, setup
 from tests.harness.sources import ROOT
 
-MARKED = 1 << 15
+MARKED = LOGITS  # each bit has a meaning; with this one, no other capability acts
 Calls = list[tuple[Any, ...]]
 
 

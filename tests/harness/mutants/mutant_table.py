@@ -361,8 +361,8 @@ STEP_MUTANTS = [
         "phrases without what came before",
         RowSetup,
         "of",
-        "features & LOOKS_BACK",
-        "features & LOOKS_BACK & ~BAD_WORDS",
+        "features & (LOOKS_BACK | PROCESSED)",
+        "features & (LOOKS_BACK | PROCESSED) & ~BAD_WORDS",
         6,
     ),
     Mutant(
