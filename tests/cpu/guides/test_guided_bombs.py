@@ -75,7 +75,7 @@ def test_200_bombs_at_once_end_in_time_and_hold_up_no_plain_request(url: str) ->
         async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
             exploding = [asyncio.create_task(explode(client, body)) for body in bodies]
             waits = []
-            while not all(each.done() for each in exploding):
+            while len(waits) < 8 or not all(each.done() for each in exploding):
                 waits.append(await wait_of_plain(client))
                 await asyncio.sleep(0.05)
             return await asyncio.gather(*exploding), waits
@@ -92,7 +92,6 @@ def test_200_bombs_at_once_end_in_time_and_hold_up_no_plain_request(url: str) ->
     reasons = [response.json()["error"] for _, response in ended if response.status_code == 400]
     assert {error["code"] for error in reasons} <= REFUSALS, reasons
     assert max(seconds for seconds, _ in ended) < MAX_COMPILE_S + MAX_WAIT_S + 5.0
-    assert len(waits) > 5
     assert max(waits) < 10.0  # some megabytes of bodies are read meanwhile, and all this is one machine
     assert sorted(waits)[len(waits) // 2] < 2.0
     assert kept(url, "still here") == "still here"
