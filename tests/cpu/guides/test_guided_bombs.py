@@ -74,7 +74,7 @@ def test_200_bombs_at_once_end_in_time_and_hold_up_no_plain_request(url: str) ->
         limits = httpx.Limits(max_connections=NUM_BOMBS + 8)
         async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
             exploding = [asyncio.create_task(explode(client, body)) for body in bodies]
-            waits = []
+            waits: list[float] = []
             while len(waits) < 8 or not all(each.done() for each in exploding):
                 waits.append(await wait_of_plain(client))
                 await asyncio.sleep(0.05)
