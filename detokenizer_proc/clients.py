@@ -95,6 +95,8 @@ class Clients:
         that cannot see it for themselves; of its load only to tenants that `sees_load`.
         """
         self._channel = channel
+        self.num_sent = 0
+        """Messages to clients since the start."""
         self._secret = secret
         self._shape = shape
         self._ring_status = ring_status
@@ -241,6 +243,7 @@ class Clients:
         self, client: ConnectedClient, frame: bytes, now: float, frames: Sequence[Frame] = ()
     ) -> bool:
         delivery = self._channel.send(client.peer, frame, frames)
+        self.num_sent += delivery is Delivery.SENT
         if delivery is Delivery.SENT:
             client.sent_at = now
             return True

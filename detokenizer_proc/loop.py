@@ -104,6 +104,8 @@ class DetokenizerLoop:
         self._decode_open = msgspec.msgpack.Decoder(StreamOpen).decode
         self._bad_batches = BadFrames("TokenBatch")
         self._timelines = Timelines() if timelines is None else timelines
+        self.num_received = 0
+        """Messages of the scheduler and the tokenizers since the start."""
         self._now = 0.0
         """When the turn has begun."""
 
@@ -122,6 +124,7 @@ class DetokenizerLoop:
         self._clients.receive(now)
         self._note_engine(self._shown_epoch())
         for message in self._inbox.drain(MAX_DRAIN):
+            self.num_received += 1
             self._handle(message)
         self._deliver(now)
         self._clients.tend(now)
@@ -148,7 +151,9 @@ class DetokenizerLoop:
         elif isinstance(message, ControlReply):
             self._reply(message)
         elif isinstance(message, ControlRequest):
-            body = msgspec.Raw(msgspec.msgpack.encode(self._timelines.of(message.label)))
+            kept, label = self._timelines, message.label
+            found = kept.of(label) if label else kept.after(message.after)
+            body = msgspec.Raw(msgspec.msgpack.encode(found))
             self._reply(ControlReply(message.client, message.number, body))
         elif isinstance(message, Framed) and isinstance(message.message, TensorBatch):
             self._take_tensors(message.message, message.frames)
@@ -310,7 +315,9 @@ class DetokenizerLoop:
             return
         self._forget(closed.handle)
         if closed.trace is not None:
-            trace = closed.trace.add(Stamp("detokenizer", self._now))
+            # The turn may have begun before the scheduler sent it.
+            at_s = max(self._now, *(stamp.at_s for stamp in closed.trace.stamps[-1:]))
+            trace = closed.trace.add(Stamp("detokenizer", at_s))
             closed = msgspec.structs.replace(closed, trace=trace)
         try:
             live.stream.close(closed, self._eos_token_ids)

@@ -58,7 +58,12 @@ def main(context: ProcessContext) -> None:
     def beat(*, force: bool) -> None:
         recovery_ns = round(clients.returned_at * 1e9)
         context.beat(
-            force=force, num_running=loop.num_live, num_clients=len(clients), recovery_ns=recovery_ns
+            force=force,
+            num_running=loop.num_live,
+            num_received=loop.num_received,
+            num_sent=clients.num_sent,
+            num_clients=len(clients),
+            recovery_ns=recovery_ns,
         )
 
     # What a client makes again may reach a tokenizer before the next turn.

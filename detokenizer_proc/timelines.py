@@ -1,10 +1,13 @@
-"""Timelines: moments of the sampled sequences that have ended last, for who asks by the request's label."""
+"""Timelines: moments of the sampled sequences that have ended last, for who asks by the request's label, or
+for all of them.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
 from msgspec import Struct
 
@@ -12,6 +15,8 @@ from runtime.wire.handle import attempt_of, split_handle
 from runtime.wire.messages import Finish
 
 MAX_KEPT = 1000
+PAGE_SIZE = 100
+"""Timelines of an answer to who asks for all."""
 
 
 class Timeline(Struct, frozen=True):
@@ -24,13 +29,17 @@ class Timeline(Struct, frozen=True):
     attempt: int
     """how often it was made again."""
     started_s: float
-    """Seconds since 1970 of the first of its stamps."""
+    """Seconds since 1970 of the first of its stamps;"""
+    clock_s: float
+    """the same moment by CLOCK_MONOTONIC of the machine that serves."""
     reason: str
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     stamps: list[tuple[str, float, int]]
     """Name, seconds since the first, value: see runtime.wire.perf_metrics.Stamp."""
+    number: int = 0
+    """Counts those of its detokenizer."""
 
 
 class Timelines:
@@ -43,6 +52,7 @@ class Timelines:
         self._clock = clock
         self._wall_clock = wall_clock
         self._kept: deque[Timeline] = deque(maxlen=max_kept)
+        self._num_added = 0
 
     def add(self, label: str, handle: bytes, finish: Finish) -> None:
         """Keep the timeline of a sequence that has ended, if it was sampled."""
@@ -51,6 +61,7 @@ class Timelines:
             return
         first_s = min(stamp.at_s for stamp in trace.stamps)
         usage = finish.usage
+        self._num_added += 1
         self._kept.append(
             Timeline(
                 label,
@@ -58,14 +69,22 @@ class Timelines:
                 split_handle(handle)[2],
                 attempt_of(handle),
                 self._wall_clock() - (self._clock() - first_s),
+                first_s,
                 finish.reason,
                 usage.prompt_tokens,
                 usage.cached_tokens,
                 usage.completion_tokens,
                 [(stamp.name, stamp.at_s - first_s, stamp.value) for stamp in trace.stamps],
+                self._num_added,
             )
         )
 
     def of(self, label: str) -> list[Timeline]:
         """Those of the sequences of requests with this label, the oldest first."""
         return [timeline for timeline in self._kept if timeline.label == label]
+
+    def after(self, number: int) -> list[Timeline]:
+        """The next PAGE_SIZE of those behind this number, the oldest first."""
+        num_new = min(max(0, self._num_added - number), len(self._kept))
+        begin = len(self._kept) - num_new
+        return list(islice(self._kept, begin, begin + PAGE_SIZE))

@@ -119,6 +119,7 @@ class SchedulerLoop:
             "num_pages": kv.pages.num_pages,
             "tokens_per_s": self._scheduler.step_log.tokens_per_s(),
             "max_len": kv.rows.tokens.shape[1],
+            "is_profiling": self._scheduler.profile.is_on,
         }
 
 

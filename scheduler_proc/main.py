@@ -293,6 +293,11 @@ class Heartbeat:
             self._fields |= self._loop.progress()
         self._context.beat(**self._fields)
 
+    def show_profile(self, is_profiling: bool) -> None:
+        """Write it at once: from now on the HTTP server samples all requests, or no longer."""
+        self._fields["is_profiling"] = is_profiling
+        self._context.beat(force=True, **self._fields)
+
     def show_pause(self, is_paused: bool) -> None:
         """Write it at once: whoever takes the place of this process reads it from the page."""
         self._fields["is_paused"] = is_paused
@@ -362,6 +367,7 @@ def main(context: ProcessContext) -> None:
     if context.was_paused:
         lifecycle.serving.pause()
     lifecycle.serving.on_change = heartbeat.show_pause
+    scheduler.profile.on_change = heartbeat.show_profile
     loop = SchedulerLoop(scheduler)
     waiter = Waiter([inbox.socket])
     # Collections in the middle of a step double its 99th percentile; nothing that comes and goes ends in a

@@ -179,6 +179,7 @@ class Scheduler:
             self._commit_loose(batch.loose, held[n:], LooseResults(batch, result, tokens, frames))
         self.num_committed += 1
         self.stats.note_commit(batch, self.step_log.num_tokens - num_before)
+        self.profile.note_step(result.step, *self.stats.last_step_s)
         self.profile.mark("commit", step=result.step)
 
     def _note_cost(self, batch: ScheduleBatch, step_cost: StepCost) -> None:

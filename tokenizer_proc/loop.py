@@ -126,6 +126,8 @@ class TokenizerLoop:
         """Work of this turn, as characters to encode."""
         self._long = LongTexts()
         self._on_way = OnWay()
+        self.num_received = 0
+        """Messages of clients since the start."""
 
     @property
     def num_encoding(self) -> int:
@@ -175,6 +177,7 @@ class TokenizerLoop:
         if not self._arrivals.may_read:
             return
         messages, receipt = self._inbox.drain(MAX_DRAIN), self._clock()
+        self.num_received += len(messages)
         for message in messages:
             is_again = isinstance(message, GenerateRequest) and not self._is_new(message)
             self._arrivals.add(message, receipt, is_again=is_again)

@@ -39,7 +39,12 @@ def main(context: ProcessContext) -> None:
     while not context.stop.is_set():
         has_more = loop.turn()
         # The other tokenizers admit by this number, so a change of it is shown at once.
-        context.beat(force=loop.num_sent != num_sent, num_sent=loop.num_sent, num_running=loop.num_encoding)
+        context.beat(
+            force=loop.num_sent != num_sent,
+            num_sent=loop.num_sent,
+            num_received=loop.num_received,
+            num_running=loop.num_encoding,
+        )
         num_sent = loop.num_sent
         tenants.refresh(time.monotonic())
         if has_more:

@@ -49,6 +49,18 @@ class ControlCalls:
         answers = [_answer(self._session.asking("timeline", lane, **about), deadline) for lane in lanes]
         return [timeline for answer in answers for timeline in answer]
 
+    def timelines(self, *, timeout: float = CONTROL_TIMEOUT_S) -> list[dict[str, Any]]:
+        """Return the timelines of all sampled requests: the last 1,000 sequences of each detokenizer. Raises
+        RequestError, RingClosed, TimeoutError.
+        """
+        deadline, found = deadline_after(timeout, time.monotonic()), list[dict[str, Any]]()
+        for lane in range(len(self._session.connection.client_ids)):
+            page = _answer(self._session.asking("timeline", lane), deadline)
+            while page:
+                found += page
+                page = _answer(self._session.asking("timeline", lane, after=page[-1]["number"]), deadline)
+        return found
+
     def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
         """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
         return self._control("flush_cache", timeout)
@@ -147,6 +159,17 @@ class AsyncControlCalls:
         found: list[dict[str, Any]] = []
         for lane in range(len(session.connection.client_ids)):
             found += await _await_answer(session.asking("timeline", lane, **about), timeout)
+        return found
+
+    @documented_as(ControlCalls.timelines)
+    async def timelines(self, *, timeout: float = CONTROL_TIMEOUT_S) -> list[dict[str, Any]]:
+        session, found = await self._opened(), list[dict[str, Any]]()
+        for lane in range(len(session.connection.client_ids)):
+            page: list[dict[str, Any]] = [{"number": 0}]
+            while page:
+                about = {"after": page[-1]["number"], "tenant": self._tenant}
+                page = await _await_answer(session.asking("timeline", lane, **about), timeout)
+                found += page
         return found
 
     @documented_as(ControlCalls.flush_cache)

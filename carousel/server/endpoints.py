@@ -16,6 +16,7 @@ from carousel.server.admin.lora_updates import (
     load_adapter,
     unload_adapter,
 )
+from carousel.server.admin.profiles import profile
 from carousel.server.openai.chat import create_chat_completion
 from carousel.server.openai.completions import create_completion
 from carousel.server.openai.embedding_types import EmbeddingBody, EmbeddingResponse
@@ -231,4 +232,11 @@ ENDPOINTS = (
     _command("/continue_generation", control.continue_generation, "Go on after a pause", EmptyBody),
     _command("/start_profile", control.start_profile, "Record the next steps", ProfileBody),
     _command("/stop_profile", control.stop_profile, "Write what was recorded", EmptyBody),
+    Endpoint(
+        "/profiles/{file}",
+        profile,
+        "What was recorded, with the requests meanwhile",
+        dict[str, Any],
+        statuses=(404, *STATS),
+    ),
 )

@@ -21,6 +21,7 @@ from carousel.server.http.rare_warnings import make_warnings_rare
 from carousel.server.http.server import HttpServer
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.tenant_table import TenantTable
+from carousel.server.tracing.http_spans import HttpSpans
 from carousel.server.tracing.tracing import Tracing, has_opentelemetry, wants_traces
 from runtime.base.errors import RequestError
 from runtime.checkpoint.checkpoint_config import (
@@ -104,6 +105,8 @@ async def serve(context: ProcessContext) -> None:
             "hidden_size"
         ]
     state.tracing = make_tracing(config, metrics)
+    state.http_spans = HttpSpans(context.endpoints.run_dir, context.index)
+    state.profile_dir = Path(config.profile_dir or context.endpoints.run_dir)
     if config.api_workers > 1:
         places = [context.endpoints.api_orders(index) for index in range(config.api_workers)]
         state.siblings = Siblings(places, context.index, state.running.abort)

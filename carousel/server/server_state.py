@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from carousel.client.async_ import AsyncClient
@@ -22,7 +23,9 @@ from carousel.server.running import RunningRequests
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.places import Places
 from carousel.server.tenancy.tenant_table import TenantTable
-from carousel.server.tracing.tracing import Tracing
+from carousel.server.tracing.http_spans import HttpSpans
+from carousel.server.tracing.sampling import new_traceparent
+from carousel.server.tracing.tracing import RequestTrace, TracedRequest, Tracing
 from runtime.base.errors import InvalidRequest, RequestError, RingClosed
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.ring.adapters_file import AdaptersFile
@@ -63,6 +66,9 @@ class ServerState:
     """None: this is the only HTTP process."""
     ignored: IgnoredLog = field(default_factory=IgnoredLog)
     tracing: Tracing = field(default_factory=Tracing)
+    http_spans: HttpSpans | None = None
+    """None: what comes by this process is in no profile."""
+    profile_dir: Path = Path()
     entrance: Entrance = field(default_factory=Entrance)
     pace: WritePace = field(default_factory=WritePace)
     probe: asyncio.Task[tuple[str, str]] | None = None
@@ -85,6 +91,15 @@ class ServerState:
         self.snapshots = SharedSnapshot(lambda: self.ask(self.client.snapshot))
         self.bodies = BodyPool(self._has_several_tenants)
         self.places = Places(config, self._has_several_tenants, self._is_only_client)
+
+    def begin_trace(self, asked: TracedRequest) -> RequestTrace:
+        """Begin the trace of a request. While a profile is taken every one is sampled, and no more is sent to
+        a collector for it.
+        """
+        trace = self.tracing.begin(asked)
+        if trace.traceparent is None and self.status.read("scheduler").is_profiling:
+            return RequestTrace(new_traceparent())
+        return trace
 
     def _has_several_tenants(self) -> bool:
         return self.tenants.is_shared

@@ -51,7 +51,7 @@ BY_PREFIX = ("lpm", "longest_prefix", "dfs-weight")
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 KEY_FILES = ("api_key_file", "api_keys")
 """Settings of the HTTP server that matter to clients over TCP, too: those have sections, and SIGHUP."""
-OWN_PATHS = ("/stats", "/timelines", "/v1", "/v1/chat", "/v1/models")
+OWN_PATHS = ("/profiles", "/stats", "/timelines", "/v1", "/v1/chat", "/v1/models")
 """Beginnings of the HTTP server's own paths: as a root path they would be taken off those."""
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")

@@ -166,7 +166,9 @@ class ControlRequest(Message, frozen=True):
     number: Count
     op: ControlOp
     after: Count = 0
-    """For statistics: the number of the last iteration that the client has seen."""
+    """For statistics: the number of the last iteration that the client has seen; for timelines without a
+    label: that of the last timeline.
+    """
     wait: bool = False
     """For statistics: answer when there is something newer."""
     own: Annotated[tuple[ClientId, ...], Meta(max_length=64)] = ()
@@ -178,8 +180,8 @@ class ControlRequest(Message, frozen=True):
     tenant: Label = ""
     """Tenant that asks, as in GenerateRequest; only an admin may."""
     label: Label = ""
-    """For drop_adapter: the adapter's name. For timeline: the request's label; the detokenizer whose client
-    asks answers, with what it has seen.
+    """For drop_adapter: the adapter's name. For timeline: the request's label, or none for all; the
+    detokenizer whose client asks answers, with what it has seen.
     """
 
 

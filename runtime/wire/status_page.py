@@ -23,9 +23,9 @@ from runtime.wire.handle import NO_HANDLE
 
 # Native, so that it is written at once; with a byte order it would be byte by byte.
 _COUNTER = struct.Struct("@Q")
-_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQIQ16s?xxxf")
+_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQIQ16s?xxxf?")
 MAGIC = b"CRSP"
-VERSION = 10
+VERSION = 11
 HEADER_BYTES = 256
 SLOT_BYTES = 512
 ROLES = ("launcher", "scheduler", "worker", "tokenizer", "detokenizer", "api", "grammar")
@@ -36,8 +36,8 @@ STATES = ("absent", "loading", "ready", "draining", "failed", "restarting")
 class ProcessStatus(NamedTuple):
     """Words of one process about itself. Only the scheduler fills what follows `heartbeat_ns`, but for
     `num_running`, of a tokenizer the sequences whose prompts it is still encoding, of a detokenizer its
-    sequences that have no terminal yet, of an API server its callers that wait for an answer, `num_sent`,
-    `num_clients` and `recovery_ns`.
+    sequences that have no terminal yet, of an API server its callers that wait for an answer, `num_received`,
+    `num_sent`, `num_clients` and `recovery_ns`.
     """
 
     epoch: int = 0
@@ -54,11 +54,12 @@ class ProcessStatus(NamedTuple):
     max_len: int = 0
     """Longest sequence, prompt and output, that fits; 0 while unknown."""
     num_received: int = 0
-    """Requests that have come to the scheduler since its start. It, `num_running` and `num_waiting` are of
+    """Requests that have come to the scheduler since its start; messages that have come to a tokenizer or a
+    detokenizer. The scheduler's, `num_running` and `num_waiting` are of
     one moment, at most a step ago: what the tokenizers have sent beyond it is on the way.
     """
     num_sent: int = 0
-    """Sequences that this tokenizer has let through since its start."""
+    """Sequences that this tokenizer has let through since its start; messages of a detokenizer to clients."""
     batch_size: int = 0
     """Sequences in the scheduler's newest step; 0 when it had nothing to compute."""
     num_launched: int = 0
@@ -78,6 +79,8 @@ class ProcessStatus(NamedTuple):
     """For the scheduler: it launches no step until generation is to go on."""
     loaded: float = 0.0
     """For a worker, and a scheduler that has it in its process: share of the weights that is there."""
+    is_profiling: bool = False
+    """For the scheduler: a profile is being taken."""
 
     def age_s(self) -> float:
         return (time.monotonic_ns() - self.heartbeat_ns) / 1e9

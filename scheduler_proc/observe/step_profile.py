@@ -1,8 +1,10 @@
 """StepProfile: where the time of some steps goes, in the scheduler and in the worker, as a Chrome trace.
 
 Perfetto (ui.perfetto.dev) shows the file. Between two profiles `begin` and `mark` return at once, and plans
-do not ask the worker for its times. Directory and name of the file are the launch's; a request chooses
-neither, is told the name alone, and cannot fill the disk: the last files are kept, earlier ones go.
+do not ask the worker for its times. While one is taken, `on_change` has told the HTTP server, which samples
+all requests and adds them to the file that it hands out. Directory and name of the file are the launch's; a
+request chooses neither, is told the name alone, and cannot fill the disk: the last files are kept, earlier
+ones go.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,13 @@ from scheduler_proc.port import Port
 
 logger = logging.getLogger(__name__)
 
-SCHEDULER, WORKER = 1, 2
-"""Their `pid` in the trace: Perfetto shows each as a process with a track of its own."""
+SCHEDULER, WORKER, STEPS = 1, 2, 3
+"""Tracks of the trace, by their `tid`."""
 NUM_KEPT = 4
 """Files of one scheduler process; a profile of the most steps has some megabytes."""
-NAMES = {SCHEDULER: "scheduler", WORKER: "worker"}
+TRACKS = {SCHEDULER: (1, "turns"), WORKER: (2, "worker"), STEPS: (1, "steps")}
+"""Process (`pid`) and name of each track."""
+PROCESSES = {1: "scheduler", 2: "worker"}
 
 
 class StepProfile:
@@ -36,6 +41,8 @@ class StepProfile:
     def __init__(self, directory: Path | None, port: Port) -> None:
         """`directory`: where the files go; None: nothing can be profiled here. `port`: for its stopwatch."""
         self.is_on = False
+        self.on_change: Callable[[bool], None] = lambda is_on: None
+        """Called when a profile begins or ends."""
         self._directory = directory
         self._port = port
         self._events: list[dict[str, Any]] = []
@@ -43,6 +50,7 @@ class StepProfile:
         self._num_steps = 0
         self._steps_left = 0
         self._marked_ns = 0
+        self._begun_ns = 0
         self._path = Path()
         self._kept: deque[Path] = deque()
 
@@ -62,12 +70,18 @@ class StepProfile:
         name = f"profile-{begun:%Y%m%d-%H%M%S}-{self._num_profiles}.json"
         self._path = self._directory / name
         self._events = [
-            {"ph": "M", "name": "process_name", "pid": pid, "tid": pid, "args": {"name": name}}
-            for pid, name in NAMES.items()
+            {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+            for pid, name in PROCESSES.items()
         ]
+        self._events += [
+            {"ph": "M", "name": "thread_name", "pid": pid, "tid": track, "args": {"name": name}}
+            for track, (pid, name) in TRACKS.items()
+        ]
+        self._begun_ns = self._port.stopwatch_ns()
         self._num_steps = 0
         self._steps_left = num_steps or MAX_PROFILE_STEPS
         self.is_on = True
+        self.on_change(True)
         logger.info("profile: the next %d steps, at most, to %s", self._steps_left, self._path)
         return {"file": self._path.name, "num_steps": self._steps_left}
 
@@ -79,13 +93,16 @@ class StepProfile:
         if not self.is_on:
             raise RequestError("no profile is being taken", code="no_profile", status=409)
         self.is_on = False
+        self.on_change(False)
+        window = {"begun_us": self._begun_ns / 1000, "ended_us": self._port.stopwatch_ns() / 1000}
+        trace = {"displayTimeUnit": "ms", "otherData": window}
         events, self._events = self._events, []
         try:
             while len(self._kept) >= NUM_KEPT:
                 self._kept.popleft().unlink(missing_ok=True)
             with self._path.open("xb") as file:
                 self._kept.append(self._path)
-                file.write(msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
+                file.write(msgspec.json.encode({"traceEvents": events, **trace}))
         except OSError as error:
             logger.error("profile: %s cannot be written: %s", self._path, error)
             reason = error.strerror or type(error).__name__
@@ -121,12 +138,17 @@ class StepProfile:
             self._add(WORKER, span.name, span.begin_ns, span.end_ns, {"step": result.step})
         self._num_steps += 1
 
+    def note_step(self, step: int, begin_s: float, end_s: float) -> None:
+        """A step has ended that took so long by /stats/iterations."""
+        if self.is_on:
+            self._add(STEPS, "step", round(begin_s * 1e9), round(end_s * 1e9), {"step": step})
+
     def end_turn(self) -> None:
         """Ends the profile when it has all its steps."""
         if self.is_on and self._num_steps >= self._steps_left:
             with contextlib.suppress(RequestError):  # it is in the log
                 self.stop()
 
-    def _add(self, process: int, name: str, begin_ns: int, end_ns: int, about: dict[str, int]) -> None:
-        event = {"ph": "X", "name": name, "pid": process, "tid": process, "args": about}
+    def _add(self, track: int, name: str, begin_ns: int, end_ns: int, about: dict[str, int]) -> None:
+        event = {"ph": "X", "name": name, "pid": TRACKS[track][0], "tid": track, "args": about}
         self._events.append(event | {"ts": begin_ns / 1000, "dur": (end_ns - begin_ns) / 1000})

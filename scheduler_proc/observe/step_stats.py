@@ -106,6 +106,8 @@ class StepStats:
         self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
         """Steps that took at most so long and longer than the bound before; the last: longer than all."""
         self.latency_sum_s = 0.0
+        self.last_step_s = (0.0, 0.0)
+        """Begin and end of the step that has ended last, as its latency counts them."""
         self._lifecycle = lifecycle
         self._kv = lifecycle.kv
         self._rows = lifecycle.kv.rows
@@ -149,7 +151,8 @@ class StepStats:
             return
         now = self._clock()
         launched = self._pending.popleft()
-        latency_s = now - max(launched.launched_s, self._ended_at)
+        self.last_step_s = begun_s, _ = max(launched.launched_s, self._ended_at), now
+        latency_s = now - begun_s
         self._ended_at = now
         totals = launched.totals
         self.num_iterations += 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import threading
 import time
@@ -125,6 +127,21 @@ def test_steps_are_shown_when_they_are_asked_for(visit: Callable[..., Visitor], 
     httpx.post(f"{launch.url}/v1/completions", json={"prompt": "x", "max_tokens": 3})
     page.get_by_role("button", name="Show the last steps").click()
     expect(page.locator(".chart[aria-label^=Milliseconds] canvas")).to_be_visible()
+
+
+def test_a_profile_is_recorded_and_handed_over(visit: Callable[..., Visitor], launch: Launched) -> None:
+    page = visit().open(f"{launch.url}/#ring")
+    page.get_by_role("button", name="Record steps").click()
+    expect(page.get_by_role("button", name="Stop recording")).to_be_visible()
+    headers = {"X-Request-Id": "recorded"}
+    body = {"prompt": "x", "max_tokens": 3}
+    httpx.post(f"{launch.url}/v1/completions", json=body, headers=headers).raise_for_status()
+    page.get_by_role("button", name="Stop recording").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    assert re.fullmatch(r"profile-[-0-9]+\.json", download.value.suggested_filename)
+    events = json.loads(download.value.path().read_bytes())["traceEvents"]
+    assert len([event for event in events if event["name"] == "recorded"]) == 4
 
 
 def test_a_request_that_nobody_made_is_told(visit: Callable[..., Visitor], launch: Launched) -> None:

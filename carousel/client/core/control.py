@@ -18,6 +18,7 @@ class ControlArguments(TypedDict, total=False):
     mode: PauseMode
     num_steps: int
     label: str
+    after: int
 
 
 def check_mode(mode: PauseMode) -> PauseMode:

@@ -45,6 +45,7 @@ async def stats(request: Request) -> Response:
             "num_pages": load.num_pages,
             "num_available_pages": load.num_free_pages,
             "tokens_per_s": load.tokens_per_s,
+            "is_profiling": load.is_profiling,
         }
     )
 
@@ -52,13 +53,13 @@ async def stats(request: Request) -> Response:
 async def iteration_stats(request: Request) -> Response:
     """The records of the iterations that the scheduler keeps; with ?after=N those after number N."""
     server: ServerState = request.app.state.server
-    return _json(await server.statistics(_client(request).iteration_stats, _after(request)))
+    return _json(await server.statistics(client_of(request).iteration_stats, _after(request)))
 
 
 async def request_stats(request: Request) -> Response:
     """Same as `iteration_stats`, for the requests that lived then."""
     server: ServerState = request.app.state.server
-    return _json(await server.statistics(_client(request).request_stats, _after(request)))
+    return _json(await server.statistics(client_of(request).request_stats, _after(request)))
 
 
 def _after(request: Request) -> int:
@@ -82,7 +83,7 @@ async def timeline(request: Request) -> Response:
     RequestError (404) where there are none.
     """
     server: ServerState = request.app.state.server
-    found = await server.statistics(_client(request).timeline, request.path_params["request_id"])
+    found = await server.statistics(client_of(request).timeline, request.path_params["request_id"])
     if not found:
         raise RequestError(
             "no sampled request with this id has ended lately", code="timeline_not_found", status=404
@@ -93,7 +94,7 @@ async def timeline(request: Request) -> Response:
 async def server_info(request: Request) -> Response:
     """The scheduler's account of itself, and the settings of the launch but for its secrets."""
     server: ServerState = request.app.state.server
-    info = await server.ask(_client(request).server_info)
+    info = await server.ask(client_of(request).server_info)
     settings = msgspec.structs.asdict(server.config)
     return _json({**info, "settings": {name: settings[name] for name in settings if name not in SECRETS}})
 
@@ -101,36 +102,36 @@ async def server_info(request: Request) -> Response:
 async def flush_cache(request: Request) -> Response:
     """Forget every cached prefix that no running request uses."""
     server: ServerState = request.app.state.server
-    return _json(await server.ask(_client(request).flush_cache))
+    return _json(await server.ask(client_of(request).flush_cache))
 
 
 async def pause_generation(request: Request) -> Response:
     """Launch no more steps; what comes waits."""
     server: ServerState = request.app.state.server
     body = await read_optional_body(request, PauseBody)
-    return _json(await server.ask(_client(request).pause_generation, body.mode or "in_place"))
+    return _json(await server.ask(client_of(request).pause_generation, body.mode or "in_place"))
 
 
 async def continue_generation(request: Request) -> Response:
     server: ServerState = request.app.state.server
     await read_optional_body(request, EmptyBody)
-    return _json(await server.ask(_client(request).continue_generation))
+    return _json(await server.ask(client_of(request).continue_generation))
 
 
 async def start_profile(request: Request) -> Response:
     """Where the file goes is the launch's to say (`--profile-dir`), never a request's."""
     server: ServerState = request.app.state.server
     body = await read_optional_body(request, ProfileBody)
-    return _json(await server.ask(_client(request).start_profile, body.num_steps))
+    return _json(await server.ask(client_of(request).start_profile, body.num_steps))
 
 
 async def stop_profile(request: Request) -> Response:
     server: ServerState = request.app.state.server
     await read_optional_body(request, EmptyBody)
-    return _json(await server.ask(_client(request).stop_profile))
+    return _json(await server.ask(client_of(request).stop_profile))
 
 
-def _client(request: Request) -> AsyncClient:
+def client_of(request: Request) -> AsyncClient:
     """Return the runtime's client in the name of who asks: only an admin is answered."""
     server: ServerState = request.app.state.server
     return server.client.of_tenant(tenant_of(request.scope).name)
@@ -151,6 +152,7 @@ def _process(status: ProcessStatus) -> dict[str, Any]:
         "state": status.state,
         "pid": status.pid,
         "heartbeat_age_s": round(status.age_s(), 3),
+        "epoch": status.epoch,
         "restarts": max(0, status.epoch - FIRST_EPOCH),
         "num_running": status.num_running,
         "num_sent": status.num_sent,

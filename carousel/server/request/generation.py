@@ -7,6 +7,7 @@ that is an event. As soon as the HTTP client has gone, whatever its request is d
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
@@ -28,6 +29,7 @@ from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from carousel.server.tenancy.entrance import TURN_BYTES
 from carousel.server.tenancy.places import HeldPlaces
+from carousel.server.tracing.http_spans import HttpSpan
 from carousel.server.tracing.tracing import EndedSequence, RequestTrace, TracedRequest
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.ring.tenants import THE_OWNER
@@ -182,6 +184,8 @@ class Generation(Response):
         self._answer = answer
         self._received_s = 0.0
         self._trace = RequestTrace(None)
+        self._labels: Sequence[str] = ()
+        """Labels of its prompts in the ring, if it has come there."""
         self._aborted: set[int] = set()
         """Prompts whose answers somebody has asked to end."""
         self._open: dict[int, AsyncResultStream] = {}
@@ -219,7 +223,7 @@ class Generation(Response):
             self._received_s,
             self._server.config.model_names[0],
         )
-        self._trace = self._server.tracing.begin(asked)
+        self._trace = self._server.begin_trace(asked)
         if self._submissions[0].stream:
             assert isinstance(self._answer, StreamFormat)
             writer = EventWriter(send, state["send_body"], state["write_chunk"])
@@ -235,6 +239,10 @@ class Generation(Response):
         finally:
             if self._trace.traceparent is not None:
                 self._trace.end(self._ended(), failure)
+                if self._server.http_spans is not None:
+                    self._server.http_spans.note(
+                        self._labels, HttpSpan(self._received_s, time.perf_counter())
+                    )
             self._open.clear()
 
     def _ended(self) -> list[EndedSequence]:
@@ -259,6 +267,7 @@ class Generation(Response):
             held(self._client.labels, tenant.name, labels, are_chosen=self._labels_are_chosen) as own,
             server.running.hold(tenant.name, self, labels),
         ):
+            self._labels = own
             named = [labelled(*each) for each in zip(self._submissions, own, strict=True)]
             yield [self._traced(submission) for submission in named], places
 

@@ -230,6 +230,7 @@ def test_stats_are_those_of_the_status_page(front: Front) -> None:
         "num_pages": 40,
         "num_available_pages": 30,
         "tokens_per_s": 128.0,
+        "is_profiling": False,
     }
 
 

@@ -7,7 +7,9 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -81,7 +83,7 @@ def test_a_profile_shows_what_scheduler_and_worker_did(launch: Launched, profile
 
     begun = asyncio.run(profile())
     events = json.loads((profiles / str(begun["file"])).read_bytes())["traceEvents"]
-    names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     spans = [(names[event["pid"]], event["name"]) for event in events if event["ph"] == "X"]
     for name in ("forward", "sample", "copy"):
         assert spans.count(("worker", name)) == 8
@@ -162,3 +164,85 @@ def test_arguments_are_checked_before_anything_is_sent(launch: Launched) -> None
         for wrong in (0, -1, 10_001, True, 1.5):
             with pytest.raises(InvalidRequest, match="num_steps: 1 to 10000"):
                 client.start_profile(wrong)  # type: ignore[arg-type]
+
+
+def test_in_a_profile_each_request_passes_the_processes_in_order(launch: Launched) -> None:
+    with httpx.Client(base_url=launch.url, timeout=60) as http:
+        begun = http.post("/start_profile").json()
+        assert http.get(f"/profiles/{begun['file']}").json()["error"]["code"] == "profile_not_found"
+        after = http.get("/stats/iterations").json()[-1]["iter"]
+        with ThreadPoolExecutor(8) as pool:
+
+            def ask(number: int) -> None:
+                body = {
+                    "prompt": f"# {number}\n" * 9,
+                    "max_tokens": 12,
+                    "ignore_eos": True,
+                    "n": 1 + number % 2,
+                }
+                body["stream"] = number % 3 == 0
+                headers = {"X-Request-Id": f"profiled-{number}"}
+                http.post("/v1/completions", json=body, headers=headers).raise_for_status()
+
+            list(pool.map(ask, range(12)))
+        ended = http.post("/stop_profile").json()
+        steps = http.get(f"/stats/iterations?after={after}").json()
+        answer = http.get(f"/profiles/{ended['file']}")
+        assert "attachment" in answer.headers["content-disposition"]
+        events = answer.json()["traceEvents"]
+        for wrong in ("state.json", "../state.json", "profile-1.json", "profile-20200101-000000-1.json"):
+            assert http.get(f"/profiles/{wrong}").status_code == 404
+    check_nesting(events)
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    by_arrow: dict[int, list[dict[str, Any]]] = {}
+    for event in events:
+        if event["ph"] in "stf":
+            by_arrow.setdefault(event["id"], []).append(event)
+    assert len(by_arrow) == 18, "an arrow for each sequence"
+    slices = [event for event in events if event["ph"] == "X"]
+    through = set()
+    for arrow in by_arrow.values():
+        assert [event["ph"] for event in arrow] == ["s", "t", "t", "t", "f"]
+        assert [names[event["pid"]] for event in arrow] == [
+            "HTTP",
+            "tokenizer",
+            "scheduler",
+            "detokenizer",
+            "HTTP",
+        ]
+        times = [event["ts"] for event in arrow]
+        assert times == sorted(times)
+        own = [
+            {
+                e["name"]
+                for e in slices
+                if e["tid"] == point["tid"] and e["ts"] <= point["ts"] <= e["ts"] + e["dur"]
+            }
+            for point in arrow
+        ]
+        (name,) = own[0] & own[1] & own[2] & own[3] & own[4]
+        through.add(name)
+    assert through == {f"profiled-{number}" for number in range(12)}
+    recorded = {event["args"]["step"]: event["dur"] / 1e3 for event in slices if event["name"] == "step"}
+    told = {each["iter"]: each["iterLatencyMS"] for each in steps if each["iter"] in recorded}
+    assert len(told) == len(recorded) == ended["num_steps"]
+    assert sum(recorded.values()) == pytest.approx(sum(told.values()), rel=0.01)
+    of_worker_ms = sum(e["dur"] for e in slices if e["name"] in ("forward", "sample", "copy")) / 1e3
+    assert 0 < of_worker_ms < 1.01 * sum(told.values()), "the worker works within the steps"
+
+
+def check_nesting(events: list[dict[str, Any]]) -> None:
+    """Slices of one track lie within or behind one another."""
+    tracks: dict[int, list[tuple[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            tracks.setdefault(event["tid"], []).append((event["ts"], -event["dur"]))
+    assert len(tracks) >= 6
+    for track, slices in tracks.items():
+        open_until: list[float] = []
+        for begin, minus in sorted(slices):
+            while open_until and open_until[-1] <= begin + 0.01:
+                open_until.pop()
+            assert not open_until or begin - minus <= open_until[-1] + 0.01, track
+            open_until.append(begin - minus)

@@ -147,10 +147,13 @@ def with_profile(system: System, directory: Path | None) -> None:
 def spans_of(path: Path) -> list[tuple[str, str]]:
     """(process, name) of each span; they follow one another and do not overlap."""
     trace = json.loads(path.read_bytes())["traceEvents"]
-    names = {event["pid"]: event["args"]["name"] for event in trace if event["ph"] == "M"}
+    names = {event["pid"]: event["args"]["name"] for event in trace if event["name"] == "process_name"}
+    tracks = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
     spans = [event for event in trace if event["ph"] == "X"]
-    own = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if names[e["pid"]] == "scheduler")
-    assert all(end <= begin + 0.01 for (_, end), (begin, _) in itertools.pairwise(own))
+    for track in ("turns", "steps"):
+        own = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if tracks[e["tid"]] == track)
+        assert own
+        assert all(end <= begin + 0.01 for (_, end), (begin, _) in itertools.pairwise(own))
     return [(names[event["pid"]], event["name"]) for event in spans]
 
 
@@ -162,7 +165,7 @@ def test_a_profile_ends_by_itself_with_the_steps_that_were_asked_for(tmp_path: P
         run_until_idle(system, *REQUESTS)
         assert not system.scheduler.profile.is_on
         spans = spans_of(tmp_path / begun["file"])
-        assert spans.count(("worker", "forward")) == 5
+        assert spans.count(("worker", "forward")) == spans.count(("scheduler", "step")) == 5
         for name in ("build", "launch", "wait", "commit", "flush"):
             assert spans.count(("scheduler", name)) >= 5, name
         assert [tmp_path / begun["file"]] == list(tmp_path.iterdir())

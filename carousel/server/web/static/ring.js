@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { getJson } from "./api.js";
 import { History } from "./history.js";
+import { Profile } from "./profile.js";
 import { Tree } from "./tree.js";
 import { Bar, Legend, Problem, duration, html, number } from "./view.js";
 
@@ -66,18 +67,19 @@ function Processes({ processes }) {
     <div class="scroll" tabindex="0" role="region" aria-label="Processes">
       <table class="processes">
         <thead>
-          <tr><th>Process</th><th>State</th><th>Process id</th><th>Restarts</th><th>Last turn</th><th>Holds</th></tr>
+          <tr><th>Process</th><th>State</th><th>Process id</th><th>Restarts</th><th>Epoch</th><th>Last turn</th><th>Holds</th></tr>
         </thead>
         <tbody>
           ${Object.entries(processes)
             .filter(([, { state }]) => state !== "absent")
             .map(
-              ([name, { state, pid, restarts, heartbeat_age_s: age, num_running: held }]) =>
+              ([name, { state, pid, restarts, epoch, heartbeat_age_s: age, num_running: held }]) =>
                 html`<tr key=${name} data-process=${name}>
                   <td>${name}</td>
                   <td class="state ${state}">${state}</td>
                   <td>${pid}</td>
                   <td>${restarts}</td>
+                  <td>${epoch}</td>
                   <td>${duration(age)} ago</td>
                   <td>${number(held)}</td>
                 </tr>`,
@@ -95,10 +97,13 @@ function Edges({ history, processes }) {
       .filter(([name]) => name.split(":")[0] === role)
       .reduce((total, [, process]) => total + (process[field] ?? 0), 0);
   const edges = [
+    ["client → tokenizer", "messages", "tokenizer", "num_received"],
     ["tokenizer → scheduler", "sequences sent", "tokenizer", "num_sent"],
     ["tokenizer → scheduler", "sequences received", "scheduler", "num_received"],
     ["scheduler → worker", "steps launched", "scheduler", "num_launched"],
     ["worker → scheduler", "steps finished", "scheduler", "num_finished"],
+    ["scheduler → detokenizer", "messages", "detokenizer", "num_received"],
+    ["detokenizer → client", "messages", "detokenizer", "num_sent"],
   ];
   const now = { stats: { processes } };
   return html`<section class="card">
@@ -228,6 +233,7 @@ export function Ring() {
             <${Pages} pages=${snapshot.pages} />
             <${Tree} tree=${snapshot.tree} />
             <${History} history=${history} />
+            <${Profile} isOn=${stats.is_profiling} />
             <${Edges} history=${history} processes=${stats.processes} />`
         : null}
     </div>

@@ -1,0 +1,66 @@
+"""HttpSpans: when each of the last sampled requests came and was answered, in a small file of each HTTP
+process that the others of the launch can read.
+
+A process writes its own file only, so there are no locks. A record has a digest of the request's label in the
+place of the label itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterable
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+NUM_KEPT = 1024
+"""Requests of one process; each prompt of a request counts."""
+DIGEST_BYTES = 16
+_RECORD = struct.Struct(f"@dd{DIGEST_BYTES}s")
+
+
+class HttpSpan(NamedTuple):
+    """Seconds of CLOCK_MONOTONIC."""
+
+    received_s: float
+    answered_s: float
+
+
+def label_digest(label: str) -> bytes:
+    return blake2b(label.encode(errors="replace"), digest_size=DIGEST_BYTES).digest()
+
+
+class HttpSpans:
+    def __init__(self, folder: Path, index: int = 0) -> None:
+        """`folder` is the same for all HTTP processes of a launch, `index` is this one's number. Raises
+        OSError.
+        """
+        self._folder = folder
+        size = NUM_KEPT * _RECORD.size
+        fd = os.open(folder / f"http_spans{index}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
+            os.posix_fallocate(fd, 0, size)
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        self._next = 0
+
+    def note(self, labels: Iterable[str], span: HttpSpan) -> None:
+        """A request with a prompt for each of these labels has been answered."""
+        for label in labels:
+            _RECORD.pack_into(self._map, self._next * _RECORD.size, *span, label_digest(label))
+            self._next = (self._next + 1) % NUM_KEPT
+
+    def read(self) -> dict[bytes, list[HttpSpan]]:
+        """Spans of all processes of the launch, by the digests of their labels."""
+        spans: dict[bytes, list[HttpSpan]] = {}
+        for path in self._folder.glob("http_spans*"):
+            data = path.read_bytes()
+            whole = len(data) - len(data) % _RECORD.size
+            for received_s, answered_s, digest in _RECORD.iter_unpack(data[:whole]):
+                if received_s:
+                    spans.setdefault(digest, []).append(HttpSpan(received_s, answered_s))
+        return spans
