@@ -12,7 +12,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar on $(PIP_ARGS)
 
-.PHONY: setup setup-serving serve test test-page test-servers test-models test-launches test-kernels test-faults test-pretended test-unit test-all soak check docs-check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
+.PHONY: setup setup-serving serve test test-page test-metrics test-servers test-models test-launches test-kernels test-faults test-pretended test-unit test-all soak check docs-check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
 
 setup: $(VENV)/.ready
 # Who has the test tools has all that serving needs.
@@ -81,6 +81,14 @@ test-page: $(VENV)/.page
 $(VENV)/.page: $(VENV)/.ready
 	$(PIP) --editable ".[test,page]"
 	@touch $@
+
+# Metrics as a real Prometheus reads them, with the dashboard and the alerts of deploy/.
+PROMETHEUS := apt-get install --yes --no-install-recommends prometheus
+test-metrics: setup
+	@command -v prometheus >/dev/null || { \
+	  [ $$(id -u) = 0 ] || { echo "test-metrics needs Prometheus: sudo $(PROMETHEUS)" >&2; exit 1; }; \
+	  apt-get update && $(PROMETHEUS); }
+	$(BIN)/python -m pytest tests/metrics $(ARGS)
 
 # The long form of tests/faults; ARGS="--minutes 10" for a short one.
 soak: setup
