@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
@@ -49,8 +49,9 @@ class Visitor:
         if message.type in ("error", "warning") and not is_caused:
             self.complaints.append(message.text)
 
-    def open(self, url: str) -> Page:
-        self.page.goto(url, wait_until="networkidle")
+    def open(self, url: str, *, until: Literal["load", "networkidle"] = "load") -> Page:
+        """Go there. Until "networkidle": all that the page asks for by itself has come, too."""
+        self.page.goto(url, wait_until=until)
         return self.page
 
     def check(self) -> None:

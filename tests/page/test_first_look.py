@@ -105,7 +105,7 @@ def test_the_page_asks_for_the_key_and_keeps_it_for_the_tab(
 ) -> None:
     visitor = visit()
     url = f"http://127.0.0.1:{keyed.port}/"
-    page = visitor.open(url)
+    page = visitor.open(url, until="networkidle")
     expect(page.locator(".readiness")).to_have_text("ready")
     outside = {request.url for request in visitor.requests if "/page/" not in request.url}
     assert outside == {url, f"{url}ready"}, "asked for more than files without a key"

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 import httpx
 from playwright.sync_api import Page, expect
 
-from tests.harness.ring.launched import START_S, Launched, launched, wait_until
+from tests.harness.ring.launched import ROOT, START_S, Launched, wait_until
 from tests.page.conftest import Visitor
 
 NUM_STREAMS = 64
+CANARY = "xylophonquagga"
 
 
 @contextmanager
@@ -76,34 +77,35 @@ def test_during_64_streams_it_agrees_with_the_server(visit: Callable[..., Visito
         assert figure(page, "free-pages") == info["num_free_pages"]
 
 
-def test_a_killed_tokenizer_shows_and_the_page_goes_on(visit: Callable[..., Visitor]) -> None:
-    with launched("--dtype", "float32", "--cpu-threads", "1") as own:
-        page = visit().open(f"{own.url}/#ring")
-        row = page.locator("tr[data-process=tokenizer]")
-        expect(row).to_contain_text("ready")
-        before = row.locator("td").nth(2).inner_text()
-        assert int(before) == own.pid_of("tokenizer")
-        os.kill(int(before), signal.SIGKILL)
+def test_a_killed_tokenizer_shows_and_the_page_goes_on(
+    visit: Callable[..., Visitor], launch: Launched
+) -> None:
+    page = visit().open(f"{launch.url}/#ring")
+    row = page.locator("tr[data-process=tokenizer]")
+    expect(row).to_contain_text("ready")
+    before = row.locator("td").nth(2).inner_text()
+    assert int(before) == launch.pid_of("tokenizer")
+    os.kill(int(before), signal.SIGKILL)
 
-        def shows() -> bool:
-            cells = row.locator("td").all_inner_texts()
-            return bool(cells[1] != "ready" or cells[2] != before)
+    def shows() -> bool:
+        cells = row.locator("td").all_inner_texts()
+        return bool(cells[1] != "ready" or cells[2] != before)
 
-        wait_until(shows, 1.0, "the death shows")
-        expect(row.locator("td").nth(3)).to_have_text("1", timeout=1000 * START_S)
-        expect(row).to_contain_text("ready", timeout=1000 * START_S)
-        page.get_by_role("link", name="Chat").click()
-        page.locator("#field-max_tokens").fill("3")
-        page.get_by_label("Message", exact=True).fill("def ")
-        page.get_by_role("button", name="Send").click()
-        expect(page.locator("article.assistant[aria-busy=false] .facts")).to_contain_text("3 output tokens")
+    wait_until(shows, 1.0, "the death shows")
+    expect(row.locator("td").nth(3)).to_have_text("1", timeout=1000 * START_S)
+    expect(row).to_contain_text("ready", timeout=1000 * START_S)
+    page.get_by_role("link", name="Chat").click()
+    page.locator("#field-max_tokens").fill("3")
+    page.get_by_label("Message", exact=True).fill("def ")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("article.assistant[aria-busy=false] .facts")).to_contain_text("3 output tokens")
 
 
 def test_it_asks_while_it_is_looked_at_and_never_else(
     visit: Callable[..., Visitor], launch: Launched
 ) -> None:
     visitor = visit()
-    page = visitor.open(f"{launch.url}/")
+    page = visitor.open(f"{launch.url}/", until="networkidle")
 
     def asked_in(seconds: float) -> int:
         visitor.requests.clear()
@@ -127,6 +129,35 @@ def test_steps_are_shown_when_they_are_asked_for(visit: Callable[..., Visitor], 
     httpx.post(f"{launch.url}/v1/completions", json={"prompt": "x", "max_tokens": 3})
     page.get_by_role("button", name="Show the last steps").click()
     expect(page.locator(".chart[aria-label^=Milliseconds] canvas")).to_be_visible()
+
+
+def test_nothing_of_what_was_said_is_in_the_state_of_the_page(
+    visit: Callable[..., Visitor], launch: Launched
+) -> None:
+    """Neither on the page nor in what it has been told: prompts, outputs, labels of tenants, paths."""
+    headers = {"X-Request-Id": "said", "traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+    body = {"prompt": f"{CANARY}(", "max_tokens": 400, "ignore_eos": True, "stream": True, "logprobs": 1}
+    visitor = visit()
+    told: list[str] = []
+    visitor.page.on("response", lambda response: told.append(response.url))
+    with httpx.stream("POST", f"{launch.url}/v1/completions", json=body, headers=headers) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        page = visitor.open(f"{launch.url}/#ring")
+        expect(page.locator(".rows .row")).to_have_count(1)
+        page.get_by_role("button", name="Show the last steps").click()
+        expect(page.locator(".chart[aria-label^=Milliseconds] canvas")).to_be_visible()
+        contents = [page.content(), httpx.get(f"{launch.url}/snapshot").text]
+        texts = [json.loads(line[6:])["choices"][0]["text"] for line in lines if line.startswith("data: {")]
+    page.goto(f"{launch.url}/#request/said")
+    expect(page.locator(".sequence")).to_be_visible()
+    contents += [page.content(), httpx.get(f"{launch.url}/timelines/said").text]
+    contents.append(page.evaluate("JSON.stringify([history.state, {...localStorage}, {...sessionStorage}])"))
+    assert {url.rpartition("/")[2] for url in told} >= {"snapshot", "stats", "iterations", "said"}
+    output = [piece for piece in re.split(r"\s+", "".join(texts)) if len(piece) > 14]
+    assert output
+    for tell_tale in (CANARY, str(ROOT), str(launch.run_dir), "/tmp/", "Traceback", *output):
+        assert not [content for content in contents if tell_tale in content], tell_tale
 
 
 def test_a_profile_is_recorded_and_handed_over(visit: Callable[..., Visitor], launch: Launched) -> None:

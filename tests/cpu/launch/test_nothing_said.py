@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.harness.http.mutated_bodies import mutated_bodies
+from tests.harness.http.otlp_collector import otlp_collector
 from tests.harness.ring.launched import ROOT, Launched, launched, wait_until
 
 CANARY = "xylophonquagga"
@@ -41,15 +42,24 @@ def bodies() -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_logs_and_errors_say_nothing_of_what_was_asked(log_format: str) -> None:
+def test_logs_and_errors_say_nothing_of_what_was_asked(
+    log_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
     flags = ("--context-length", "128", "--log-level", "info", "--api-key", KEY, "--log-format", log_format)
-    with launched(*flags, "--timeline-sample-rate", "1") as launch:
+    with (
+        otlp_collector() as collector,
+        launched(*flags, "--otlp-traces-endpoint", collector.url) as launch,
+    ):
         with httpx.Client(base_url=launch.url, timeout=60.0, headers=HEADERS) as http:
             wrong_key = http.get(f"/v1/models?x={CANARY}", headers={"authorization": f"Bearer {CANARY}"})
             answers = [wrong_key, *(http.post(path, content=body) for path, body in bodies())]
             ids = [answer.headers["x-request-id"] for answer in answers if answer.status_code == 200]
             paths = ["/snapshot", *(f"/timelines/{request_id}" for request_id in ids[-3:])]
             seen = "".join(http.get(path).text for path in paths)
+            wait_until(lambda: ids[-1] in repr(collector.spans), 10.0, "the spans of the last request")
+            seen += repr(collector.spans) + repr(collector.resources)
         statuses = {answer.status_code for answer in answers}
         log = launch.log()
     assert {200, 400, 401} <= statuses <= {200, 400, 401, 404, 503}

@@ -1,0 +1,200 @@
+"""What looking costs the served: `python -m benchmarks.cpu.observers`.
+
+One launch of the demo model, streams over HTTP that never run dry, and in turns: nobody looks; ten viewers ask
+as the page does; every request is sampled and its trace sent to a collector. Printed are tokens per second of
+each turn, and the medians of the ratios to the turn of nobody in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import selectors
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
+from typing import Any
+
+from benchmarks.server import launched
+
+VIEW_EVERY_S = 0.5
+"""The page's own."""
+DRAIN_S = 0.5
+SPAWN = multiprocessing.get_context("spawn")
+TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def request(path: str, body: Any = None, *, headers: str = "", closes: bool = False) -> bytes:
+    data = b"" if body is None else json.dumps(body).encode()
+    head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}"
+    head += "Connection: close\r\n" if closes else ""
+    if data:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+    return head.encode() + b"\r\n" + data
+
+
+def load(port: int, num_streams: int, num_tokens: int, orders: Connection) -> None:
+    """Keep so many streams going. Answer each order, which says whether to sample, with the tokens since the
+    last one.
+    """
+    body = {
+        "prompt": "import os\n\n\ndef main(",
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    is_sampled, num_events = False, 0
+    selector = selectors.DefaultSelector()
+
+    def begin(connection: socket.socket) -> None:
+        headers = f"traceparent: 00-{TRACE_ID}-{SPAN_ID}-0{int(is_sampled)}\r\n"
+        connection.sendall(request("/v1/completions", body, headers=headers))
+
+    for _ in range(num_streams):
+        connection = socket.create_connection(("127.0.0.1", port))
+        selector.register(connection, selectors.EVENT_READ)
+        begin(connection)
+    selector.register(orders, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is orders:
+                order = orders.recv()
+                if order is None:
+                    return
+                orders.send(num_events)
+                is_sampled, num_events = order, 0
+                continue
+            connection = key.fileobj  # type: ignore[assignment]
+            data = connection.recv(1 << 16)
+            assert data, "the server has closed a stream"
+            num_events += data.count(b'"text":')
+            if b"[DONE]" in data:
+                begin(connection)
+
+
+def view(port: int, stop: Event) -> None:
+    """Ask as a page that shows the ring does, until `stop`."""
+    while not stop.is_set():
+        for path in ("/stats", "/snapshot"):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(request(path, closes=True))
+                answer = b""
+                while data := connection.recv(1 << 16):
+                    answer += data
+                assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
+        stop.wait(VIEW_EVERY_S)
+
+
+def views(port: int, num_viewers: int, stop: Event) -> None:
+    threads = [threading.Thread(target=view, args=(port, stop)) for _ in range(num_viewers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def collect(place: Connection) -> None:
+    """Take traces, and say how many requests have come with some, for each question."""
+    sizes: list[int] = []
+
+    class Taker(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            size = int(self.headers["Content-Length"])
+            self.rfile.read(size)
+            sizes.append(size)
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Taker)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    place.send(server.server_port)
+    while place.recv() is not None:
+        place.send((len(sizes), sum(sizes)))
+
+
+@contextmanager
+def process(target: Any, *arguments: Any) -> Iterator[None]:
+    child = SPAWN.Process(target=target, args=arguments, daemon=True)
+    child.start()
+    try:
+        yield
+    finally:
+        child.join(5)
+        child.terminate()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--viewers", type=int, default=10)
+    given = parser.parse_args()
+    here, there = SPAWN.Pipe()
+    taker, its_end = SPAWN.Pipe()
+    with process(collect, its_end):
+        endpoint = f"http://127.0.0.1:{taker.recv()}/v1/traces"
+        flags = ("--max-running-requests", str(given.streams), "--otlp-traces-endpoint", endpoint)
+        with launched(*flags) as server:
+            port = int(server.url.rpartition(":")[2])
+            with process(load, port, given.streams, given.tokens, there):
+                time.sleep(3.0)
+                run(given, port, here)
+                here.send(None)
+        taker.send(True)
+        num_messages, num_bytes = taker.recv()
+        print(f"the collector has had {num_messages} messages, {num_bytes} bytes")
+        taker.send(None)
+
+
+def run(given: argparse.Namespace, port: int, load_end: Connection) -> None:
+    turns = ["nobody", "viewers", "sampled"]
+    rates: dict[str, list[float]] = {turn: [] for turn in turns}
+    for number in range(given.rounds):
+        for turn in turns if number % 2 else reversed(turns):
+            rates[turn].append(measure(turn, given, port, load_end))
+    for turn in turns:
+        ratios = [rate / base for rate, base in zip(rates[turn], rates["nobody"], strict=True)]
+        shown = " ".join(f"{rate:.0f}" for rate in rates[turn])
+        print(f"{turn:8} tokens/s {shown}; ratio to nobody {statistics.median(ratios):.3f}")
+
+
+def measure(turn: str, given: argparse.Namespace, port: int, load_end: Connection) -> float:
+    stop = SPAWN.Event()
+    is_sampled = turn == "sampled"
+    with process(views, port, given.viewers if turn == "viewers" else 0, stop):
+        tell(load_end, is_sampled)
+        # Those that run were begun in the turn before.
+        time.sleep(DRAIN_S + given.tokens / 60)
+        tell(load_end, is_sampled)
+        began = time.monotonic()
+        time.sleep(given.seconds)
+        num_tokens = tell(load_end, is_sampled)
+        seconds = time.monotonic() - began
+        stop.set()
+    return num_tokens / seconds
+
+
+def tell(load_end: Connection, is_sampled: bool) -> int:
+    load_end.send(is_sampled)
+    num_tokens: int = load_end.recv()
+    return num_tokens
+
+
+if __name__ == "__main__":
+    main()
