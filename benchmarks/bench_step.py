@@ -1,6 +1,6 @@
 """Host time of one scheduler step, with a worker that costs nothing.
 
-    python -m benchmarks.bench_step [--repeats 5]
+    python -m benchmarks.bench_step [--repeats 5] [--depth 2] [--cases rows,churn]
 
 steady  every row decodes one token in every step; nobody comes or goes
 churn   a tenth of the rows finish in every step and are replaced in it, each by a prompt that nobody had
@@ -11,9 +11,9 @@ guesses as steady, but every row makes three guesses in every step from its own 
 waiting as steady, with 5,000 requests waiting for a row, and with as many waiting for pages beside free rows
 
 A step is timed as the process runs it: decoding the inbox, building and encoding the plan, decoding the
-StepResult, commit, encoding the TokenBatch; overlap depth 2 with feedback. Each case runs several times,
-because the machine may be busy with something else: p50 and p99 are the best run's. `worst` is the run with
-the highest p50. The last line is one JSON object.
+StepResult, commit, encoding the TokenBatch; with feedback, and overlap depth 2 unless --depth says another.
+Each case runs several times, because the machine may be busy with something else: p50 and p99 are the best
+run's. `worst` is the run with the highest p50. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -307,12 +307,15 @@ CASES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--depth", type=int, default=2, help="steps in flight")
+    parser.add_argument("--cases", default=",".join(CASES), help="of those that the report names")
     args = parser.parse_args()
+    NullExecutor.max_in_flight = args.depth
     gc.disable()  # as the process does: tests/cpu/scheduler/test_no_cycles.py
     runs: dict[tuple[str, Case], list[Figures]] = {}
     for _ in range(args.repeats):
-        for name, cases in CASES.items():
-            for case in cases:
+        for name in args.cases.split(","):
+            for case in CASES[name]:
                 runs.setdefault((name, case), []).append(run(case))
     report: dict[str, dict[str, dict[str, float]]] = {}
     print(f"{'case':14s} {'rows':>5s} {'p50 us':>8s} {'p99 us':>8s} {'worst p50':>10s} {'ended/step':>11s}")

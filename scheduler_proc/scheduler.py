@@ -54,6 +54,7 @@ class Scheduler:
         self.controls = controls
         self.profile = controls.profile
         self.builder = builder
+        self._is_pipeline = builder.micro_batches is not None
         self.capacity = builder.capacity
         self.executor = executor
         self.step_log = step_log
@@ -108,15 +109,19 @@ class Scheduler:
                 slots.receive(answer)
 
     def _launch_and_commit(self) -> bool:
-        worked = self.rows.must_commit_first and self._commit_down_to(0)
+        worked = not self._is_pipeline and self.rows.must_commit_first and self._commit_down_to(0)
         batch, totals = self.builder.build(self.executor.feeds_back)
         self.profile.mark("build")
         self.step_log.note_batch(len(batch), totals)
         if not len(batch):
-            return self._commit_down_to(0) or worked
+            return self._commit_one() or worked
         self._launch(batch, totals)
         self._commit_down_to(self.executor.max_in_flight - 1)
         return True
+
+    def _commit_one(self) -> bool:
+        """Commit the oldest step alone: while others are computed, its rows can be planned behind them."""
+        return self._commit_down_to(max(0, len(self.in_flight) - 1))
 
     def _commit_down_to(self, num_in_flight: int) -> bool:
         worked = len(self.in_flight) > num_in_flight
@@ -135,11 +140,20 @@ class Scheduler:
         handle = self.executor.launch(plan)
         self.stats.note_launch(self.num_steps, batch, totals)
         batch.publish_prefills(self.kv)
-        if plan.defer_sampling:  # its masks need the tokens of every earlier step
-            self._commit_down_to(0)
+        if plan.defer_sampling:
+            self._commit_for_masks(batch)
             self.executor.sample(handle, self._masks(batch))
         self.in_flight.append((batch, handle))
         self.profile.mark("launch", step=self.num_steps, num_rows=len(batch))
+
+    def _commit_for_masks(self, batch: ScheduleBatch) -> None:
+        """Masks need the tokens of every earlier step; in a pipeline no more than those of their rows, which
+        have nearly always come.
+        """
+        if not self._is_pipeline:
+            self._commit_down_to(0)
+        while self.in_flight and batch.waits_for_tokens():
+            self._commit_oldest()
 
     def _masks(self, batch: ScheduleBatch) -> SampleMasks:
         """The masks that a step waits for. A row without one is let go; what is drawn for it is dropped."""

@@ -11,6 +11,7 @@ import numpy as np
 from runtime.wire.messages import ErrorInfo
 from scheduler_proc.batching.admission import Admission
 from scheduler_proc.batching.chosen_batch import ChosenBatch
+from scheduler_proc.batching.micro_batches import MicroBatches
 from scheduler_proc.batching.phases import Phases
 from scheduler_proc.batching.preemption import Preemption
 from scheduler_proc.batching.prefill_adder import PrefillAdder, PrefillTotals, StepLimits
@@ -35,7 +36,9 @@ class BatchBuilder:
         limits: StepLimits,
         preemption: Preemption | None = None,
         chooser: ChosenBatch | None = None,
+        micro_batches: MicroBatches | None = None,
     ) -> None:
+        """micro_batches: of a pipeline of stages; None where each step is computed as a whole."""
         self._lifecycle = lifecycle
         self._kv = lifecycle.kv
         self._rows = lifecycle.kv.rows
@@ -44,6 +47,7 @@ class BatchBuilder:
         self._limits = limits
         self._preemption = preemption
         self._chooser = chooser
+        self.micro_batches = micro_batches
         self.capacity = capacity
         self._served_at = np.zeros(self._rows.max_rows, np.int64)
         self._num_turns = 0
@@ -56,6 +60,8 @@ class BatchBuilder:
         batch = ScheduleBatch(self._rows)
         adder = PrefillAdder(batch, self._kv, self.capacity, self._lifecycle.slots, self._limits)
         ready, newcomers = self._rows.ready(feeds_back), None
+        if self.micro_batches is not None:
+            ready = self.micro_batches.choose(ready, others_wait=len(self._lifecycle.waiting) > 0)
         if self._chooser is not None:
             ready, newcomers = self._chooser.choose(ready)
         for rows, admits in self._phases.of(ready):
@@ -65,6 +71,8 @@ class BatchBuilder:
             if len(batch):
                 break
         adder.reserve_guesses()
+        if self.micro_batches is not None and len(batch):
+            self.micro_batches.note_step(batch)
         return batch, adder.totals
 
     def _continue(self, ready: RowArray, batch: ScheduleBatch, adder: PrefillAdder) -> None:

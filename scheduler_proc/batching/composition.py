@@ -11,6 +11,7 @@ from runtime.base.registry import resolve
 from scheduler_proc.batching.admission import Admission
 from scheduler_proc.batching.batch_builder import BatchBuilder
 from scheduler_proc.batching.chosen_batch import ChosenBatch
+from scheduler_proc.batching.micro_batches import MicroBatches
 from scheduler_proc.batching.phases import BATCHING_TYPES
 from scheduler_proc.batching.preemption import Preemption
 from scheduler_proc.batching.prefill_adder import StepLimits
@@ -49,6 +50,8 @@ class BatchingSettings(NamedTuple):
     """package.module:Class of the user's own, or nothing."""
     request_scheduler: str = ""
     """Same as micro_batch_scheduler, in place of both."""
+    num_stages: int = 1
+    """Stages of the pipeline that computes a step."""
 
 
 def make_prefix_cache(
@@ -86,7 +89,10 @@ def make_batch_builder(
     if scheduler is not None:
         chooser = ChosenBatch(lifecycle, admission, scheduler, settings.limits.max_requests)
     phases = resolve("batching type", settings.batching, BATCHING_TYPES)(kv.rows)
-    return BatchBuilder(lifecycle, admission, capacity, phases, settings.limits, preemption, chooser)
+    micro_batches = MicroBatches(kv.rows, settings.num_stages) if settings.num_stages > 1 else None
+    return BatchBuilder(
+        lifecycle, admission, capacity, phases, settings.limits, preemption, chooser, micro_batches
+    )
 
 
 def _make_capacity_policy(settings: BatchingSettings, kv: KVCacheManager) -> CapacityPolicy:

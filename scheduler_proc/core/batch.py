@@ -48,6 +48,11 @@ class ScheduleBatch:
         rest = self.single + self.loose
         return {*self.decodes.tolist(), *(scheduled.row for scheduled in rest)}
 
+    def sampling_rows(self) -> RowArray:
+        """Rows of which it samples a token."""
+        rest = [scheduled.row for scheduled in self.single + self.loose if scheduled.samples]
+        return np.concatenate([self.decodes, np.array(rest, np.intp)]) if rest else self.decodes
+
     @property
     def has_prefill(self) -> bool:
         """Tell whether it computes something that a request came to its row with."""
@@ -123,6 +128,17 @@ class ScheduleBatch:
     def still_held(self) -> BoolArray:
         """[len(order)] which rows are in the same hands as when the step was planned."""
         return self.rows.still_held(self.order, self._tenancies)
+
+    def waits_for_tokens(self) -> bool:
+        """Tell whether the host has to know more tokens before this step may be sampled: those of earlier
+        steps, of rows that are sampled with a mask or by processors.
+        """
+        in_flight = self.rows.in_flight
+        return any(
+            in_flight.item(scheduled.row) > 1
+            for scheduled in self.loose
+            if scheduled.make_mask is not None or scheduled.new_ids is not None
+        )
 
     def masked(self) -> list[tuple[Request, Callable[[], bytes | NoMask]]]:
         """The rows whose masks the plan defers to, if they still want their token, and what makes these."""

@@ -41,7 +41,8 @@ class Executor(Protocol[Handle]):
     """Runs plans strictly in the order of their launch."""
 
     max_in_flight: int
-    """Steps launched before one must be committed: 1 = no overlap, 2 = overlap, P = a pipeline of P stages.
+    """Steps launched before one must be committed: 1 = no overlap, 2 = overlap, P + 1 = a
+    pipeline of P stages with overlap.
     """
     feeds_back: bool
     """A token sampled by one step reaches the next step of

@@ -76,6 +76,10 @@ class RowColumns:
         else:
             self._planned_when_committed.discard((row, owner))
 
+    def is_planned_when_committed(self, row: int) -> bool:
+        """Tell whether somebody wants the row to be planned when its tokens are here."""
+        return any(row == wanted for wanted, _ in self._planned_when_committed)
+
     @property
     def must_commit_first(self) -> bool:
         """Tell whether a row that is planned when its tokens are here has one in flight."""

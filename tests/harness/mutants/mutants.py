@@ -23,6 +23,7 @@ from tests.harness.mutants.mutant_table_adapters import ADAPTER_MUTANTS
 from tests.harness.mutants.mutant_table_batching import BATCHING_MUTANTS
 from tests.harness.mutants.mutant_table_guesses import GUESS_MUTANTS
 from tests.harness.mutants.mutant_table_guides import GUIDE_MUTANTS
+from tests.harness.mutants.mutant_table_pipeline import PIPELINE_MUTANTS
 from tests.harness.mutants.mutant_table_shares import SHARES_MUTANTS
 from tests.harness.mutants.mutant_table_stats import STATS_MUTANTS
 from tests.harness.mutants.mutant_table_tenants import TENANT_MUTANTS
@@ -40,6 +41,7 @@ PLAIN: dict[str, Any] = {
     "has_adapters": False,
     "guided": 0.0,
     "late": 0.0,
+    "num_stages": 1,
 }
 """Most shows in a model that sees all of its context, where nobody is in a hurry and prompts are cut; the
 rest is for those mistakes that need it.
@@ -50,6 +52,7 @@ MUTANTS = [
     *BATCHING_MUTANTS,
     *GUESS_MUTANTS,
     *GUIDE_MUTANTS,
+    *PIPELINE_MUTANTS,
     *SHARES_MUTANTS,
     *STATS_MUTANTS,
     *TENANT_MUTANTS,

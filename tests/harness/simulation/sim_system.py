@@ -51,6 +51,7 @@ from scheduler_proc.waiting.waiting_room import FOR_EVER, Patience
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.fakes import FakeExecutor, FakeHandle, RecordingOutbox
 from tests.harness.simulation.sim_detokenizer import FakeDetokenizer
+from tests.harness.simulation.sim_pipe import PipeWatch
 from tests.harness.simulation.sim_reference import EOS_IDS
 from tests.harness.simulation.sim_shares import SharesWatch
 from tests.harness.simulation.sim_stats import StatsWatch
@@ -132,6 +133,13 @@ class Setting:
     """Share of the requests that have a guide."""
     late: float = 0.0
     """Share of the masks that come late."""
+    num_stages: int = 1
+    """Stages of the pipeline; more than one: `depth` is by them."""
+
+    @property
+    def most_in_flight(self) -> int:
+        """Steps launched before one must be committed."""
+        return self.depth if self.num_stages == 1 else self.num_stages + self.feeds_back
 
     @property
     def tenant_share(self) -> QueueShare | None:
@@ -163,6 +171,7 @@ class Setting:
             self.conservativeness,
             self.micro_batch_scheduler,
             self.request_scheduler,
+            self.num_stages,
         )
 
     @staticmethod
@@ -206,6 +215,7 @@ class Setting:
             cuts_prompts=random.Random(aside(rng).getrandbits(48)).random() < 0.8,
             speculation=SpeculationSettings(random.Random(aside(rng).getrandbits(40)).random() < 0.5, 4),
             has_adapters=random.Random(aside(rng).getrandbits(36)).random() < 0.3,
+            num_stages=random.Random(aside(rng).getrandbits(24)).choice([1, 1, 1, 2, 3, 4]),
         ).with_guides(random.Random(aside(rng).getrandbits(28)))
 
     def with_guides(self, rng: random.Random) -> Setting:
@@ -248,7 +258,7 @@ class WatchedExecutor(FakeExecutor):
             setting.page_size,
             setting.max_rows,
             setting.max_len,
-            max_in_flight=setting.depth,
+            max_in_flight=setting.most_in_flight,
             feeds_back=setting.feeds_back,
             window=setting.window,
         )
@@ -348,11 +358,13 @@ class System:
         self.watch = StatsWatch(self.stats, self.lifecycle, clock)
         self.waiting_watch = WaitingWatch(self.scheduler, setting.patience)
         self.tenant_watch = TenantWatch(self.scheduler, setting.tenant_share)
+        self.pipe_watch = PipeWatch(self.scheduler, setting.num_stages, setting.feeds_back)
         self.change_tenants(setting.tenants)
         build = self.scheduler.builder.build
 
         def watched_build(feeds_back: bool) -> tuple[ScheduleBatch, PrefillTotals]:
             self.watch.note_build()
+            self.pipe_watch.note_build()
             return build(feeds_back)
 
         self.scheduler.builder.build = watched_build  # type: ignore[method-assign]
@@ -376,7 +388,10 @@ class System:
         self.waiting_watch.time_passes(elapsed_s)
         self.tenant_watch.begin(elapsed_s)
         running = set(self.rows.tenancy[self.rows.running].tolist())
+        self.pipe_watch.begin()
         self.scheduler.step(self.port.drain(HIGH_WATER_MARK))
+        if self.setting.num_stages > 1:
+            self.pipe_watch.check()
         self.deliver()
         self.kv.check()
         self.lifecycle.check()
@@ -420,6 +435,8 @@ class System:
         """What a step may hold at most, and whether it may hold prompts and decodes together."""
         self.watch.note_launch(plan)
         self._check_adapters(plan)
+        if self.setting.num_stages > 1:
+            self.pipe_watch.note_launch(plan)
         setting, rows = self.setting, unpack_ids(plan.rows)
         assert len(rows) <= (setting.max_requests or setting.max_rows), "too many requests in a step"
         assert len(plan.input_ids) <= setting.budget * TOKEN_BYTES, "too many tokens in a step"

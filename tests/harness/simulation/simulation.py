@@ -313,6 +313,7 @@ class Simulation:
         self.counts["evicted pages"] += system.kv.counts.num_evicted
         self.counts["given back"] += len(system.gave_back)
         self.counts["steps that somebody starved"] += system.waiting_watch.num_starved
+        self.counts["steps beside others"] += system.pipe_watch.num_shared
         self.counts["steps that somebody was held back"] += system.tenant_watch.num_held
         self.counts["evictions by share"] += system.shares_watch.num_over
         self.counts["evictions within shares"] += system.shares_watch.num_within

@@ -130,7 +130,7 @@ SCHEDULER_ORDER = [
     {"cache", "fair_order", "tenant_accounts"},
     {"waiting_room"},
     {"batch", "tenant_limits"},
-    {"results"},
+    {"micro_batches", "results"},
     {"features"},
     {"capacity", "policy"},
     {"prefill_adder"},
