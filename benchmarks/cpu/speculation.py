@@ -2,19 +2,23 @@
 
     python -m benchmarks.cpu.speculation [--model qwen-0.5b] [--streams 1,8,64] [--wrong 0,0.2,1]
                                           [--guesses 4] [--tokens 64] [--context 256] [--rounds 3]
-    python -m benchmarks.cpu.speculation --model demo --ngrams [--temperature 0]
+    python -m benchmarks.cpu.speculation --model demo --ngrams [--text] [--temperature 0]
+    python -m benchmarks.cpu.speculation --streams 8 --wrong 0 --beside
 
 The model has random weights. What a run without guesses gives is kept, and later runs guess it, with a seeded
 share of the positions wrong; n-grams are looked up, too, as a request's would be. With --ngrams they are what
-is guessed, behind a prompt of Python code. All else is what serves: scheduler, planning ahead, adaptive
-numbers of guesses, worker. Counted from the moment in which every stream has its first token. The last line
-is JSON.
+is guessed, behind a prompt of Python code, with --text behind random tokens, so that nothing repeats but what
+the model does. With --beside the first stream does not guess, and `gap` is the ratio of the time between its
+tokens, the median, to that of the run without guesses. All else is what serves: scheduler, planning ahead,
+adaptive numbers of guesses, worker. Counted from the moment in which every stream has its first token. The
+last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import random
 import statistics
@@ -22,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -67,6 +71,14 @@ class Recorded(speculation.Speculation):
         return [token ^ (draw < self.wrong) for token, draw in zip(true, draws, strict=True)]
 
 
+class Run(NamedTuple):
+    tokens_per_s: float
+    outputs: dict[int, list[int]]
+    """By seed."""
+    gap_s: float
+    """Between two tokens of the first stream, the median."""
+
+
 class Streams:
     """A scheduler and its worker, for requests that all begin together."""
 
@@ -100,17 +112,19 @@ class Streams:
         self._number = 0
         self._code = tokenizer.load(DEMO_MODEL).encode_batch([CODE], add_special_tokens=False)[0]
 
-    def run(self, num_streams: int, *, guesses: bool) -> tuple[float, dict[int, list[int]]]:
-        """(tokens a second, output by seed)."""
+    def run(self, num_streams: int, *, guesses: bool) -> Run:
+        """Serve so many requests that begin together."""
         seeds: dict[bytes, int] = {}
         inbox = []
         for seed in range(num_streams):
             self._number += 1
             handle = make_handle(1, self._number)
             seeds[handle] = seed
-            inbox.append(self._request(handle, seed, guesses=guesses))
+            may_guess = guesses and not (self._options.beside and not seed)
+            inbox.append(self._request(handle, seed, guesses=may_guess))
         outputs: dict[int, list[int]] = {seed: [] for seed in range(num_streams)}
         began, num_before = 0.0, 0
+        times: list[float] = []
         while not self.scheduler.is_idle or inbox:
             self.scheduler.step(inbox)
             inbox = []
@@ -122,13 +136,16 @@ class Streams:
                         )
             if not began and all(outputs.values()):
                 began, num_before = time.perf_counter(), sum(map(len, outputs.values()))
+            if began and len(outputs[0]) > len(times):
+                times += [time.perf_counter()] * (len(outputs[0]) - len(times))
         num_tokens = sum(map(len, outputs.values())) - num_before
-        return num_tokens / (time.perf_counter() - began), outputs
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return Run(num_tokens / (time.perf_counter() - began), outputs, statistics.median(gaps))
 
     def _request(self, handle: bytes, seed: int, *, guesses: bool) -> TokenizedRequest:
         options = self._options
         ids = np.random.default_rng(seed).integers(8, self._vocab, options.context, dtype=np.int32)
-        if options.ngrams:
+        if options.ngrams and not options.text:
             ids[:] = np.resize(self._code, options.context)
         sampling = SamplingParams(
             max_tokens=options.tokens,
@@ -146,26 +163,33 @@ class Streams:
 
 def compare(streams: Streams, num_streams: int, options: argparse.Namespace) -> dict[str, Any]:
     """Run each share of wrong guesses and none at all, in turns."""
-    _, Recorded.outputs = streams.run(num_streams, guesses=False)
-    rates: dict[str, list[float]] = {}
+    Recorded.outputs = streams.run(num_streams, guesses=False).outputs
+    runs: dict[str, list[Run]] = {}
     results: dict[str, Any] = {}
     for turn in range(options.rounds + 1):
         for wrong in (None, *options.wrong):
             name = PLAIN if wrong is None else str(wrong)
             Recorded.wrong = wrong or 0.0
             before = streams.scheduler.stats.drafts.totals()
-            rate, outputs = streams.run(num_streams, guesses=wrong is not None)
+            run = streams.run(num_streams, guesses=wrong is not None)
             after = streams.scheduler.stats.drafts.totals()
             if not turn:  # costs of steps are not known yet
                 continue
-            rates.setdefault(name, []).append(rate)
+            runs.setdefault(name, []).append(run)
             counts = results.setdefault(name, {"drafted": 0, "accepted": 0, "other_outputs": 0})
             for key, total in (("drafted", "num_draft_tokens"), ("accepted", "num_accepted_draft_tokens")):
                 counts[key] += int(after[total]) - int(before[total])  # type: ignore[arg-type]
-            counts["other_outputs"] += sum(outputs[seed] != Recorded.outputs[seed] for seed in outputs)
-    for name, each in rates.items():
-        ratio = statistics.median(rate / plain for rate, plain in zip(each, rates[PLAIN], strict=True))
-        results[name] |= {"tokens_per_s": round(statistics.median(each), 1), "ratio": round(ratio, 3)}
+            counts["other_outputs"] += sum(
+                run.outputs[seed] != Recorded.outputs[seed] for seed in run.outputs
+            )
+    for name, each in runs.items():
+        pairs = list(zip(each, runs[PLAIN], strict=True))
+        ratio = statistics.median(run.tokens_per_s / plain.tokens_per_s for run, plain in pairs)
+        rate = statistics.median(run.tokens_per_s for run in each)
+        results[name] |= {"tokens_per_s": round(rate, 1), "ratio": round(ratio, 3)}
+        if options.beside:
+            gap = statistics.median(run.gap_s / plain.gap_s for run, plain in pairs)
+            results[name]["gap"] = round(gap, 3)
         print(f"{num_streams:3d} streams, wrong {name:>4}: {results[name]}", flush=True)
     return results
 
@@ -190,6 +214,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--streams", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8, 64])
     parser.add_argument("--wrong", type=lambda text: [float(n) for n in text.split(",")], default=[0, 0.2, 1])
     parser.add_argument("--ngrams", action="store_true")
+    parser.add_argument("--text", action="store_true")
+    parser.add_argument("--beside", action="store_true")
     parser.add_argument("--guesses", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--context", type=int, default=256)

@@ -98,7 +98,7 @@ class Speculation(RequestFeature):
 
     def _num_drafts(self) -> int:
         cost = self._cost
-        return self._length.num_drafts(min(self._most, cost.most), cost.bar)
+        return self._length.num_drafts(min(self._most, cost.most), cost.bar, cost.least)
 
     def _has_guesses(self, new: list[int]) -> bool:
         """Tell whether there is something to guess behind the new tokens, which are not yet the request's.

@@ -1,15 +1,20 @@
 """StepCost: what guesses cost, measured from the steps themselves, and how many are worth it.
 
 Steps that only decode are told apart by their number of rows. Of each number the median time of the last
-ones without guesses is kept, and the median of what each guess added to the others. A guess is worth its cost
-where it is as likely to be right as the share of a step's time, for each token of the step, that it adds:
+ones without guesses is kept, and of the others what they took longer: a part that any guesses cost, such as
+that the step is not planned ahead, and a part for each guess. A guess is worth its cost where it is as likely
+to be right as the share of a step's time, for each token of the step, that it adds:
 
     probability  >=  seconds a guess * rows / seconds of a step without guesses
+
+and those of a step together have to be worth the first part, too.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import combinations
 from statistics import median
 
 from scheduler_proc.features.speculation.draft_length import FIRST_RATE, WEIGHT_FOR_ALL, rate_after
@@ -28,8 +33,10 @@ PLAIN_EVERY = 64
 PROBE_EVERY = 256
 """Steps without guesses before some are tried again, where they were too dear."""
 LOWEST_BAR = 0.1
-MARGIN = 1.1
-"""By so much a guess must be worth more than it costs: planning is part of its price."""
+MARGIN = 1.25
+"""By so much a guess must be worth more than it costs: planning is part of its price, and where a step takes
+as long as its tokens number, none is worth it, however its measured times vary.
+"""
 MOST_OF_OTHERS = 0.25
 """A step gets longer by this share of its time at most while rows are in it that do not guess."""
 NO_LIMIT = 1 << 16
@@ -40,20 +47,41 @@ EXACT_ROWS = 8
 class _Measured:
     """Steps of one number of rows."""
 
-    __slots__ = ("num_since_guess", "num_since_plain", "per_guess", "plain")
+    __slots__ = ("any_guess", "guessed", "num_since_guess", "num_since_plain", "per_guess", "plain")
 
     def __init__(self) -> None:
         self.plain: deque[float] = deque(maxlen=NUM_KEPT)
-        self.per_guess: deque[float] = deque(maxlen=NUM_KEPT)
+        self.guessed: deque[tuple[int, float]] = deque(maxlen=NUM_KEPT)
+        """Guesses of a step, and by how much it took longer than one without."""
+        self.any_guess = self.per_guess = 0.0
+        """Seconds that a step takes longer for whatever guesses, and for each."""
         self.num_since_plain = self.num_since_guess = 0
+
+    def note_guessed(self, num_guesses: int, seconds: float) -> None:
+        self.guessed.append((num_guesses, seconds - median(self.plain)))
+        self.any_guess, self.per_guess = line_through(self.guessed)
+
+
+def line_through(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Return (at zero, slope) of a line, neither below zero, that few points far away do not move: the median
+    of the slopes between two points.
+    """
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if a[0] != b[0]]
+    slope = max(0.0, median(slopes)) if slopes else 0.0
+    at_zero = median(y - slope * x for x, y in points)
+    if not slopes or at_zero < 0.0:
+        return 0.0, max(0.0, median(y / x for x, y in points))
+    return at_zero, slope
 
 
 class StepCost:
-    """Bounds for the guesses of the next step, `bar` and `most`, from the times of all that have ended."""
+    """Bounds for the guesses of the next step from the times of all that have ended."""
 
     def __init__(self) -> None:
         self.bar = 0.0
         """Probability that a guess must have at least to be worth its cost."""
+        self.least = 0.0
+        """Guesses of a row that must be likely to be right, in all, for any to be worth their cost."""
         self.most = 0
         """Guesses of a row, at most."""
         self.rate = FIRST_RATE
@@ -80,20 +108,25 @@ class StepCost:
             kept.num_since_plain += 1
             kept.num_since_guess = 0
             if kept.plain:
-                kept.per_guess.append((seconds - median(kept.plain)) / num_guesses)
+                kept.note_guessed(num_guesses, seconds)
         self._decide(kept, num_rows)
 
     def _decide(self, kept: _Measured, num_rows: int) -> None:
-        self.bar = LOWEST_BAR
+        self.bar, self.least = LOWEST_BAR, 0.0
         if len(kept.plain) < NUM_MEASURED or kept.num_since_plain >= PLAIN_EVERY:
             self.most = 0
             return
-        if len(kept.per_guess) < NUM_MEASURED or kept.num_since_guess >= PROBE_EVERY:
-            self.most = 1 if self.num_guessing < num_rows else max(1, TRIAL_GUESSES // num_rows)
+        num_guessing = max(1, self.num_guessing)
+        if len(kept.guessed) < NUM_MEASURED or kept.num_since_guess >= PROBE_EVERY:
+            self.most = 1 if num_guessing < num_rows else max(1, TRIAL_GUESSES // num_rows)
             return
-        plain, per_guess = median(kept.plain), median(kept.per_guess)
+        plain, any_guess, per_guess = median(kept.plain), kept.any_guess, kept.per_guess
         self.most = NO_LIMIT
-        if per_guess > 0.0 < plain:
-            self.bar = max(LOWEST_BAR, MARGIN * per_guess * num_rows / plain)
-            if self.num_guessing < num_rows:
-                self.most = int(MOST_OF_OTHERS * plain / per_guess / max(1, self.num_guessing))
+        if plain > 0.0:
+            price = MARGIN * num_rows / plain
+            self.bar = max(LOWEST_BAR, price * per_guess)
+            self.least = price * any_guess / num_guessing
+            if num_guessing < num_rows:
+                room = MOST_OF_OTHERS * plain - any_guess
+                most = room / per_guess / num_guessing if per_guess > 0.0 else NO_LIMIT
+                self.most = int(min(NO_LIMIT, most)) if room > 0.0 else 0

@@ -6,8 +6,19 @@ import random
 
 import pytest
 
-from scheduler_proc.features.speculation.draft_length import LONGEST_PAUSE, SHORTEST_PAUSE, DraftLength
-from scheduler_proc.features.speculation.step_cost import NUM_MEASURED, PLAIN_EVERY, PROBE_EVERY, StepCost
+from scheduler_proc.features.speculation.draft_length import (
+    FIRST_DRAFTS,
+    LONGEST_PAUSE,
+    SHORTEST_PAUSE,
+    DraftLength,
+)
+from scheduler_proc.features.speculation.step_cost import (
+    NUM_MEASURED,
+    PLAIN_EVERY,
+    PROBE_EVERY,
+    StepCost,
+    line_through,
+)
 
 
 def drive(rate: float, num_steps: int, most: int = 4, bar: float = 0.1) -> tuple[int, int, int]:
@@ -89,9 +100,9 @@ class Machine:
         lengths = [DraftLength() for _ in range(num_rows)]
         num_tokens, began = 0, self.seconds
         for _ in range(num_steps):
-            counts = [
-                each.num_drafts(min(num_draft_tokens, self.cost.most), self.cost.bar) for each in lengths
-            ]
+            cost = self.cost
+            most = min(num_draft_tokens, cost.most)
+            counts = [each.num_drafts(most, cost.bar, cost.least) for each in lengths]
             for length, count in zip(lengths, counts, strict=True):
                 right = 0
                 while right < count and rng.random() < rate:
@@ -160,7 +171,18 @@ def test_new_requests_begin_with_what_others_have_seen() -> None:
     assert DraftLength(cost.rate).num_drafts(4, 0.1) == 0
     for _ in range(200):
         cost.note_verified(4, 4)
-    assert DraftLength(cost.rate).num_drafts(4, 0.1) == 4
+    length = DraftLength(cost.rate)
+    assert length.num_drafts(4, 0.1) == FIRST_DRAFTS
+    length.note_verified(FIRST_DRAFTS, FIRST_DRAFTS)
+    assert length.num_drafts(4, 0.1) == 4
+
+
+def test_who_is_never_right_soon_stops_whatever_others_were_like() -> None:
+    length, num_drafted = DraftLength(1.0), 0
+    while count := length.num_drafts(4, 0.4):
+        length.note_verified(count, 0)
+        num_drafted += count
+    assert num_drafted <= 5
 
 
 def test_what_a_step_with_guesses_costs_whatever_their_number_is_shared_by_several() -> None:
@@ -171,11 +193,46 @@ def test_what_a_step_with_guesses_costs_whatever_their_number_is_shared_by_sever
         cost.note_step(1, 0, 0.7e-3)
     length = DraftLength()
     for _ in range(20):
-        count = length.num_drafts(min(4, cost.most), cost.bar)
+        count = length.num_drafts(min(4, cost.most), cost.bar, cost.least)
         assert count
         cost.note_step(1, count, 1.2e-3 + count * 0.02e-3)
         length.note_verified(count, count)
     assert count == 4
+
+
+def test_fewer_guesses_are_likely_than_what_any_cost_makes_none() -> None:
+    """Guesses that make a step as long as two are worth it where more than one of them will be right."""
+    cost = StepCost()
+    cost.num_guessing = 1
+    for _ in range(NUM_MEASURED):
+        cost.note_step(1, 0, 1.0)
+    for count in (1, 4, 2):
+        cost.note_step(1, count, 2.0 + 0.01 * count)
+    often, seldom = DraftLength(0.9), DraftLength(0.5)
+    for length in (often, seldom):
+        length.note_verified(1, 1)
+        length.rate = 0.9 if length is often else 0.5
+    assert often.num_drafts(4, cost.bar, cost.least) == 4
+    assert seldom.num_drafts(4, cost.bar, cost.least) == 0
+
+
+def test_a_line_is_not_moved_by_a_point_far_away() -> None:
+    points = [(n, 0.5 + 0.1 * n) for n in (1, 4, 4, 2, 3, 4)]
+    at_zero, slope = line_through([*points, (4, 50.0)])
+    assert at_zero == pytest.approx(0.5, abs=0.1)
+    assert slope == pytest.approx(0.1, abs=0.05)
+    assert line_through([(4, 2.0), (4, 2.4), (4, 2.8)]) == pytest.approx((0.0, 0.6))
+    assert line_through([(64, 64.0), (256, 320.0), (64, 64.0)]) == pytest.approx((0.0, 1.0))
+
+
+def test_a_step_as_long_as_its_tokens_number_has_no_guesses_however_its_times_vary() -> None:
+    rng, cost = random.Random(1), StepCost()
+    cost.num_guessing = 64
+    for count in [0, 0, 0, *rng.choices([64, 128, 256], k=6)]:
+        cost.note_step(64, count, (64 + count) * rng.uniform(0.95, 1.05))
+    for _ in range(PROBE_EVERY - 1):
+        cost.note_step(64, 0, 64 * rng.uniform(0.95, 1.05))
+        assert cost.bar >= 1.0
 
 
 def test_one_step_that_is_held_up_keeps_nobody_from_guessing() -> None:

@@ -74,7 +74,9 @@ def test_drafts_count_up_to_the_first_wrong_one() -> None:
 
 
 def test_n_grams_guess_as_soon_as_all_drafts_are_used() -> None:
-    """The prompt's step has room for four of five drafts; its token is the fifth. Two more steps of five."""
+    """The prompt's step has room for four of five drafts; its token is the fifth. The first
+    n-gram guesses are two, then four: steps of three, five and what is left.
+    """
     sampling = {"allowed_token_ids": (3,)}
     request = message(1, [3, 3, 3], max_tokens=15, draft_ids=pack_ids([3] * 5), sampling=sampling)
     with running(speculation=NGRAM, budget=11) as system:
@@ -84,7 +86,7 @@ def test_n_grams_guess_as_soon_as_all_drafts_are_used() -> None:
         cost.note_step = lambda *_: None  # type: ignore[method-assign]
         run_until_idle(system, request)
         assert system.detokenizer.tokens[request.handle] == [3] * 15
-        assert system.scheduler.num_steps == 3
+        assert system.scheduler.num_steps == 4
 
 
 def test_drafts_that_a_step_has_no_room_for_are_verified_in_the_next() -> None:
