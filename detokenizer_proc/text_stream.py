@@ -167,7 +167,8 @@ class TextStream:
         if self.matched is None:
             self._flush_text()
         usage = Usage(self._num_prompt_tokens, self.num_tokens, closed.cached_tokens, closed.drafts)
-        cumulative = self._cumulative_logprob()
+        beam = closed.beam
+        cumulative = self._cumulative_logprob() if beam is None else beam.logprob
         reason, error = closed.reason, None
         matched: str | int | None = self.matched
         if matched is not None or reason == "stop_string":
@@ -176,7 +177,10 @@ class TextStream:
             matched = closed.stop_token
         elif reason == "error":
             error = closed.error or ErrorInfo("the sequence failed")
-        self.finish = Finish(reason, usage, matched, cumulative, error, closed.perf_metrics, closed.trace)
+        score = None if beam is None else beam.score
+        self.finish = Finish(
+            reason, usage, matched, cumulative, error, closed.perf_metrics, closed.trace, score
+        )
 
     def fail(self, error: ErrorInfo) -> None:
         """Finish without the scheduler; text that is held back and logprobs of the prompt are lost."""

@@ -36,6 +36,7 @@ from scheduler_proc.core.executor import AdapterDevice, AnyExecutor
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import Output, make_output
 from scheduler_proc.core.rows import Rows
+from scheduler_proc.features.beam_search.beam_search import NO_BEAMS, BeamSettings, attach_beam_search
 from scheduler_proc.features.embedding import attach_embedding
 from scheduler_proc.features.generation_logits import attach_generation_logits
 from scheduler_proc.features.grammar_client import GrammarClient
@@ -140,7 +141,15 @@ def build_scheduler(
                 speculates=speculation.has_ngram,
                 is_static=config.batching == "static",
             ),
-            *feature_factories(output, kv, port.now_s, speculation, step_cost, grammar),
+            *feature_factories(
+                output,
+                kv,
+                port.now_s,
+                speculation,
+                step_cost,
+                grammar,
+                BeamSettings(config.max_beam_width, limits.vocab_size),
+            ),
         ),
         controls=controls,
         clock=port.now_s,
@@ -259,9 +268,11 @@ def feature_factories(
     speculation: SpeculationSettings,
     step_cost: StepCost,
     grammar: GrammarClient | None = None,
+    beams: BeamSettings = NO_BEAMS,
 ) -> tuple[FeatureFactory, ...]:
     """In the order of their hooks: the last ones report what counts."""
     return (
+        attach_beam_search(beams, kv, output),
         attach_guide(grammar),
         attach_speculation(speculation, step_cost),
         attach_prompt_outputs(output.add_prompt_logprobs, output.add_tensor),

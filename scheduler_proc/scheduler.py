@@ -17,11 +17,12 @@ from runtime.wire.messages import ErrorInfo, ToScheduler
 from runtime.wire.plan import SampleMasks
 from scheduler_proc.batching.batch_builder import BatchBuilder
 from scheduler_proc.batching.prefill_adder import PrefillTotals
+from scheduler_proc.cache.group_pages import go_on
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.executor import AnyExecutor, StepHandle
 from scheduler_proc.core.lifecycle import Lifecycle
-from scheduler_proc.core.request import Request
+from scheduler_proc.core.request import Request, RowGroup
 from scheduler_proc.core.results import LooseResults
 from scheduler_proc.core.row_columns import BoolArray, RowArray, all_of
 from scheduler_proc.core.samples import Sampled
@@ -231,10 +232,31 @@ class Scheduler:
                 if scheduled.samples:
                     self._commit_row(scheduled, sampled)
             except RequestError as error:
-                self.lifecycle.finish(scheduled.req, "error", error=error_info(error))
+                self.lifecycle.finish(scheduled.req.head, "error", error=error_info(error))
+
+    def _commit_member(self, member: Request, group: RowGroup, sampled: Sampled) -> None:
+        """Keep what one row of a group has got. With that of the last one the group goes on, or it ends: what
+        it has found the feature says then.
+        """
+        self.rows.in_flight[member.row] -= 1
+        if member is group.head:
+            for feature in member.features:
+                feature.accept(sampled)
+        results = group.take(member, sampled)
+        if results is None:
+            return
+        self.step_log.note_tokens(len(results))
+        beams = group.choose(results)
+        if beams:
+            go_on(self.kv, group, beams)
+        else:
+            self.lifecycle.finish(group.head, "stop")
 
     def _commit_row(self, scheduled: ScheduledRow[Request], sampled: Sampled) -> None:
         req, row = scheduled.req, scheduled.row
+        if req.group is not None:
+            self._commit_member(req, req.group, sampled)
+            return
         ids = req.cut(sampled.ids)
         for feature in req.features:
             ids = feature.accept(sampled if ids is sampled.ids else sampled._replace(ids=ids))

@@ -65,17 +65,21 @@ class SequenceMaker:
         self._encode_open = msgspec.msgpack.Encoder().encode
 
     def make(self, job: Job, ids: IntArray, trace: TraceStamps | None = None) -> Iterator[TokenizedRequest]:
-        """The sequences of a request with the prompt `ids`. `trace`: the request's, by now."""
+        """The sequences of a request with the prompt `ids`; those of a beam search are one to the scheduler.
+        `trace`: the request's, by now.
+        """
         request, resume = job.request, job.request.resume
         input_ids = pack_ids(ids)
         tenant = "" if self._shares_prefixes else request.tenant
         space = namespace(tenant, request.cache_salt, self._secret, job.adapter)
-        for number, handle in enumerate(job.handles):
+        opens = [msgspec.Raw(self._encode_open(_stream_open(job, handle, ids))) for handle in job.handles]
+        is_search = job.sampling.num_beams > 1
+        for number, handle in enumerate(job.handles[:1] if is_search else job.handles):
             yield TokenizedRequest(
                 handle=handle,
                 input_ids=input_ids,
-                sampling=job.sampling.of_sequence(number),
-                stream_open=msgspec.Raw(self._encode_open(_stream_open(job, handle, ids))),
+                sampling=job.sampling if is_search else job.sampling.of_sequence(number),
+                stream_open=opens[number],
                 priority=request.priority,
                 namespace=space,
                 output_ids=b"" if resume is None else resume.output_ids,
@@ -92,6 +96,7 @@ class SequenceMaker:
                 trace=trace,
                 processors=request.processors,
                 label=request.label if request.processors else "",
+                more_opens=tuple(opens[1:]) if is_search else (),
             )
 
 

@@ -83,6 +83,7 @@ class GenerationOutput(CompletionOutput):
         put(self, "finish_reason", sequence.finish_reason)
         put(self, "matched_stop", None if finish is None else finish.matched)
         put(self, "cumulative_logprob", None if finish is None else finish.cumulative_logprob)
+        put(self, "score", None if finish is None else finish.score)
         put(self, "usage", sequence.usage)
         put(self, "request_perf_metrics", None if finish is None else finish.perf_metrics)
         put(self, "trace_stamps", sequence.trace_stamps)

@@ -191,6 +191,38 @@ class Flag(Kind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping(Kind):
+    """When a beam search stops: 0 or false, 1 or true, 2 for any other number and "never"."""
+
+    @property
+    def callers(self) -> str:
+        return "bool | int | str"
+
+    @property
+    def packed(self) -> str:
+        return "Annotated[int, Meta(ge=0, le=2)]"
+
+    @property
+    def json(self) -> str:
+        return "bool | int | str"
+
+    @property
+    def described(self) -> str:
+        return 'true, false, an integer or "never"'
+
+    def accept(self, name: str, value: Any) -> Any:
+        if value == "never":
+            return 2
+        if not isinstance(value, int) or isinstance(value, bool):
+            return int(value) if isinstance(value, bool) else value
+        return value if value in (0, 1) else 2
+
+    def check(self, name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2:
+            raise InvalidRequest(f"{name} must be {self.described}, got {value!r:.40}", param=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Texts(Kind):
     max_length: int
 

@@ -21,6 +21,7 @@ from runtime.sampling.kinds import (
     Kind,
     Number,
     Seed,
+    Stopping,
     TextOrTexts,
     Texts,
     Words,
@@ -34,6 +35,7 @@ MAX_LOGPROBS = 20
 MAX_TOKENS_LIMIT = 1 << 24
 MAX_TOP_K = 1 << 24
 MAX_SEQUENCES = 128
+MAX_BEAMS = 64
 MAX_WORDS = 64
 MAX_NGRAM = 64
 SEEDS = 1 << 63
@@ -516,5 +518,41 @@ PARAMETERS: tuple[Parameter, ...] = (
         doc="Rows of `additional_outputs` for each token of the prompt, too. Its KV is then computed, not "
         "taken from the cache.",
         bodies=("sglang",),
+    ),
+    Parameter(
+        name="use_beam_search",
+        kind=Flag(),
+        neutral=False,
+        doc="Search for the most likely sequences with `beam_width` beams; `n` of what it finds are the "
+        "result, best first.",
+        bodies=(),
+    ),
+    Parameter(
+        name="beam_width",
+        kind=Integer(low=1, high=MAX_BEAMS),
+        neutral=None,
+        nullable=True,
+        doc="Beams of `use_beam_search`, without which it means nothing. None: as many as `best_of`, or `n`, "
+        "says.",
+        bodies=(),
+    ),
+    Parameter(
+        name="length_penalty",
+        kind=Number(low=-10.0, high=10.0),
+        neutral=None,
+        nullable=True,
+        doc="Score of a hypothesis of a beam search: the sum of its logprobs divided by its length to this "
+        "power; above 0 it favours long ones. None: 1.",
+        bodies=(),
+    ),
+    Parameter(
+        name="early_stopping",
+        kind=Stopping(),
+        neutral=None,
+        nullable=True,
+        doc="When a beam search stops once `beam_width` hypotheses have ended: true or 1, at once; false or "
+        "0, when the best beam has no better score at its length; any other number or never, when no beam "
+        "can come to a better one. None: false.",
+        bodies=(),
     ),
 )

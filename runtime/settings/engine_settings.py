@@ -55,6 +55,12 @@ class SchedulerSettings(KVCacheSettings, frozen=True, forbid_unknown_fields=True
     max_running_requests: Annotated[
         int, setting("requests that run at the same time (rows)", "--max-num-seqs", ge=1, le=4096)
     ] = 256
+    max_beam_width: Annotated[
+        int,
+        setting(
+            "beams of a request that searches, at most: each takes a row; 1: no request may", ge=1, le=64
+        ),
+    ] = 1
     max_queued_requests: Annotated[
         int,
         setting(

@@ -324,12 +324,6 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     no_value("--admin-api-key", refused="--api-keys gives keys roles (docs/security.md)"),
     no_value("--weight-version", refused="weights are not changed while a server runs; leave it out"),
     no_value("--crash-dump-folder", refused="requests are not written to files; leave it out"),
-    value(
-        "--max-beam-width",
-        taken="one sequence is one beam",
-        neutral=("1",),
-        refused="beam search is not built; n and best_of are",
-    ),
 )
 """The rows, by subject."""
 

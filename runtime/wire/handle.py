@@ -40,6 +40,12 @@ def sibling(handle: bytes, index: int) -> bytes:
     return make_handle(client, seq, index, attempt)
 
 
+def next_sibling(handle: bytes, number: int) -> bytes:
+    """The handle of the sequence so many indexes further on; its own for 0."""
+    client, seq, index, attempt = split_handle(handle)
+    return make_handle(client, seq, index + number, attempt)
+
+
 def with_attempt(handle: bytes, attempt: int) -> bytes:
     """The handle of another attempt of the same sequence."""
     return handle[:KEY_BYTES] + bytes((attempt,))

@@ -237,6 +237,10 @@ class TokenizedRequest(Message, frozen=True):
     processors: ProcessorCalls = ()
     label: Label = ""
     """The request's, for its processors; empty without any."""
+    more_opens: tuple[Raw, ...] = ()
+    """StreamOpens of a beam search's other sequences: their handles have the next indexes. Sequence i of a
+    request is the hypothesis of rank i, also where it is made again alone.
+    """
 
 
 class StopMatched(Message, frozen=True):
@@ -275,6 +279,13 @@ class DraftCounts(Record, frozen=True):
         return DraftCounts(*map(sum, zip(*map(astuple, several), strict=True)))
 
 
+class BeamScore(Record, frozen=True):
+    score: float
+    """Hypotheses are ranked by it."""
+    logprob: float
+    """Sum over the tokens."""
+
+
 class Closed(Record, frozen=True):
     """The scheduler has let go of a sequence; nothing follows for this handle."""
 
@@ -288,6 +299,8 @@ class Closed(Record, frozen=True):
     drafts: DraftCounts | None = None
     """None: it guessed nothing, and was not to."""
     trace: TraceStamps | None = None
+    beam: BeamScore | None = None
+    """Score of a hypothesis that has won."""
 
 
 class TokenLogprobs(Record, frozen=True):
@@ -443,6 +456,8 @@ class Finish(Record, frozen=True):
     error: ErrorInfo | None = None
     perf_metrics: RequestPerfMetrics | None = None
     trace: TraceStamps | None = None
+    score: float | None = None
+    """Score of a hypothesis of a beam search."""
 
 
 class SequenceOutput(Record, frozen=True):

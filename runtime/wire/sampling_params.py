@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.kinds import MAX_STOP_CHARS, MAX_TOKEN_ID, MAX_WORD_IDS, IdKind
-from runtime.sampling.table import MAX_TOKENS_LIMIT, PARAMETERS, SEEDS
+from runtime.sampling.table import GREEDY_BELOW, MAX_TOKENS_LIMIT, PARAMETERS, SEEDS
 
 TokenId = Annotated[int, Meta(ge=0, lt=MAX_TOKEN_ID + 1)]
 WordIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_WORD_IDS)]
@@ -138,6 +138,22 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """Rows of `additional_outputs` for each token of the prompt, too. Its KV is then computed, not taken from
     the cache.
     """
+    use_beam_search: bool = False
+    """Search for the most likely sequences with `beam_width` beams; `n` of what it finds are the result, best
+    first.
+    """
+    beam_width: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """Beams of `use_beam_search`, without which it means nothing. None: as many as `best_of`, or `n`, says.
+    """
+    length_penalty: float | None = None
+    """Score of a hypothesis of a beam search: the sum of its logprobs divided by its length to this power;
+    above 0 it favours long ones. None: 1.
+    """
+    early_stopping: Annotated[int, Meta(ge=0, le=2)] | None = None
+    """When a beam search stops once `beam_width` hypotheses have ended: true or 1, at once; false or 0, when
+    the best beam has no better score at its length; any other number or never, when no beam can come to a
+    better one. None: false.
+    """
     # Written by python -m runtime.sampling.generate, fields: end.
 
     if TYPE_CHECKING:
@@ -182,6 +198,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             speculative_num_draft_tokens: int | None = None,
             additional_outputs: Texts = (),
             gather_context: bool = False,
+            use_beam_search: bool = False,
+            beam_width: int | None = None,
+            length_penalty: float | None = None,
+            early_stopping: bool | int | str | None = None,
             # Written by python -m runtime.sampling.generate, arguments: end.
         ) -> None:
             """Parameters of a request, each described at its field."""
@@ -255,8 +275,19 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             gather_context=False,
         )
 
+    @property
+    def num_beams(self) -> int:
+        """Beams that are searched with; 1: it is no search."""
+        return (self.beam_width or 1) if self.use_beam_search else 1
+
     def _check_together(self) -> None:
         """Check what depends on several fields."""
+        if self.use_beam_search:
+            self._check_beams()
+        else:
+            for name in ("length_penalty", "early_stopping"):
+                if getattr(self, name) is not None:
+                    raise InvalidRequest(f"{name}: set use_beam_search, or leave it out", param=name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}",
@@ -275,4 +306,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidRequest(
                 f"best_of is {self.best_of}, less than n, which is {self.n}", param="best_of"
+            )
+
+    def _check_beams(self) -> None:
+        width = self.beam_width or self.best_of or self.n
+        if self.n > width:
+            raise InvalidRequest(f"n is {self.n}, more than beam_width, which is {width}", param="n")
+        if self.temperature >= GREEDY_BELOW and self.temperature != 1.0:
+            raise InvalidRequest(
+                f"temperature is {self.temperature:g}: a beam search draws nothing; leave it out, or 0",
+                param="temperature",
             )

@@ -115,7 +115,9 @@ class BatchBuilder:
         pages waits for them.
         """
         taken = batch.taken()
-        candidates = [req for req in self._rows.running_requests() if req.row not in taken]
+        candidates = [each for each in self._rows.running_requests() if taken.isdisjoint(each.held_rows)]
+        if not candidates:
+            return False
         if self._rows.num_running == 1:
             # Nobody is left to wait for: it would be retracted and admitted for ever.
             error = ErrorInfo("the KV cache is too small for this request", "kv_cache_exhausted", None, 503)

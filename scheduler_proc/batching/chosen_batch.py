@@ -56,7 +56,7 @@ class ChosenBatch:
         if not active:
             return Chosen(ready, [])
         ready_rows = set(ready.tolist())
-        in_flight = {req.seq for req in running if req.row not in ready_rows}
+        in_flight = {req.seq for req in running if ready_rows.isdisjoint(req.held_rows)}
         try:
             output = self._checked(
                 self._scheduler.schedule_request(list(active), in_flight), active, in_flight
@@ -97,7 +97,7 @@ class ChosenBatch:
         for request in output.paused_requests:
             self._lifecycle.retract(active[request])
         chosen = [active[request] for request in output.context_requests + output.generation_requests]
-        rows = np.array([req.row for req in chosen if req.row >= 0], np.intp)
+        rows = np.array([row for req in chosen if req.row >= 0 for row in req.held_rows], np.intp)
         return Chosen(ready[np.isin(ready, rows)], [req for req in chosen if req.row < 0])
 
     def _fail(self, requests: list[Request], reason: str) -> None:

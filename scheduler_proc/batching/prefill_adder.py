@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scheduler_proc.cache.group_pages import seat_others
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
 from scheduler_proc.capacity.base import CapacityPolicy
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.batch import ScheduleBatch
-from scheduler_proc.core.request import Request
+from scheduler_proc.core.request import Request, RowGroup
 from scheduler_proc.core.row_columns import RowArray
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import NO_COST, Cost, combined_cost
@@ -119,7 +120,11 @@ class PrefillAdder:
             return True
         if self._kv.window is not None:
             self._kv.give_back_unseen(np.array([req.row], np.intp))
-        if not self._try_reserve(req, start + num_new):
+        if req.group is not None and start >= req.num_prompt:
+            if not self._try_reserve_group(req.group):
+                self.num_missing = req.group.width
+                return False
+        elif not self._try_reserve(req, start + num_new):
             self.num_missing = self._kv.num_pages_for(start + num_new) - self._kv.num_pages.item(req.row)
             return False
         self._schedule(req, start, num_new, samples=num_new == num_left)
@@ -146,7 +151,10 @@ class PrefillAdder:
             req.slots, numbers = cost.slots, self._slots.take(cost.slots, req.seq)
             if req.adapter is not None:
                 req.adapter_slot = numbers[0]
-        self._capacity.note_seated(kv.seat(req, prefix, num_new))
+        num_taken = kv.seat(req, prefix, num_new)
+        if req.group is not None:
+            num_taken += seat_others(kv, req.group)
+        self._capacity.note_seated(num_taken)
         for feature in req.features:
             feature.row_opened(req.row)
         if num_new:
@@ -172,6 +180,12 @@ class PrefillAdder:
         if self._guards_growth and not self._capacity.may_grow(req.row, upto):
             return False
         return self._kv.try_reserve(req, upto)
+
+    def _try_reserve_group(self, group: RowGroup) -> bool:
+        rows = np.array([beam.row for beam in group.beams], np.intp)
+        if self._guards_growth and not self._capacity.may_grow(rows, self._rows.kv_len[rows] + 1):
+            return False
+        return self._kv.try_reserve_next(rows)
 
     def _chunk_len(self, req: Request, start: int, num_left: int) -> int:
         """Return what the budget allows; a chunk that is not the last one ends with a page, if it reaches the

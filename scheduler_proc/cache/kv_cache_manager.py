@@ -305,7 +305,10 @@ class KVCacheManager:
         if self.num_gone.item(row):
             return  # without their beginning they are the KV of no prefix
         first = self.num_shared.item(row)
-        upto = min(rows.kv_len.item(row), rows.num_tokens.item(row)) // size
+        upto = min(rows.kv_len.item(row), rows.num_tokens.item(row))
+        if req.group is not None:  # its output is a hypothesis, which nobody may ever see
+            upto = min(upto, rows.num_given.item(row))
+        upto //= size
         if upto <= first:
             return
         self.guard.is_counted = False
@@ -389,13 +392,14 @@ class KVCacheManager:
         private to one row, and that leases end where they should.
         """
         self.cache.check()
-        running = self.rows.running_requests()
+        running = self.rows.tenants()
         private = [self.tables.private(row) for row in self.rows.running.tolist()]
         assert not np.count_nonzero(self.num_gone * self.num_shared), "shares without its head"
         every = np.concatenate([*private, *self.cache.owned_pages(), self.pages.free_pages])
         num_owners = np.bincount(every, minlength=self.pages.num_pages + 1)[1:]
         assert np.count_nonzero(num_owners) == self.pages.num_pages, "a page is lost"
-        assert len(every) == self.pages.num_pages, "a page has two owners"
+        num_more = self.pages.num_more_owners[1:]
+        assert (num_owners == 1 + num_more).all(), "a page has two owners"
         assert not (self.num_pages + self.num_gone)[self.rows.tenancy == 0].any(), "a free row holds pages"
         assert self._computing == {req.computes for req in running if req.computes is not None}
         if not running:

@@ -51,8 +51,15 @@ class ShareGuard:
             return
         tables, held = self._tables, self._rows.running
         private = tables.num_pages[held] - np.maximum(tables.num_shared[held], tables.num_gone[held])
-        accounts = [req.lease.account for req in self._rows.running_requests()]
-        self._ledger.set_rows(accounts, private.tolist())
+        tenants = self._rows.tenants()
+        if len(tenants) > self._rows.num_running:
+            heads = {id(req): at for at, req in enumerate(tenants)}
+            for at, req in enumerate(tenants):  # a group is one row, with the pages of all
+                if req.head is not req:
+                    private[heads[id(req.head)]] += private[at]
+            own = [at for at, req in enumerate(tenants) if req.head is req]
+            tenants, private = [tenants[at] for at in own], private[own]
+        self._ledger.set_rows([req.lease.account for req in tenants], private.tolist())
         self.is_counted = True
 
     def note_seated(self, node: CacheNode, num_taken: int) -> None:

@@ -111,8 +111,7 @@ class MaxUtilization:
         """Expect of the running requests what they have produced
         so far and a little more, as a share of what they may.
         """
-        rows, held = self._rows, self._rows.running
         running = self._rows.running_requests()
         produced = sum(req.num_output + RETRACTION_HEADROOM for req in running)
-        allowed = int(rows.max_len[held].sum()) - sum(req.num_prompt for req in running)
+        allowed = sum(req.max_len - req.num_prompt for req in running)
         self.new_token_ratio = min(1.0, max(self.new_token_ratio, produced / (allowed + 1)))

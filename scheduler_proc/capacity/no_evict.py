@@ -40,7 +40,7 @@ class Outlook:
         """
         rows, held, page_size = kv.rows, kv.rows.running, kv.page_size
         self._kv = kv
-        self._leases = [req.lease for req in rows.running_requests()]
+        self._leases = [req.lease for req in rows.tenants()]
         self.shared: PageCounts = kv.num_shared[held].astype(np.int64)
         self.private: PageCounts = kv.num_held(held) - self.shared
         num_tokens, max_len = rows.num_tokens[held], rows.max_len[held]

@@ -10,15 +10,18 @@ accepted = terminated + replaced + live, always.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Raw
 
 from runtime.base.errors import Overloaded
 from runtime.ring.roster import Roster
 from runtime.wire.error_info import error_info
+from runtime.wire.format import TOKEN_BYTES
+from runtime.wire.handle import next_sibling
 from runtime.wire.messages import Closed, CloseReason, ErrorInfo
 from runtime.wire.plan import NO_ADAPTER
+from scheduler_proc.cache.group_pages import release_others
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.output import Output
@@ -84,9 +87,11 @@ class Lifecycle:
         self.on_finish: Callable[[Request], object] | None = None
         """Called with every sequence that was taken in and ends, before it gives back what it holds."""
 
-    def add(self, req: Request, stream_open: Raw) -> None:
-        """A new sequence waits for its row."""
+    def add(self, req: Request, stream_open: Raw, more: Sequence[Raw] = ()) -> None:
+        """A new sequence waits for its row. `more`: StreamOpens of the other sequences of a beam search."""
         self.open(req.handle, stream_open)
+        for each in more:
+            self.output.open(req.handle, each)
         self.requests[req.key] = req
         self.roster.add(req.key)
         self.accounts.add(req)
@@ -94,11 +99,21 @@ class Lifecycle:
         if req.deadline_s:
             self.deadlines.add(req)
 
-    def refuse(self, handle: bytes, stream_open: Raw, reason: CloseReason, error: ErrorInfo | None) -> None:
-        """A sequence that ends where it arrives."""
+    def refuse(
+        self,
+        handle: bytes,
+        stream_open: Raw,
+        reason: CloseReason,
+        error: ErrorInfo | None,
+        more: Sequence[Raw] = (),
+    ) -> None:
+        """A sequence that ends where it arrives. `more`: as of `add`."""
         self.open(handle, stream_open)
         self.num_terminated += 1
         self.output.close(Closed(handle, reason, error=error))
+        for number, each in enumerate(more, 1):
+            self.output.open(handle, each)
+            self.output.close(Closed(next_sibling(handle, number), reason, error=error))
 
     def open(self, handle: bytes, stream_open: Raw) -> None:
         self.num_accepted += 1
@@ -185,7 +200,11 @@ class Lifecycle:
             req.features = ()  # they may point back at it: leave no cycle for the collector
 
     def _give_back_row(self, req: Request) -> None:
+        if req.group is not None:
+            release_others(self.kv, req.group)
         self.kv.release(req)
+        if req.group is not None:  # what it has found it finds again, to the same result
+            req.parked = req.parked[: req.num_prompt * TOKEN_BYTES]
         if req.slots:
             self.slots.give_back(req.slots)
             req.slots, req.adapter_slot = (), NO_ADAPTER

@@ -6,10 +6,10 @@ no loop.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -24,10 +24,13 @@ from scheduler_proc.waiting.sorted_requests import Place
 if TYPE_CHECKING:
     from scheduler_proc.cache.base import CacheNode
     from scheduler_proc.cache.pages.retained_pages import RetainedPages
+    from scheduler_proc.core.samples import Sampled
     from scheduler_proc.features.base import RequestFeature
     from scheduler_proc.waiting.account import Account
 
 
+Choose: TypeAlias = "Callable[[list[Sampled]], Sequence[tuple[int, int]]]"
+"""Gives (number of a beam, token) for each beam of the next step; nothing when all has ended."""
 NOTHING_WANTED = 1 << 31
 """A position that no prompt has."""
 STARVED = 1 << 20
@@ -53,6 +56,43 @@ class StopIds:
         self.column: IntArray = np.full(MAX_STOP_IDS, -1, np.int32)
         if self.fit_the_column:
             self.column[: len(ids)] = sorted(ids)
+
+
+class RowGroup:
+    """Rows of one request, which go on together: they are promised, seated, taken back and ended as one. Each
+    is held by a member; the first is the request itself, the others are made for one stay.
+    """
+
+    def __init__(self, head: Request, width: int, choose: Choose) -> None:
+        """`choose`: asked when the results of all rows that run are here, in the order of the beams."""
+        self.head = head
+        self.width = width
+        self.choose = choose
+        self.members = [head]
+        self.beams: list[Request] = []
+        """The members whose rows run, the best first."""
+        self._results: dict[int, Sampled] = {}
+
+    def start(self, members: list[Request]) -> None:
+        """A stay begins: the request's own row runs, the others are still to get something to go on with."""
+        self.members = [self.head, *members]
+        self.beams = [self.head]
+
+    def end(self) -> list[Request]:
+        """A stay ends. Returns the other members, which are no more."""
+        others = self.members[1:]
+        self.members, self.beams = [self.head], []
+        self._results.clear()
+        return others
+
+    def take(self, member: Request, sampled: Sampled) -> list[Sampled] | None:
+        """Keep a row's result until those of all are here. Returns all of them then."""
+        self._results[member.row] = sampled
+        if len(self._results) < len(self.beams):
+            return None
+        results = [self._results[beam.row] for beam in self.beams]
+        self._results.clear()
+        return results
 
 
 @dataclass(eq=False, slots=True)
@@ -88,6 +128,8 @@ class Request:
     """Packed: tokens that its output may resemble."""
     num_prompt_logprobs: int = 0
     """Logprobs of its prompt that an earlier attempt delivered."""
+    num_delivered: int = 0
+    """Tokens of its output that an earlier attempt delivered, of one that is made again whole."""
     wanted_from: int = NOTHING_WANTED
     """The first position of its prompt whose logits are still to be looked at: it has to be computed."""
     cached_tokens: int = -1
@@ -116,6 +158,8 @@ class Request:
     processing: RowProcessing | None = None
     """Logits processors that its tokens are drawn with."""
     features: tuple[RequestFeature, ...] = ()
+    group: RowGroup | None = None
+    """Its rows, if it holds several."""
     adapter: AdapterRef | None = None
     """LoRA adapter that its tokens are computed with."""
     slots: tuple[Hashable, ...] = ()
@@ -148,6 +192,16 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.status is Status.FINISHED
+
+    @property
+    def head(self) -> Request:
+        """The request itself, of a member of its group."""
+        return self if self.group is None else self.group.head
+
+    @property
+    def held_rows(self) -> tuple[int, ...]:
+        """Rows that it holds, if it holds any, with those of its group."""
+        return (self.row,) if self.group is None else tuple([each.row for each in self.group.members])
 
     @property
     def urgency(self) -> int:

@@ -17,6 +17,7 @@ class Rows(RowColumns):
         self.tenant: list[Request | None] = [None] * max_rows
         self._free = list(range(max_rows))[::-1]
         self._num_tenancies = 0
+        self._num_further = 0  # rows of groups besides the first of each
         self._stops: list[StopIds | None] = [None] * max_rows  # whose column `stop_ids` has
         self._setups: dict[int, RowSetup] = {}
 
@@ -26,11 +27,19 @@ class Rows(RowColumns):
 
     @property
     def num_running(self) -> int:
-        return self.max_rows - len(self._free)
+        """Number of requests that hold a row or a group of them."""
+        return self.max_rows - len(self._free) - self._num_further
+
+    def tenants(self) -> list[Request]:
+        """Return who holds each row that is held, in the order of admission: requests, and the other members
+        of their groups.
+        """
+        return [req for row in self.running.tolist() if (req := self.tenant[row]) is not None]
 
     def running_requests(self) -> list[Request]:
         """Return the requests that hold a row, in the order of admission."""
-        return [req for row in self.running.tolist() if (req := self.tenant[row]) is not None]
+        tenants = self.tenants()
+        return [req for req in tenants if req.head is req] if self._num_further else tenants
 
     def acquire(self, req: Request, kv_len: int) -> None:
         """Move req's facts into the columns of a free row; the next plan tells the device of its new tenant.
@@ -50,7 +59,8 @@ class Rows(RowColumns):
         if self._stops[row] is not req.stops:  # nearly all requests have the model's
             self._stops[row] = req.stops
             self.stop_ids[:, row] = req.stops.column
-        self.needs_python[row] = bool(req.features) or not req.stops.fit_the_column
+        self.needs_python[row] = bool(req.features) or req.group is not None or not req.stops.fit_the_column
+        self._num_further += req.head is not req
         self.urgency[row] = req.urgency
         self.handle[row] = req.handle
         self._num_tenancies += 1
@@ -72,6 +82,7 @@ class Rows(RowColumns):
         self._free.append(row)
         self._running = None
         self._setups.pop(row, None)
+        self._num_further -= req.head is not req
         if self._planned_when_committed:
             self._planned_when_committed = {mark for mark in self._planned_when_committed if mark[0] != row}
         req.row = -1

@@ -15,6 +15,7 @@ from runtime.base.errors import InvalidRequest, Overloaded, RequestError
 from runtime.ring.roster import NO_SUSPECTS, Suspects
 from runtime.ring.tenants import OWNER
 from runtime.wire.error_info import error_info
+from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.handle import attempt_of, client_of, sequence_key
 from runtime.wire.messages import AbortRequest, GuideRefused, StopMatched, TokenizedRequest, ToScheduler
 from runtime.wire.plan import NO_LORA, AdapterRef, RowProcessing
@@ -129,22 +130,22 @@ class Intake:
             cached_tokens = earlier.cached_tokens  # its own prompt is in the cache by now
             lifecycle.replace(earlier)
         if self._tombstones.try_take(handle, message.tenant):
-            lifecycle.refuse(handle, message.stream_open, "abort", None)
+            lifecycle.refuse(handle, message.stream_open, "abort", None, message.more_opens)
             return
         now = self._clock()
         if message.deadline_s and not message.deadline_s > now:
-            lifecycle.refuse(handle, message.stream_open, "timeout", None)
+            lifecycle.refuse(handle, message.stream_open, "timeout", None, message.more_opens)
             return
         try:
             req = self._checked(message, key, now, cached_tokens)
         except RequestError as error:
-            lifecycle.refuse(handle, message.stream_open, "error", error_info(error))
+            lifecycle.refuse(handle, message.stream_open, "error", error_info(error), message.more_opens)
             return
         if message.tenant != OWNER:
             limits = lifecycle.accounts.of(message.tenant).limits
             cache_share = None if limits is None else limits.cache_share
             lifecycle.kv.guard.shares.set(tenant_of(message.namespace), cache_share)
-        lifecycle.add(req, message.stream_open)
+        lifecycle.add(req, message.stream_open, message.more_opens)
         if key in self._suspects.alone:
             lifecycle.solitary.add(req)
         if message.output_ids:
@@ -171,7 +172,8 @@ class Intake:
             num_prompt,
             limits.last_len(num_prompt, sampling.max_tokens),
             num_prompt + sampling.min_tokens if sampling.min_tokens else 0,
-            message.input_ids + message.output_ids,
+            # A beam search is made again whole: what has come of it comes again.
+            message.input_ids + (message.output_ids if sampling.num_beams == 1 else b""),
             message.namespace,
             priority,
             message.arrived_s if 0.0 < message.arrived_s < now else now,
@@ -179,6 +181,7 @@ class Intake:
             message.draft_ids,
             message.prediction_ids,
             message.num_prompt_logprobs,
+            0 if sampling.num_beams == 1 else len(message.output_ids) // TOKEN_BYTES,
             cached_tokens=cached_tokens,
             retained=() if message.retention is None else self._retained(message.retention, num_prompt),
             guide=message.guide,

@@ -24,7 +24,7 @@ from carousel.retention import KvCacheRetentionConfig, retention_for_wire
 from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams, guide_for_wire
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
-from runtime.sampling.kinds import IdKind, Number, Texts
+from runtime.sampling.kinds import IdKind, Number, Stopping, Texts
 from runtime.sampling.table import MAX_DRAFT_TOKENS, PARAMETERS, SEEDS
 from runtime.wire.format import (
     MAX_LABEL_CHARS,
@@ -65,9 +65,13 @@ MAX_TIME_LIMIT_S = 2_000_000
 """23 days: the wire counts milliseconds in 31 bits."""
 MAX_ARRIVAL_TIME = 100_000_000_000
 """Seconds since 1970, in the year 5138: what is later was meant in milliseconds."""
-REWRITTEN = tuple(p for p in PARAMETERS if isinstance(p.kind, IdKind | Texts))
+REWRITTEN = tuple(
+    p
+    for p in PARAMETERS
+    if isinstance(p.kind, IdKind | Texts | Stopping) or (isinstance(p.kind, Number) and p.nullable)
+)
 """Parameters that callers may write in several ways."""
-NUMBERS = tuple(p for p in PARAMETERS if isinstance(p.kind, Number))
+NUMBERS = tuple(p for p in PARAMETERS if isinstance(p.kind, Number) and not p.nullable)
 _numbers_of = attrgetter(*[p.name for p in NUMBERS])
 _FIELD_NAMES = {"text": "prompt"}
 """Names of a message's fields that callers know by another."""
@@ -143,7 +147,8 @@ class Submission:
     @property
     def num_sequences(self) -> int:
         """How many are generated, also those that `best_of` does not choose; 1 where that is said wrongly."""
-        wanted: Any = self.sampling.best_of or self.sampling.n
+        sampling = self.sampling
+        wanted: Any = sampling.n if sampling.use_beam_search else sampling.best_of or sampling.n
         return wanted if isinstance(wanted, int) else 1
 
 
@@ -346,7 +351,9 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
 
 
 def _for_wire(sampling: SamplingParams, stream: bool) -> SamplingParams:
-    """With `best_of` as the number of sequences, and with logprobs to choose by."""
+    """With `best_of` as the number of sequences, and with logprobs to choose by, or as that of beams."""
+    if sampling.use_beam_search:
+        return _with_beams(sampling, stream)
     best_of = sampling.best_of
     if best_of is None:
         return sampling
@@ -360,6 +367,21 @@ def _for_wire(sampling: SamplingParams, stream: bool) -> SamplingParams:
         )
     logprobs = 0 if sampling.logprobs is None else sampling.logprobs
     return msgspec.structs.replace(sampling, n=best_of, best_of=None, logprobs=logprobs)
+
+
+def _with_beams(sampling: SamplingParams, stream: bool) -> SamplingParams:
+    """A search that is one beam wide is none."""
+    width = sampling.beam_width or sampling.best_of or sampling.n
+    if width == 1:
+        sampling = msgspec.structs.replace(
+            sampling, use_beam_search=False, length_penalty=None, early_stopping=None
+        )
+    elif stream:
+        raise InvalidRequest(
+            "stream: which hypotheses of a beam search win is known at its end only; do not stream",
+            param="stream",
+        )
+    return msgspec.structs.replace(sampling, beam_width=width, best_of=None, temperature=0.0)
 
 
 def _priority(value: object) -> int:

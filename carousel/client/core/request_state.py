@@ -234,6 +234,7 @@ class SequenceState:
             finish_reason=self.finish_reason,
             matched_stop=None if finish is None else finish.matched,
             cumulative_logprob=None if finish is None else finish.cumulative_logprob,
+            score=None if finish is None else finish.score,
             usage=self.usage,
             generation_logits=self.tensor("generation_logits"),
             additional_generation_outputs=self.additional_outputs("generation"),

@@ -84,7 +84,9 @@ class CompletionOutput:
     matched_stop: str | int | None = None
     """Same as in Delta."""
     cumulative_logprob: float | None = None
-    """Sum over token_ids, of a finished sequence with logprobs or best_of."""
+    """Sum over token_ids, of a finished sequence with logprobs, best_of or use_beam_search."""
+    score: float | None = None
+    """Score of a beam search: the sum divided by the number of token_ids to the power of length_penalty."""
     usage: Usage | None = None
     """Usage of this sequence, when it has finished."""
     generation_logits: FloatArray | None = field(default=None, compare=False)

@@ -1,5 +1,5 @@
 """PageAllocator: the free stack of KV pages. Page 0 is the dummy that padded rows write to and is never
-handed out.
+handed out. A page has one owner, but rows of a group may share it: then it is free when the last has let go.
 
 That no page is freed twice is KVCacheManager.check's to say: it sees every owner, this sees one.
 """
@@ -20,6 +20,9 @@ class PageAllocator:
         self.num_pages = num_pages
         self.num_free = num_pages
         self._stack: IntArray = np.arange(num_pages, 0, -1, dtype=np.int32)
+        # Owners of each page besides one; rows of a group share pages, nobody else does.
+        self.num_more_owners: IntArray = np.zeros(num_pages + 1, np.int32)
+        self._num_shared = 0
 
     @property
     def free_pages(self) -> IntArray:
@@ -32,8 +35,27 @@ class PageAllocator:
         self.num_free -= n
         return self._stack[self.num_free : self.num_free + n].copy()
 
+    def share(self, pages: IntArray) -> None:
+        """Give the pages, each there once, one owner more: `free` is to be called for each of them."""
+        self.num_more_owners[pages] += 1
+        self._num_shared += len(pages)
+
     def free(self, pages: IntArray) -> None:
+        """Free those that have no other owner."""
+        if self._num_shared:
+            pages = self._let_go(pages)
         n = self.num_free + len(pages)
         assert n <= self.num_pages, "a page was freed twice"
         self._stack[self.num_free : n] = pages
         self.num_free = n
+
+    def _let_go(self, pages: IntArray) -> IntArray:
+        """Take one owner from each page, from one that stands twice two. Returns those that have none."""
+        each, times = np.unique(pages, return_counts=True)
+        before = self.num_more_owners[each]
+        left = np.maximum(before - times, 0)
+        self.num_more_owners[each] = left
+        self._num_shared -= int((before - left).sum())
+        has_none = times > before
+        assert (times[has_none] == before[has_none] + 1).all(), "a page was freed twice"
+        return each[has_none]

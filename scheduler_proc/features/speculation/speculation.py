@@ -162,6 +162,8 @@ def attach_speculation(
     """A factory for the intake: gives Speculation to each request that may guess."""
 
     def attach(req: Request) -> RequestFeature | None:
+        if req.group is not None:  # whose next tokens are known when all its rows have theirs
+            return None
         wanted = req.sampling.speculative_num_draft_tokens
         most = settings.num_draft_tokens if settings.has_ngram else 0
         if wanted is not None and wanted > most:

@@ -45,6 +45,7 @@ class Setting:
     window: int = 0
     outputs: str = ""
     speculation: str = "none"
+    beams: int = 1
 
 
 @dataclass(slots=True)
@@ -110,6 +111,7 @@ class Ring:
             gather_generation_logits=True,
             additional_output=setting.outputs,
             speculative_algorithm=setting.speculation,  # type: ignore[arg-type]
+            max_beam_width=setting.beams,
         )
         self._executor = self.make_executor(config, setting)
         self._output = MemoryChannel("detokenizer_in")
@@ -129,11 +131,17 @@ class Ring:
 
     def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> bytes:
         """Hand a request to the scheduler; returns its handle."""
-        handle = make_handle(CLIENT, self._num_requests)
+        number = self._num_requests
         self._num_requests += 1
-        stream = msgspec.Raw(msgspec.msgpack.encode(StreamOpen(handle, len(prompt))))
-        self.scheduler.intake.receive(TokenizedRequest(handle, pack_ids(prompt), sampling, stream))
-        return handle
+        num_handles = sampling.n if sampling.num_beams > 1 else 1
+        handles = [make_handle(CLIENT, number, index) for index in range(num_handles)]
+        first, *more = [
+            msgspec.Raw(msgspec.msgpack.encode(StreamOpen(each, len(prompt)))) for each in handles
+        ]
+        self.scheduler.intake.receive(
+            TokenizedRequest(handles[0], pack_ids(prompt), sampling, first, more_opens=tuple(more))
+        )
+        return handles[0]
 
     def run(self) -> dict[bytes, Generated]:
         """Step until everything has ended; what came out, by handle. Checks conservation at the end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isclose
 
@@ -54,9 +54,9 @@ class StatsWatch:
         self._add = lifecycle.add
         lifecycle.add = self._count_added  # type: ignore[method-assign]
 
-    def _count_added(self, req: Request, stream_open: msgspec.Raw) -> None:
+    def _count_added(self, req: Request, stream_open: msgspec.Raw, more: Sequence[msgspec.Raw] = ()) -> None:
         self._num_added += 1
-        self._add(req, stream_open)
+        self._add(req, stream_open, more)
 
     def note_fork(self, child: Request) -> None:
         """It has got a row without having waited, and what its parent had computed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -86,7 +86,7 @@ class TenantWatch:
         name = account.tenant.name
         return self._levels[name] - (self._num_used(account) - self._used[name])
 
-    def _checked_add(self, req: Request, stream_open: msgspec.Raw) -> None:
+    def _checked_add(self, req: Request, stream_open: msgspec.Raw, more: Sequence[msgspec.Raw] = ()) -> None:
         account, request = self._lifecycle.accounts.of(req.tenant), req.handle[:REQUEST_BYTES]
         if not req.is_again:
             if account.bucket is not None and self._newest.get(req.tenant) != request:
@@ -98,10 +98,17 @@ class TenantWatch:
             assert priority is None or req.priority <= priority, "a priority that it may not have"
             self._newest[req.tenant] = request
         self._charged[req.handle] = (req.tenant, 0 if req.is_again else req.num_tokens)
-        self._add(req, stream_open)
+        self._add(req, stream_open, more)
 
-    def _checked_refuse(self, handle: bytes, stream_open: msgspec.Raw, reason: Any, error: Any) -> None:
-        self._refuse(handle, stream_open, reason, error)
+    def _checked_refuse(
+        self,
+        handle: bytes,
+        stream_open: msgspec.Raw,
+        reason: Any,
+        error: Any,
+        more: Sequence[msgspec.Raw] = (),
+    ) -> None:
+        self._refuse(handle, stream_open, reason, error, more)
         if error is None or error.code != "rate_limit_exceeded":
             return
         assert (error.status, error.retry_after_s > 0.0) == (429, True)

@@ -1,0 +1,147 @@
+"""Pages of the rows of a group: what they have in common they share by count, also beside the cache.
+
+A row that forks gives its full pages to the other one as well, and its page in progress is copied on the
+device. The other row's own page in progress is what it is copied to, so a fork takes no page; for the first
+fork each further row gets a page with its seat. What nobody goes on with is free at once, never cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from runtime.wire.format import IntArray
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.cache.pages.page_allocator import NO_PAGES
+from scheduler_proc.core.request import Request, RowGroup, Status
+
+
+def num_shared_pages(kv: KVCacheManager, num_prompt: int) -> int:
+    """Return how many pages of a prompt the rows of a group share for as long as they live."""
+    return num_prompt // kv.page_size if kv.cache.shares and kv.window is None else 0
+
+
+def most_further_pages(kv: KVCacheManager, num_prompt: int, max_len: int, width: int) -> int:
+    """Return how many pages the further rows of a group may come to hold, at most."""
+    return (width - 1) * (kv.num_pages_for(max_len) - num_shared_pages(kv, num_prompt))
+
+
+def seat_others(kv: KVCacheManager, group: RowGroup) -> int:
+    """Give the other members of a group their rows, its first one has its own. Returns the pages taken."""
+    head = group.head
+    others = [
+        replace(head, features=(), row=-1, lease=None, parked=head.tokens.tobytes(), computes=None)
+        for _ in range(group.width - 1)
+    ]
+    group.start(others)
+    rows, root = kv.rows, kv.cache.match(b"", 0, head.namespace).node
+    shared_len = num_shared_pages(kv, head.num_prompt) * kv.page_size
+    for other in others:
+        rows.acquire(other, 0)
+        row = other.row
+        rows.num_tokens[row] = 0  # it is not ready until something is forked to it
+        rows.max_len[row] -= shared_len
+        kv.cache.lock(root)
+        other.lease = root
+        kv.tables.start(row, 0, NO_PAGES)
+        has_page = kv.try_reserve(other, 1)
+        assert has_page, "its pages were promised"
+    return len(others)
+
+
+def go_on(kv: KVCacheManager, group: RowGroup, beams: Sequence[tuple[int, int]]) -> None:
+    """Continue a group with (number of a beam now, token) for each of its next beams. The first that
+    continues a row keeps it, each other one takes over a row that nobody continues.
+    """
+    assert len(beams) == group.width
+    before = group.beams
+    kept = {before[parent].row for parent, _ in beams}
+    free = [member for member in group.members if member.row not in kept]
+    after: list[Request] = []
+    for parent, _ in beams:
+        source = before[parent]
+        if source.row in kept:
+            kept.remove(source.row)
+            after.append(source)
+        else:
+            other = free.pop()
+            _fork(kv, source, other)
+            after.append(other)
+    rows = kv.rows
+    for beam, (_, token) in zip(after, beams, strict=True):
+        at = rows.num_tokens.item(beam.row)
+        rows.tokens[beam.row, at] = token
+        rows.num_tokens[beam.row] = at + 1
+    group.beams = after
+
+
+def _fork(kv: KVCacheManager, source: Request, other: Request) -> None:
+    """Make the other row a second continuation of source, of which nothing is in flight."""
+    rows, tables, table = kv.rows, kv.tables, kv.table
+    src, row, kv_len = source.row, other.row, source.kv_len
+    num_full, tail = divmod(kv_len, kv.page_size)
+    own, first, spare = tables.private(row), _first_private(kv, row), 0
+    if tail:
+        own, spare = own[:-1], own.item(-1)
+        assert not kv.pages.num_more_owners.item(spare), "a page in progress is shared"
+        tables.copies.append((row, table.item(src, num_full), spare))
+    first_of_source = _first_private(kv, src)
+    wanted = table[src, first_of_source:num_full]
+    num_same = _num_same(own, wanted) if first == first_of_source else 0
+    kv.pages.share(wanted[num_same:])
+    kv.pages.free(own[num_same:].copy())
+    changed_from = first + num_same if first == first_of_source else 0
+    table[row, changed_from:num_full] = table[src, changed_from:num_full]
+    if tail:
+        table[row, num_full] = spare
+    tables.num_pages[row] = num_full + (tail > 0)
+    tables.num_shared[row], tables.num_gone[row] = tables.num_shared[src], tables.num_gone[src]
+    tables.changed(row, min(changed_from, num_full))
+    kv.guard.is_counted = False
+    kv.cache.lock(source.lease)
+    kv.cache.unlock(other.lease)
+    other.lease = source.lease
+    rows.tokens[row, source.num_prompt : kv_len] = rows.tokens[src, source.num_prompt : kv_len]
+    rows.num_tokens[row] = rows.kv_len[row] = kv_len
+    rows.max_len[row] = source.max_len
+
+
+def keep_best(kv: KVCacheManager, group: RowGroup, tokens: IntArray) -> None:
+    """Let the request's own row be the one that has the most of the output that has won, which the cache then
+    gets when the row is given back.
+    """
+    rows, head = kv.rows, group.head
+    beam, num_same = max(((beam, _num_same(_output(kv, beam), tokens)) for beam in group.beams), key=_second)
+    if beam is not head:
+        beam.row, head.row = head.row, beam.row
+        beam.lease, head.lease = head.lease, beam.lease
+        rows.tenant[beam.row], rows.tenant[head.row] = beam, head
+    rows.num_given[head.row] = head.num_prompt + num_same
+
+
+def release_others(kv: KVCacheManager, group: RowGroup) -> None:
+    """Take back the rows and pages of all members but the request itself, which loses its row next."""
+    for other in group.end():
+        other.status = Status.FINISHED  # its tokens are not kept
+        kv.release(other)
+
+
+def _output(kv: KVCacheManager, member: Request) -> IntArray:
+    return kv.rows.tokens[member.row, member.num_prompt : member.num_tokens]
+
+
+def _second(pair: tuple[Request, int]) -> int:
+    return pair[1]
+
+
+def _first_private(kv: KVCacheManager, row: int) -> int:
+    return kv.num_shared.item(row) or kv.num_gone.item(row)
+
+
+def _num_same(one: IntArray, other: IntArray) -> int:
+    """Return with how many entries both begin."""
+    n = min(len(one), len(other))
+    differ = np.flatnonzero(one[:n] != other[:n])
+    return differ.item(0) if len(differ) else n

@@ -1,0 +1,1 @@
+"""Beam search: which hypotheses of one request go on, and which have ended."""

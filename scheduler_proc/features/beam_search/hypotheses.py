@@ -1,0 +1,153 @@
+"""Hypotheses: the beams of one search and those that have ended, by the rules of transformers' `generate`.
+
+    candidate    a running beam and one more token; its sum is the beam's and the token's logprob, in float32
+    candidates   the best max(2, 1 + number of stop ids) * width of all beams, ties to the lower beam, then id
+    ended        a candidate with a stop id, or with the last token there is room for; only the first `width`
+                 candidates may end. Its score is sum / length ** length_penalty, the stop id counted
+    goes on      the first `width` candidates that have not ended
+
+Knows no row, no page and no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from runtime.wire.format import FloatArray, IntArray
+
+
+class EarlyStopping(IntEnum):
+    """When a search ends, once as many hypotheses as it is wide have ended."""
+
+    HEURISTIC = 0
+    """When the best beam that runs has no better score at its length than the worst of them."""
+    AT_ONCE = 1
+    NEVER = 2
+    """When no beam that runs can come to a better score than the worst of them."""
+
+
+class SearchSettings(NamedTuple):
+    width: int
+    stop_ids: Collection[int]
+    max_output: int
+    """Tokens of a hypothesis, at most."""
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
+    num_top: int = 0
+    """Logprobs beside that of each token that are kept."""
+
+    @property
+    def num_candidates(self) -> int:
+        return max(2, 1 + len(self.stop_ids)) * self.width
+
+
+class Path(NamedTuple):
+    """The tokens of a hypothesis, from the last one back."""
+
+    token: int
+    logprob: float
+    before: Path | None
+    top: tuple[IntArray, FloatArray]
+    """The most likely ids in its place and their logprobs, `num_top` of them."""
+
+    def from_the_first(self) -> list[Path]:
+        links = [self]
+        while (before := links[-1].before) is not None:
+            links.append(before)
+        return links[::-1]
+
+
+class Hypothesis(NamedTuple):
+    """One that has ended."""
+
+    score: float
+    logprob: float
+    """Sum over its tokens."""
+    path: Path
+    by_stop: bool
+    """Its last token is a stop id."""
+
+
+class Continuation(NamedTuple):
+    """A beam of the next step: which of the beams before it continues, and with which token."""
+
+    parent: int
+    token: int
+
+
+class Hypotheses:
+    """One search. Beams are numbered from the best to the worst."""
+
+    def __init__(self, settings: SearchSettings) -> None:
+        self._settings = settings
+        self._sums: FloatArray = np.zeros(1, np.float32)
+        self._paths: list[Path | None] = [None]
+        self.ended: list[Hypothesis] = []
+        """The best first; no more than the search is wide."""
+        self.num_tokens = 0
+        """Tokens of each beam that runs."""
+
+    def advance(self, top_ids: Sequence[IntArray], top: Sequence[FloatArray]) -> list[Continuation]:
+        """Give each beam its most likely next tokens, `num_candidates` of them or all there are, the most
+        likely first. Returns the beams that go on; none when the search has ended.
+        """
+        settings, width = self._settings, self._settings.width
+        ids, logprobs = np.concatenate(top_ids), np.concatenate(top)
+        parents = np.repeat(np.arange(len(top), dtype=np.int32), [len(each) for each in top])
+        sums = logprobs + self._sums[parents]
+        best = np.lexsort((ids, parents, -sums))[: settings.num_candidates]
+        self.num_tokens += 1
+        is_last = self.num_tokens >= settings.max_output
+        length = np.float32(float(self.num_tokens) ** settings.length_penalty)
+        starts = np.cumsum([0, *[len(each) for each in top]])
+        ended: list[Hypothesis] = []
+        running: list[int] = []
+        for place, at in enumerate(best.tolist()):
+            by_stop = ids.item(at) in settings.stop_ids
+            if not by_stop and not is_last:
+                if len(running) < width:
+                    running.append(at)
+            elif place < width:
+                path = self._path(at, ids, logprobs, parents, starts)
+                ended.append(Hypothesis(float(sums[at] / length), sums.item(at), path, by_stop))
+        self._take_ended(ended)
+        if is_last or not running:
+            return []
+        paths = [self._path(at, ids, logprobs, parents, starts) for at in running]
+        self._sums, self._paths = sums[running], list(paths)
+        if not self._may_improve():
+            return []
+        return [Continuation(parents.item(at), ids.item(at)) for at in running]
+
+    def _path(
+        self, at: int, ids: IntArray, logprobs: FloatArray, parents: IntArray, starts: IntArray
+    ) -> Path:
+        parent = parents.item(at)
+        first = starts.item(parent)
+        kept = slice(first, first + self._settings.num_top)
+        top = (ids[kept].copy(), logprobs[kept].copy())
+        return Path(ids.item(at), logprobs.item(at), self._paths[parent], top)
+
+    def _take_ended(self, new: list[Hypothesis]) -> None:
+        """Keep the best of all that have ended. Of equals the earlier one stays before."""
+        is_full = len(self.ended) == self._settings.width
+        if new and not (is_full and self._settings.early_stopping is EarlyStopping.AT_ONCE):
+            ranked = sorted([*self.ended, *new], key=lambda each: -each.score)
+            self.ended = ranked[: self._settings.width]
+
+    def _may_improve(self) -> bool:
+        """Tell whether a beam that runs may still become one of the best that have ended."""
+        settings = self._settings
+        if len(self.ended) < settings.width:
+            return True
+        if settings.early_stopping is EarlyStopping.AT_ONCE:
+            return False
+        length = self.num_tokens
+        if settings.early_stopping is EarlyStopping.NEVER and settings.length_penalty > 0.0:
+            length = settings.max_output
+        best = self._sums[0] / np.float32(float(length) ** settings.length_penalty)
+        return bool(best > self.ended[-1].score)

@@ -1,0 +1,1 @@
+"""Beam search against transformers, and with groups of rows in the simulation."""

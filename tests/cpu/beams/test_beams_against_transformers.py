@@ -1,0 +1,158 @@
+"""What a search finds is what transformers' `generate(num_beams=...)` finds: tokens, order, ends and scores.
+
+The scheduler and the worker as they are, in float32, all searches of a model at once. `-m full` draws 2,000.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.settings.config import DEMO_MODEL
+from runtime.wire.sampling_params import SamplingParams
+from tests.harness.models.model_registry import CASES
+from tests.harness.models.reference import make_checkpoint
+from tests.harness.ring.beam_draws import Draw, Found, assert_same, draws, found_by, searched
+from tests.harness.ring.serving_ring import Generated, Ring, Setting
+
+TINY = ("llama", "qwen2", "mistral", "gemma2")
+NUM_DRAWS = {"demo": 20, **dict.fromkeys(TINY, 10)}
+NUM_DRAWS_FULL = 400
+NUM_TOKENS = 12
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def checkpoint(name: str, path: Path) -> tuple[PreTrainedModel, Path]:
+    if name == "demo":
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+        return model.eval(), DEMO_MODEL
+    model = make_checkpoint(CASES[name], path)
+    model.config.eos_token_id = 3
+    model.save_pretrained(path)
+    return model, path
+
+
+def run(path: Path, asked: list[Draw], setting: Setting) -> list[list[Found]]:
+    ring = Ring(path, setting)
+    try:
+        handles = [ring.submit(draw.prompt, draw.sampling) for draw in asked]
+        generated: dict[bytes, Generated] = ring.run()
+    finally:
+        ring.close()
+    return [found_by(generated, handle, draw.n) for handle, draw in zip(handles, asked, strict=True)]
+
+
+def check(name: str, path: Path, num_draws: int, num_tokens: int, seed: int) -> None:
+    model, path = checkpoint(name, path)
+    eos_ids = CheckpointConfig.read(path).eos_token_ids
+    asked = draws(seed, num_draws, model.config.get_text_config().vocab_size, num_tokens)
+    found = run(path, asked, Setting(beams=8))
+    for draw, got in zip(asked, found, strict=True):
+        assert_same(got, searched(model, draw, eos_ids), draw)
+
+
+@pytest.mark.parametrize("name", NUM_DRAWS)
+def test_hypotheses_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path, NUM_DRAWS[name], NUM_TOKENS, seed=1)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", NUM_DRAWS)
+def test_hypotheses_are_those_of_transformers_in_2000_draws(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path, NUM_DRAWS_FULL, 40, seed=2)
+
+
+SETTINGS = {
+    "no overlap, pages of 1": Setting(beams=8, overlap=False, page_size=1),
+    "chunks, no radix": Setting(beams=8, chunk=16, radix=False),
+    "a small pool": Setting(beams=8, chunk=16, page_size=4, pool_tokens=512, max_rows=16),
+    "no evict": Setting(beams=8, capacity="guaranteed_no_evict", pool_tokens=2048),
+    "inflight": Setting(beams=8, batching="inflight"),
+    "taken back": Setting(beams=8),
+}
+
+
+@cache
+def plain() -> list[list[Found]]:
+    return run(DEMO_MODEL, asked(), Setting(beams=8))
+
+
+def asked() -> list[Draw]:
+    return draws(3, 12, CheckpointConfig.read(DEMO_MODEL).vocab_size, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_hypotheses_do_not_depend_on_the_setting(name: str) -> None:
+    ring = Ring(DEMO_MODEL, SETTINGS[name])
+    lifecycle, kv = ring.lifecycle, ring.lifecycle.kv
+    try:
+        handles = [ring.submit(draw.prompt, draw.sampling) for draw in asked()]
+        plain_one = ring.submit([5, 6, 7], SamplingParams(max_tokens=9, temperature=0.0, seed=0))
+        if name == "taken back":
+            for _ in range(5):
+                ring.scheduler.step([])
+            for req in kv.rows.running_requests():
+                lifecycle.retract(req)
+        generated = ring.run()
+        assert lifecycle.num_retracted if name == "taken back" else True
+        assert len(generated[plain_one].tokens) == 9
+        assert not kv.pages.num_more_owners.any()
+        assert kv.pages.num_free + kv.cache.num_pages == kv.pages.num_pages
+    finally:
+        ring.close()
+    for draw, handle, wanted in zip(asked(), handles, plain(), strict=True):
+        assert_same(found_by(generated, handle, draw.n), wanted, draw)
+
+
+def test_a_long_prompt_is_held_once_and_a_fork_takes_no_page() -> None:
+    prompt = [1 + n % 400 for n in range(1000)]
+    draw = Draw(prompt, 8, 1.0, 0, 40, (), 8)
+    ring = Ring(DEMO_MODEL, Setting(beams=8))
+    kv = ring.lifecycle.kv
+    try:
+        ring.submit(prompt, draw.sampling)
+        while not kv.pages.num_more_owners.any():
+            ring.scheduler.step([])
+            num_held = kv.pages.num_pages - kv.pages.num_free
+            num_output = max(req.num_output for req in kv.rows.tenants())
+            most = 1000 // 16 + 8 * (-(-(8 + num_output) // 16))
+            assert num_held <= most, "the prompt is there more than once"
+        generated = ring.run()
+    finally:
+        ring.close()
+    assert len(generated) == 8
+    # Of the output the tree has what the best row had: less than two pages beside the prompt.
+    assert kv.cache.num_pages <= (1000 + 40) // 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"beam_width": 9}, "beam_width is 9; the server was started with --max-beam-width 8"),
+        ({"top_p": 0.5}, "top_p: not together with use_beam_search"),
+        ({"repetition_penalty": 1.5}, "repetition_penalty: not together"),
+        ({"stop": ("a",)}, "stop: not together"),
+        ({"max_tokens": 2000}, "ask for fewer max_tokens or beams"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    ring = Ring(DEMO_MODEL, Setting(beams=8, pool_tokens=4096))
+    draw = Draw([1, 2, 3], 8, 1.0, 0, 4, (), 2)
+    try:
+        ring.submit(draw.prompt, msgspec.structs.replace(draw.sampling, **changes))
+        with pytest.raises(AssertionError, match=named):
+            ring.run()
+    finally:
+        ring.close()

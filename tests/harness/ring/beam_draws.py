@@ -1,0 +1,113 @@
+"""Random beam searches, what transformers' `generate` makes of them, and whether a result is the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from runtime.wire.handle import next_sibling
+from runtime.wire.sampling_params import SamplingParams
+from tests.harness.ring.serving_ring import Generated
+
+WIDTHS = (2, 3, 4, 8)
+PENALTIES = (-1.0, 0.0, 0.7, 1.0, 2.0)
+STOPPING = {0: False, 1: True, 2: "never"}
+SCORE_TOLERANCE = 1e-5
+"""Of a score, as a share of it where it is above 1."""
+
+
+class Draw(NamedTuple):
+    prompt: list[int]
+    width: int
+    penalty: float
+    stopping: int
+    num_tokens: int
+    more_stop_ids: tuple[int, ...]
+    n: int
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self.num_tokens,
+            temperature=0.0,
+            seed=0,
+            n=self.n,
+            use_beam_search=True,
+            beam_width=self.width,
+            length_penalty=self.penalty,
+            early_stopping=self.stopping,
+            stop_token_ids=self.more_stop_ids,
+        )
+
+
+class Found(NamedTuple):
+    tokens: list[int]
+    score: float
+
+
+def draws(seed: int, count: int, vocab_size: int, max_tokens: int) -> list[Draw]:
+    """Searches of all widths, penalties and rules of stopping, with one stop id and with three."""
+    rng = random.Random(seed)
+    made = []
+    for _ in range(count):
+        width = rng.choice(WIDTHS)
+        made.append(
+            Draw(
+                [rng.randrange(1, vocab_size) for _ in range(rng.randrange(1, 40))],
+                width,
+                rng.choice(PENALTIES),
+                rng.choice(list(STOPPING)),
+                rng.choice([1, 2, max_tokens // 2, max_tokens]),
+                rng.choice([(), tuple(rng.sample(range(1, vocab_size), 2))]),
+                rng.randrange(1, width + 1),
+            )
+        )
+    return made
+
+
+def searched(model: PreTrainedModel, draw: Draw, eos_ids: Sequence[int], **processing: Any) -> list[Found]:
+    """Return what `generate` finds, best first."""
+    stop_ids = [*eos_ids, *draw.more_stop_ids]
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor([draw.prompt]),
+            attention_mask=torch.ones(1, len(draw.prompt), dtype=torch.int64),
+            do_sample=False,
+            num_beams=draw.width,
+            num_return_sequences=draw.n,
+            length_penalty=draw.penalty,
+            early_stopping=STOPPING[draw.stopping],
+            max_new_tokens=draw.num_tokens,
+            eos_token_id=stop_ids,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **processing,
+        )
+    found = []
+    for ids, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
+        new = ids[len(draw.prompt) :]
+        ends = [at for at, token in enumerate(new) if token in stop_ids]
+        found.append(Found(new[: ends[0] + 1] if ends else new, score))
+    return found
+
+
+def found_by(generated: dict[bytes, Generated], handle: bytes, n: int) -> list[Found]:
+    """Return what the ring has found, best first."""
+    found = []
+    for number in range(n):
+        each = generated[next_sibling(handle, number)]
+        assert each.closed is not None
+        assert each.closed.beam is not None
+        found.append(Found(each.tokens, each.closed.beam.score))
+    return found
+
+
+def assert_same(got: list[Found], wanted: list[Found], draw: Draw) -> None:
+    assert [each.tokens for each in got] == [each.tokens for each in wanted], draw
+    for one, other in zip(got, wanted, strict=True):
+        assert abs(one.score - other.score) <= SCORE_TOLERANCE * max(1.0, abs(other.score)), draw
