@@ -183,6 +183,7 @@ class PrefillAdder:
 
     def _try_reserve_group(self, group: RowGroup) -> bool:
         rows = np.array([beam.row for beam in group.beams], np.intp)
+        rows = rows[self._rows.num_tokens[rows] > self._rows.kv_len[rows]]  # others are done with this step
         if self._guards_growth and not self._capacity.may_grow(rows, self._rows.kv_len[rows] + 1):
             return False
         return self._kv.try_reserve_next(rows)

@@ -68,13 +68,13 @@ def next_top_p_age(age: int, token: int, reset_ids: Collection[int]) -> int:
     return 0 if token in reset_ids else age + 1
 
 
-def fake_logprobs(h: int, token: int) -> tuple[float, list[int], list[float]]:
+def fake_logprobs(h: int, token: int, num_top: int = NUM_TOP) -> tuple[float, list[int], list[float]]:
     """(chosen, top ids, top logprobs): some numbers that only this token of this sequence has."""
     chosen = -(h % 1000) / 1024
     return (
         chosen,
-        [(token + 7 * i) % VOCAB_SIZE for i in range(NUM_TOP)],
-        [chosen - i for i in range(NUM_TOP)],
+        [(token + 7 * i) % VOCAB_SIZE for i in range(num_top)],
+        [chosen - i for i in range(num_top)],
     )
 
 

@@ -181,6 +181,8 @@ class FakeExecutor:
         self.fails_at_step = -1
         self.num_computed = 0
         """New tokens of all plans."""
+        self.num_top = NUM_TOP
+        """Most likely ids that are reported with each token."""
         self._kv: IdArray = np.full((num_pages + 1, page_size), -7, np.int64)
         self._table: IdArray = np.zeros((max_rows, max_len // page_size + 2), np.int64)
         self._last_token: IdArray = np.full(max_rows, -9, np.int64)
@@ -359,7 +361,7 @@ class FakeExecutor:
                 logits.add(index, "generation_logits", position, [h for _, h in got])
             if self._rows[row].setup.features & LOGPROBS:
                 for token, h in got:
-                    values = fake_logprobs(h, token)
+                    values = fake_logprobs(h, token, self.num_top)
                     chosen.append(values[0])
                     top_ids += values[1]
                     top += values[2]
@@ -368,7 +370,7 @@ class FakeExecutor:
             pack_ids(tokens),
             pack_ids(counts[plan.num_decodes :]),
             np.array(chosen, np.float32).tobytes(),
-            NUM_TOP,
+            self.num_top,
             pack_ids(top_ids),
             np.array(top, np.float32).tobytes(),
         )

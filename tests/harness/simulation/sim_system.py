@@ -32,6 +32,7 @@ from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
 from scheduler_proc.core.request import Status
 from scheduler_proc.core.rows import Rows
+from scheduler_proc.features.beam_search.beam_search import BeamSettings
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.features.speculation.step_cost import StepCost
@@ -336,7 +337,15 @@ class System:
             setting.limits(),
             (
                 *factories,
-                *feature_factories(self.output, self.kv, port.now_s, setting.speculation, step_cost, grammar),
+                *feature_factories(
+                    self.output,
+                    self.kv,
+                    port.now_s,
+                    setting.speculation,
+                    step_cost,
+                    grammar,
+                    BeamSettings(setting.max_rows, VOCAB_SIZE),
+                ),
             ),
             controls=controls,
             clock=port.now_s,

@@ -331,3 +331,19 @@ def test_a_sampled_request_is_stamped_on_its_way(demo: Tokenizer) -> None:
         assert names == [("attempt", 990.0), ("tokenizer_in", 1000.0), ("tokenizer_out", 1000.0)]
     (plain,) = passed_on(ring, request(2, text="x"))
     assert plain.trace is None
+
+
+def test_a_search_is_one_sequence_to_the_scheduler_with_n_openings(
+    demo: Tokenizer,
+) -> None:
+    ring = Ring(demo)
+    sampling = SamplingParams(seed=1, temperature=0.0, n=3, use_beam_search=True, beam_width=4)
+    ring.send(request(0, input_ids=pack_ids([5, 6, 7]), sampling=sampling))
+    ring.loop.turn()
+    (message,) = ring.scheduler.drain()
+    assert message.handle == handle(0)
+    assert message.sampling == sampling
+    opens = [message.stream_open, *message.more_opens]
+    opened = [msgspec.msgpack.decode(raw, type=StreamOpen).handle for raw in opens]
+    assert opened == [make_handle(CLIENT, 0, index) for index in range(3)]
+    assert ring.loop.num_sent == 1

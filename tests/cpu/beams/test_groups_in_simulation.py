@@ -1,0 +1,117 @@
+"""A slice of the simulation of groups, and planted mistakes that it notices:
+`python -m tests.harness.simulation.group_simulation --runs 300` runs more of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from scheduler_proc import scheduler
+from scheduler_proc.batching.prefill_adder import PrefillAdder
+from scheduler_proc.cache import group_pages
+from scheduler_proc.cache.pages.page_allocator import PageAllocator
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.request import RowGroup
+from scheduler_proc.core.rows import Rows
+from scheduler_proc.features.beam_search.beam_search import BeamSearch
+from tests.harness.mutants.mutant_table import Mutant
+from tests.harness.mutants.mutants import in_force
+from tests.harness.simulation import group_simulation
+
+NUM_RUNS = 12
+MOST_SEEDS = 25
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+
+def test_groups_among_other_requests_find_what_a_search_alone_finds() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(NUM_RUNS):
+        counts += group_simulation.run(seed)
+    for what in ("searches", "steps of groups", "aborted", "replaced", "retracted"):
+        assert counts[what], f"the traffic has no {what}: it tests less than it says"
+
+
+def mutant(name: str, owner: Any, attribute: str, old: str, new: str = "None") -> Mutant:
+    return Mutant(name, owner, attribute, old, new, seed=0)
+
+
+MUTANTS = [
+    mutant(
+        "the page in progress is not copied",
+        group_pages,
+        "_fork",
+        "tables.copies.append((row, table.item(src, num_full), spare))",
+    ),
+    mutant("shared pages are not counted", group_pages, "_fork", "kv.pages.share(wanted[num_same:])"),
+    mutant(
+        "the device is not told of a fork",
+        group_pages,
+        "_fork",
+        "tables.changed(row, min(changed_from, num_full))",
+    ),
+    mutant(
+        "pages of a dead hypothesis are kept", group_pages, "_fork", "kv.pages.free(own[num_same:].copy())"
+    ),
+    mutant("a lease of a dead hypothesis is kept", group_pages, "_fork", "kv.cache.unlock(other.lease)"),
+    mutant(
+        "tokens do not move with a fork",
+        group_pages,
+        "_fork",
+        "rows.tokens[row, source.num_prompt : kv_len] = rows.tokens[src, source.num_prompt : kv_len]",
+    ),
+    mutant("two beams in one row", scheduler, "go_on", "kept.remove(source.row)"),
+    mutant("a group goes on before all results are here", RowGroup, "take", "< len(self.beams)", "< 1"),
+    mutant(
+        "a group that is taken back keeps rows",
+        Lifecycle,
+        "_give_back_row",
+        "release_others(self.kv, req.group)",
+    ),
+    mutant(
+        "a group goes on from a hypothesis of its last stay",
+        Lifecycle,
+        "_give_back_row",
+        "req.parked = req.parked[: req.num_prompt * TOKEN_BYTES]",
+    ),
+    mutant(
+        "a search goes on where its last stay ended",
+        BeamSearch,
+        "row_opened",
+        "self._hypotheses = Hypotheses(self._search)",
+    ),
+    mutant("rows of a group overlap", BeamSearch, "row_opened", "held, True, self", "held, False, self"),
+    mutant("other sequences get no terminal", BeamSearch, "closing", "self._output.close(other)"),
+    mutant("owners are not taken off", PageAllocator, "_let_go", "self.num_more_owners[each] = left"),
+    mutant("rows of groups count as requests", Rows, "acquire", "self._num_further += req.head is not req"),
+    mutant(
+        "a group goes on without pages",
+        PrefillAdder,
+        "_try_reserve_group",
+        "return self",
+        "return True or self",
+    ),
+]
+
+
+def first_to_notice(planted: Mutant) -> int | None:
+    """Return the seed whose run notices it; None: none does."""
+    with in_force(planted):
+        for seed in range(MOST_SEEDS):
+            try:
+                group_simulation.run(seed)
+            except Exception:
+                return seed
+    return None
+
+
+@pytest.mark.parametrize("planted", MUTANTS, ids=lambda planted: planted.name)
+def test_a_planted_mistake_is_noticed(planted: Mutant) -> None:
+    assert first_to_notice(planted) is not None

@@ -1,0 +1,286 @@
+"""Random beam searches through the real scheduler, among other requests, and a search that knows nothing but
+prompts.
+
+    python -m tests.harness.simulation.group_simulation --runs 300 [--seed 0]
+
+Everything is drawn from one seed. Groups fork at nearly every step, are aborted, taken back for want of pages
+or because generation is paused, and are replaced by higher attempts. After every step pages and rows are
+conserved; at the end every output is what the search alone finds, and every sequence has one terminal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from runtime.wire.format import pack_ids
+from runtime.wire.handle import make_handle, next_sibling, with_attempt
+from runtime.wire.messages import AbortRequest, ControlRequest, TokenizedRequest
+from runtime.wire.sampling_params import SamplingParams
+from scheduler_proc.features.beam_search.hypotheses import (
+    EarlyStopping,
+    Hypotheses,
+    Hypothesis,
+    SearchSettings,
+)
+from scheduler_proc.features.speculation.speculation import SpeculationSettings
+from scheduler_proc.waiting.waiting_room import FOR_EVER
+from tests.harness.simulation.fake_sampling import VOCAB_SIZE, choose, fake_logprobs, hash_of, seen
+from tests.harness.simulation.sim_reference import EOS_IDS
+from tests.harness.simulation.sim_system import Setting, System
+from tests.harness.simulation.sim_traffic import stream_open
+
+CLIENT = 5
+MAX_STEPS = 5_000
+NUM_TOP = 40
+GROUP_POOLS = [(1, 200), (4, 40), (4, 80), (8, 30), (16, 20)]
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request of the run."""
+
+    handle: bytes
+    prompt: list[int]
+    sampling: SamplingParams
+    ended_from_outside: bool = False
+
+    def message(self) -> TokenizedRequest:
+        handles = [next_sibling(self.handle, number) for number in range(self.sampling.n)]
+        opens = [stream_open(handle, len(self.prompt)) for handle in handles]
+        return TokenizedRequest(
+            self.handle, pack_ids(self.prompt), self.sampling, opens[0], more_opens=tuple(opens[1:])
+        )
+
+
+def expected(asked: Asked, setting: Setting) -> list[Hypothesis]:
+    """Return what a search finds that has every context at hand."""
+    sampling, prompt = asked.sampling, asked.prompt
+    assert sampling.max_tokens is not None
+    search = SearchSettings(
+        sampling.num_beams,
+        EOS_IDS,
+        min(sampling.max_tokens, setting.max_len - len(prompt)),
+        1.0 if sampling.length_penalty is None else sampling.length_penalty,
+        EarlyStopping(sampling.early_stopping or 0),
+    )
+    hypotheses = Hypotheses(search)
+    contexts = [prompt]
+    while contexts:
+        tops = []
+        for context in contexts:
+            h = hash_of(seen(np.array(context, np.int64), setting.window), sampling.seed or 0, ())
+            _, ids, values = fake_logprobs(h, choose(h, None, ()), search.num_candidates)
+            tops.append((np.array(ids, np.int32), np.array(values, np.float32)))
+        beams = hypotheses.advance([ids for ids, _ in tops], [values for _, values in tops])
+        contexts = [[*contexts[parent], token] for parent, token in beams]
+    return hypotheses.ended
+
+
+def greedy(asked: Asked, setting: Setting) -> list[int]:
+    tokens = list(asked.prompt)
+    assert asked.sampling.max_tokens is not None
+    end = min(len(tokens) + asked.sampling.max_tokens, setting.max_len)
+    while len(tokens) < end:
+        h = hash_of(seen(np.array(tokens, np.int64), setting.window), asked.sampling.seed or 0, ())
+        tokens.append(choose(h, None, ()))
+        if tokens[-1] in EOS_IDS:
+            break
+    return tokens[len(asked.prompt) :]
+
+
+class GroupSimulation:
+    def __init__(self, seed: int, **changes: Any) -> None:
+        """changes: of the setting that the seed draws."""
+        rng = self.rng = random.Random(seed)
+        drawn = Setting.draw(rng)
+        page_size, num_pages = rng.choice(GROUP_POOLS)
+        self.setting = replace(
+            drawn,
+            **{
+                "page_size": page_size,
+                "num_pages": num_pages,
+                "max_rows": rng.choice([4, 6, 8]),
+                "max_len": min(64, page_size * num_pages),
+                "max_live": 1000,
+                "max_iterations": 1,
+                "patience": FOR_EVER,
+                "tenants": (),
+                "speculation": SpeculationSettings(),
+                "has_adapters": False,
+                "guided": 0.0,
+                "late": 0.0,
+                "expiring": 0.0,
+                "num_stages": 1,
+                "max_requests": rng.choice([0, 0, 3]),
+                **changes,
+            },
+        )
+        self.system = System(self.setting, rng)
+        self.system.executor.num_top = NUM_TOP
+        self.counts: Counter[str] = Counter()
+        self.asked: list[Asked] = []
+        for number in range(14):
+            self.asked.append(self._draw(number))
+        self._todo = list(self.asked)
+
+    def _prompt(self) -> list[int]:
+        """Some begin the same, and some with what an earlier request is to find, the KV of which the tree may
+        have then.
+        """
+        rng = self.rng
+        earlier = [each for each in self.asked if each.sampling.num_beams > 1]
+        if earlier and rng.random() < 0.4:
+            each = rng.choice(earlier)
+            won = expected(each, self.setting)[0]
+            prompt = [*each.prompt, *[link.token for link in won.path.from_the_first()]]
+            if len(prompt) < self.setting.max_len - 20:
+                return [*prompt, rng.randrange(VOCAB_SIZE)]
+        prompt = [(7 * n) % VOCAB_SIZE for n in range(rng.randrange(1, 30))]
+        prompt[-1] = rng.randrange(VOCAB_SIZE)
+        return prompt
+
+    def _draw(self, number: int) -> Asked:
+        rng, prompt = self.rng, self._prompt()
+        sampling = SamplingParams(max_tokens=rng.randrange(1, 20), temperature=0.0, seed=7)
+        if rng.random() < 0.6:
+            width = rng.randrange(2, min(4, self.setting.max_rows) + 1)
+            sampling = msgspec.structs.replace(
+                sampling,
+                use_beam_search=True,
+                beam_width=width,
+                n=rng.randrange(1, width + 1),
+                length_penalty=rng.choice([None, 0.0, 2.0]),
+                early_stopping=rng.choice([None, 0, 1, 2]),
+            )
+        return Asked(make_handle(CLIENT, number), prompt, sampling)
+
+    def _interfere(self) -> None:
+        rng, system = self.rng, self.system
+        if rng.random() >= self.setting.turbulence:
+            return
+        draw = rng.random()
+        sent = [each for each in self.asked if each.handle in system.detokenizer.opened]
+        live = [each for each in sent if each.handle not in system.detokenizer.closed]
+        if draw < 0.03 and live:
+            each = rng.choice(live)
+            each.ended_from_outside = True
+            system.inbox.send(AbortRequest((each.handle,)))
+            self.counts["aborted"] += 1
+        elif draw < 0.06 and live:
+            each = rng.choice(live)
+            if each.sampling.num_beams > 1 and each.handle[-1] == 0:
+                each.handle = with_attempt(each.handle, 1)
+                system.inbox.send(each.message())
+                self.counts["replaced"] += 1
+        elif draw < 0.12 and self.setting.capacity == "max_utilization":
+            system.inbox.send(ControlRequest(1, 1, "pause_generation", mode="retract"))
+            system.inbox.send(ControlRequest(1, 2, "continue_generation"))
+        elif draw < 0.15:
+            system.inbox.send(ControlRequest(1, 1, "flush_cache"))
+
+    def run(self) -> Counter[str]:
+        system = self.system
+        try:
+            for _ in range(MAX_STEPS):
+                if (
+                    not self._todo
+                    and system.scheduler.is_idle
+                    and not any(o.messages for o in system.outboxes)
+                ):
+                    break
+                while self._todo and self.rng.random() < 0.5:
+                    assert system.inbox.send(self._todo.pop(0).message())
+                self._interfere()
+                system.step()
+                self._check_rows()
+            system.step()
+        finally:
+            system.executor.close()
+        self._judge()
+        self.counts["retracted"] += system.lifecycle.num_retracted
+        return self.counts
+
+    def _check_rows(self) -> None:
+        """A group holds all of its rows or none; no hypothesis is in the tree beside one that has won."""
+        rows = self.system.rows
+        for req in rows.running_requests():
+            if req.group is None:
+                continue
+            assert len(req.group.members) == req.group.width, "a group with another number of rows"
+            assert all(rows.tenant[each.row] is each for each in req.group.members)
+            assert self.system.kv.num_shared.item(req.row) <= req.num_prompt // self.setting.page_size
+            if len(req.group.beams) > 1:
+                outputs = {each.tokens.tobytes() for each in req.group.beams}
+                assert len(outputs) == req.group.width, "two beams are the same"
+                self.counts["steps of groups"] += 1
+
+    def _judge(self) -> None:
+        system = self.system
+        assert system.scheduler.is_idle, "no end"
+        assert system.rows.num_free == system.rows.max_rows
+        assert system.rows.num_running == 0
+        assert system.kv.num_available == system.kv.pages.num_pages, "pages are lost"
+        assert not system.kv.pages.num_more_owners.any(), "a page has owners that are no more"
+        for each in self.asked:
+            self._judge_one(each)
+
+    def _judge_one(self, asked: Asked) -> None:
+        detokenizer, sampling = self.system.detokenizer, asked.sampling
+        handles = [next_sibling(asked.handle, number) for number in range(sampling.n)]
+        closed = [detokenizer.closed[handle] for handle in handles]
+        reasons = {each.reason for each in closed}
+        if asked.ended_from_outside and reasons == {"abort"}:
+            assert sampling.num_beams == 1 or not any(detokenizer.tokens[handle] for handle in handles)
+            return
+        if closed[0].reason == "error":
+            assert closed[0].error is not None
+            assert reasons == {"error"}
+            assert closed[0].error.code == "request_too_large", closed[0].error
+            self.counts["too large"] += 1
+            return
+        got = [detokenizer.tokens[handle] for handle in handles]
+        if sampling.num_beams == 1:
+            assert got == [greedy(asked, self.setting)], "a sequence beside groups is another one"
+            return
+        won = expected(asked, self.setting)[: sampling.n]
+        wanted = [[link.token for link in each.path.from_the_first()] for each in won]
+        assert got == wanted, "another hypothesis has won"
+        for each, hypothesis in zip(closed, won, strict=True):
+            assert each.beam is not None
+            assert each.beam.score == hypothesis.score
+            assert each.reason == ("stop" if hypothesis.by_stop else "length")
+        self.counts["searches"] += 1
+
+
+def run(seed: int, **changes: Any) -> Counter[str]:
+    """One run. Whatever goes wrong names the seed that shows it."""
+    simulation = GroupSimulation(seed, **changes)
+    try:
+        return simulation.run()
+    except BaseException as error:
+        error.add_note(f"seed {seed}: {simulation.setting}")
+        raise
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    logging.disable()
+    counts: Counter[str] = Counter()
+    for seed in range(args.seed, args.seed + args.runs):
+        counts += run(seed)
+    print(", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+
+
+if __name__ == "__main__":
+    main()

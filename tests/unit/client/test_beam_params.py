@@ -1,0 +1,77 @@
+"""What a caller may ask of a beam search, and what the wire says then."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from carousel.client.core.request_builder import Submission, build_request
+from runtime.base.errors import InvalidRequest
+from runtime.wire.handle import make_handle
+from runtime.wire.sampling_params import SamplingParams
+
+
+def wired(stream: bool = False, **fields: Any) -> SamplingParams:
+    sampling = SamplingParams(**fields)
+    return build_request(make_handle(1, 1), Submission([1, 2], sampling, stream)).sampling
+
+
+@pytest.mark.parametrize(
+    ("fields", "width", "n"),
+    [
+        ({"beam_width": 4}, 4, 1),
+        ({"beam_width": 4, "n": 2}, 4, 2),
+        ({"best_of": 3}, 3, 1),
+        ({"n": 2}, 2, 2),
+        ({"beam_width": 5, "best_of": 3}, 5, 1),
+    ],
+)
+def test_the_width_is_said_or_that_of_best_of_or_n(fields: dict[str, Any], width: int, n: int) -> None:
+    got = wired(use_beam_search=True, **fields)
+    assert (got.num_beams, got.n, got.best_of, got.temperature) == (width, n, None, 0.0)
+
+
+def test_a_search_of_width_one_is_greedy() -> None:
+    got = wired(use_beam_search=True, beam_width=1, length_penalty=2.0, early_stopping=True)
+    assert not got.use_beam_search
+    assert got.temperature == 0.0
+
+
+def test_without_use_beam_search_a_width_means_nothing() -> None:
+    got = wired(use_beam_search=False, beam_width=4, n=6, temperature=0.7)
+    assert (got.num_beams, got.n, got.temperature) == (1, 6, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("given", "on_the_wire"), [(False, 0), (0, 0), (True, 1), (1, 1), (2, 2), (7, 2), (-1, 2), ("never", 2)]
+)
+def test_forms_of_early_stopping(given: Any, on_the_wire: int) -> None:
+    assert wired(use_beam_search=True, n=2, early_stopping=given).early_stopping == on_the_wire
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"beam_width": 0}, "beam_width"),
+        ({"beam_width": 65}, "beam_width"),
+        ({"beam_width": 2, "n": 3}, "n"),
+        ({"n": 2, "length_penalty": math.nan}, "length_penalty"),
+        ({"n": 2, "length_penalty": math.inf}, "length_penalty"),
+        ({"n": 2, "early_stopping": "x"}, "early_stopping"),
+        ({"n": 2, "early_stopping": 0.5}, "early_stopping"),
+        ({"n": 2, "temperature": 0.7}, "temperature"),
+        ({"n": 2, "stream": True}, "stream"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        wired(use_beam_search=True, **fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("name", ["length_penalty", "early_stopping"])
+def test_what_is_of_a_search_is_refused_without_one(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="set use_beam_search"):
+        build_request(make_handle(1, 1), Submission([1], SamplingParams(**{name: 1})))  # type: ignore[arg-type]

@@ -1,0 +1,31 @@
+"""The score of a hypothesis, and the sum of its logprobs, which comes without logprobs."""
+
+from __future__ import annotations
+
+from detokenizer_proc.text_stream import TextStream
+from runtime.wire.handle import make_handle
+from runtime.wire.messages import BeamScore, Closed, StreamOpen
+
+
+class NoText:
+    def push(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def test_an_end_has_what_the_scheduler_says_of_the_hypothesis() -> None:
+    handle = make_handle(1, 1)
+    stream = TextStream(StreamOpen(handle, 3), NoText(), lambda ids: "")
+    stream.close(Closed(handle, "length", beam=BeamScore(-0.5, -2.0)), frozenset())
+    assert stream.finish is not None
+    assert (stream.finish.score, stream.finish.cumulative_logprob) == (-0.5, -2.0)
+
+
+def test_an_end_without_a_search_has_none() -> None:
+    handle = make_handle(1, 1)
+    stream = TextStream(StreamOpen(handle, 3), NoText(), lambda ids: "")
+    stream.close(Closed(handle, "length"), frozenset())
+    assert stream.finish is not None
+    assert (stream.finish.score, stream.finish.cumulative_logprob) == (None, None)
