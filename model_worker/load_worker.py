@@ -15,12 +15,14 @@ from model_worker.device.base import Device
 from model_worker.device.cpu import memory_bytes
 from model_worker.device.cuda import FP8_NEEDS, has_fp8
 from model_worker.device.out_of_memory import when_out_of_memory
-from model_worker.distributed.group import SOLO, RankGroup
+from model_worker.distributed.group import RankGroup
+from model_worker.membership import ALONE, Membership
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.models.transformer import CausalLM
 from model_worker.runner.device_memory import TRIAL_TOKENS, free_beside_steps, make_kv_pool
 from model_worker.runner.embedding_runner import EmbeddingRunner
 from model_worker.runner.model_runner import ModelRunner, size_kv_pool
+from model_worker.runner.stage_runner import StageRunner
 from model_worker.sampling.processors.runner import ProcessorRunner, load_processors
 from model_worker.served_model import load_served_model
 from model_worker.worker import ModelWorker
@@ -60,7 +62,7 @@ def load_worker(
     config: RuntimeConfig,
     device: Device,
     on_progress: Callable[[], None],
-    group: RankGroup = SOLO,
+    member: Membership = ALONE,
     on_loaded: Callable[[float], None] = lambda share: None,
 ) -> ModelWorker:
     """Load this rank's part of the model of resolved settings, give the KV cache the memory that is left, and
@@ -71,7 +73,7 @@ def load_worker(
     """
     # On the stream that will use it: memory of another stream would have to be waited for.
     progress = LoadProgress(on_progress, on_loaded)
-    load = device.forward_stream.launch(lambda: _load_runner(config, device, progress, group))
+    load = device.forward_stream.launch(lambda: _load_runner(config, device, progress, member))
     worker = ModelWorker(*load.wait())
     on_progress()
     with when_out_of_memory("computing the first steps", "lower --mem-fraction-static"):
@@ -81,30 +83,31 @@ def load_worker(
 
 
 def _load_runner(
-    config: RuntimeConfig, device: Device, progress: LoadProgress, group: RankGroup
+    config: RuntimeConfig, device: Device, progress: LoadProgress, member: Membership
 ) -> tuple[ModelRunner, Device, AdapterSlots | None]:
+    layout, group, world, link = member
     kv_dtype = _kv_dtype(config)
     processors = _processors(config, device, group)
-    if group.rank == 0:
+    if layout.answers:
         _say_weights(config)
     with when_out_of_memory(
         "loading the weights",
         "take a narrower --dtype or a larger --tp-size, or end what else uses the device",
     ):
-        model, ops, checkpoint, rows = load_served_model(config, device, progress.note, group)
-    layout = model.kv_layout
-    group.smallest(0)  # all weights are there: what is free now is free for KV
+        model, ops, checkpoint, rows = load_served_model(config, device, progress.note, group, layout.stage)
+    kv_layout = model.kv_layout
+    world.smallest(0)  # all weights are there: what is free now is free for KV
     sizes = graph_sizes(config) if device.replays_launches and config.task == "generate" else ()
 
     def make_pool(num_pages: int) -> MHATokenToKVPool:
-        return make_kv_pool(num_pages, config.page_size, layout, kv_dtype, device)
+        return make_kv_pool(num_pages, config.page_size, kv_layout, kv_dtype, device)
 
     def make_runner(kv_pool: MHATokenToKVPool, sizes: Sequence[int]) -> ModelRunner:
         options: dict[str, Any] = {
             "max_rows": config.max_running_requests,
             "max_len": config.context_length,
             "vocab_size": checkpoint.vocab_size,
-            "attention_window": layout.attention_window,
+            "attention_window": kv_layout.attention_window,
             "group": group,
             "max_tokens": config.chunked_prefill_size,
             "records_steps": not config.disable_cuda_graph,
@@ -115,23 +118,30 @@ def _load_runner(
         if config.task == "embed":
             pooling = read_pooling(Path(config.model), config.pooling)
             return EmbeddingRunner(model, kv_pool, ops, device, **options, pooling=pooling)
+        if link is not None:
+            assert isinstance(model, CausalLM), "settings with stages are refused for any other"
+            return StageRunner(model, kv_pool, ops, device, **options, link=link)
         max_guesses = 0 if config.speculative_algorithm == "none" else config.speculative_num_draft_tokens
         return ModelRunner(model, kv_pool, ops, device, **options, graph_sizes=sizes, max_guesses=max_guesses)
 
     def make_trial(some: Sequence[int]) -> ModelRunner:
         return make_runner(make_pool(-(-TRIAL_TOKENS // config.page_size)), some)
 
+    bytes_per_token = kv_layout.bytes_per_token(kv_dtype)
+    if layout.num_stages > 1 and not device.has_own_memory:  # all stages' together come out of one memory
+        assert isinstance(checkpoint, ModelConfig), "settings with stages are refused for any other"
+        bytes_per_token = bytes_per_token * checkpoint.num_layers // kv_layout.num_layers
     num_pages = size_kv_pool(
         free_bytes=free_beside_steps(make_trial, sizes, device, config.chunked_prefill_size),
         fraction=config.mem_fraction_static,
-        bytes_per_token=layout.bytes_per_token(kv_dtype),
+        bytes_per_token=bytes_per_token,
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
         host_bytes=None if device.has_own_memory else memory_bytes(),
         num_sharing=1 if device.has_own_memory else group.size,
     )
     # A plan names pages that every rank has.
-    num_pages = group.smallest(num_pages)
+    num_pages = world.smallest(num_pages)
     kv_pool = make_pool(num_pages)
     _say_size(config, num_pages, (num_pages + 1) * kv_pool.bytes_per_page(), kv_dtype, device)
     return make_runner(kv_pool, sizes), device, None if rows is None else _slots(config, model, device, group)

@@ -16,8 +16,8 @@ import torch
 
 from model_worker.device import make_device
 from model_worker.device.cpu import keep_freed_memory
-from model_worker.distributed.selection import join_ranks
 from model_worker.load_worker import load_worker
+from model_worker.membership import join_ranks
 from model_worker.worker import ModelWorker, WorkerStep
 from runtime.base.errors import ExecutorError
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
@@ -148,26 +148,27 @@ def main(context: ProcessContext) -> None:
     inbox = context.inbox("rank_in", context.endpoints.rank_in(rank))
     outbox = context.outbox(context.endpoints.step_results)
     device = make_device(config.device, threaded=False, index=rank)
-    group = join_ranks(context, device, context.beat)
+    member = join_ranks(context, device, context.beat)
+    layout = member.layout
     if config.device == "cpu":
-        pin_to_share(rank, config.tp_size)  # the group counts all cores
-    worker = load_worker(config, device, context.beat, group, context.note_loaded)
+        pin_to_share(rank, layout.num_ranks)  # the group counts all cores
+    worker = load_worker(config, device, context.beat, member, context.note_loaded)
     if config.device == "cpu":
         keep_freed_memory()  # what loading gave back has gone by now
     limits = worker.limits
-    if rank == 0:
+    if layout.answers:
         outbox.send(limits)
     context.ready(num_pages=limits.num_pages, page_size=limits.page_size, device=limits.device)
     gc.collect()
     gc.freeze()
     try:
-        WorkerLoop(worker, inbox, outbox if rank == 0 else None, context, outbox).run()
+        WorkerLoop(worker, inbox, outbox if layout.answers else None, context, outbox).run()
     except ExecutorError as error:
         outbox.send(WorkerFailed(str(error)[:1000]))
         raise
     finally:
         worker.close()
-        group.close()
+        member.close()
 
 
 def pin_to_share(rank: int, num_ranks: int) -> None:

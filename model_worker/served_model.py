@@ -22,6 +22,7 @@ from runtime.base.errors import ConfigError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
 from runtime.settings.config import RuntimeConfig
+from runtime.settings.layer_split import split_layers
 
 
 class LoadedModel(Model, Protocol):
@@ -41,9 +42,11 @@ class WorkerModel(NamedTuple):
 
 
 def load_served_model(
-    config: RuntimeConfig, device: Device, progress: Progress, group: RankGroup = SOLO
+    config: RuntimeConfig, device: Device, progress: Progress, group: RankGroup = SOLO, stage: int = 0
 ) -> WorkerModel:
-    """Load this rank's part of the model of resolved settings. Raises ModelError or ConfigError."""
+    """Load this rank's part of the model of resolved settings, of a pipeline stage its layers. Raises
+    ModelError or ConfigError.
+    """
     model_path = Path(config.model)
     dtype: torch.dtype = getattr(torch, config.dtype)
     checkpoint = read_model_config(
@@ -68,12 +71,19 @@ def load_served_model(
         quant=select_quant_method(config.quantization, checkpoint.quantization, device.name),
         use_kv_scales=config.kv_cache_dtype != "auto",
         ops=ops,
+        layers=_layers(config, checkpoint, stage),
         adapters=None if rows is None else (rows, config.max_lora_rank),
     )
     model.tap(config.additional_outputs)
     if config.deterministic and (name := model.batch_dependent()):
         raise ConfigError(f"deterministic: {name} of this model is computed by torch, in an order of its own")
     return WorkerModel(model, ops, checkpoint, rows)
+
+
+def _layers(config: RuntimeConfig, checkpoint: ModelConfig, stage: int) -> range:
+    if config.pp_size == 1:
+        return range(0)
+    return split_layers(checkpoint.layer_weights(), config.pp_size, config.pp_layers)[stage]
 
 
 def _by_transformers(

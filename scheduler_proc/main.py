@@ -173,6 +173,7 @@ def _batching(config: RuntimeConfig, limits: StepLimits) -> BatchingSettings:
         config.schedule_conservativeness,
         config.micro_batch_scheduler,
         config.request_scheduler,
+        config.pp_size,
     )
 
 
@@ -257,6 +258,7 @@ def make_questions(
         config.iter_stats_max_iterations,
         config.request_stats_max_iterations,
         hides_memory=device.startswith("cuda"),
+        num_stages=config.pp_size,
     )
     return StatsQuestions(StepStats(lifecycle, kept, port.now_s, port.wall_s), lifecycle.output)
 

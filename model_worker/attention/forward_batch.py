@@ -31,6 +31,7 @@ class ForwardBatch:
     decode_lens: Tensor | None = None  # [num_decodes] int64, kv_lens on the device; None: see positions
     adapter_rows: Tensor | None = None  # [T] int64, each token's row; None: none has an adapter
     attn_metadata: object | None = None  # set and read by the attention backend alone
+    arrived: tuple[Tensor, Tensor] | None = None  # see Decoder.forward; of a pipeline stage but the first
     taps: StepTaps | None = None  # where the model hands named tensors to; None: nobody wants any
 
     @property

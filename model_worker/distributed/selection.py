@@ -8,34 +8,14 @@ from pathlib import Path
 
 import torch
 
-from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.distributed.shared_memory import SharedMemoryGroup
 from model_worker.distributed.torch_group import TorchGroup
 from model_worker.kernels.native.build import BuildError
 from model_worker.kernels.native.library import DTYPES, load_kernels
 from runtime.base.environment import kernel_cache_dir
-from runtime.ring.process import ProcessContext
 
 logger = logging.getLogger(__name__)
-
-
-def join_ranks(context: ProcessContext, device: Device, on_wait: Callable[[], None]) -> RankGroup:
-    """Meet the other ranks of this process's launch. Raises GroupError."""
-    # The scheduler's process has rank 0 where it has one.
-    rank = context.index if context.role == "worker" else 0
-    folder = context.endpoints.ranks_dir(context.epoch)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    config = context.config
-    return join_group(
-        folder,
-        rank,
-        config.tp_size,
-        device.torch_device,
-        dtype=getattr(torch, config.dtype),
-        join_timeout_s=config.start_timeout,
-        on_wait=on_wait,
-    )
 
 
 def join_group(

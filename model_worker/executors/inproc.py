@@ -11,10 +11,10 @@ from collections.abc import Callable
 import zmq
 
 from model_worker.device import make_device
-from model_worker.distributed.selection import join_ranks
 from model_worker.executors.adapter_loads import AdapterAnswer, AdapterLoads
 from model_worker.executors.ranks import Ranks
 from model_worker.load_worker import load_worker
+from model_worker.membership import join_ranks
 from model_worker.worker import ModelWorker, WorkerStep
 from runtime.base.errors import ExecutorError
 from runtime.ring.process import ProcessContext
@@ -79,7 +79,7 @@ def create(context: ProcessContext, on_wait: Callable[[], None]) -> InprocExecut
     config = context.config
     overlap = not config.disable_overlap_schedule
     device = make_device(config.device, threaded=overlap)
-    group = join_ranks(context, device, on_wait)
-    worker = load_worker(config, device, on_wait, group, context.note_loaded)
+    member = join_ranks(context, device, on_wait)
+    worker = load_worker(config, device, on_wait, member, context.note_loaded)
     followers = Ranks(context, range(1, config.tp_size)) if config.tp_size > 1 else None
     return InprocExecutor(worker, max_in_flight=2 if overlap else 1, followers=followers)

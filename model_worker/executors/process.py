@@ -1,8 +1,8 @@
 """ProcessExecutor: the scheduler's end of a worker that is a process of its own. Imports no torch.
 
-Plans and masks go out to all ranks, results come back from rank 0 on step_results, both in order. Nothing
-here waits for ever: a wait is a poll over results and the ranks' pidfds, in which `on_wait` runs at least
-every WAIT_S.
+Plans and masks go out to all ranks, results come back from the one that samples on step_results, both in
+order. Nothing here waits for ever: a wait is a poll over results and the ranks' pidfds, in which `on_wait`
+runs at least every WAIT_S.
 """
 
 from __future__ import annotations
@@ -61,8 +61,6 @@ class RemoteStep:
 
 
 class ProcessExecutor:
-    feeds_back = True
-
     def __init__(
         self,
         ranks: Ranks,
@@ -70,10 +68,12 @@ class ProcessExecutor:
         *,
         limits: WorkerReady,
         max_in_flight: int,
+        feeds_back: bool = True,
         on_wait: Callable[[], None],
     ) -> None:
         """`limits`: what the worker said when it got ready."""
         self.max_in_flight = max_in_flight
+        self.feeds_back = feeds_back
         self.limits = limits
         self.error: ExecutorError | None = None
         self._ranks = ranks
@@ -145,7 +145,7 @@ def create(context: ProcessContext, on_wait: Callable[[], None]) -> ProcessExecu
     results = context.inbox("step_results", context.endpoints.step_results)
     try:
         limits = _wait_ready(context, results, on_wait)
-        ranks = Ranks(context, range(context.config.tp_size))
+        ranks = Ranks(context, range(context.config.num_ranks))
     except BaseException:
         results.close()
         raise
@@ -153,7 +153,8 @@ def create(context: ProcessContext, on_wait: Callable[[], None]) -> ProcessExecu
         ranks,
         results,
         limits=limits,
-        max_in_flight=1 if context.config.disable_overlap_schedule else 2,
+        max_in_flight=context.config.max_steps_in_flight,
+        feeds_back=not context.config.disable_overlap_schedule,
         on_wait=on_wait,
     )
 

@@ -25,7 +25,7 @@ class Ranks:
         self._outboxes: list[ZmqOutbox] = []
         self._names: dict[int, str] = {}  # by pidfd
         for rank in ranks:
-            name = "the model worker" if context.config.tp_size == 1 else f"rank {rank} of the model worker"
+            name = "the model worker" if context.config.num_ranks == 1 else f"rank {rank} of the model worker"
             try:
                 pidfd = os.pidfd_open(context.status.read("worker", rank).pid)
             except (ProcessLookupError, ValueError) as error:  # ValueError: there never was one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,13 @@ _NAMES_SHOWN = 8  # of each kind of fault, so that a wrong checkpoint does not p
 
 
 def fill_from_files(
-    model: CausalLM, files: list[Path], kv_scales: CheckpointKVScales, progress: Progress | None
+    model: CausalLM,
+    files: list[Path],
+    kv_scales: CheckpointKVScales,
+    progress: Progress | None,
+    elsewhere: Collection[str] = (),
 ) -> None:
+    """elsewhere: tensors that other pipeline stages have."""
     quantization = model.config.quantization
     rename = rename_of(model.config)
     quantized = None if quantization is None else QuantizedTensors(files, quantization, rename)
@@ -53,7 +58,8 @@ def fill_from_files(
     total = len(targets)
     unexpected: list[str] = []
     misshapen: list[str] = []
-    for name, tensor in _as_wanted(_tensors(files, rename), targets, quantized):
+    tensors = ((name, tensor) for name, tensor in _tensors(files, rename) if name not in elsewhere)
+    for name, tensor in _as_wanted(tensors, targets, quantized):
         if name not in targets:
             if name not in kv_scales and not _is_derived(name, model.config):
                 unexpected.append(name)

@@ -14,7 +14,7 @@ import torch
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.loading.checkpoint_kv_scales import CheckpointKVScales
 from model_worker.loading.fill import Progress, fill_dummy, fill_from_files
-from model_worker.loading.tensor_names import attention_layers, rename_of, stored_weights
+from model_worker.loading.tensor_names import attention_layers, checkpoint_targets, rename_of, stored_weights
 from model_worker.loading.text_part_files import has_own_head, log_what_is_left_out
 from model_worker.models.spec import ModelSpec
 from model_worker.models.transformer import CausalLM
@@ -43,6 +43,7 @@ def load_model(
     use_kv_scales: bool = False,
     ops: Ops | None = None,
     adapters: tuple[RowAdapters, int] | None = None,
+    layers: range = range(0),
 ) -> CausalLM:
     """Build this rank's part of the model on `device`, every weight in `dtype`, whatever the checkpoint's;
     those of linear layers, and of a head made smaller at load, as `quant` stores them.
@@ -52,7 +53,7 @@ def load_model(
     reads nothing and fills the weights with small random numbers that depend on the tensor's name alone.
     use_kv_scales: the KV cache will be of float8, so layers take the scales that the checkpoint may have.
     ops: what it computes by; torch's when not given. adapters: of rows, and their largest rank; None: it has
-    none.
+    none. layers: of this pipeline stage; nothing: all.
     Raises: ModelError that lists the weights that are missing, unexpected or of another shape; then no model.
     """
     spec = resolve("model architecture", config.spec, {})
@@ -61,7 +62,7 @@ def load_model(
     rename = rename_of(config)
     if rename is not None and config.tie_word_embeddings and has_own_head(files, rename, spec):
         config = msgspec.structs.replace(config, tie_word_embeddings=False)
-    model = CausalLM(config, spec, dtype=dtype, device=device, group=group, quant=quant)
+    model = CausalLM(config, spec, dtype=dtype, device=device, group=group, quant=quant, layers=layers)
     if load_format == "dummy":
         fill_dummy(model)
         for layer in stored_weights(model).values():
@@ -69,8 +70,10 @@ def load_model(
     else:
         if rename is not None and group.rank == 0:
             log_what_is_left_out(files, rename)
-        kv_scales = CheckpointKVScales(files, list(attention_layers(model)), rename)
-        fill_from_files(model, files, kv_scales, progress)
+        whole = model if not layers else CausalLM(config, spec, dtype=dtype, device="meta", quant=quant)
+        kv_scales = CheckpointKVScales(files, list(attention_layers(whole)), rename)
+        elsewhere = checkpoint_targets(whole).keys() - checkpoint_targets(model).keys()
+        fill_from_files(model, files, kv_scales, progress, elsewhere)
         if use_kv_scales:
             for attention, kv_scale in zip(
                 attention_layers(model).values(), kv_scales.by_layer(), strict=True
@@ -78,7 +81,7 @@ def load_model(
                 attention.scale_kv(kv_scale)
         else:
             kv_scales.log_unused()
-    if config.has_head:
+    if config.has_head and model.is_last:
         model.lm_head.compress()
     if adapters is not None:
         model.take_adapters(*adapters)

@@ -19,6 +19,8 @@ class KVLayout:
     head_dim: int
     attention_window: int = 0
     """Number of a sequence's last tokens that are read again, the newest included; 0: all."""
+    first_layer: int = 0
+    """Layers before it are other pipeline stages'."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of KV cache one token takes over all layers."""
@@ -42,7 +44,10 @@ class MHATokenToKVPool:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        first_layer: int = 0,
     ) -> None:
+        """first_layer: as KVLayout's."""
+        self._first_layer = first_layer
         self.num_pages = num_pages
         self.page_size = page_size
         shape = (num_layers, (num_pages + 1) * page_size, num_kv_heads, head_dim)
@@ -54,11 +59,11 @@ class MHATokenToKVPool:
 
     def layer(self, layer_id: int) -> tuple[Tensor, Tensor]:
         """The key and the value buffer of one layer, each [num_slots, num_kv_heads, head_dim]."""
-        return self._layers[layer_id]
+        return self._layers[layer_id - self._first_layer]
 
     def store(self, layer_id: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Write k and v [T, num_kv_heads, head_dim] of one layer to slots [T] int64, in stream order."""
-        k_buffer, v_buffer = self._layers[layer_id]
+        k_buffer, v_buffer = self.layer(layer_id)
         k_buffer.index_copy_(0, slots, k)
         v_buffer.index_copy_(0, slots, v)
 

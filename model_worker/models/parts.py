@@ -35,6 +35,22 @@ class Parts:
     device: torch.device | str
     group: RankGroup = SOLO
     quant: QuantMethod = UNQUANTIZED  # of linear layers, made at load of the head, too; not of routers
+    layers: range = range(0)  # of this pipeline stage; nothing: all
+
+    @property
+    def own_layers(self) -> range:
+        """Layers that this process has."""
+        return self.layers or range(self.config.num_layers)
+
+    @property
+    def is_first(self) -> bool:
+        """The stage reads token ids."""
+        return self.own_layers.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """The stage has the head."""
+        return self.own_layers.stop == self.config.num_layers
 
     @property
     def num_heads(self) -> int:
@@ -128,11 +144,12 @@ class Parts:
         vocabulary = by_vocabulary(config.vocab_size, group.rank, group.size)
         return VocabParallelEmbedding(vocabulary, config.hidden_size, group=group, **options)
 
-    def lm_head(self, embedding: TokenEmbedding) -> LMHead:
-        """The head; of a model with tied embeddings, over the embedding's own weight."""
+    def lm_head(self, embedding: TokenEmbedding | None) -> LMHead:
+        """Make the head, over the embedding's own weight if it is given."""
         config, group = self.config, self.group
-        weight = embedding.weight
-        if not config.tie_word_embeddings:
+        if embedding is not None:
+            weight = embedding.weight
+        else:
             rows = by_vocabulary(config.vocab_size, group.rank, group.size)
             weight = Weight(rows, config.hidden_size, dtype=self.dtype, device=self.device)
         return LMHead(weight, self.quant) if group.size == 1 else ParallelLMHead(weight, group, self.quant)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,9 @@ from model_worker.attention.taps import StepTaps
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.kernels.combine import CombineLike
 from model_worker.layers.bound import BoundLayer
-from model_worker.layers.embedding import LMHead
+from model_worker.layers.embedding import LMHead, TokenEmbedding
 from model_worker.layers.linear import Linear
+from model_worker.layers.norm import NormLayer
 from model_worker.layers.rotary import RotaryEmbedding
 from model_worker.memory.kv_pool import KVLayout, MHATokenToKVPool
 from model_worker.models.attention import SelfAttention
@@ -34,10 +36,22 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.sampling.additional_outputs import HIDDEN_STATES, LAYER_OUTPUTS
 
 
+class StageOutput(NamedTuple):
+    """Hidden states that a pipeline stage gives the next one, each [T, hidden_size]."""
+
+    residual: Tensor
+    update: Tensor
+    """To be added to it; its norm is done."""
+
+
 class Decoder(BoundLayer):
-    """Embedding, layers and the final norm."""
+    """Embedding, layers and the final norm; of a pipeline stage what it has of them."""
 
     _take: TakeRows
+    embed_tokens: TokenEmbedding
+    """Stages behind the first have none, but for the last one where it is the head, too."""
+    norm: NormLayer
+    """The last stage alone has one."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__()
@@ -45,10 +59,16 @@ class Decoder(BoundLayer):
         multiplier = config.embedding_multiplier
         if spec.scaled_embedding:
             multiplier *= math.sqrt(config.hidden_size)
-        self.embed_tokens = parts.token_embedding(multiplier)
+        self.is_first, self.is_last = parts.is_first, parts.is_last
+        if parts.is_first or (parts.is_last and config.tie_word_embeddings):
+            self.embed_tokens = parts.token_embedding(multiplier)
         layer_type = LAYOUTS[spec.layout]
-        self.layers = nn.ModuleList(layer_type(parts, layer_id) for layer_id in range(config.num_layers))
-        self.norm = parts.norm(config.hidden_size)
+        self.layers = nn.ModuleList()
+        for layer_id in parts.own_layers:
+            self.layers.add_module(str(layer_id), layer_type(parts, layer_id))
+        if parts.is_last:
+            self.norm = parts.norm(config.hidden_size)
+        self._like = torch.empty(0, config.hidden_size, dtype=parts.dtype, device=device)
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, device)
         self.window_rotary: RotaryEmbedding | None = None
         if config.window_rope is not None:
@@ -57,14 +77,23 @@ class Decoder(BoundLayer):
 
     def bind(self, ops: Ops) -> None:
         """See BoundLayer; its layers are bound by themselves."""
-        self._take = ops.take_rows(self.embed_tokens.weight)
+        self._take = ops.take_rows(self._like)
         for rotary in (self.rotary, self.window_rotary):
             if rotary is not None:
                 rotary.bind(ops)
 
-    def forward(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
-        """The final hidden states [W, hidden_size] of the tokens at batch.output_indices."""
-        residual: Tensor = self.embed_tokens(batch.input_ids)
+    def forward(
+        self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend
+    ) -> Tensor | StageOutput:
+        """The final hidden states [W, hidden_size] of the tokens at batch.output_indices. A pipeline stage
+        but the first goes on from batch.arrived, in place, as StageOutput has it.
+        """
+        update: Update | None = None
+        if batch.arrived is not None:
+            residual, update = batch.arrived[0], Update(batch.arrived[1])
+        else:
+            assert self.is_first, "a stage with nothing from the one before"
+            residual = self.embed_tokens(batch.input_ids)
         cos_sin = window_cos_sin = self.rotary.cos_sin(batch.positions)
         if self.window_rotary is not None:
             window_cos_sin = self.window_rotary.cos_sin(batch.positions)
@@ -75,12 +104,14 @@ class Decoder(BoundLayer):
             return attended
 
         taps = batch.taps
-        update: Update | None = None
         for layer_id, layer in enumerate(self.layers):
             if taps is not None and (name := f"{HIDDEN_STATES}:{layer_id}") in taps.names:
                 taps.take(name, _stream(taps, residual, update))
             update = layer(residual, update, attend)
         assert update is not None, "a model has at least one layer"
+        if not self.is_last:
+            value = update.value if update.norm is None else update.norm(update.value)
+            return StageOutput(residual, value)
         wanted = batch.output_indices
         if wanted is not None:
             residual = self._take(residual, wanted)
@@ -105,6 +136,8 @@ class CausalLM(nn.Module):
     """A decoder with a language-model head. Weights are uninitialised until the loader fills them."""
 
     _combine: CombineLike
+    lm_head: LMHead
+    """The last pipeline stage alone has one."""
     _rows: RowAdapters | None = None
     _taps: StepTaps | None = None
     """Taps of the forward that runs."""
@@ -120,18 +153,25 @@ class CausalLM(nn.Module):
         device: torch.device | str,
         group: RankGroup = SOLO,
         quant: QuantMethod = UNQUANTIZED,
+        layers: range = range(0),
     ) -> None:
-        """group: the ranks that the model is cut for; this one's part is built. quant: of linear layers."""
+        """group: the ranks that the model is cut for; this one's part is built. quant: of linear layers.
+        layers: of this pipeline stage; nothing: all.
+        """
         super().__init__()
         self.config = config
         self.spec = spec
-        parts = Parts(config, spec, dtype, device, group, quant)
+        self.dtype = dtype
+        parts = Parts(config, spec, dtype, device, group, quant, layers)
         windows = [config.attention_window(layer_id) for layer_id in range(config.num_layers)]
+        own = parts.own_layers
         self.kv_layout = KVLayout(
-            config.num_layers, parts.num_kv_heads, config.head_dim, widest_window(windows)
+            len(own), parts.num_kv_heads, config.head_dim, widest_window(windows), own.start
         )
         self.model = Decoder(parts)
-        self.lm_head = parts.lm_head(self.model.embed_tokens)
+        self.is_last = parts.is_last
+        if parts.is_last:
+            self.lm_head = parts.lm_head(self.model.embed_tokens if config.tie_word_embeddings else None)
 
     def take_adapters(self, rows: RowAdapters, max_rank: int) -> None:
         """Compute rows with adapters of linear layers, of that rank at most; before it is bound."""
@@ -195,10 +235,18 @@ class CausalLM(nn.Module):
         hidden: Tensor = self.model(batch, kv_pool, backend)
         return hidden
 
+    def compute_stage(
+        self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend
+    ) -> StageOutput:
+        """Like `forward`, on a pipeline stage that is not the last."""
+        output: StageOutput = self.model(batch, kv_pool, backend)
+        return output
+
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """The head: hidden [n, hidden_size] -> logits [n, vocab_size] float32, in `out` if it is given; on
         ranks other than 0 no rows. The caller decides how many rows at a time, for they are large.
         """
+        assert self.is_last, "another pipeline stage has the head"
         logits: Tensor = self.lm_head(hidden, out)
         multiplier, softcap = self.config.logits_multiplier, self.config.logits_softcap
         if multiplier == 1.0 and softcap is None:

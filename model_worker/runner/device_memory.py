@@ -40,6 +40,7 @@ def make_kv_pool(
             layout.head_dim,
             dtype,
             device.torch_device,
+            layout.first_layer,
         )
 
 

@@ -69,6 +69,7 @@ class ModelRunner:
         row_adapters: RowAdapters | None = None,
         processors: ProcessorRunner | None = None,
         output_width: int = 0,
+        has_logits: bool = True,
     ) -> None:
         """max_len: tokens of the longest sequence, prompt and output. attention_window: as KVLayout's. group:
         the ranks of the model. graph_sizes: batch sizes of decodes that `warm_up` records as graphs, where
@@ -76,6 +77,7 @@ class ModelRunner:
         it computes; 0: of a short prompt. records_steps: those are, and on a CPU steps of kernels alone.
         row_adapters: those of a model that takes adapters. processors: logits processors that this rank
         calls. output_width: numbers in a row of an additional output; 0: rows want none.
+        has_logits: as make_sampler's.
         """
         self.vocab_size = vocab_size
         self.max_rows = max_rows
@@ -97,6 +99,7 @@ class ModelRunner:
             vocab_size=vocab_size,
             kernels=ops.sampling_kernels,
             processors=processors,
+            has_logits=has_logits,
         )
         self._processors = processors
         self._recording: Recording | None = None
@@ -262,8 +265,12 @@ class ModelRunner:
             return
         table = self._ops.table
         table.note("sampling", type(self._sampler.ops).__name__)
-        table.note("step", "Python" if self._recording is None else type(self._recording).__name__)
+        recording = self._recorded_by()
+        table.note("step", "Python" if recording is None else type(recording).__name__)
         table.log()
+
+    def _recorded_by(self) -> object | None:
+        return self._recording
 
     def _compute_and_sample(self, plan: BatchPlan, masks: Mapping[int, bytes] = NO_MASKS) -> None:
         self.sample(self.forward(plan), masks)

@@ -87,11 +87,12 @@ def make_sampler(
     vocab_size: int,
     kernels: NativeKernels | None = None,
     processors: ProcessorRunner | None = None,
+    has_logits: bool = True,
 ) -> Sampler | FollowingSampler:
     """Make the sampler of this rank of the group; max_len: tokens of the longest sequence; processors: those
-    that this rank calls.
+    that this rank calls. has_logits: the ranks have the head, and not another pipeline stage's.
     """
-    if group.rank > 0:
+    if group.rank > 0 or not has_logits:
         return FollowingSampler(group, processors)
     options: dict[str, Any] = {
         "max_rows": max_rows,

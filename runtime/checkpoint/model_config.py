@@ -94,6 +94,18 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
         own, limit = self.sliding_windows[layer_id], self.max_attention_window
         return min(own or limit, limit) if limit else own
 
+    def layer_weights(self) -> list[int]:
+        """Count the numbers of each layer; the embedding counts to the first, the head to the last."""
+        hidden = self.hidden_size
+        attention = 2 * hidden * self.head_dim * (self.num_heads + self.num_kv_heads)
+        dense = sparse = 3 * hidden * self.intermediate_size
+        if self.experts is not None:
+            sparse = 3 * hidden * self.experts.intermediate_size * self.experts.num_experts
+        weights = [attention + (sparse if has_experts else dense) for has_experts in self.expert_layers]
+        for end in (0, -1):
+            weights[end] += self.vocab_size * hidden
+        return weights
+
     def num_kv_heads_per_rank(self, num_ranks: int) -> int:
         """Where there are fewer KV heads than ranks, several ranks have the same one."""
         return max(1, self.num_kv_heads // num_ranks)

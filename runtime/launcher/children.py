@@ -80,7 +80,7 @@ def places(config: RuntimeConfig) -> list[ProcessPlace]:
     """The processes of a launch with resolved settings, in the order in which they are started."""
     indices = {
         # On CUDA rank 0 of the model is in the scheduler's process.
-        "worker": range(0 if config.device == "cpu" else 1, config.tp_size),
+        "worker": range(0 if config.device == "cpu" else 1, config.num_ranks),
         "scheduler": range(1),
         "grammar": range(0 if config.grammar_backend == "none" else 1),
         "detokenizer": range(config.detokenizer_workers),

@@ -31,6 +31,7 @@ from runtime.launcher.resolve import resolve
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.process import set_title
 from runtime.settings.config import DEMO_MODEL
+from runtime.settings.layer_split import split_layers
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if isinstance(model, ModelConfig):
             model.check_ranks(config.tp_size)
+            split_layers(model.layer_weights(), config.pp_size, config.pp_layers)
         check_additional_outputs(config, model)
         check_device(config.device)
         if config.load_format != "dummy":

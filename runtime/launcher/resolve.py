@@ -116,6 +116,7 @@ def resolve(
     if not config.has_api_keys:
         config = msgspec.structs.replace(config, api_key=_key_of_environment(config))
     _check_api_keys(config)
+    _check_stages(config, device, has_spec)
     _check_idle(config)
     isa = cpu_isa()
     if device == "cpu":
@@ -136,7 +137,7 @@ def resolve(
         ssl_certfile=_absolute(config.ssl_certfile),
         ssl_keyfile=_absolute(config.ssl_keyfile),
         cpu_isa=isa,
-        cpu_threads=config.cpu_threads or max(1, len(os.sched_getaffinity(0)) // config.tp_size),
+        cpu_threads=config.cpu_threads or max(1, len(os.sched_getaffinity(0)) // config.num_ranks),
     )
 
 
@@ -429,6 +430,42 @@ def _check_graphs(config: RuntimeConfig, device: str) -> None:
         logger.info("disable_cuda_graph: nothing changes: steps of an embedding model are not recorded")
     elif config.disable_cuda_graph and device == "cpu" and config.tp_size > 1:
         logger.info("disable_cuda_graph: nothing changes: steps of several ranks on a CPU are not recorded")
+
+
+def _check_stages(config: RuntimeConfig, device: str, has_spec: bool) -> None:
+    """Refuse what a pipeline of stages does not do."""
+    if config.pp_size == 1:
+        if config.pp_layers:
+            raise ConfigError("pp_layers: there is one stage; add --pp-size, or leave it out")
+        return
+    reasons = {
+        "device": (device != "cpu", "stages compute on a CPU; use --device cpu, or --tp-size on GPUs"),
+        "model_impl": (not has_spec, "has no stages; use a model that has a spec (docs/models.md)"),
+        "task": (config.task == "embed", "embeddings have no stages; leave --pp-size at 1"),
+        "speculative_algorithm": (
+            config.speculative_algorithm != "none",
+            "guesses are not verified in stages; leave it out, or --pp-size at 1",
+        ),
+        "enable_lora": (
+            config.enable_lora or bool(config.adapter_paths),
+            "adapters are not cut into stages; leave it out, or --pp-size at 1",
+        ),
+        "additional_output": (
+            bool(config.additional_outputs),
+            "stages hand over no tensors of layers; leave it out, or --pp-size at 1",
+        ),
+        "logits_processors": (
+            bool(config.logits_processor_paths),
+            "are not called in stages; leave them out, or --pp-size at 1",
+        ),
+        "max_beam_width": (
+            config.max_beam_width > 1,
+            "beams step together, which micro-batches do not; leave it at 1, or --pp-size at 1",
+        ),
+    }
+    for name, (is_so, reason) in reasons.items():
+        if is_so:
+            raise ConfigError(f"pp_size: {config.pp_size} stages, but {name}: {reason}")
 
 
 def _check_idle(config: RuntimeConfig) -> None:

@@ -115,10 +115,22 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
         return self.capacity_scheduler if ":" in self.capacity_scheduler else self.capacity_scheduler.lower()
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks of the model, of all pipeline stages."""
+        return self.tp_size * self.pp_size
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        """Steps launched before one must be committed: one for each pipeline stage, and with overlap one that
+        is ready when the first stage is.
+        """
+        return self.pp_size + (not self.disable_overlap_schedule)
+
+    @property
     def num_processes(self) -> dict[str, int]:
         """Number of processes of the roles of which there may be several."""
         return {
-            "worker": self.tp_size,
+            "worker": self.num_ranks,
             "tokenizer": self.tokenizer_workers,
             "detokenizer": self.detokenizer_workers,
             "api": self.api_workers,

@@ -165,6 +165,24 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=64,
         ),
     ] = 1
+    pp_size: Annotated[
+        int,
+        setting(
+            "pipeline stages: each has some of the layers, and as many ranks as --tp-size says "
+            "(docs/pipeline_parallel.md)",
+            "--pp",
+            "-pp",
+            "--pipeline-parallel-size",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
+    pp_layers: Annotated[
+        str,
+        setting(
+            "layers of each pipeline stage, with commas; default: by their weights",
+        ),
+    ] = ""
     gather_context_logits: Annotated[
         bool, setting("allow requests to ask for the raw logits of their prompt")
     ] = False

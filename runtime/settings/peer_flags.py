@@ -238,15 +238,6 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     switch("--enable-p2p-check", taken="NCCL finds out itself what GPUs can reach"),
     no_switch("--enable-sleep-mode", "--enable-memory-saver", refused="weights stay on their device"),
     value(
-        "--pipeline-parallel-size",
-        "--pp-size",
-        "--pp",
-        "-pp",
-        taken="a model is not divided by layers",
-        neutral=("1",),
-        refused="pipeline parallelism is not built; --tp-size divides a model",
-    ),
-    value(
         "--data-parallel-size",
         "--dp-size",
         "--dp",

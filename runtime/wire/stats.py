@@ -61,7 +61,7 @@ class InflightBatchingStats(StatsRecord, frozen=True):
     resumed. The rest, summed over a request's life, is its prompt - its cached tokens.
     """
     micro_batch_id: int
-    """0: there is one pipeline stage."""
+    """Steps of a pipeline take turns: 0 to one less than it has stages."""
     avg_num_decoded_tokens_per_iter: float
     """Output tokens of this step for each request that was to get one. Below 1.0 where some had ended
     before it was computed.

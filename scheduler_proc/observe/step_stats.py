@@ -48,6 +48,8 @@ class StatsSettings(NamedTuple):
     """Number of iterations whose requests are kept; 0: none."""
     hides_memory: bool = False
     """The device has memory that only the worker knows of."""
+    num_stages: int = 1
+    """Stages of the pipeline that computes a step."""
 
 
 class Launched(NamedTuple):
@@ -263,7 +265,9 @@ class StepStats:
                 done.num_reused / asked if asked else 0.0,
             ),
             static_batching_stats=done.static,
-            inflight_batching_stats=None if self._static is not None else _inflight_stats(done),
+            inflight_batching_stats=None
+            if self._static is not None
+            else _inflight_stats(done, settings.num_stages),
             spec_dec_stats=_drafts_stats(*done.drafts) if done.drafts[0] else None,
         )
 
@@ -286,7 +290,7 @@ def _step_of(done: Finished) -> int:
     return done.launched.step
 
 
-def _inflight_stats(done: Finished) -> InflightBatchingStats:
+def _inflight_stats(done: Finished, num_stages: int) -> InflightBatchingStats:
     launched, totals = done.launched, done.launched.totals
     return InflightBatchingStats(
         launched.num_scheduled,
@@ -295,7 +299,7 @@ def _inflight_stats(done: Finished) -> InflightBatchingStats:
         done.num_paused,
         totals.num_new_tokens,
         totals.num_recomputed_tokens,
-        0,
+        (launched.step - 1) % num_stages,
         done.num_tokens / launched.num_sampling if launched.num_sampling else 0.0,
     )
 

@@ -104,7 +104,7 @@ class Program:
     def __init__(
         self,
         kernels: NativeKernels,
-        function: Callable[[], Tensor],
+        function: Callable[[], Tensor | Sequence[Tensor]],
         inputs: object,
         *,
         num_tokens: int,
@@ -117,7 +117,8 @@ class Program:
         """Record `function`, which reads its inputs, int64 tensors of those numbers of tokens, outputs and
         sequences, through kernels alone; `inputs` is what keeps their memory, for they are read there in
         every run, as many as that has. num_outputs must differ from num_tokens, to tell which rows a kernel
-        works on. max_tokens, max_outputs: what `run` takes at most; 0: as many as were recorded. arena:
+        works on. A function may have several results; those that are memory of its inputs stay there.
+        max_tokens, max_outputs: what `run` takes at most; 0: as many as were recorded. arena:
         where it works; its own when not given.
 
         Raises: NotRecordable.
@@ -128,12 +129,13 @@ class Program:
         kernels.tape = tape
         try:
             with tape:
-                result = function()
+                made = function()
         finally:
             kernels.tape = None
+        results = [made] if isinstance(made, Tensor) else made
         self._structs = [call for _, call in tape.calls]
         rows = {num_tokens: max_tokens or num_tokens, num_outputs: max_outputs or num_outputs}
-        self._arena, self._result = _arrange(self._structs, tape.buffers, rows, result, arena or Arena())
+        self._arena, self._made = _arrange(self._structs, tape.buffers, rows, results, arena or Arena())
         self._calls = (ProgramCall * len(tape.calls))()
         for entry, (address, call), condition in zip(self._calls, tape.calls, tape.conditions, strict=True):
             entry.run = address
@@ -168,21 +170,25 @@ class Program:
     def result(self, num_outputs: int) -> Tensor:
         """The result of the last run, which had that many outputs."""
         if (result := self._results.get(num_outputs)) is None:
-            self._results[num_outputs] = result = self._result[:num_outputs]
+            self._results[num_outputs] = result = self._made[0][:num_outputs]
         return result
+
+    def results(self, num_rows: int) -> list[Tensor]:
+        """Return the results of the last run that are no memory of its inputs, as many rows of each."""
+        return [made[:num_rows] for made in self._made]
 
 
 def _arrange(
     calls: Sequence[ctypes.Structure],
     tensors: Sequence[Tensor],
     rows: dict[int, int],
-    result: Tensor,
+    results: Sequence[Tensor],
     shared: Arena,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, list[Tensor]]:
     """Give what is never needed at the same time the same memory, and point the calls there. rows: how many
     a tensor gets, by how many it had.
 
-    Returns that memory and the result in it.
+    Returns that memory and the results in it.
     """
     buffers = [
         _Buffer(tensor.data_ptr(), tensor.nbytes, tensor[:1].nbytes * rows.get(len(tensor), len(tensor)))
@@ -192,8 +198,12 @@ def _arrange(
         for _, buffer, _ in _uses(call, buffers):
             buffer.first = number if buffer.first < 0 else buffer.first
             buffer.last = number
-    (kept,) = [buffer for buffer in buffers if buffer.address == result.data_ptr()]
-    kept.last = len(calls)
+    if not calls:
+        raise NotRecordable("no kernel")
+    by_address = {buffer.address: buffer for buffer in buffers}
+    kept = [(by_address[each.data_ptr()], each) for each in results if each.data_ptr() in by_address]
+    for buffer, _ in kept:
+        buffer.last = len(calls)
     placed: list[_Buffer] = []
     for buffer in sorted((b for b in buffers if b.first >= 0), key=lambda b: b.first):
         for other in sorted((b for b in placed if b.overlaps(buffer)), key=lambda b: b.offset):
@@ -205,8 +215,11 @@ def _arrange(
     for call in calls:
         for name, buffer, inside in list(_uses(call, buffers)):
             setattr(call, name, arena.data_ptr() + buffer.offset + inside)
-    memory = arena[kept.offset : kept.offset + kept.size]
-    return arena, memory.view(result.dtype).view(-1, *result.shape[1:])
+    made = [
+        arena[buffer.offset : buffer.offset + buffer.size].view(each.dtype).view(-1, *each.shape[1:])
+        for buffer, each in kept
+    ]
+    return arena, made
 
 
 def _uses(call: ctypes.Structure, buffers: Sequence[_Buffer]) -> Iterator[tuple[str, _Buffer, int]]:

@@ -8,3 +8,7 @@ RECORDERS: dict[str, str] = {
     "native": "model_worker.runner.recording.forward_program:record",
     "triton": "model_worker.runner.recording.graph_runner:record",
 }
+# Same, of a pipeline stage.
+STAGE_RECORDERS: dict[str, str] = {
+    "native": "model_worker.runner.recording.stage_program:record",
+}

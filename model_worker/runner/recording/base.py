@@ -6,15 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.device.base import Device
+from model_worker.distributed.layout import Layout
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.models.base import Model
+from model_worker.models.transformer import StageOutput
 from model_worker.ops.adapters import RowAdapters
 from model_worker.ops.base import Ops
 from model_worker.runner.future_map import FutureMap
 from model_worker.runner.step_output import ForwardOutput
+from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampler
 from runtime.wire.plan import BatchPlan
 
@@ -54,5 +59,24 @@ class StepParts:
     row_adapters: RowAdapters | None = None  # those of a model that takes adapters
 
 
+class StageRecording(Protocol):
+    """Layers of a pipeline stage, as Recording is of a whole step."""
+
+    def fits(self, plan: BatchPlan) -> bool:
+        """See Recording."""
+        ...
+
+    def put(self, came: tuple[Tensor, Tensor] | None) -> None:
+        """Let the next run go on from what came from the stage before."""
+        ...
+
+    def run(self, plan: BatchPlan) -> ForwardOutput | tuple[StageOutput, SampleRows]:
+        """See Recording; a stage that is not the last gives what the next one gets, and whose tokens will be
+        sampled.
+        """
+        ...
+
+
+StageRecorder = Callable[[StepParts, Layout], StageRecording | None]
 Recorder = Callable[[StepParts, Callable[[], None]], Recording | None]
 """Records what it can and returns it; the second is called now and then. Raises ConfigError."""

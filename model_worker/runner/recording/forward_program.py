@@ -57,16 +57,19 @@ class ForwardProgram:
         table: ReqToTokenPool,
         future: FutureMap,
         sampling: SamplingOps,
+        arrived: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Record a forward of up to MAX_TOKENS tokens of MAX_SEQS sequences. A head that is no kernel, as its
-        vocabulary fills no panel, is called behind the program. Raises NotRecordable.
+        vocabulary fills no panel, is called behind the program. arrived: memory of MAX_TOKENS tokens, where a
+        pipeline stage reads what the one before it gave. Raises NotRecordable.
         """
+        self._arrived = arrived
         max_seqs = min(max(table.max_rows, NUM_SEQS), MAX_SEQS)
         max_places = max(max_seqs, min(PLACES_OF_A_ROW * table.max_rows, MAX_PLACES))
         self._inputs = inputs = NativeInputs(
             table, future, max_tokens=MAX_TOKENS, max_seqs=max_seqs, max_places=max_places
         )
-        batch = _batch_of(inputs, table, backend)
+        batch = batch_of(inputs, table, backend, arrived)
         record = partial(
             Program,
             backend.kernels,
@@ -106,6 +109,10 @@ class ForwardProgram:
     def fits(self, plan: BatchPlan) -> bool:
         return self._inputs.fits(plan)
 
+    def put(self, came: tuple[Tensor, Tensor] | None) -> None:
+        """Let the next run go on from what came from the stage before."""
+        put(self._arrived, came)
+
     def run(self, plan: BatchPlan) -> ForwardOutput:
         """Compute a plan that fits, its page table changes included, its setups and page copies not. Where
         its rows need nothing but a draw, they have had it.
@@ -125,7 +132,19 @@ class ForwardProgram:
         return ForwardOutput(logits, who, tokens=tokens)
 
 
-def _batch_of(inputs: NativeInputs, table: ReqToTokenPool, backend: CpuNativeAttention) -> ForwardBatch:
+def put(arrived: tuple[Tensor, Tensor] | None, came: tuple[Tensor, Tensor] | None) -> None:
+    """Copy what came to where a program reads it."""
+    if arrived is not None and came is not None:
+        for memory, values in zip(arrived, came, strict=True):
+            memory[: len(values)].copy_(values)
+
+
+def batch_of(
+    inputs: NativeInputs,
+    table: ReqToTokenPool,
+    backend: CpuNativeAttention,
+    arrived: tuple[Tensor, Tensor] | None = None,
+) -> ForwardBatch:
     """A few decodes, read from where the inputs are at any time."""
     batch = ForwardBatch(
         input_ids=inputs.input_ids[:NUM_TOKENS],
@@ -138,6 +157,7 @@ def _batch_of(inputs: NativeInputs, table: ReqToTokenPool, backend: CpuNativeAtt
         page_table=table.page_table,
         page_size=table.page_size,
         num_decodes=NUM_SEQS,
+        arrived=None if arrived is None else (arrived[0][:NUM_TOKENS], arrived[1][:NUM_TOKENS]),
     )
     backend.prepare(batch)
     step = batch.attn_metadata

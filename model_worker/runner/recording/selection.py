@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from model_worker.runner.recording import RECORDERS
-from model_worker.runner.recording.base import Recorder, Recording, StepParts
+from model_worker.distributed.layout import Layout
+from model_worker.runner.recording import RECORDERS, STAGE_RECORDERS
+from model_worker.runner.recording.base import (
+    Recorder,
+    Recording,
+    StageRecorder,
+    StageRecording,
+    StepParts,
+)
 from runtime.base.registry import resolve
 
 
@@ -15,3 +22,11 @@ def record_steps(parts: StepParts, on_progress: Callable[[], None]) -> Recording
         return None
     record: Recorder = resolve("recorder", parts.ops.name, RECORDERS)
     return record(parts, on_progress)
+
+
+def record_stage(parts: StepParts, layout: Layout) -> StageRecording | None:
+    """Record the layers of a pipeline stage, where their Ops has a recorder."""
+    if parts.ops.name not in STAGE_RECORDERS:
+        return None
+    record: StageRecorder = resolve("recorder of stages", parts.ops.name, STAGE_RECORDERS)
+    return record(parts, layout)

@@ -12,6 +12,7 @@ from model_worker.attention import cpu_native
 from model_worker.device import make_device
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.load_worker import load_worker
+from model_worker.membership import Membership
 from model_worker.runner.model_runner import ModelRunner
 from model_worker.runner.recording.forward_program import ForwardProgram
 from model_worker.runner.step_output import ForwardOutput
@@ -54,7 +55,7 @@ def _load(group: RankGroup = SOLO, **settings: object) -> ModelRunner:
         **settings,
     }
     device = make_device("cpu", threaded=False)
-    return load_worker(RuntimeConfig(**values), device, lambda: None, group)._runner
+    return load_worker(RuntimeConfig(**values), device, lambda: None, Membership.of_one_stage(group))._runner
 
 
 def _pages_of(row: int) -> list[int]:

@@ -14,6 +14,7 @@ from model_worker.distributed.selection import join_group
 from model_worker.executors.inproc import InprocExecutor
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.load_worker import load_worker
+from model_worker.membership import Membership
 from model_worker.worker import ModelWorker, WorkerStep
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.plan import BatchPlan
@@ -42,7 +43,7 @@ CASES = {
 def load_rank(rank: int, config: RuntimeConfig, folder: Path) -> ModelWorker:
     device = make_device("cuda", threaded=False, index=rank)
     group = join_group(folder, rank, 2, device.torch_device, join_timeout_s=60.0, on_wait=lambda: None)
-    return load_worker(config, device, lambda: None, group)
+    return load_worker(config, device, lambda: None, Membership.of_one_stage(group))
 
 
 def follow(gpu: PretendedGpu, connection: Connection, config: RuntimeConfig, folder: Path) -> int:

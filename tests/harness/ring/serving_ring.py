@@ -112,7 +112,9 @@ class Ring:
             additional_output=setting.outputs,
             speculative_algorithm=setting.speculation,  # type: ignore[arg-type]
             max_beam_width=setting.beams,
+            disable_overlap_schedule=not setting.overlap,
         )
+        config = self.settings(config)
         self._executor = self.make_executor(config, setting)
         self._output = MemoryChannel("detokenizer_in")
         self.scheduler = build_scheduler(
@@ -124,6 +126,10 @@ class Ring:
         )
         self.lifecycle = self.scheduler.lifecycle
         self._num_requests = 0
+
+    def settings(self, config: RuntimeConfig) -> RuntimeConfig:
+        """Change the settings of this ring before they are used."""
+        return config
 
     def make_executor(self, config: RuntimeConfig, setting: Setting) -> InprocExecutor:
         worker = load_worker(config, make_device(config.device, threaded=setting.overlap), lambda: None)

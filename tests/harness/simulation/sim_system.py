@@ -161,7 +161,11 @@ class Setting:
 
     def stats(self, limits: StepLimits) -> StatsSettings:
         return StatsSettings(
-            limits, self.batching == "static", self.max_iterations, self.max_request_iterations
+            limits,
+            self.batching == "static",
+            self.max_iterations,
+            self.max_request_iterations,
+            num_stages=self.num_stages,
         )
 
     def who_is_in_a_step(self, limits: StepLimits) -> BatchingSettings:

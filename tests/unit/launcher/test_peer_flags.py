@@ -67,6 +67,8 @@ UNDERSTOOD = """
 --model-path /nonexistent | model = /nonexistent
 --tp 4 | tp_size = 4
 --tp-size 4 | tp_size = 4
+--pp-size 4 | pp_size = 4
+--pipeline-parallel-size 2 | pp_size = 2
 --mem-fraction-static 0.5 | mem_fraction_static = 0.5
 --context-length 1024 | context_length = 1024
 --max-running-requests 8 | max_running_requests = 8
@@ -116,7 +118,6 @@ TAKEN = """
 --enable-prompt-tokens-details | usage always says
 --swap-space 4 | nothing is swapped
 --cpu-offload-gb 0 | weights stay on their device
---pipeline-parallel-size 1 | not divided by layers
 --data-parallel-size 1 | one engine
 --max-prefill-tokens 4096 | --chunked-prefill-size
 --random-seed 1 | a request's own seed decides
@@ -237,7 +238,7 @@ def test_values_and_switches_read_as_the_peers_read_them(words: list[str], name:
     [
         (["--trust-remote-code", "maybe"], "--trust-remote-code: expected nothing, true or false"),
         (["--data-parallel-size", "2"], "--data-parallel-size 2: data parallelism is not built"),
-        (["-pp", "2"], "-pp 2: pipeline parallelism is not built; --tp-size"),
+        (["-dp", "2"], "-dp 2: data parallelism is not built"),
         (["--max-model-len", "auto"], "--max-model-len auto: leave it out"),
         (["--max-model-len", "1.5K"], "8k (8,000) or 8K (8,192), got '1.5K'"),
         (

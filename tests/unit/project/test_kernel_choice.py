@@ -14,14 +14,17 @@ from tests.harness.sources import ROOT, source_of
 FOLDERS: dict[str, set[str]] = {
     "model_worker/layers": set(),
     "model_worker/models": set(),
-    "model_worker/runner": {"recording/forward_program.py"},  # asserts that what is recorded is C++
+    # Assert that what is recorded is C++.
+    "model_worker/runner": {"recording/forward_program.py", "recording/stage_program.py"},
     "model_worker/sampling": {"ops/selection.py"},
 }
 # Folder -> the modules in it that know the kernels of one kind of device, each made for that kind.
 KNOW_KERNELS: dict[str, set[str]] = {
     "model_worker/layers": set(),
     "model_worker/models": set(),
-    "model_worker/runner": {"recording/forward_program.py", "recording/native_inputs.py"},
+    "model_worker/runner": {
+        *("recording/forward_program.py", "recording/native_inputs.py", "recording/stage_program.py"),
+    },
 }
 ONE_DEVICE = re.compile(r"model_worker\.(kernels\.(native|triton)|ops\.(native|triton)_ops)(\.|$)")
 HOLDS_KERNELS = re.compile(r"_?(use_)?native(_|$)|_?kernels$|_?(flashinfer|triton)$")

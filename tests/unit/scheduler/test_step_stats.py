@@ -82,6 +82,9 @@ def test_one_request_from_its_chunks_to_its_end() -> None:
     assert column(found, "num_active_requests") == [1, 1, 1, 1, 0]
     assert column(found, "num_completed_requests") == [0, 0, 0, 0, 1]
     used = [each.kv_cache_stats.used_num_blocks for each in found]
+    with running(budget=16, num_stages=2) as system:
+        run_until_idle(system, message(1, LONG, max_tokens=3))
+        assert inflight(records(system), "micro_batch_id") == [0, 1, 0, 1, 0]
     assert used == [4, 8, 10, 11, 0]  # pages of 4 tokens; the third output token is never computed
     assert found[-1].kv_cache_stats.alloc_new_blocks == 11
     assert found[-1].static_batching_stats is None

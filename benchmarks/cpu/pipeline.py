@@ -1,0 +1,213 @@
+"""Throughput of pipeline stages: `python -m benchmarks.cpu.pipeline [--real]`.
+
+The stages are processes that sleep, 20 ms divided by their number, a fifth more or less, and give each other
+steps and tokens over the links that stages have; the scheduler is the real one. Compared is with one stage
+that sleeps 20 ms: tokens per second of 8 rows for each stage, and the time of one prompt of 128k tokens in
+chunks of 2k. --real: the demo model instead, with a core for each stage, against one rank with both cores.
+The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+
+from benchmarks.bench_step import TOKEN, Bench, Case
+from carousel import LLM, SamplingParams
+from model_worker.distributed.layout import Layout
+from model_worker.distributed.stage_link import SlotSizes, StageLink
+from runtime.wire.format import unpack_ids
+from runtime.wire.plan import BatchPlan, SampleMasks, StepResult
+from scheduler_proc.batching.micro_batches import MicroBatches
+from scheduler_proc.batching.prefill_adder import StepLimits
+
+STEP_S = 0.02
+SPREAD = 0.2
+ROWS_OF_A_STAGE = 8
+NUM_STEPS = 300
+CHUNK, NUM_CHUNKS = 2048, 64
+START_S = 60.0
+WIDTH = 64
+READY = 0
+
+
+def link_of(folder: Path, layout: Layout) -> StageLink:
+    sizes = SlotSizes(CHUNK * WIDTH * 4, 4096 * 8, torch.float32, WIDTH)
+    return StageLink(folder, layout, sizes, join_timeout_s=START_S, on_wait=lambda: None)
+
+
+def stage(folder: Path, layout: Layout, plans: Any, results: Any) -> None:
+    """Sleep for each step, between what the stage before gives and what the next one gets."""
+    torch.set_num_threads(1)
+    link = link_of(folder, layout) if layout.num_stages > 1 else None
+    results.put(READY)
+    draw = random.Random(layout.stage)
+    waits_for: dict[int, int] = {}
+    taken = 0
+    step = 0
+    while (item := plans.get()) is not None:
+        step += 1
+        rows, num_tokens, needs_tokens, sampled = item
+        if link is not None and layout.is_first and needs_tokens:
+            while taken < max(waits_for[row] for row in rows):
+                taken += 1
+                link.take_tokens(taken)
+        elif link is not None and not layout.is_first:
+            link.take_hidden(step, num_tokens)
+        time.sleep(STEP_S / layout.num_stages * (1 + draw.uniform(-SPREAD, SPREAD)))
+        waits_for.update(dict.fromkeys(sampled, step))
+        if link is not None:
+            if not layout.is_first:
+                link.let_go()
+            if layout.is_last:
+                link.give_tokens(step, torch.zeros(len(sampled), dtype=torch.int64))
+            else:
+                link.give_hidden(step, [torch.zeros(num_tokens, WIDTH)])
+            while layout.is_first and link.has_tokens:
+                taken += 1
+                link.take_tokens(taken)
+        if layout.is_last:
+            results.put(step)
+
+
+class Handle:
+    frames = ()
+
+    def __init__(self, executor: SleepingStages, plan: BatchPlan) -> None:
+        self._executor = executor
+        samples = unpack_ids(plan.samples)
+        tokens = np.full(plan.num_decodes + int(samples.sum()), TOKEN, np.int32)
+        self._result = StepResult(plan.step, tokens.tobytes(), samples.tobytes())
+
+    def result(self) -> StepResult:
+        assert self._executor.results.get() == self._result.step
+        return self._result
+
+    def done(self) -> bool:
+        return False
+
+
+class SleepingStages:
+    feeds_back = True
+
+    def __init__(self, num_stages: int, folder: Path) -> None:
+        self.max_in_flight = num_stages + 1
+        fork = multiprocessing.get_context("fork")
+        self.results = fork.Queue()
+        self._plans = [fork.Queue() for _ in range(num_stages)]
+        self._processes = [
+            fork.Process(target=stage, args=(folder, Layout(i, 0, num_stages), plans, self.results))
+            for i, plans in enumerate(self._plans)
+        ]
+        for process in self._processes:
+            process.start()
+        assert all(self.results.get() == READY for _ in self._processes)
+
+    def launch(self, plan: BatchPlan) -> Handle:
+        rows, ids = unpack_ids(plan.rows), unpack_ids(plan.input_ids)
+        samples = np.concatenate([np.ones(plan.num_decodes, bool), unpack_ids(plan.samples) > 0])
+        needs_tokens = bool((ids < 0).any())
+        item = rows.tolist(), len(ids), needs_tokens, rows[samples].tolist()
+        for plans in self._plans:
+            plans.put(item)
+        return Handle(self, plan)
+
+    def sample(self, handle: object, masks: SampleMasks) -> None:
+        raise AssertionError("no row has a mask")
+
+    def close(self) -> None:
+        for plans in self._plans:
+            plans.put(None)
+        for process in self._processes:
+            process.join()
+
+
+def bench_of(case: Case, executor: SleepingStages, num_stages: int) -> Bench:
+    bench = Bench(case, executor)
+    builder = bench.scheduler.builder
+    builder._limits = StepLimits(CHUNK, case.num_rows)
+    if num_stages > 1:
+        builder.micro_batches = MicroBatches(bench.rows, num_stages)
+        bench.scheduler._is_pipeline = True
+    return bench
+
+
+def tokens_per_second(num_stages: int, num_rows: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        executor = SleepingStages(num_stages, Path(folder))
+        case = Case(num_rows, 16, churn=False, num_prompt=16, num_output=NUM_STEPS * 2)
+        bench = bench_of(case, executor, num_stages)
+        bench.step(bench.first_frames())
+        while bench.scheduler.num_committed < 30:
+            bench.step([])
+        num_before, began = bench.rows.num_tokens.sum(), time.perf_counter()
+        while bench.scheduler.num_committed < 30 + NUM_STEPS:
+            bench.step([])
+        rate = (bench.rows.num_tokens.sum() - num_before) / (time.perf_counter() - began)
+        while bench.scheduler.in_flight:
+            bench.scheduler._commit_oldest()
+        executor.close()
+        return float(rate)
+
+
+def prompt_seconds(num_stages: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        executor = SleepingStages(num_stages, Path(folder))
+        case = Case(1, 16, churn=False, num_prompt=CHUNK * NUM_CHUNKS, num_output=2)
+        bench = bench_of(case, executor, num_stages)
+        began = time.perf_counter()
+        bench.step([bench.frame(1)])
+        while bench.lifecycle.requests:
+            bench.step([])
+        seconds = time.perf_counter() - began
+        executor.close()
+        return seconds
+
+
+def model_rate(num_streams: int, **settings: Any) -> float:
+    """Tokens per second of the demo model, or of what CAROUSEL_BENCH_MODEL names."""
+    sampling = [SamplingParams(max_tokens=128, ignore_eos=True, seed=n) for n in range(num_streams)]
+    prompts = [f"def f{n}(x):\n    return" for n in range(num_streams)]
+    model = os.environ.get("CAROUSEL_BENCH_MODEL", "")
+    with LLM(model, max_total_tokens=16384, **settings) as llm:
+        llm.generate(prompts, sampling, use_tqdm=False)
+        began = time.perf_counter()
+        llm.generate(prompts, sampling, use_tqdm=False)
+        return num_streams * 128 / (time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--real", action="store_true")
+    args = parser.parse_args()
+    report: dict[str, float] = {}
+    if args.real:
+        for num_streams in (16, 64):
+            one, two = model_rate(num_streams), model_rate(num_streams, pp_size=2)
+            report[f"{num_streams} streams, 2 stages / 1 rank"] = round(two / one, 3)
+            print(f"{num_streams} streams: {one:.0f} tokens/s with one rank, {two:.0f} with two stages")
+    else:
+        rate, seconds = tokens_per_second(1, ROWS_OF_A_STAGE), prompt_seconds(1)
+        for num_stages in (2, 4):
+            report[f"decodes, {num_stages} stages"] = round(
+                tokens_per_second(num_stages, ROWS_OF_A_STAGE * num_stages) / rate, 3
+            )
+            report[f"prompt, {num_stages} stages"] = round(seconds / prompt_seconds(num_stages), 3)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Layout: the place of a process: a stage has some of the layers, and a rank a part of each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Place of a process among `num_stages` pipeline stages of `tp_size` ranks each."""
+
+    stage: int = 0
+    tp_rank: int = 0
+    num_stages: int = 1
+    tp_size: int = 1
+
+    @staticmethod
+    def of_rank(rank: int, num_stages: int, tp_size: int) -> Layout:
+        """Ranks are numbered stage by stage."""
+        return Layout(*divmod(rank, tp_size), num_stages, tp_size)
+
+    @property
+    def rank(self) -> int:
+        """Number among the ranks of all stages."""
+        return self.stage * self.tp_size + self.tp_rank
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_stages * self.tp_size
+
+    @property
+    def is_first(self) -> bool:
+        """Reads token ids."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Has the head."""
+        return self.stage == self.num_stages - 1
+
+    @property
+    def answers(self) -> bool:
+        """Samples, and answers the scheduler."""
+        return self.is_last and self.tp_rank == 0
+
+    @property
+    def next_rank(self) -> int:
+        """Rank of the next stage that has the same part of a layer; behind the last stage comes the first."""
+        return (self.stage + 1) % self.num_stages * self.tp_size + self.tp_rank
+
+    @property
+    def rank_before(self) -> int:
+        """Rank that this one is the next of."""
+        return (self.stage - 1) % self.num_stages * self.tp_size + self.tp_rank

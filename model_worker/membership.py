@@ -1,0 +1,104 @@
+"""Membership: the place of this process among those of its launch that compute one model, and how it meets
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from model_worker.device.base import Device
+from model_worker.distributed.group import SOLO, RankGroup
+from model_worker.distributed.layout import Layout
+from model_worker.distributed.selection import join_group
+from model_worker.distributed.stage_link import SlotSizes, StageLink
+from model_worker.models.transformer import StageOutput
+from model_worker.runner.warm_up import PROMPT_TOKENS
+from runtime.checkpoint.model_config import ModelConfig, read_model_config
+from runtime.ring.process import ProcessContext
+from runtime.settings.config import RuntimeConfig
+
+TOKEN_BYTES = 8
+
+
+class Membership(NamedTuple):
+    """Layout of a process, and its connections to the others of its launch."""
+
+    layout: Layout
+    group: RankGroup
+    """Ranks of its stage."""
+    world: RankGroup
+    """All ranks of all stages."""
+    link: StageLink | None = None
+    """Where there are several stages: those beside its own."""
+
+    @staticmethod
+    def of_one_stage(group: RankGroup) -> Membership:
+        """Return that of a rank whose group has the whole model."""
+        return Membership(Layout(tp_rank=group.rank, tp_size=group.size), group, group)
+
+    def close(self) -> None:
+        if self.link is not None:
+            self.link.close()
+            self.world.close()
+        self.group.close()
+
+
+ALONE = Membership.of_one_stage(SOLO)
+
+
+def join_ranks(context: ProcessContext, device: Device, on_wait: Callable[[], None]) -> Membership:
+    """Meet the other ranks of this process's launch. Raises GroupError."""
+    # The scheduler's process has rank 0 where it has one.
+    rank = context.index if context.role == "worker" else 0
+    folder = context.endpoints.ranks_dir(context.epoch)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return join_folder(context.config, rank, folder, device.torch_device, on_wait)
+
+
+def join_folder(
+    config: RuntimeConfig, rank: int, folder: Path, device: torch.device, on_wait: Callable[[], None]
+) -> Membership:
+    """Meet those who are given the same folder. Raises GroupError."""
+    layout = Layout.of_rank(rank, config.pp_size, config.tp_size)
+
+    def join(folder: Path, rank: int, size: int) -> RankGroup:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return join_group(
+            folder,
+            rank,
+            size,
+            device,
+            dtype=getattr(torch, config.dtype),
+            join_timeout_s=config.start_timeout,
+            on_wait=on_wait,
+        )
+
+    if layout.num_stages == 1:
+        return Membership.of_one_stage(join(folder, rank, config.tp_size))
+    group = join(folder / f"ranks_of_stage{layout.stage}", layout.tp_rank, config.tp_size)
+    world = join(folder / "all", rank, layout.num_ranks)
+    link = StageLink(
+        folder, layout, _slot_sizes(config), join_timeout_s=config.start_timeout, on_wait=on_wait
+    )
+    return Membership(layout, group, world, link)
+
+
+def _slot_sizes(config: RuntimeConfig) -> SlotSizes:
+    """Room for the largest step, or for the one that a runner computes before it serves."""
+    model = read_model_config(
+        Path(config.model), config.model_impl, config.context_length, config.model_spec, config.hf_overrides
+    )
+    assert isinstance(model, ModelConfig), "settings with stages are refused for any other"
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    width = len(StageOutput._fields) * model.hidden_size
+    num_tokens = max(config.chunked_prefill_size, PROMPT_TOKENS)
+    return SlotSizes(
+        hidden=num_tokens * width * dtype.itemsize,
+        tokens=config.max_running_requests * TOKEN_BYTES,
+        dtype=dtype,
+        width=width,
+    )

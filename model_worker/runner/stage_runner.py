@@ -1,0 +1,138 @@
+"""StageRunner: a ModelRunner of one pipeline stage. Gets hidden states from the stage before it, and gives
+its own to the next one; the last stage samples, and tells the first one what an input id of -1 stands for.
+
+    stage 0        tokens of earlier steps ─► FutureMap ─► layers ─► hidden states
+    in between     hidden states ─► layers ─► hidden states
+    last stage     hidden states ─► layers ─► head ─► Sampler ─► tokens
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.attention.forward_batch import ForwardBatch
+from model_worker.distributed.stage_link import StageLink
+from model_worker.models.transformer import CausalLM, StageOutput
+from model_worker.runner.model_runner import ModelRunner
+from model_worker.runner.recording.base import StageRecording
+from model_worker.runner.recording.selection import record_stage
+from model_worker.runner.step_output import ForwardOutput, StepOutput
+from model_worker.sampling.columns import SampleRows
+from runtime.wire.format import TOKEN_BYTES, unpack_ids
+from runtime.wire.plan import BatchPlan
+
+
+class StageRunner(ModelRunner):
+    """Steps are numbered as they come, so that every stage gives the same number to the same plan."""
+
+    def __init__(self, model: CausalLM, *args: Any, link: StageLink, **options: Any) -> None:
+        layout = link.layout
+        super().__init__(model, *args, **options, has_logits=layout.is_last)
+        self._link = link
+        self._layout = layout
+        self._stage_model = model
+        self._program: StageRecording | None = None
+        self._num_steps = 0
+        self._arrived: tuple[Tensor, Tensor] | None = None
+        # Of the first stage: steps whose tokens have not come, and the last step that samples each row.
+        self._awaited: deque[tuple[int, SampleRows]] = deque()
+        self._sampled_in = np.zeros(self.max_rows, np.int64)
+
+    def apply(self, plan: BatchPlan) -> tuple[ForwardBatch, SampleRows]:
+        """See ModelRunner; with the hidden states that have come for it."""
+        batch, who = super().apply(plan)
+        batch.arrived = self._arrived
+        return batch, who
+
+    @torch.inference_mode()
+    def forward(self, plan: BatchPlan) -> ForwardOutput | StepOutput:
+        """Apply the plan and compute its tokens, as far as this stage does."""
+        self._num_steps += 1
+        if self._layout.is_first:
+            self._take_tokens(plan)
+        else:
+            self._take_hidden(plan)
+        is_last = self._layout.is_last
+        output = self._compute_last(plan) if is_last else self._compute_stage(plan)
+        if not self._layout.is_first:
+            self._arrived = None
+            self._link.let_go()
+        return output
+
+    def _take_hidden(self, plan: BatchPlan) -> None:
+        num_tokens = len(plan.input_ids) // TOKEN_BYTES
+        data = self._link.take_hidden(self._num_steps, num_tokens).view(2, num_tokens, -1)
+        self._arrived = data[0], data[1]
+
+    def _take_tokens(self, plan: BatchPlan) -> None:
+        """Take those that have come, and wait for those that the plan's rows go on from."""
+        needed = 0
+        if (unpack_ids(plan.input_ids) < 0).any():
+            needed = self._sampled_in[unpack_ids(plan.rows)].max().item()
+        while self._awaited and (self._awaited[0][0] <= needed or self._link.has_tokens):
+            step, who = self._awaited.popleft()
+            self._future.store(who.rows, self._link.take_tokens(step))
+
+    def _compute_stage(self, plan: BatchPlan) -> StepOutput:
+        """Compute the layers of a stage that is not the last. Tokens of its result are nobody's."""
+        made = self._run_recorded(plan)
+        if made is None:
+            batch, who = self.apply(plan)
+            self._backend.prepare(batch)
+            output = self._stage_model.compute_stage(batch, self.kv_pool, self._backend)
+        else:
+            assert not isinstance(made, ForwardOutput)
+            output, who = made
+        self._link.give_hidden(self._num_steps, output)
+        if self._layout.is_first:
+            # Copied: a program lays the next plan out in the same memory.
+            kept = SampleRows(who.rows.clone(), who.positions, who.rows_host.copy(), who.positions_host)
+            self._awaited.append((self._num_steps, kept))
+            self._sampled_in[kept.rows_host] = self._num_steps
+        return StepOutput(bytes(len(who.rows_host) * TOKEN_BYTES))
+
+    def _compute_last(self, plan: BatchPlan) -> ForwardOutput:
+        made = self._run_recorded(plan)
+        if made is None:
+            return self._compute(plan)
+        assert isinstance(made, ForwardOutput)
+        return made
+
+    def _run_recorded(self, plan: BatchPlan) -> ForwardOutput | tuple[StageOutput, SampleRows] | None:
+        """Compute the plan in one call; None: it is to be computed operation by operation."""
+        program = self._program
+        if program is None or not program.fits(plan):
+            return None
+        if plan.setups or plan.page_copies:
+            self._open_rows_and_copy_pages(plan)
+        program.put(self._arrived)
+        return program.run(plan)
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        forward: ForwardOutput | StepOutput,
+        masks: Mapping[int, bytes],
+        processed: Sequence[tuple[int, bytes]] = (),
+    ) -> StepOutput:
+        """See ModelRunner; only the last stage has something to sample from."""
+        output = super().sample(forward, masks, processed)
+        if self._layout.is_last:
+            tokens = output.tokens
+            if isinstance(tokens, bytes):
+                tokens = torch.from_numpy(unpack_ids(tokens).copy())
+            self._link.give_tokens(self._num_steps, tokens.long())
+        return output
+
+    def _recorded_by(self) -> object | None:
+        return self._program
+
+    def _record(self, decode: BatchPlan, on_progress: Any) -> None:
+        if self._records_steps and self._group.size == 1:
+            self._program = record_stage(self._parts(decode), self._layout)

@@ -1,0 +1,128 @@
+"""A launch with pipeline stages as a user meets it: the bits of one stage, and streams that outlive one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from carousel import Client, SamplingParams
+from carousel import StructuredOutputsParams as Guide
+from tests.cpu.parallel.test_tensor_parallel_launch import NUM_MIXED, POOL, TIMEOUT_S, tokens_of
+from tests.harness.models.native import needs_compiler
+from tests.harness.ring.launched import Launched, launched
+
+LOGITS = ("--gather-context-logits", "--gather-generation-logits")
+NUM_STREAMS = 8
+NUM_TOKENS = 120
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(scope="module")
+def one_stage() -> Iterator[Launched]:
+    with launched(*POOL, *LOGITS) as launch:
+        yield launch
+
+
+@pytest.fixture(scope="module")
+def two_stages() -> Iterator[Launched]:
+    with launched("--pp", "2", *POOL, *LOGITS) as launch:
+        yield launch
+
+
+def logits_of(launch: Launched) -> list[Any]:
+    """Raw logits of prompts and outputs, some beside each other, in chunks, and from the cache."""
+    prompts = ["import os\n" * n + f"def f{n}(x):\n    return" for n in (1, 6, 12)]
+    asked = SamplingParams(
+        max_tokens=12, temperature=0.8, seed=3, ignore_eos=True,
+        return_context_logits=True, return_generation_logits=True, logprobs=2, prompt_logprobs=1,
+    )  # fmt: skip
+    with Client(launch.run_dir) as client:
+        done = client.generate(prompts, [asked] * len(prompts), timeout=TIMEOUT_S)
+        done += client.generate(prompts[:1], [asked], timeout=TIMEOUT_S)
+    return [
+        (list(each.token_ids), np.asarray(each.context_logits), np.asarray(each.outputs[0].generation_logits))
+        for each in done
+    ]
+
+
+@pytest.mark.parametrize("num_stages", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_raw_logits_are_the_bits_of_one_stage(
+    num_stages: int, one_stage: Launched, request: pytest.FixtureRequest
+) -> None:
+    """Each process records its layers, as the one of a single stage does."""
+    expected = logits_of(one_stage)
+    if num_stages == 2:
+        made = logits_of(request.getfixturevalue("two_stages"))
+    else:
+        with launched("--pp", str(num_stages), *POOL, *LOGITS) as launch:
+            made = logits_of(launch)
+    for (tokens, *logits), (other_tokens, *other_logits) in zip(expected, made, strict=True):
+        assert tokens == other_tokens
+        for one, other in zip(logits, other_logits, strict=True):
+            assert one.size > 0
+            assert one.shape == other.shape
+            assert np.array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+def test_a_hundred_mixed_requests_have_the_tokens_of_one_stage(
+    one_stage: Launched, two_stages: Launched
+) -> None:
+    """In a pool that takes rows back, beside requests that are given up and several sequences of one."""
+    with Client(one_stage.run_dir) as client:
+        expected = tokens_of(client, NUM_MIXED)
+    with Client(two_stages.run_dir) as client:
+        given_up = [
+            client.stream("def f(x):\n", SamplingParams(max_tokens=200, ignore_eos=True, seed=n))
+            for n in range(3)
+        ]
+        for stream in given_up:
+            next(stream)
+            client.abort(stream)
+        assert tokens_of(client, NUM_MIXED) == expected
+        assert all(list(stream)[-1].finish_reason == "abort" for stream in given_up)
+        assert client.server_info()["num_retracted"] > 0, "the small pool forced nobody to give way"
+        assert client.server_info()["max_steps_in_flight"] == 3
+
+
+def test_a_guide_and_several_sequences(one_stage: Launched, two_stages: Launched) -> None:
+    asked, guide = SamplingParams(max_tokens=24, temperature=1.0, seed=5), Guide(regex="[a-f]{3,9}")
+    texts = []
+    for launch in (one_stage, two_stages):
+        with Client(launch.run_dir) as client:
+            guided = client.generate("x = ", asked, structured_outputs=guide, timeout=TIMEOUT_S)
+            several = client.generate("y = ", msgspec.structs.replace(asked, n=3), timeout=TIMEOUT_S)
+            texts.append([output.text for each in (guided, several) for output in each.outputs])
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 4
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.full)])
+def test_streams_outlive_a_stage_that_is_killed(victim: int) -> None:
+    """At a random moment; the engine starts again as one, and no client sees more than a pause."""
+    sampling = [
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=n, logprobs=1) for n in range(NUM_STREAMS)
+    ]
+    prompts = [f"def f{n}(x):\n" for n in range(NUM_STREAMS)]
+    settings = ("--dtype", "float32", "--no-http", "--max-total-tokens", "4096", "--restart", "auto")
+    with launched("--pp", "2", *settings) as launch, Client(launch.run_dir) as client:
+        expected = client.generate(prompts, sampling, timeout=TIMEOUT_S)
+        streams = [client.stream(*each) for each in zip(prompts, sampling, strict=True)]
+        told = [[next(stream)] for stream in streams]
+        for _ in range(random.Random(victim).randrange(8)):
+            told[0].append(next(streams[0]))
+        killed = launch.pid_of("worker", victim)
+        os.kill(killed, signal.SIGKILL)
+        for parts, stream in zip(told, streams, strict=True):
+            parts.extend(stream)
+        for parts, whole in zip(told, expected, strict=True):
+            assert parts[-1].finish_reason == "length"
+            assert "".join(part.text for part in parts) == whole.text
+        assert launch.pid_of("worker", victim) != killed
