@@ -525,7 +525,6 @@ PARAMETERS: tuple[Parameter, ...] = (
         neutral=False,
         doc="Search for the most likely sequences with `beam_width` beams; `n` of what it finds are the "
         "result, best first.",
-        bodies=(),
     ),
     Parameter(
         name="beam_width",
@@ -534,7 +533,6 @@ PARAMETERS: tuple[Parameter, ...] = (
         nullable=True,
         doc="Beams of `use_beam_search`, without which it means nothing. None: as many as `best_of`, or `n`, "
         "says.",
-        bodies=(),
     ),
     Parameter(
         name="length_penalty",
@@ -543,7 +541,6 @@ PARAMETERS: tuple[Parameter, ...] = (
         nullable=True,
         doc="Score of a hypothesis of a beam search: the sum of its logprobs divided by its length to this "
         "power; above 0 it favours long ones. None: 1.",
-        bodies=(),
     ),
     Parameter(
         name="early_stopping",
@@ -553,6 +550,5 @@ PARAMETERS: tuple[Parameter, ...] = (
         doc="When a beam search stops once `beam_width` hypotheses have ended: true or 1, at once; false or "
         "0, when the best beam has no better score at its length; any other number or never, when no beam "
         "can come to a better one. None: false.",
-        bodies=(),
     ),
 )

@@ -23,6 +23,9 @@ StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 
 WITH_TOKEN_IDS = tuple((p.name, p.kind.token_ids) for p in PARAMETERS if isinstance(p.kind, IdKind))
 
+WITHOUT_BEAMS = (("length_penalty", (None, 1.0)), ("early_stopping", (None, 0, 1)))
+"""Values that callers write who do not search."""
+
 # What callers may write; the client library makes of them what the fields say.
 Texts: TypeAlias = str | Sequence[str] | None
 Ids: TypeAlias = Sequence[int] | None
@@ -285,8 +288,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         if self.use_beam_search:
             self._check_beams()
         else:
-            for name in ("length_penalty", "early_stopping"):
-                if getattr(self, name) is not None:
+            for name, neutral in WITHOUT_BEAMS:
+                if getattr(self, name) not in neutral:
                     raise InvalidRequest(f"{name}: set use_beam_search, or leave it out", param=name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(

@@ -193,6 +193,8 @@ class ChatFormat:
         )
         if self._view.shows_ids:
             choice.token_ids = output.token_ids
+        if output.score is not None and output.cumulative_logprob is not None:
+            choice.score, choice.cumulative_logprob = output.score, output.cumulative_logprob
         return choice
 
     def _logprobs(self, part: Delta | CompletionOutput) -> ChatLogprobs | None:

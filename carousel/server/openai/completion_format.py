@@ -163,6 +163,8 @@ class CompletionFormat:
     ) -> CompletionChoice:
         view = self._view
         choice = self._choice(number, output)
+        if output.score is not None and output.cumulative_logprob is not None:
+            choice.score, choice.cumulative_logprob = output.score, output.cumulative_logprob
         if view.num_logprobs is not None:
             echoed = self._echo_logprobs(prompt, number, completion.prompt_logprobs)
             shown = output.logprobs if view.shows_output else []

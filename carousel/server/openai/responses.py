@@ -59,6 +59,10 @@ class CompletionChoice(Struct):
     prompt_logprobs: PromptLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    score: float | UnsetType = UNSET
+    """Score of a hypothesis of a beam search, beyond OpenAI;"""
+    cumulative_logprob: float | UnsetType = UNSET
+    """likewise the sum of its logprobs."""
 
 
 class CompletionResponse(Struct):
@@ -121,6 +125,10 @@ class ChatChoice(Struct):
     matched_stop: str | int | None
     stop_reason: str | int | None
     token_ids: list[int] | None = None
+    score: float | UnsetType = UNSET
+    """Same as in CompletionChoice;"""
+    cumulative_logprob: float | UnsetType = UNSET
+    """likewise."""
 
 
 class ChatResponse(Struct):

@@ -114,6 +114,10 @@ class GenerationBody(GuideFields, forbid_unknown_fields=True, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
     top_n_sigma: Annotated[float, Meta(ge=0.0, le=1000000.0)] | None = None
     speculative_num_draft_tokens: Annotated[int, Meta(ge=0, le=64)] | None = None
+    use_beam_search: bool | None = None
+    beam_width: Annotated[int, Meta(ge=1, le=64)] | None = None
+    length_penalty: Annotated[float, Meta(ge=-10.0, le=10.0)] | None = None
+    early_stopping: bool | int | str | None = None
     # Written by python -m runtime.sampling.generate: end.
 
     model: str | None = None

@@ -18,10 +18,17 @@ from carousel.server.openai.types import GenerationBody, LogitsProcessorBody, Re
 from carousel.structured_outputs import StructuredOutputsParams
 from runtime.base.errors import InvalidRequest
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
+from runtime.sampling.features import DRAWABLE
+from runtime.sampling.table import GREEDY_BELOW, PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
 
 PARAM_NAMES = {"label": "X-Request-Id", "lora_request": "model"}
 """Names in OpenAI's bodies of what the client library calls otherwise."""
+
+OF_DRAWS = frozenset(
+    p.name for p in PARAMETERS if p.example is not None and not p.feature(p.example) & ~DRAWABLE
+)
+"""Recommendations that a beam search, which draws nothing, does without."""
 
 
 def sampling_params(
@@ -42,10 +49,21 @@ def sampling_params(
 def given_sampling(defaults: SamplingDefaults, given: Mapping[str, Any]) -> SamplingParams:
     """Return what is asked for, as the client library takes it, which checks it when it is submitted.
 
-    given: values by the names of SamplingParams as JSON has them, None where there is none.
+    given: values by the names of SamplingParams as JSON has them, None where there is none. Raises
+    InvalidRequest for a temperature that a beam search is given.
     """
     recommended = msgspec.structs.asdict(defaults)
-    values = {name: value for name, value in recommended.items() if value is not None}
+    searches = bool(given.get("use_beam_search"))
+    if searches and (given.get("temperature") or 0.0) >= GREEDY_BELOW:
+        raise InvalidRequest(
+            f"temperature is {given['temperature']:g}: a beam search draws nothing; leave it out, or 0",
+            param="temperature",
+        )
+    values = {
+        name: value
+        for name, value in recommended.items()
+        if value is not None and not (searches and name in OF_DRAWS)
+    }
     values |= {name: value for name, value in given.items() if value is not None}
     return SamplingParams(**values)
 

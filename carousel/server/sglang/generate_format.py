@@ -169,6 +169,8 @@ class GenerateFormat:
                 meta.spec_verify_ct = usage.completion_tokens - usage.drafts.num_accepted
                 meta.spec_draft_token_num = usage.drafts.num_drafted
                 meta.spec_accept_token_num = usage.drafts.num_accepted
+        if not isinstance(part, Delta) and part.score is not None and part.cumulative_logprob is not None:
+            meta.score, meta.cumulative_logprob = part.score, part.cumulative_logprob
         yield from (b'{"text":"', sequence.text, b'","output_ids":[', sequence.ids.data, b'],"meta_info":')
         yield _encode(meta)[:-1]
         if view.shows_logprobs:

@@ -68,6 +68,10 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     speculative_num_draft_tokens: Annotated[int, Meta(ge=0, le=64)] | None = None
     additional_outputs: Annotated[list[StopText], Meta(max_length=16)] | None = None
     gather_context: bool | None = None
+    use_beam_search: bool | None = None
+    beam_width: Annotated[int, Meta(ge=1, le=64)] | None = None
+    length_penalty: Annotated[float, Meta(ge=-10.0, le=10.0)] | None = None
+    early_stopping: bool | int | str | None = None
     # Written by python -m runtime.sampling.generate: end.
 
     json_schema: str | None = None
@@ -134,6 +138,10 @@ class MetaInfo(Struct):
     """Guesses that were verified."""
     spec_accept_token_num: int | UnsetType = UNSET
     """Guesses that were right."""
+    score: float | UnsetType = UNSET
+    """Score of a hypothesis of a beam search."""
+    cumulative_logprob: float | UnsetType = UNSET
+    """Sum of its logprobs."""
     input_token_logprobs: list[Logprob] | UnsetType = UNSET
     input_top_logprobs: list[list[Logprob] | None] | UnsetType = UNSET
     output_token_logprobs: list[Logprob] | UnsetType = UNSET

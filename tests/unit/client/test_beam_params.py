@@ -73,5 +73,6 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
 
 @pytest.mark.parametrize("name", ["length_penalty", "early_stopping"])
 def test_what_is_of_a_search_is_refused_without_one(name: str) -> None:
+    assert wired(length_penalty=1.0, early_stopping=False).num_beams == 1
     with pytest.raises(InvalidRequest, match="set use_beam_search"):
-        build_request(make_handle(1, 1), Submission([1], SamplingParams(**{name: 1})))  # type: ignore[arg-type]
+        build_request(make_handle(1, 1), Submission([1], SamplingParams(**{name: 2})))  # type: ignore[arg-type]
