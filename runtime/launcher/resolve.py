@@ -487,6 +487,13 @@ def _check_idle(config: RuntimeConfig) -> None:
 
 def _check_scheduling(config: RuntimeConfig) -> None:
     """Refuse what one setting says and another does not let it do."""
+    if config.max_beam_width > config.max_running_requests:
+        raise ConfigError(
+            f"max_beam_width: {config.max_beam_width} beams take as many rows, of which max_running_requests "
+            f"gives {config.max_running_requests}; raise that, or ask for fewer beams"
+        )
+    if config.max_beam_width > 1 and config.task == "embed":
+        raise ConfigError("max_beam_width: an embedding model searches nothing; leave it out")
     capacity = config.capacity_policy
     if config.batching == "static" and capacity != "static_batch":
         raise ConfigError(f"capacity_scheduler: with static batching it is static_batch, not {capacity}")
