@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import uvloop
-from tqdm import tqdm
 
 from bench_serving.arguments import BenchConfig, parse_args
 from bench_serving.datasets.base import LoadConversation
@@ -38,6 +37,7 @@ from bench_serving.report import (
 from bench_serving.server_metrics import ServerFigures, compare, scrape
 from bench_serving.target import BenchTarget, open_target
 from runtime.base.errors import CarouselError, ConfigError, StartError
+from runtime.base.progress import Progress
 from runtime.text.tokenizer import Tokenizer
 
 EXIT_FAILED = 1
@@ -146,12 +146,15 @@ async def _load(
     gc.collect()
     gc.freeze()
     try:
-        with tqdm(
-            total=num_requests, disable=config.disable_tqdm, desc=f"{traffic.request_rate:g} req/s"
-        ) as bar:
-            return await run_load(
-                target.backend, target.render, conversations, traffic, on_record=lambda _: bar.update()
-            )
+        progress, num_done = Progress(f"{traffic.request_rate:g} req/s", "requests"), 0
+
+        def note(_: object) -> None:
+            nonlocal num_done
+            num_done += 1
+            if not config.disable_tqdm:
+                progress.note(num_done, num_requests)
+
+        return await run_load(target.backend, target.render, conversations, traffic, on_record=note)
     finally:
         gc.unfreeze()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from model_worker.sampling.processors.runner import ProcessorRunner, load_proces
 from model_worker.served_model import load_served_model
 from model_worker.worker import ModelWorker
 from runtime.base.errors import ConfigError, InvalidRequest
+from runtime.base.progress import Progress
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.pooling import read_pooling
@@ -36,26 +36,21 @@ from runtime.settings.graph_sizes import graph_sizes
 
 logger = logging.getLogger(__name__)
 
-LINE_INTERVAL_S = 5.0
-
 
 class LoadProgress:
-    """Says every few seconds how much of the weights is there, and lets the process show that it lives."""
+    """Shows how much of the weights is there, and that the process lives."""
 
     def __init__(
         self, on_progress: Callable[[], None], on_loaded: Callable[[float], None] = lambda share: None
     ) -> None:
         self._on_progress = on_progress
         self._on_loaded = on_loaded
-        self._next_line_at = time.monotonic() + LINE_INTERVAL_S
+        self._progress = Progress("loading weights", "tensors", say=logger.info)
 
     def note(self, loaded: int, total: int) -> None:
         self._on_loaded(loaded / total)
         self._on_progress()
-        now = time.monotonic()
-        if now >= self._next_line_at:
-            self._next_line_at = now + LINE_INTERVAL_S
-            logger.info("loading weights: %d of %d tensors (%d %%)", loaded, total, 100 * loaded // total)
+        self._progress.note(loaded, total)
 
 
 def load_worker(

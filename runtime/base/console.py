@@ -46,8 +46,8 @@ def write_line(text: str) -> None:
     _write(text)
 
 
-def _write(text: str) -> None:
-    data = (text + "\n").encode(errors="backslashreplace")
+def _write(text: str, end: str = "\n") -> None:
+    data = (text + end).encode(errors="backslashreplace")
     poll = select.poll()
     poll.register(STDERR_FD, select.POLLOUT)
     try:
@@ -55,6 +55,16 @@ def _write(text: str) -> None:
             data = data[os.write(STDERR_FD, data[:MAX_WRITE_BYTES]) :]
     except OSError:
         return  # its reader is gone, or its disk is full
+
+
+def is_terminal() -> bool:
+    """Tell whether somebody sees standard error as text that can be written over."""
+    return not _json_process and os.isatty(STDERR_FD)
+
+
+def write_over(text: str) -> None:
+    """Show a text on the terminal's last line, until the next one is written over it."""
+    _write(f"\r\x1b[K{text}\r", end="")
 
 
 def write_error(text: str) -> None:

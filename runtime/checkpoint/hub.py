@@ -8,10 +8,13 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from runtime.base.console import is_terminal
 from runtime.base.errors import ConfigError, ModelError
+from runtime.base.progress import Progress
 from runtime.settings.config import RuntimeConfig
 
 logger = logging.getLogger(__name__)
@@ -68,7 +71,7 @@ def _is_here(name: str) -> bool:
 
 
 def download(hub_id: str, revision: str, patterns: list[str], cache_dir: str = "") -> Path:
-    """The directory with the files of `hub_id`; what is missing there is downloaded, with bars on stderr.
+    """The directory with the files of `hub_id`; what is missing there is downloaded, which stderr shows.
 
     revision: a branch, tag or commit; empty for the main branch. cache_dir: in place of the Hub's own.
     Raises: ModelError that says what to do.
@@ -84,6 +87,7 @@ def download(hub_id: str, revision: str, patterns: list[str], cache_dir: str = "
             cache_dir=cache_dir or None,
             allow_patterns=patterns,
             ignore_patterns=_NOT_WANTED,
+            tqdm_class=_bar(),
         )
     except errors.GatedRepoError as error:
         raise ModelError(
@@ -105,6 +109,27 @@ def download(hub_id: str, revision: str, patterns: list[str], cache_dir: str = "
             f"'hf download {hub_id} --local-dir DIR', and pass DIR; or set HF_HOME to a cache that has it."
         ) from error
     return Path(folder)
+
+
+def _bar() -> type[Any]:
+    """The Hub's own bar on a terminal, else lines of the log."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class DownloadBar(tqdm):
+        def __init__(self, *about: Any, **more: Any) -> None:
+            super().__init__(*about, **{**more, "disable": more.get("disable") or not is_terminal()})  # type: ignore[no-untyped-call]
+            unit = "bytes" if more.get("unit") == "B" else "files"
+            self._progress = Progress(f"downloading {more.get('desc') or ''}".strip(), unit, say=logger.info)
+            self._num_done = 0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self.disable and self.total:
+                self._num_done += int(n or 0)
+                self._progress.note(self._num_done, int(self.total))
+            shown: bool | None = super().update(n)
+            return shown
+
+    return DownloadBar
 
 
 def _first_line(error: Exception) -> str:

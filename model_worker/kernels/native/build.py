@@ -18,13 +18,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
 from runtime.base.cpu_isa import CpuIsa, cpu_isa, machine_isa, usable_isas
 from runtime.base.ownership import fault_of
+from runtime.base.progress import LINE_S, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -168,11 +169,22 @@ def _compile(
         if unchecked:
             raise BuildError(f"the sources have no structure {', '.join(sorted(unchecked))}")
         with ThreadPoolExecutor(num_cores) as pool:
-            list(pool.map(_run_compiler, commands))
+            _wait([pool.submit(_run_compiler, command) for command in commands])
         unfinished = Path(folder, library.name)
         _run_compiler([compiler, *flags, "-shared", *objects, "-o", str(unfinished)])
         unfinished.chmod(0o600)
         unfinished.replace(library)
+
+
+def _wait(jobs: Sequence[Future[None]]) -> None:
+    """Wait for all, and show how far they are. Raises what one of them does."""
+    progress, unfinished = Progress("compiling CPU kernels", "parts", say=logger.info), set(jobs)
+    while unfinished:
+        progress.note(len(jobs) - len(unfinished), len(jobs))
+        _, unfinished = wait(unfinished, LINE_S, FIRST_COMPLETED)
+    progress.note(len(jobs), len(jobs))
+    for job in jobs:
+        job.result()
 
 
 def _units(source_dir: Path, number: int | None) -> list[list[Path]]:

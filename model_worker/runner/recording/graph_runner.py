@@ -42,6 +42,7 @@ from model_worker.runner.step_output import ForwardOutput
 from model_worker.sampling.columns import LongArray, SampleRows
 from model_worker.sampling.ops.base import DrawKind
 from model_worker.sampling.sampler import Sampler
+from runtime.base.progress import Progress
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.plan import BatchPlan
 
@@ -122,9 +123,11 @@ class GraphRunner:
             (_Kind(size, k, a) for k, sizes in self._sizes.items() for size in sizes for a in adapters),
             reverse=True,
         )
-        for count, kind in enumerate(kinds, 1):
+        progress = Progress("recording CUDA graphs", "graphs", say=logger.info)
+        for count, kind in enumerate(kinds):
             size = kind.size
-            logger.info("recording CUDA graphs: batch size %d, %d of %d", size, count, len(kinds))
+            logger.debug("recording CUDA graphs: batch size %d, %d of %d", size, count + 1, len(kinds))
+            progress.note(count, len(kinds))
             empty = np.empty(0, np.int64)
             self._stage(size, empty, empty, empty, empty, empty)
             remedy = (
@@ -133,6 +136,7 @@ class GraphRunner:
             with when_out_of_memory(f"recording the decode step of {size} rows", remedy):
                 self._recorded[kind] = self._capture_kind(kind)
             on_progress()
+        progress.note(len(kinds), len(kinds))
 
     def fits(self, plan: BatchPlan) -> bool:
         """Tell whether each row of the plan computes one token and samples one, and they are no more than the

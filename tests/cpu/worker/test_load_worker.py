@@ -12,6 +12,7 @@ import torch
 
 from model_worker import load_worker
 from model_worker.device import make_device
+from runtime.base import progress
 from runtime.settings.config import RuntimeConfig
 from tests.harness.models.plans import save_tiny_llama
 
@@ -58,7 +59,7 @@ def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
 def test_loading_says_how_many_tensors_are_there_and_beats_after_each(
     checkpoint: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_worker, "LINE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
     with caplog.at_level(logging.INFO):
         assert load(checkpoint) == NUM_TENSORS + 1
     first, *said = lines(caplog, "loading weights")
@@ -86,17 +87,17 @@ def test_loading_says_so_once_an_interval_at_most(
     ticks = iter(range(1000))
     monkeypatch.setattr(time, "monotonic", lambda: 0.625 * next(ticks))
     with caplog.at_level(logging.INFO):
-        progress = load_worker.LoadProgress(lambda: None)
+        loading = load_worker.LoadProgress(lambda: None)
         for n in range(1, 25):
-            progress.note(n, 100)
+            loading.note(n, 100)
     assert [line.split()[2] for line in lines(caplog, "loading weights")] == ["8", "16", "24"]
 
 
 def test_loading_tells_the_share_that_is_there() -> None:
     shares: list[float] = []
-    progress = load_worker.LoadProgress(lambda: None, shares.append)
+    loading = load_worker.LoadProgress(lambda: None, shares.append)
     for n in range(1, 5):
-        progress.note(n, 4)
+        loading.note(n, 4)
     assert shares == [0.25, 0.5, 0.75, 1.0]
 
 
