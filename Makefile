@@ -71,7 +71,7 @@ test-all: setup
 	$(BIN)/python -m pytest --pretend tests/gpu $(ARGS)
 
 # The page in Debian's Chromium. Who is not root is told the one command that installs it.
-CHROMIUM := apt-get install --yes --no-install-recommends chromium
+CHROMIUM := DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends chromium
 test-page: $(VENV)/.page
 	@command -v chromium >/dev/null || { \
 	  [ $$(id -u) = 0 ] || { echo "test-page needs Chromium: sudo $(CHROMIUM)" >&2; exit 1; }; \
@@ -83,7 +83,7 @@ $(VENV)/.page: $(VENV)/.ready
 	@touch $@
 
 # Metrics as a real Prometheus reads them, with the dashboard and the alerts of deploy/.
-PROMETHEUS := apt-get install --yes --no-install-recommends prometheus
+PROMETHEUS := DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends prometheus
 test-metrics: setup
 	@command -v prometheus >/dev/null || { \
 	  [ $$(id -u) = 0 ] || { echo "test-metrics needs Prometheus: sudo $(PROMETHEUS)" >&2; exit 1; }; \
