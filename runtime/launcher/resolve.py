@@ -51,6 +51,7 @@ BY_PREFIX = ("lpm", "longest_prefix", "dfs-weight")
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 KEY_FILES = ("api_key_file", "api_keys")
 """Settings of the HTTP server that matter to clients over TCP, too: those have sections, and SIGHUP."""
+OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 OWN_PATHS = ("/profiles", "/stats", "/timelines", "/v1", "/v1/chat", "/v1/models")
 """Beginnings of the HTTP server's own paths: as a root path they would be taken off those."""
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
@@ -148,6 +149,10 @@ def _absolute(path: str) -> str:
 def _check_traces(config: RuntimeConfig) -> None:
     endpoint = config.otlp_traces_endpoint
     if not endpoint:
+        if config.trace_content and not any(map(os.environ.get, OTLP_ENDPOINTS)):
+            raise ConfigError(
+                "trace_content: no traces are sent; name a collector (--otlp-traces-endpoint) or leave it out"
+            )
         return
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"otlp_traces_endpoint: {endpoint!r} is no URL; it begins with http:// or https://")

@@ -27,6 +27,7 @@ HTTP_SETTINGS = (
     "ssl_certfile",
     "ssl_keyfile",
     "timeline_sample_rate",
+    "trace_content",
     "unknown_fields",
 )
 """Settings of the HTTP server alone."""
@@ -207,6 +208,10 @@ class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True)
             le=1.0,
         ),
     ] = 0.0
+    trace_content: Annotated[
+        bool,
+        setting("prompts and outputs go to the collector of traces, too; default: nothing of what they say"),
+    ] = False
     profile_dir: Annotated[
         str,
         setting(

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from carousel.client.core.trace_context import trace_for_wire
+from carousel.client.tracing.trace_context import trace_for_wire
 from carousel.lora import LoRARequest, adapter_for_wire
 from carousel.retention import KvCacheRetentionConfig, retention_for_wire
 from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams, guide_for_wire

@@ -27,6 +27,7 @@ from carousel.client.core.result import (
     TokenLogprob,
     error_from_info,
 )
+from carousel.client.tracing.request_span import RequestSpan
 from runtime.base.errors import CarouselError, RequestError
 from runtime.wire.format import TOKEN_BYTES, FloatArray, unpack_floats
 from runtime.wire.handle import MAX_ATTEMPT, attempt_of, sibling, split_handle, with_attempt
@@ -288,6 +289,7 @@ class RequestState:
         "put",
         "request",
         "sequences",
+        "span",
     )
 
     def __init__(
@@ -321,6 +323,8 @@ class RequestState:
         """Sequences without a terminal, as far as it has come."""
         # -- the caller's
         self._num_unfinished = len(self.sequences)
+        self.span: RequestSpan | None = None
+        """None: its caller has no tracer, or has named a trace."""
         self.error: CarouselError | None = None
         """The first that came of any sequence, or instead of them: the request has failed."""
 
@@ -393,12 +397,20 @@ class RequestState:
             return [delta]
         self._num_unfinished -= 1
         if finish.reason != "error":
+            if self.ended:
+                self.end_span(self.error)
             return [delta]
         self._fail(error_from_info(finish.error or ErrorInfo("the request failed without a reason")))
         return [delta] if output.text or output.token_ids or output.prompt_logprobs else []
 
     def _fail(self, error: CarouselError) -> None:
         self.error = self.error or error
+        self.end_span(error)
+
+    def end_span(self, error: CarouselError | None) -> None:
+        """Make the span of the request, if it has one: it has ended, by this error if there is one."""
+        if self.span is not None:
+            self.span.end([sequence.finish for sequence in self.sequences], error)
 
     def completion(self) -> Completion:
         """The whole of a request that has ended."""

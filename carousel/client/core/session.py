@@ -27,6 +27,8 @@ from carousel.client.core.request_state import RequestState, SequenceState
 from carousel.client.core.result import error_from_info
 from carousel.client.core.ring_state import Restart
 from carousel.client.core.stats import StatsOp
+from carousel.client.tracing.request_span import RequestSpan, begin_span
+from carousel.client.tracing.trace_context import trace_for_wire
 from runtime.base.errors import CarouselError, RequestAborted, RequestError
 from runtime.ring.tenants import OWNER
 from runtime.wire.handle import MAX_ATTEMPT, make_handle
@@ -180,13 +182,27 @@ class Session(Generic[M]):
         Raises: InvalidRequest that names the argument, also for a label that the same tenant has in flight;
         what `Ring.submit` does. Nothing has then been sent.
         """
+        span = None
+        if "traceparent" not in submission.options:
+            span = begin_span(submission.options.get("task", "generate"))
+        try:
+            return self._submit(submission, put, span)
+        except CarouselError as error:
+            if span is not None:
+                span.end(error=error)
+            raise
+
+    def _submit(self, submission: Submission, put: Put, span: RequestSpan | None) -> RequestState:
         number = next(self._request_numbers)
         handle = make_handle(self.connection.client_of(number), number)
         request = build_request(handle, submission)
+        if span is not None:
+            request = msgspec.structs.replace(request, trace=trace_for_wire(span.traceparent))
         if request.label and not submission.holds_label:
             self._labels.hold(request.tenant, request.label, number)
         with self._sending:
             state = RequestState(request, submission.sampling, put, self.connection.generation, self._clock())
+            state.span = span
             self._sequences.update((each.handle, (state, each)) for each in state.sequences)
             self._requests[number] = state
             try:

@@ -43,6 +43,8 @@ class _Stream:
         self._closed = True
         if self._session is not None and self.state is not None:
             self._session.forget(self.state.number)
+            if self.state.span is not None:
+                self.state.end_span(RequestAborted("the stream was closed before its end"))
 
     def __del__(self) -> None:
         self._abandon()

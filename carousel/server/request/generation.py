@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
@@ -45,6 +45,8 @@ bytes until the answer is complete.
 MAX_LOGITS = 1 << 21
 """Raw logits in the answer to one HTTP request: up to 22 bytes of JSON each."""
 ABORT_RETRY_S = 0.01
+LEAVE_S = 1.0
+"""Time for the end of what a caller has left, to be in its trace."""
 LARGE_WRITE_BYTES = 64 << 10
 DELTAS_AT_ONCE = 128
 """Events of one step that are spelled before other tasks of the event loop run: about 2 ms."""
@@ -200,6 +202,10 @@ class Generation(Response):
                 self._aborted.add(prompt)
                 self._end_early(prompt)
 
+    def _leave(self) -> None:
+        """The caller has left: what was noted of its sequences still comes, with their early end."""
+        self.abort(range(len(self._submissions)))
+
     def _end_early(self, prompt: int) -> None:
         stream = self._open.get(prompt)
         if stream is None:
@@ -218,8 +224,7 @@ class Generation(Response):
         self._received_s = state["received_s"]
         asked = TracedRequest(
             scope,
-            self._submissions[0],
-            len(self._submissions),
+            self._submissions,
             self._received_s,
             self._server.config.model_names[0],
         )
@@ -232,7 +237,8 @@ class Generation(Response):
             work = self._complete(scope, receive, send)
         failure: BaseException | None = None
         try:
-            await run_until_disconnect(receive, work)
+            is_traced = self._trace.traceparent is not None
+            await run_until_disconnect(receive, work, self._leave if is_traced else None)
         except RequestError as error:
             failure = error
             raise respelled(error, self._param_names) from None
@@ -247,8 +253,9 @@ class Generation(Response):
 
     def _ended(self) -> list[EndedSequence]:
         """The sequences that have ended, for its trace."""
+        has_content = self._trace.has_content
         return [
-            EndedSequence(prompt, sequence.index, sequence.finish)
+            EndedSequence(prompt, sequence.index, sequence.finish, sequence.text if has_content else "")
             for prompt, stream in self._open.items()
             if stream.state is not None
             for sequence in stream.state.sequences
@@ -414,8 +421,12 @@ def _aborted() -> RequestError:
     return RequestError("the server ended this request early", code="aborted", status=503)
 
 
-async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end, or cancel it at the moment the HTTP client disconnects."""
+async def run_until_disconnect(
+    receive: Receive, work: Coroutine[Any, Any, None], leave: Callable[[], None] | None = None
+) -> None:
+    """Run `work` to its end, or cancel it at the moment the HTTP client disconnects. With `leave`, which has
+    it end early, it has LEAVE_S for that first.
+    """
     watch = asyncio.create_task(_disconnected(receive))
     # Who left while his request waited for this process is known by now: nothing is begun for him.
     await asyncio.sleep(0)
@@ -425,6 +436,12 @@ async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]
     task = asyncio.create_task(work)
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if leave is not None and not task.done():
+            leave()
+            await asyncio.wait((task,), timeout=LEAVE_S)
+            if task.done() and not task.cancelled():
+                task.exception()  # nobody is there to be told
+                return
     finally:
         watch.cancel()
         if not task.done():

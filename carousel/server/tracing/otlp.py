@@ -19,9 +19,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from carousel.client.core.request_builder import NUMBERS
-from carousel.client.core.trace_context import SAMPLED
+from carousel.client.tracing.phases import RequestPhase, phases_of
+from carousel.client.tracing.trace_context import SAMPLED
 from carousel.server.admin.metrics import Metrics
-from carousel.server.tracing.phases import RequestPhase, phases_of
+from carousel.server.tracing.content import input_messages, output_messages
 from carousel.server.tracing.tracing import EndedSequence, RequestTrace, TracedRequest, Tracing
 from runtime.base.errors import RequestError
 from runtime.settings.config import RuntimeConfig
@@ -92,6 +93,7 @@ class CountingProcessor(BatchSpanProcessor):
 class OtlpTracing(Tracing):
     def __init__(self, config: RuntimeConfig, metrics: Metrics) -> None:
         super().__init__()
+        self._has_content = config.trace_content
         environment = os.environ
         names = environment.get("OTEL_SERVICE_NAME", "") + environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
         is_named = bool(environment.get("OTEL_SERVICE_NAME")) or "service.name=" in names
@@ -119,7 +121,9 @@ class OtlpTracing(Tracing):
         )
         if not root.get_span_context().trace_flags.sampled:
             return RequestTrace(None)
-        return OtlpRequestTrace(self._tracer, root, asked, wall_offset_ns)
+        if self._has_content and (messages := input_messages(asked.submissions)):
+            root.set_attribute("gen_ai.input.messages", messages)
+        return OtlpRequestTrace(self._tracer, root, asked, wall_offset_ns, has_content=self._has_content)
 
     def close(self, timeout_s: float) -> None:
         # In a thread that the end of the process does not wait for: the collector may not answer.
@@ -131,10 +135,17 @@ class OtlpTracing(Tracing):
 
 class OtlpRequestTrace(RequestTrace):
     def __init__(
-        self, tracer: trace.Tracer, root: trace.Span, asked: TracedRequest, wall_offset_ns: int
+        self,
+        tracer: trace.Tracer,
+        root: trace.Span,
+        asked: TracedRequest,
+        wall_offset_ns: int,
+        *,
+        has_content: bool,
     ) -> None:
         context = root.get_span_context()
         super().__init__(f"00-{context.trace_id:032x}-{context.span_id:016x}-{SAMPLED:02x}")
+        self.has_content = has_content
         self._tracer = tracer
         self._root = root
         self._asked = asked
@@ -153,6 +164,8 @@ class OtlpRequestTrace(RequestTrace):
                 "gen_ai.usage.output_tokens": sum(usage.completion_tokens for usage in usages),
             }
         )
+        if self.has_content and sequences:
+            root.set_attribute("gen_ai.output.messages", output_messages(sequences))
         if error is not None:
             kind = error.code if isinstance(error, RequestError) and error.code else type(error).__name__
             root.set_attribute("error.type", kind)
@@ -181,7 +194,7 @@ class OtlpRequestTrace(RequestTrace):
 
 def _attributes(asked: TracedRequest, operation: str) -> dict[str, Any]:
     """Return what is asked for, in the names of OpenTelemetry's conventions for generative models."""
-    sampling = asked.submission.sampling
+    sampling = asked.submissions[0].sampling
     given = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "carousel",
@@ -191,7 +204,7 @@ def _attributes(asked: TracedRequest, operation: str) -> dict[str, Any]:
         "http.request.method": asked.scope["method"],
         "url.path": asked.scope["path"],
         "carousel.request_id": asked.scope["state"]["request_id"],
-        "carousel.num_prompts": asked.num_prompts,
+        "carousel.num_prompts": len(asked.submissions),
     }
     for parameter in NUMBERS:
         if (value := getattr(sampling, parameter.name)) != getattr(PLAIN, parameter.name):

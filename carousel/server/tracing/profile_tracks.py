@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from carousel.client.tracing.phases import phases_of
 from carousel.server.tracing.http_spans import HttpSpan, label_digest
-from carousel.server.tracing.phases import phases_of
 from runtime.wire.perf_metrics import Stamp
 
 SCHEDULER, WORKER, HTTP, TOKENIZER, DETOKENIZER = 1, 2, 3, 4, 5
@@ -124,13 +124,14 @@ def _names() -> Iterator[dict[str, Any]]:
 
 
 def _events(journeys: Sequence[Sequence[Stage]]) -> Iterator[dict[str, Any]]:
-    lanes, lane_of = Lanes(), dict[Stage, int]()
+    lanes, lane_of, named = Lanes(), dict[Stage, int](), set[int]()
     # Sequences of one request share its stays in the HTTP process and the tokenizer.
     stages = {stage: None for journey in journeys for stage in journey}
     for stage in sorted(stages, key=lambda stage: stage.slice.begin_s):
         process, piece = stage
         lane = process * LANES + lanes.take(process, piece.begin_s, piece.end_s)
-        if lane not in lane_of.values():
+        if lane not in named:
+            named.add(lane)
             about = {"name": "requests"}
             yield {"ph": "M", "name": "thread_name", "pid": process, "tid": lane, "args": about}
         lane_of[stage] = lane

@@ -8,7 +8,7 @@ import random
 import secrets
 from collections.abc import Iterable
 
-from carousel.client.core.trace_context import SAMPLED, format_traceparent, parse_traceparent
+from carousel.client.tracing.trace_context import SAMPLED, format_traceparent, parse_traceparent
 
 TRACEPARENT = b"traceparent"
 

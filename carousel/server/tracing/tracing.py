@@ -26,6 +26,8 @@ class EndedSequence:
     prompt: int
     index: int
     finish: Finish
+    text: str = ""
+    """Its output; empty unless the trace has content."""
 
 
 class RequestTrace:
@@ -34,6 +36,8 @@ class RequestTrace:
     def __init__(self, traceparent: str | None) -> None:
         self.traceparent = traceparent
         """Traceparent that its sequences carry; None: it is not sampled."""
+        self.has_content = False
+        """It tells what was said."""
 
     def end(self, sequences: Sequence[EndedSequence], error: BaseException | None) -> None:
         """The answer has gone out, or there was none."""
@@ -41,13 +45,11 @@ class RequestTrace:
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """Facts of a request that a trace tells: nothing of its prompt."""
+    """Facts of a request that a trace tells: of its prompt only where traces have content."""
 
     scope: Scope
-    submission: Submission
-    """Submission of its first prompt."""
-    num_prompts: int
-    """Prompts of the request, the first included."""
+    submissions: Sequence[Submission]
+    """One for each prompt, alike but for prompt and label."""
     received_s: float
     """By CLOCK_MONOTONIC."""
     model: str

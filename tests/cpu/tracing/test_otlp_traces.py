@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -84,6 +85,32 @@ def test_a_request_is_one_tree_under_its_callers_span(
     (request,) = front.ring.requests
     assert request.trace is not None
     assert request.trace.context[16:24] == root.span_id, "the ring's parent is the root"
+
+
+def test_with_trace_content_prompts_and_outputs_are_told_and_are_bounded(
+    collector: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    settings: dict[str, Any] = {"otlp_traces_endpoint": collector.url, "trace_content": True}
+    with http_front(tmp_path_factory.mktemp("run"), answer, **settings) as front:
+        front.post("/v1/completions", prompt=[CANARY, "y" * 20_000], stream=True)
+        messages = [{"role": "system", "content": "be"}, {"role": "user", "content": CANARY}]
+        front.post("/v1/chat/completions", messages=messages)
+        front.post("/v1/completions", prompt=[1, 2, 3])
+        roots = {
+            attributes_of(root)["gen_ai.operation.name"] + str(n): attributes_of(root)
+            for n, root in enumerate(collector.wait_for_roots(3))
+        }
+    plain, chat, ids = roots["text_completion0"], roots["chat1"], roots["text_completion2"]
+    first, second = json.loads(plain["gen_ai.input.messages"])
+    assert first == {"role": "user", "parts": [{"type": "text", "content": ""}]}
+    assert second["parts"][0]["content"] == "y" * 16_384
+    outputs = json.loads(plain["gen_ai.output.messages"])
+    said = {"role": "assistant", "parts": [{"type": "text", "content": "abc"}], "finish_reason": "stop"}
+    assert outputs == [said, said]
+    assert [turn["role"] for turn in json.loads(chat["gen_ai.input.messages"])] == ["system", "user"]
+    assert CANARY in chat["gen_ai.input.messages"]
+    assert "gen_ai.input.messages" not in ids
+    assert json.loads(ids["gen_ai.output.messages"]) == [said]
 
 
 def test_each_sequence_of_each_prompt_has_its_phases(front: Front, collector: Collector) -> None:

@@ -45,13 +45,16 @@ FLOORS: dict[str, set[str]] = {
     "carousel.client": {
         "carousel.client.connection",
         "carousel.client.core",
+        "carousel.client.tracing",
         "runtime.base",
         "runtime.sampling",
         "runtime.wire",
         "runtime.settings",
         "runtime.ring",
     },
+    "carousel.client.tracing": {"runtime.base", "runtime.wire"},
     "carousel.client.core": {
+        "carousel.client.tracing",
         *("carousel.lora", "carousel.retention", "carousel.structured_outputs"),
         *("runtime.base", "runtime.sampling", "runtime.wire", "runtime.ring"),
     },

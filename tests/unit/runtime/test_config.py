@@ -169,6 +169,13 @@ def test_a_root_path_may_end_with_a_slash(tmp_path: Path) -> None:
     assert own <= set(OWN_PATHS)
 
 
+def test_content_of_traces_needs_a_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^trace_content: .*--otlp-traces-endpoint"):
+        resolved(RuntimeConfig(trace_content=True), tmp_path)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    assert resolved(RuntimeConfig(trace_content=True), tmp_path).trace_content
+
+
 def test_a_certificate_and_its_key_are_read_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

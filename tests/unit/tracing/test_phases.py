@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from carousel.server.tracing.phases import phases_of
+from carousel.client.tracing.phases import phases_of
 from runtime.wire.perf_metrics import Stamp, StampName
 
 PLAIN: list[StampName] = [

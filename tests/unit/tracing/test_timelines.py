@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from detokenizer_proc.timelines import Timelines
+from detokenizer_proc.timelines import PAGE_SIZE, Timelines
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import Closed, ControlReply, ControlRequest, Finish, StreamOpen, Usage
@@ -40,6 +40,18 @@ def test_the_last_ones_are_kept_and_those_that_are_not_sampled_are_not() -> None
     found = [label for number in range(4) if timelines.of(label := f"request {number}")]
     assert found == ["request 2", "request 3"]
     assert not timelines.of("plain")
+
+
+def test_all_are_told_in_pages_and_none_twice() -> None:
+    timelines = Timelines(max_kept=PAGE_SIZE + 5)
+    for number in range(PAGE_SIZE + 20):
+        timelines.add("any", make_handle(1, number), finish())
+    first = timelines.after(0)
+    assert [each.number for each in first] == list(range(16, PAGE_SIZE + 16))
+    rest = timelines.after(first[-1].number)
+    assert [each.number for each in rest] == list(range(PAGE_SIZE + 16, PAGE_SIZE + 21))
+    assert timelines.after(rest[-1].number) == timelines.after(10_000) == []
+    assert first[0].clock_s == 10.0
 
 
 def ask(ring: Ring, label: str) -> Any:
