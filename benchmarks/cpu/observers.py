@@ -1,8 +1,9 @@
-"""What looking costs the served: `python -m benchmarks.cpu.observers`.
+"""Cost of looking, for those who are served: `python -m benchmarks.cpu.observers`.
 
-One launch of the demo model, streams over HTTP that never run dry, and in turns: nobody looks; ten viewers ask
-as the page does; every request is sampled and its trace sent to a collector. Printed are tokens per second of
-each turn, and the medians of the ratios to the turn of nobody in the same round.
+One launch of the demo model, streams over HTTP that never run dry, and in turns: nobody looks; ten viewers
+ask as the page does; every request is sampled and its trace sent to a collector. Printed are tokens per
+second, and per second of CPU time of the launch, of each turn, and the medians of the ratios to the turn of
+nobody in the same round. The second says more where the machine has other work.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.server import launched
+from benchmarks.process_cpu import cpu_by_role
+from benchmarks.server import Server, launched
 
 VIEW_EVERY_S = 0.5
 """The page's own."""
@@ -50,7 +52,7 @@ def load(port: int, num_streams: int, num_tokens: int, orders: Connection) -> No
         "ignore_eos": True,
         "stream": True,
     }
-    is_sampled, num_events = False, 0
+    is_sampled, num_events, ends = False, 0, dict[socket.socket, bytes]()
     selector = selectors.DefaultSelector()
 
     def begin(connection: socket.socket) -> None:
@@ -71,11 +73,15 @@ def load(port: int, num_streams: int, num_tokens: int, orders: Connection) -> No
                 orders.send(num_events)
                 is_sampled, num_events = order, 0
                 continue
-            connection = key.fileobj  # type: ignore[assignment]
+            assert isinstance(key.fileobj, socket.socket)
+            connection = key.fileobj
             data = connection.recv(1 << 16)
             assert data, "the server has closed a stream"
             num_events += data.count(b'"text":')
-            if b"[DONE]" in data:
+            seen = ends.get(connection, b"") + data
+            ends[connection] = seen[-8:]
+            if b"[DONE]" in seen:
+                ends[connection] = b""
                 begin(connection)
 
 
@@ -141,8 +147,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each turn")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--viewers", type=int, default=10)
     given = parser.parse_args()
     here, there = SPAWN.Pipe()
@@ -154,7 +160,7 @@ def main() -> None:
             port = int(server.url.rpartition(":")[2])
             with process(load, port, given.streams, given.tokens, there):
                 time.sleep(3.0)
-                run(given, port, here)
+                run(given, server, here)
                 here.send(None)
         taker.send(True)
         num_messages, num_bytes = taker.recv()
@@ -162,32 +168,42 @@ def main() -> None:
         taker.send(None)
 
 
-def run(given: argparse.Namespace, port: int, load_end: Connection) -> None:
+def run(given: argparse.Namespace, server: Server, load_end: Connection) -> None:
     turns = ["nobody", "viewers", "sampled"]
-    rates: dict[str, list[float]] = {turn: [] for turn in turns}
+    rates: dict[str, list[Rates]] = {turn: [] for turn in turns}
     for number in range(given.rounds):
         for turn in turns if number % 2 else reversed(turns):
-            rates[turn].append(measure(turn, given, port, load_end))
+            rates[turn].append(measure(turn, given, server, load_end))
     for turn in turns:
-        ratios = [rate / base for rate, base in zip(rates[turn], rates["nobody"], strict=True)]
-        shown = " ".join(f"{rate:.0f}" for rate in rates[turn])
-        print(f"{turn:8} tokens/s {shown}; ratio to nobody {statistics.median(ratios):.3f}")
+        for at, words in enumerate(("tokens/s", "tokens per CPU second")):
+            values = [each[at] for each in rates[turn]]
+            ratios = [value / each[at] for value, each in zip(values, rates["nobody"], strict=True)]
+            shown = " ".join(f"{value:.0f}" for value in values)
+            print(f"{turn}: {words} {shown}; ratio to nobody {statistics.median(ratios):.3f}")
 
 
-def measure(turn: str, given: argparse.Namespace, port: int, load_end: Connection) -> float:
+class Rates(NamedTuple):
+    """Tokens of a turn, per second and per second of CPU time."""
+
+    by_time: float
+    by_cpu: float
+
+
+def measure(turn: str, given: argparse.Namespace, server: Server, load_end: Connection) -> Rates:
+    port = int(server.url.rpartition(":")[2])
     stop = SPAWN.Event()
     is_sampled = turn == "sampled"
     with process(views, port, given.viewers if turn == "viewers" else 0, stop):
         tell(load_end, is_sampled)
         # Those that run were begun in the turn before.
-        time.sleep(DRAIN_S + given.tokens / 60)
+        time.sleep(DRAIN_S + given.tokens / 100)
         tell(load_end, is_sampled)
-        began = time.monotonic()
+        began, cpu_s = time.monotonic(), sum(cpu_by_role(server.launcher_pid).values())
         time.sleep(given.seconds)
         num_tokens = tell(load_end, is_sampled)
-        seconds = time.monotonic() - began
+        seconds, cpu_s = time.monotonic() - began, sum(cpu_by_role(server.launcher_pid).values()) - cpu_s
         stop.set()
-    return num_tokens / seconds
+    return Rates(num_tokens / seconds, num_tokens / cpu_s)
 
 
 def tell(load_end: Connection, is_sampled: bool) -> int:
