@@ -153,6 +153,7 @@ class Scheduler:
         """
         if not self._is_pipeline:
             self._commit_down_to(0)
+            return
         while self.in_flight and batch.waits_for_tokens():
             self._commit_oldest()
 

@@ -205,7 +205,12 @@ STEP_MUTANTS = [
         1,
     ),
     Mutant(
-        "masks made before their tokens are known", Scheduler, "_launch", "self._commit_down_to(0)", "pass", 4
+        "masks made before their tokens are known",
+        Scheduler,
+        "_commit_for_masks",
+        "self._commit_down_to(0)",
+        "pass",
+        4,
     ),
     Mutant(
         "logprobs of dropped rows not skipped",

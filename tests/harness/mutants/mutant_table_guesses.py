@@ -92,7 +92,7 @@ GUESS_MUTANTS = [
         "reserve_guesses",
         "scheduled.guesses = scheduled.guesses[:num_fit]",
         "pass",
-        2,
+        5,
         changes=GUESSING | {"num_pages": 22, "max_len": 88},
     ),
 ]

@@ -154,7 +154,7 @@ TENANT_MUTANTS = [
         "take",
         "min(float(self.per_minute), filled)",
         "max(0.0, min(float(self.per_minute), filled))",
-        3,
+        6,
         changes=USING,
     ),
     Mutant(
