@@ -35,8 +35,8 @@ from runtime.wire.messages import StreamOpen, TokenBatch, TokenizedRequest
 from runtime.wire.plan import BatchPlan, SampleMasks, StepResult, WorkerReady
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import MemoryChannel
+from scheduler_proc.build_scheduler import build_scheduler
 from scheduler_proc.core.executor import AnyExecutor
-from scheduler_proc.main import build_scheduler
 from scheduler_proc.port import Port
 
 NUM_REQUESTS = 160

@@ -49,12 +49,12 @@ from scheduler_proc.core.executor import AnyExecutor
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
 from scheduler_proc.core.rows import Rows
+from scheduler_proc.feature_factories import feature_factories
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.intake.limits import Limits
-from scheduler_proc.main import feature_factories
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog

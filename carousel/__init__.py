@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
     from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
     from carousel.trtllm.batch_manager import BatchManager
-    from carousel.trtllm.executor import ExecutorStats, GenerationExecutor
+    from carousel.trtllm.executor import GenerationExecutor
     from carousel.trtllm.executor_config import (
         AdditionalModelOutput,
         CapacitySchedulerPolicy,
         ExecutorConfig,
+        ExternalDraftTokensConfig,
         GuidedDecodingConfig,
         KvCacheConfig,
         SchedulerConfig,
     )
-    from carousel.trtllm.external_draft_tokens import ExternalDraftTokensConfig
+    from carousel.trtllm.executor_stats import ExecutorStats
     from carousel.trtllm.generation_request import GenerationRequest
     from carousel.trtllm.generation_result import GenerationResult
     from carousel.trtllm.inference_request import InferenceRequest
@@ -73,8 +74,8 @@ _MODULES = {
     "ConfigError": "runtime.base.errors",
     "Delta": "carousel.client.core.result",
     "ExecutorConfig": "carousel.trtllm.executor_config",
-    "ExecutorStats": "carousel.trtllm.executor",
-    "ExternalDraftTokensConfig": "carousel.trtllm.external_draft_tokens",
+    "ExecutorStats": "carousel.trtllm.executor_stats",
+    "ExternalDraftTokensConfig": "carousel.trtllm.executor_config",
     "GenerationExecutor": "carousel.trtllm.executor",
     "GenerationRequest": "carousel.trtllm.generation_request",
     "GenerationResult": "carousel.trtllm.generation_result",

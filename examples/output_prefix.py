@@ -1,6 +1,6 @@
 """A capability of requests: answers to some tenants begin with ids that the operator has chosen.
 
-To serve with it, add to `feature_factories` in scheduler_proc/main.py, before the others:
+To serve with it, add to `feature_factories` in scheduler_proc/feature_factories.py, before the others:
 
     attach_output_prefix({"support": (9906, 11)})
 

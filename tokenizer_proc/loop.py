@@ -13,27 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
-
 from runtime.base.errors import Forbidden, Overloaded, RequestError
 from runtime.ring.tenants import OWNER, THE_OWNER, Tenant
 from runtime.text.codec import PromptEncoder
-from runtime.wire.error_info import error_info
-from runtime.wire.format import IntArray, Message, pack_ids
-from runtime.wire.handle import attempt_of, client_of, describe
-from runtime.wire.messages import (
-    AbortRequest,
-    ControlReply,
-    ControlRequest,
-    ErrorInfo,
-    GenerateRequest,
-    RequestFailed,
-)
-from runtime.wire.outbox import KeepingOutbox
-from runtime.wire.perf_metrics import Stamp, TraceStamps
-from runtime.wire.status_page import ProcessStatus
+from runtime.wire.format import IntArray
+from runtime.wire.handle import describe
+from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest
 from runtime.wire.transport import Inbox, Outbox
 from tokenizer_proc.adapters import AdapterTable
+from tokenizer_proc.admission import QueueAdmission
 from tokenizer_proc.arrivals import (
     CHARS_PER_MESSAGE,
     LONG_RETRY_S,
@@ -41,12 +29,11 @@ from tokenizer_proc.arrivals import (
     rate_limited,
     share_of_chars,
 )
-from tokenizer_proc.bad_words import with_bad_words_as_ids
 from tokenizer_proc.long_texts import LongPrompt, LongTexts
 from tokenizer_proc.receipt import Receipt
-from tokenizer_proc.sent_count import OnWay, SentCount
-from tokenizer_proc.sequences import Job, SequenceMaker, sequence_handles
-from tokenizer_proc.validation import PromptField, QueueBound, Validator, may_ask, template_message
+from tokenizer_proc.routes import Routes
+from tokenizer_proc.sequences import Job, JobMaker, SequenceMaker
+from tokenizer_proc.validation import PromptField, Validator, may_ask, template_message
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +43,6 @@ MAX_TURN_SEQUENCES = 256
 # About 50 ms of encoding (1.3 M characters a second and core, measured with the demo's tokenizer): longer
 # texts are encoded by a thread, so that neither short prompts nor the heartbeat wait for them.
 MAX_BATCH_CHARS = 1 << 16
-DRAIN_RETRY_S = 5.0
-"""When to ask again a server that is shutting down: whatever takes its place has to start."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,42 +66,25 @@ class TokenizerLoop:
         detokenizers: Sequence[Outbox],
         tokenizer: PromptEncoder,
         validator: Validator,
-        admission: QueueBound,
-        scheduler_status: Callable[[], ProcessStatus],
+        admission: QueueAdmission,
         secret: bytes,
         shares_prefixes: bool = False,
-        num_sent_elsewhere: Callable[[], int] = lambda: 0,
-        epochs_elsewhere: Callable[[], tuple[int, ...]] = tuple,
-        is_draining: Callable[[], bool] = lambda: False,
-        is_recovering: Callable[[], bool] = lambda: False,
-        has_tenants: Callable[[], bool] = lambda: False,
         tenant_named: Callable[[str], Tenant] = lambda _: THE_OWNER,
         adapters: AdapterTable | None = None,
         clock: Callable[[], Receipt] = Receipt.now,
     ) -> None:
-        """`detokenizers` in the order of their indexes. `secret` and `shares_prefixes`: as
-        SequenceMaker's. `num_sent_elsewhere`: the sum of the other tokenizers'
-        `num_sent`; `epochs_elsewhere`: their epochs. `is_draining`: whether new requests are refused because
-        the launch ends; one that is submitted again is not new. `is_recovering`: whether a process was
-        replaced, or a client came back, so recently that what they had may be submitted again; at any other
-        time nobody is believed who says so. `has_tenants`: whether several share the launch.
+        """`detokenizers` in the order of their indexes. `secret` and `shares_prefixes`: as SequenceMaker's.
         `adapters`: None where none are served.
         """
         self._inbox = inbox
-        self._scheduler = KeepingOutbox[Message](scheduler.send)
-        self._detokenizers = [KeepingOutbox[Message](outbox.send) for outbox in detokenizers]
+        self._routes = Routes(scheduler, detokenizers)
         self._tokenizer = tokenizer
         self._max_token_chars = tokenizer.max_token_chars()
         self._validator = validator
         self._admission = admission
-        self._scheduler_status = scheduler_status
-        self._sent_count = SentCount(num_sent_elsewhere, epochs_elsewhere)
-        self._is_draining = is_draining
-        self._is_recovering = is_recovering
-        self._has_tenants = has_tenants
         self._tenant_named = tenant_named
         self._sequences = SequenceMaker(secret, shares_prefixes=shares_prefixes)
-        self._adapters = adapters or AdapterTable()
+        self._jobs = JobMaker(tokenizer, validator.vocab_size, adapters or AdapterTable())
         self._clock = clock
         self._receipt = clock()
         """Receipt of the message that is being handled."""
@@ -125,25 +93,23 @@ class TokenizerLoop:
         self._turn_chars = 0
         """Work of this turn, as characters to encode."""
         self._long = LongTexts()
-        self._on_way = OnWay()
         self.num_received = 0
         """Messages of clients since the start."""
 
     @property
     def num_encoding(self) -> int:
         """Sequences whose prompts are being encoded."""
-        return self._on_way.num_encoding
+        return self._admission.on_way.num_encoding
 
     @property
     def num_sent(self) -> int:
         """Sequences let through since the start: on the way to the scheduler, or being encoded."""
-        return self._on_way.num_passed_on + self.num_encoding
+        return self._admission.num_sent
 
     @property
     def is_busy(self) -> bool:
         """True if something waits that no socket will announce."""
-        has_kept = self._scheduler or any(self._detokenizers)
-        return bool(has_kept or self._long or self._arrivals)
+        return bool(self._routes.is_keeping or self._long or self._arrivals)
 
     def turn(self) -> bool:
         """Send what is left over; when nothing is, read what has arrived and do some of it.
@@ -151,11 +117,11 @@ class TokenizerLoop:
         Returns True when the rest of it can be done at once.
         """
         self._finish_long_texts()
-        if not self._has_room():
+        if not self._routes.flush():
             return False
         self._read()
         self._turn_chars, num_sequences = 0, 0
-        while self._arrivals and num_sequences < MAX_TURN_SEQUENCES and self._has_room():
+        while self._arrivals and num_sequences < MAX_TURN_SEQUENCES and self._routes.flush():
             arrived = self._arrivals.take()
             message, self._receipt = arrived.message, arrived.receipt
             if not isinstance(message, GenerateRequest):
@@ -165,13 +131,13 @@ class TokenizerLoop:
                 continue
             num_sequences += message.sampling.n
             if arrived.refusal is not None:
-                self._refuse(message, error_info(arrived.refusal))
+                self._routes.refuse(message, arrived.refusal)
                 continue
             self._guard(message, partial(self._take, message))
             if self._turn_chars > MAX_BATCH_CHARS:
                 break
         self._encode_batch()
-        return bool(self._arrivals) and self._has_room()
+        return bool(self._arrivals) and self._routes.flush()
 
     def _read(self) -> None:
         if not self._arrivals.may_read:
@@ -179,7 +145,7 @@ class TokenizerLoop:
         messages, receipt = self._inbox.drain(MAX_DRAIN), self._clock()
         self.num_received += len(messages)
         for message in messages:
-            is_again = isinstance(message, GenerateRequest) and not self._is_new(message)
+            is_again = isinstance(message, GenerateRequest) and not self._admission.is_new(message)
             self._arrivals.add(message, receipt, is_again=is_again)
 
     def _pass_by(self, message: AbortRequest | ControlRequest) -> None:
@@ -190,18 +156,12 @@ class TokenizerLoop:
             if not self._arrivals.try_spend(message.tenant):
                 return
             error = Forbidden(f"{message.op}: this key may not ask for it")
-            body = msgspec.Raw(msgspec.msgpack.encode(error_info(error)))
-            self._way_to(message.client).send(ControlReply(message.client, message.number, body, ok=False))
+            self._routes.refuse_control(message, error)
             return
         elif message.op == "timeline":
-            self._way_to(message.client).send(message)
+            self._routes.to_client(message.client).send(message)
             return
-        self._scheduler.send(message)
-
-    def _has_room(self) -> bool:
-        """Tell whether everything before could be passed on."""
-        blocked = [way for way in (self._scheduler, *self._detokenizers) if not way.flush()]
-        return not blocked
+        self._routes.scheduler.send(message)
 
     def close(self) -> None:
         self._long.close()
@@ -211,7 +171,7 @@ class TokenizerLoop:
         try:
             work()
         except RequestError as error:
-            self._refuse(request, error_info(error))
+            self._routes.refuse(request, error)
         except Exception as error:
             # An exception's text may quote the prompt, so only its kind and its place are logged.
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -219,32 +179,15 @@ class TokenizerLoop:
             logger.error(
                 "%s failed: %s at %s:%s", describe(request.handle), name, place.filename, place.lineno
             )
-            self._refuse(request, ErrorInfo("the tokenizer failed on this request"))
-
-    def _refuse(self, request: GenerateRequest, error: ErrorInfo) -> None:
-        way = self._way_to(client_of(request.handle))
-        for handle in sequence_handles(request):
-            way.send(RequestFailed(handle, error))
-
-    def _way_to(self, client: int) -> KeepingOutbox[Message]:
-        return self._detokenizers[client % len(self._detokenizers)]
+            self._routes.refuse(request, "the tokenizer failed on this request")
 
     def _take(self, request: GenerateRequest) -> None:
         field = self._validator.check_request(request)
-        if self._is_new(request):
-            self._admit(request)
+        is_new = self._admission.is_new(request)
+        if is_new:
+            self._admission.check(request)
         self._turn_chars += sum(map(len, request.sampling.bad_words)) + len(request.prediction)
-        job = Job(
-            request,
-            sequence_handles(request),
-            with_bad_words_as_ids(request.sampling, self._tokenizer, self._validator.vocab_size),
-            self._receipt.arrived_s(request.arrival_time),
-            self._receipt.deadline_s(request.time_limit_ms),
-            received_s=self._receipt.monotonic_s,
-            is_again=not self._is_new(request),
-            prediction_ids=self._prediction_ids(request.prediction),
-            adapter=self._adapters.resolved(request.adapter, request.tenant),
-        )
+        job = self._jobs.make(request, self._receipt, is_again=not is_new)
         if field == "input_ids":
             self._pass_on(job, field, self._validator.input_ids(request))
         elif field == "messages":
@@ -252,15 +195,6 @@ class TokenizerLoop:
         else:
             assert request.text is not None
             self._add_text(_TextPrompt(job, field, request.text, request.add_special_tokens))
-
-    def _prediction_ids(self, text: str) -> bytes:
-        if not text:
-            return b""
-        return pack_ids(self._tokenizer.encode_batch([text], add_special_tokens=False)[0])
-
-    def _is_new(self, request: GenerateRequest) -> bool:
-        """False: it is made again after a restart, was let in once and is not refused now."""
-        return not (attempt_of(request.handle) and self._is_recovering())
 
     def _take_messages(self, job: Job, field: PromptField) -> None:
         """Conversations that come before the template is open wait for the thread, which opens it; so do long
@@ -294,23 +228,13 @@ class TokenizerLoop:
         *,
         opens_template: bool = False,
     ) -> None:
-        self._on_way.begin(job.request.tenant, len(job.handles))
+        self._admission.on_way.begin(job.request.tenant, len(job.handles))
         self._long.add(job, field, num_chars, encode, opens_template=opens_template)
 
     def _render_and_encode(self, job: Job, field: PromptField) -> IntArray:
         prompt = self._render(job, field)
         self._check_text(prompt)
         return self._encode_one(prompt)
-
-    def _admit(self, request: GenerateRequest) -> None:
-        """Raises Overloaded when there is no room, or will be none."""
-        if self._is_draining():
-            raise Overloaded("the server is shutting down", code="shutting_down", retry_after_s=DRAIN_RETRY_S)
-        status = self._scheduler_status()
-        num_on_way = self._sent_count.num_on_way(self.num_sent, status)
-        if self._has_tenants():
-            num_on_way = self._on_way.num_of(request.tenant, num_on_way)
-        self._admission.check(status, num_on_way, request.sampling.n, tenant=request.tenant)
 
     def _render(self, job: Job, field: PromptField) -> _TextPrompt:
         request = job.request
@@ -328,7 +252,7 @@ class TokenizerLoop:
     def _check_text(self, prompt: _TextPrompt) -> None:
         if prompt.job.sampling.truncate_prompt_tokens is not None:
             return  # how much of it is left is known when it is encoded
-        max_len = self._scheduler_status().max_len
+        max_len = self._admission.max_len
         self._validator.check_text(prompt.field, prompt.text, self._max_token_chars, max_len)
 
     def _add_text(self, prompt: _TextPrompt) -> None:
@@ -338,13 +262,13 @@ class TokenizerLoop:
             self._check_long(prompt.job.request, num_chars)
             self._encode_later(prompt.job, prompt.field, num_chars, partial(self._encode_one, prompt))
             return
-        self._on_way.begin(prompt.job.request.tenant, len(prompt.job.handles))
+        self._admission.on_way.begin(prompt.job.request.tenant, len(prompt.job.handles))
         self._batch.append(prompt)
         self._turn_chars += num_chars
 
     def _check_long(self, request: GenerateRequest, num_chars: int) -> None:
         """Raises Overloaded when too much of the tenant's waits for the threads; one text may always."""
-        tenant, is_again = request.tenant, not self._is_new(request)
+        tenant, is_again = request.tenant, not self._admission.is_new(request)
         own = self._long.num_chars(tenant)
         limit = share_of_chars(own, self._long.total_chars, is_again=is_again)
         if not own or own + num_chars <= limit:
@@ -357,18 +281,11 @@ class TokenizerLoop:
                 retry_after_s=LONG_RETRY_S,
             )
 
-    def _trace_of(self, job: Job) -> TraceStamps | None:
-        trace = job.request.trace
-        if trace is None:
-            return None
-        now = self._clock().monotonic_s
-        return trace.add(Stamp("tokenizer_in", job.received_s), Stamp("tokenizer_out", now))
-
     def _encode_batch(self) -> None:
         """Encode and pass on the texts collected so far."""
         batch, self._batch = self._batch, []
         for prompt in batch:
-            self._on_way.end(prompt.job.request.tenant, len(prompt.job.handles))
+            self._admission.on_way.end(prompt.job.request.tenant, len(prompt.job.handles))
         for add_special_tokens in (True, False):
             prompts = [prompt for prompt in batch if prompt.add_special_tokens is add_special_tokens]
             if not prompts:
@@ -397,11 +314,11 @@ class TokenizerLoop:
     def _finish_long_texts(self) -> None:
         for long in self._long.take_done():
             job = long.job
-            self._on_way.end(job.request.tenant, len(job.handles))
+            self._admission.on_way.end(job.request.tenant, len(job.handles))
             self._guard(job.request, partial(self._pass_on_long, long))
             if long.aborted:
                 aborted = tuple(handle for handle in job.handles if handle in long.aborted)
-                self._scheduler.send(AbortRequest(aborted, tenant=job.request.tenant))
+                self._routes.scheduler.send(AbortRequest(aborted, tenant=job.request.tenant))
 
     def _pass_on_long(self, long: LongPrompt) -> None:
         self._pass_on(long.job, long.prompt_field, long.ids.result())
@@ -410,11 +327,11 @@ class TokenizerLoop:
         """Cut the prompt where that is asked for, check its length and send its sequences to the scheduler.
         Raises InvalidRequest.
         """
-        max_len = self._scheduler_status().max_len
+        max_len = self._admission.max_len
         ids = self._validator.truncated(job.sampling, ids, max_len)
         self._validator.check_prompt(field, ids, max_len)
         # All are made before the first is sent: a request is refused as a whole or not at all.
-        sequences = list(self._sequences.make(job, ids, self._trace_of(job)))
-        self._on_way.pass_on(job.request.tenant, len(sequences))
+        sequences = list(self._sequences.make(job, ids, job.trace_at(self._clock().monotonic_s)))
+        self._admission.on_way.pass_on(job.request.tenant, len(sequences))
         for sequence in sequences:
-            self._scheduler.send(sequence)
+            self._routes.scheduler.send(sequence)

@@ -15,6 +15,7 @@ from runtime.text.selection import open_tokenizer
 from runtime.wire.messages import ToTokenizer
 from runtime.wire.transport import JoinedInbox, Waiter, ZmqInbox
 from tokenizer_proc.adapters import AdapterTable
+from tokenizer_proc.admission import QueueAdmission
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.recovery import is_recovering
 from tokenizer_proc.stamp import stamped
@@ -89,15 +90,19 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenant
             task=config.task,
             max_prompt_len=config.max_prompt_len,
         ),
-        admission=QueueBound(config.max_waiting, config.max_waiting_of_client, config.max_running_requests),
-        scheduler_status=lambda: context.status.read("scheduler"),
+        admission=QueueAdmission(
+            QueueBound(config.max_waiting, config.max_waiting_of_client, config.max_running_requests),
+            lambda: context.status.read("scheduler"),
+            num_sent_elsewhere=lambda: sum(
+                context.status.read("tokenizer", index).num_sent for index in others
+            ),
+            epochs_elsewhere=lambda: tuple(context.status.read("tokenizer", index).epoch for index in others),
+            is_draining=lambda: context.status.read("launcher").state == "draining",
+            is_recovering=lambda: is_recovering(context.status, time.monotonic_ns()),
+            has_tenants=lambda: bool(config.curve_dir) or tenants.has_names,
+        ),
         secret=context.secret,
         shares_prefixes=context.config.share_prefixes_across_keys,
-        num_sent_elsewhere=lambda: sum(context.status.read("tokenizer", index).num_sent for index in others),
-        epochs_elsewhere=lambda: tuple(context.status.read("tokenizer", index).epoch for index in others),
-        is_draining=lambda: context.status.read("launcher").state == "draining",
-        is_recovering=lambda: is_recovering(context.status, time.monotonic_ns()),
-        has_tenants=lambda: bool(config.curve_dir) or tenants.has_names,
         tenant_named=tenants.named,
         adapters=AdapterTable(
             AdaptersFile(context.endpoints.adapters_file, config.adapter_paths)

@@ -1,6 +1,6 @@
 """Sequences: a request becomes as many as it asks for, which share the prompt and nothing else.
 
-Knows no text and no socket.
+Knows no socket.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from dataclasses import dataclass
 
 import msgspec
 
+from runtime.text.codec import PromptEncoder
 from runtime.wire.format import IntArray, pack_ids
 from runtime.wire.handle import sibling, split_handle
 from runtime.wire.messages import GenerateRequest, StreamOpen, TokenizedRequest
-from runtime.wire.perf_metrics import TraceStamps
+from runtime.wire.perf_metrics import Stamp, TraceStamps
 from runtime.wire.plan import AdapterRef
 from runtime.wire.sampling_params import SamplingParams
+from tokenizer_proc.adapters import AdapterTable
+from tokenizer_proc.bad_words import with_bad_words_as_ids
+from tokenizer_proc.receipt import Receipt
 
 PROMPT_TAIL_TOKENS = 8
 NAMESPACE_BYTES = 16
@@ -44,6 +48,41 @@ class Job:
     """Packed: the request's prediction."""
     adapter: AdapterRef | None = None
     """The request's, with its version."""
+
+    def trace_at(self, now_s: float) -> TraceStamps | None:
+        """Return the request's trace, if it is sampled, with the time in the tokenizer."""
+        trace = self.request.trace
+        if trace is None:
+            return None
+        return trace.add(Stamp("tokenizer_in", self.received_s), Stamp("tokenizer_out", now_s))
+
+
+class JobMaker:
+    """Makes jobs of requests that are let through: what is words becomes ids, and times are absolute."""
+
+    def __init__(self, tokenizer: PromptEncoder, vocab_size: int, adapters: AdapterTable) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._adapters = adapters
+
+    def make(self, request: GenerateRequest, receipt: Receipt, *, is_again: bool) -> Job:
+        """Return the job of a request that came at `receipt`. Raises InvalidRequest."""
+        return Job(
+            request,
+            sequence_handles(request),
+            with_bad_words_as_ids(request.sampling, self._tokenizer, self._vocab_size),
+            receipt.arrived_s(request.arrival_time),
+            receipt.deadline_s(request.time_limit_ms),
+            received_s=receipt.monotonic_s,
+            is_again=is_again,
+            prediction_ids=self._prediction_ids(request.prediction),
+            adapter=self._adapters.resolved(request.adapter, request.tenant),
+        )
+
+    def _prediction_ids(self, text: str) -> bytes:
+        if not text:
+            return b""
+        return pack_ids(self._tokenizer.encode_batch([text], add_special_tokens=False)[0])
 
 
 def sequence_handles(request: GenerateRequest) -> tuple[bytes, ...]:

@@ -42,8 +42,8 @@ from runtime.wire.handle import HANDLE_BYTES, make_handle
 from runtime.wire.messages import StreamOpen, TokenBatch, TokenizedRequest
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import MemoryChannel
+from scheduler_proc.build_scheduler import build_scheduler
 from scheduler_proc.features.speculation import speculation
-from scheduler_proc.main import build_scheduler
 from scheduler_proc.port import Port
 from scheduler_proc.scheduler import Scheduler
 

@@ -6,56 +6,31 @@ runtime of its own, or one that is already running; they differ in who stops it.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, overload
 
-from carousel.client.connection.connection import Connection
-from carousel.client.connection.target import RunDirTarget
 from carousel.client.core.batch import MAX_IN_FLIGHT
 from carousel.client.core.request_builder import TokenIds, is_single_prompt, one_per_prompt
 from carousel.client.core.ring_state import RING_TIMEOUT_S
-from carousel.client.core.session import Session, deadline_after
+from carousel.client.core.session import deadline_after
 from carousel.client.own_runtime import OwnRuntime
 from carousel.client.sync import CONNECT_TIMEOUT_S
 from carousel.trtllm.executor_config import ExecutorConfig, KvCacheConfig, SchedulerConfig
-from carousel.trtllm.executor_settings import runtime_settings
-from carousel.trtllm.executor_stats import StatsReader
+from carousel.trtllm.executor_stats import ExecutorStats, StatsReader
 from carousel.trtllm.generation_request import GenerationRequest
 from carousel.trtllm.generation_result import GenerationResult
 from carousel.trtllm.response_board import ResponseBoard
 from carousel.trtllm.responses import Response
-from carousel.trtllm.result_mailbox import ResultMailbox
-from runtime.base.errors import CarouselError, ConfigError, InvalidRequest, RingClosed
-from runtime.ring.endpoints import TCP_SCHEME, Endpoints
-from runtime.ring.process import LaunchFile
+from carousel.trtllm.runtime_link import RuntimeLink, attachable, started
+from runtime.base.errors import CarouselError, InvalidRequest, RingClosed
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.status_page import StatusPage
 
 SHUT_DOWN = "the executor was shut down"
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorStats:
-    """Figures of the scheduler, at most a step old."""
-
-    num_active_requests: int
-    """Admitted and not finished."""
-    num_queued_requests: int
-    """Waiting to be admitted, for the first time or after a retraction."""
-    num_received_requests: int
-    """Since its start."""
-    current_batch_size: int
-    """Sequences in the newest step; 0 when there was nothing to compute."""
-    num_free_pages: int
-    num_pages: int
 
 
 class GenerationExecutor(StatsReader):
@@ -69,32 +44,16 @@ class GenerationExecutor(StatsReader):
         self.run_dir = run_dir
         """Names the runtime to other clients."""
         self._submit_lock = threading.Lock()
-        stop_runtime = _stop_nothing if runtime is None else runtime.stop
-        try:
-            if runtime is not None:
-                runtime.wait_ready()
-            self._session: Session[ResultMailbox] = Session(
-                partial(
-                    Connection,
-                    RunDirTarget(run_dir),
-                    connect_timeout_s=connect_timeout_s,
-                    ring_timeout_s=ring_timeout_s,
-                ),
-                ResultMailbox,
-            )
-        except BaseException:
-            stop_runtime()
-            raise
-        super().__init__(self._session)
-        connection = self._session.connection
+        link = RuntimeLink(run_dir, runtime, connect_timeout_s, ring_timeout_s)
+        self._link, self._session = link, link.session
+        super().__init__(link.session)
+        connection = link.session.connection
         # Nothing that outlives this object may hold it: its runtime would outlive it too.
         self._board = ResponseBoard(lambda: connection.error)
         # Also called when this object is dropped, and at exit.
-        self._end = weakref.finalize(self, _end, self._session, self._board, stop_runtime)
+        self._end = weakref.finalize(self, _end, link, self._board)
         try:
-            connection.opened.result()
-            self._status = StatusPage(Endpoints(run_dir).status_file)
-            self.config = LaunchFile.read(Endpoints(run_dir).config_file).config
+            self.config = link.wait_open()
             """The settings of the runtime."""
         except BaseException:
             self.shutdown()
@@ -149,9 +108,8 @@ class GenerationExecutor(StatsReader):
             **settings,
         }
         if run_dir is not None:
-            return cls(_attachable(run_dir, given), None, connect_timeout, ring_timeout)
-        wanted = runtime_settings(given)
-        runtime = OwnRuntime(wanted.pop("model", ""), wanted)
+            return cls(attachable(run_dir, given), None, connect_timeout, ring_timeout)
+        runtime = started(given)
         return cls(runtime.run_dir, runtime, connect_timeout, ring_timeout)
 
     # -- requests and their results --------------------------------------------------------------------------
@@ -338,17 +296,7 @@ class GenerationExecutor(StatsReader):
         error = self.error
         if error is not None:
             raise error.with_traceback(None)
-        status = self._status.read("scheduler")
-        if status.state == "absent":
-            return None
-        return ExecutorStats(
-            num_active_requests=status.num_running,
-            num_queued_requests=status.num_waiting,
-            num_received_requests=status.num_received,
-            current_batch_size=status.batch_size,
-            num_free_pages=status.num_free_pages,
-            num_pages=status.num_pages,
-        )
+        return self._link.latest_stats()
 
     def shutdown(self) -> None:
         """Abort what is in flight, disconnect, and stop the runtime if it is its own. Who waits gets
@@ -363,30 +311,12 @@ class GenerationExecutor(StatsReader):
         self.shutdown()
 
 
-def _end(session: Session[ResultMailbox], board: ResponseBoard, stop_runtime: Callable[[], object]) -> None:
-    error = RingClosed(SHUT_DOWN)
-    session.end_all(error)
-    # The collector may have found the executor in the connection's own thread, which then ends by itself.
-    with contextlib.suppress(RuntimeError):
-        session.connection.close()
-    session.fail_all(error)
-    board.close(error)
-    stop_runtime()
-
-
-def _attachable(run_dir: str | Path, given: dict[str, Any]) -> Path:
-    """Raises ConfigError when there is a setting for a runtime that has been started with its own."""
-    for name, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{name}: the runtime at run_dir has been started with its own")
-    if str(run_dir).startswith(TCP_SCHEME):
-        raise ConfigError("run_dir: a directory of this machine; over TCP use Client or AsyncClient")
-    return Path(run_dir).absolute()
-
-
 def _wait(result: GenerationResult, deadline: float | None) -> None:
     result.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
-def _stop_nothing() -> None:
-    """The runtime that an executor is attached to goes on without it."""
+def _end(link: RuntimeLink, board: ResponseBoard) -> None:
+    error = RingClosed(SHUT_DOWN)
+    link.disconnect(error)
+    board.close(error)
+    link.stop_runtime()

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from runtime.base.errors import ConfigError, InvalidRequest
+from runtime.sampling.table import MAX_DRAFT_TOKENS
 
 FREE_MEMORY_FRACTION = 0.9
 """TensorRT-LLM's share of free memory for the KV cache when none is given."""
@@ -388,3 +391,47 @@ def _window(field: str, value: object) -> int:
 def _each_window(field: str, value: object) -> Iterator[int]:
     for each in value if isinstance(value, list | tuple) else [value]:
         yield _count(field, each)
+
+
+DRAFTS = "external_draft_tokens_config"
+
+
+class ExternalDraftTokensConfig:
+    """Guesses at the beginning of the output; all that are right come out of one step. They change no token,
+    logprob or text.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[int] | np.ndarray[Any, Any],
+        draft_logits: Any = None,
+        acceptance_threshold: float | None = None,
+        fast_logits: bool | None = None,
+    ) -> None:
+        """Copy the tokens. Raises InvalidRequest for none, for too many, and for what would have a guess
+        accepted that is not what is sampled.
+        """
+        for name, value in (("draft_logits", draft_logits), ("acceptance_threshold", acceptance_threshold)):
+            if value is not None:
+                raise InvalidRequest(
+                    f"{DRAFTS}.{name} is not supported: a guess counts where it is the token that is sampled,"
+                    " so that the output is the same as without it",
+                    param=f"{DRAFTS}.{name}",
+                )
+        if fast_logits:
+            raise InvalidRequest(
+                f"{DRAFTS}.fast_logits is not supported: logits of a draft model are not taken",
+                param=f"{DRAFTS}.fast_logits",
+            )
+        if hasattr(tokens, "tolist"):
+            tokens = tokens.tolist()
+        if not isinstance(tokens, Sequence) or isinstance(tokens, str | bytes) or not tokens:
+            raise InvalidRequest(
+                f"{DRAFTS}.tokens must be token ids, and not empty", param=f"{DRAFTS}.tokens"
+            )
+        if len(tokens) > MAX_DRAFT_TOKENS:
+            raise InvalidRequest(
+                f"{DRAFTS}.tokens: {len(tokens)} tokens; at most {MAX_DRAFT_TOKENS} are verified",
+                param=f"{DRAFTS}.tokens",
+            )
+        self.tokens = list(tokens)

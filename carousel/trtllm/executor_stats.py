@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from carousel.client.control_calls import CONTROL_TIMEOUT_S
@@ -12,6 +13,22 @@ from carousel.client.core.session import Session, control_result, deadline_after
 from carousel.client.core.stats import AskNow, AsyncStatsStream, StatsOp, StatsPlace, StatsStream
 from carousel.trtllm.result_mailbox import ResultMailbox
 from runtime.wire.stats import IterationStats, RequestStatsPerIteration
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStats:
+    """Figures of the scheduler, at most a step old."""
+
+    num_active_requests: int
+    """Admitted and not finished."""
+    num_queued_requests: int
+    """Waiting to be admitted, for the first time or after a retraction."""
+    num_received_requests: int
+    """Since its start."""
+    current_batch_size: int
+    """Sequences in the newest step; 0 when there was nothing to compute."""
+    num_free_pages: int
+    num_pages: int
 
 
 class StatsReader:

@@ -20,8 +20,11 @@ from carousel.client.core.request_builder import (
 from carousel.lora import LoRARequest
 from carousel.retention import KvCacheRetentionConfig
 from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
-from carousel.trtllm.executor_config import AdditionalModelOutput, checked_outputs
-from carousel.trtllm.external_draft_tokens import ExternalDraftTokensConfig
+from carousel.trtllm.executor_config import (
+    AdditionalModelOutput,
+    ExternalDraftTokensConfig,
+    checked_outputs,
+)
 from runtime.base.errors import InvalidRequest
 from runtime.wire.sampling_params import SamplingParams
 

@@ -28,7 +28,8 @@ from model_worker.ops.base import (
     Product,
     TakeRows,
 )
-from model_worker.ops.torch_ops import BY_TORCH, StepwiseExperts, TorchOps
+from model_worker.ops.functions import BY_TORCH
+from model_worker.ops.torch_ops import StepwiseExperts, TorchOps
 from runtime.checkpoint.model_config import Activation
 
 BY_CPP = "C++"

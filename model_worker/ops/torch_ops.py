@@ -6,7 +6,6 @@ By torch they run on any device, and define what the other Ops compute.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,18 +14,13 @@ from torch import Tensor
 
 from model_worker.attention.base import AttentionBackend
 from model_worker.attention.torch_native import TorchNativeAttention
-from model_worker.kernels.activation import ACTIVATIONS, activate_and_mul
-from model_worker.kernels.combine import CombineLike, combine
-from model_worker.kernels.decode_inputs import LayOutDecodesLike, lay_out_decodes
-from model_worker.kernels.embedding import embed, embed_int8
+from model_worker.kernels.activation import ACTIVATIONS
+from model_worker.kernels.embedding import embed_int8
 from model_worker.kernels.experts import mix_experts
-from model_worker.kernels.fp8_linear import Fp8Linear, QuantizeRows, ScaleProduct
-from model_worker.kernels.fp8_rows import FP8, quantize_rows_fp8, scale_product
-from model_worker.kernels.int8_linear import int8_linear, sums_on_cpu
+from model_worker.kernels.fp8_linear import Fp8Linear
+from model_worker.kernels.fp8_rows import FP8
+from model_worker.kernels.int8_linear import int8_linear
 from model_worker.kernels.layer_norm import layer_norm
-from model_worker.kernels.linear import linear
-from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
-from model_worker.kernels.rope import rope_cos_sin
 from model_worker.ops.adapters import LayerAdapters, NativeRows, RowAdapters, TorchAdapters, TorchRows
 from model_worker.ops.base import (
     ExpertWeights,
@@ -41,28 +35,8 @@ from model_worker.ops.base import (
     Product,
     TakeRows,
 )
+from model_worker.ops.functions import BY_TORCH, Functions
 from runtime.checkpoint.model_config import Activation
-
-
-@dataclass(frozen=True, slots=True)
-class Functions:
-    """Kernels that are bound to no weight; see those of the same names in model_worker.kernels."""
-
-    name: str = "torch"
-    embed: Callable[..., Tensor] = embed
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
-    fused_add_rms_norm: Callable[..., Tensor] = fused_add_rms_norm
-    rope_cos_sin: Callable[[Tensor, Tensor, Tensor | None], Tensor] = rope_cos_sin
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear
-    int8_sums: Callable[[Tensor, Tensor], Tensor] = sums_on_cpu
-    quantize_rows_fp8: QuantizeRows = quantize_rows_fp8
-    scale_product: ScaleProduct = scale_product
-    activate_and_mul: Callable[[Activation, Tensor], Tensor] = activate_and_mul
-    combine: CombineLike = combine
-    lay_out_decodes: LayOutDecodesLike = lay_out_decodes
-
-
-BY_TORCH = Functions()
 
 
 class BoundProduct:

@@ -14,13 +14,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Raw
 
-from runtime.base.errors import Overloaded
 from runtime.ring.roster import Roster
-from runtime.wire.error_info import error_info
-from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.handle import next_sibling
 from runtime.wire.messages import Closed, CloseReason, ErrorInfo
-from runtime.wire.plan import NO_ADAPTER
 from scheduler_proc.cache.group_pages import release_others
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
@@ -35,8 +31,6 @@ from scheduler_proc.waiting.waiting_queue import SortKey, in_turn
 from scheduler_proc.waiting.waiting_room import FOR_EVER, Patience, WaitingRoom
 
 NEVER = math.inf
-QUEUE_RETRY_S = 5.0
-"""When to ask again after the queue timeout. Nobody knows; the queue is longer than it should be."""
 
 
 class Lifecycle:
@@ -70,14 +64,7 @@ class Lifecycle:
         self.queue_times = QueueTimes()
         self.roster = roster or Roster(bytearray())
         self._clock = clock
-        self._queue_timeout = error_info(
-            Overloaded(
-                f"the request has not begun within {patience.queue_timeout_s:g} s, the server's"
-                " queue_timeout; try again later",
-                code="queue_timeout",
-                retry_after_s=QUEUE_RETRY_S,
-            )
-        )
+        self._patience = patience
         self.num_accepted = 0
         self.num_terminated = 0
         self.num_replaced = 0
@@ -153,7 +140,7 @@ class Lifecycle:
         act_at = self.room.act_at
         if act_at != NEVER and act_at <= self.serving.now():
             for req in self.room.act_on_time():
-                self.finish(req, "error", error=self._queue_timeout)
+                self.finish(req, "error", error=self._patience.error())
 
     def replace(self, req: Request) -> None:
         """A higher attempt of the sequence takes its place:
@@ -204,10 +191,10 @@ class Lifecycle:
             release_others(self.kv, req.group)
         self.kv.release(req)
         if req.group is not None:  # what it has found it finds again, to the same result
-            req.parked = req.parked[: req.num_prompt * TOKEN_BYTES]
+            req.forget_output()
         if req.slots:
             self.slots.give_back(req.slots)
-            req.slots, req.adapter_slot = (), NO_ADAPTER
+            req.forget_slots()
         if req.features:
             for feature in req.features:
                 feature.row_lost()

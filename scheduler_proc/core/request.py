@@ -189,6 +189,14 @@ class Request:
     is_starved: bool = False
     """It has waited for as long as may be, once: from then on it goes before others."""
 
+    def forget_slots(self) -> None:
+        """Its slots of the device are given back."""
+        self.slots, self.adapter_slot = (), NO_ADAPTER
+
+    def forget_output(self) -> None:
+        """Keep the prompt alone of the tokens of one that waits for its next row."""
+        self.parked = self.parked[: self.num_prompt * TOKEN_BYTES]
+
     @property
     def finished(self) -> bool:
         return self.status is Status.FINISHED
@@ -267,3 +275,9 @@ class Request:
             adapter_slot=self.adapter_slot,
             processing=self.processing,
         )
+
+
+FeatureFactory: TypeAlias = "Callable[[Request], RequestFeature | None]"
+"""Makes a feature for a new request, or None when it did not ask for it. Raises RequestError to refuse the
+request.
+"""

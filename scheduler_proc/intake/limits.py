@@ -7,13 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.additional_outputs import check_asked
 from runtime.sampling.table import MAX_DRAFT_TOKENS
+from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.messages import TokenizedRequest
+from runtime.wire.plan import WorkerReady
 
 LOGIT_BYTES = 4
 """Raw logits are float32."""
@@ -165,3 +168,53 @@ def check_ids(name: str, packed: bytes, vocab_size: int) -> None:
     # Unsigned, so that a negative id is a large one.
     if np.maximum.reduce(np.frombuffer(packed, np.uint32)) >= vocab_size:
         raise InvalidRequest(f"{name}: an id is not below the vocabulary size {vocab_size}", param=name)
+
+
+def make_limits(
+    config: RuntimeConfig,
+    eos_ids: frozenset[int],
+    worker: WorkerReady,
+    max_len: int,
+    is_client_alone: Callable[[], bool],
+    has_tenants: Callable[[], bool],
+) -> Limits:
+    """Make the limits of a launch. `is_client_alone`: whether one client is connected and no other;
+    `has_tenants`: whether there may be several.
+    """
+    most_live = max_live(config, worker)
+    is_set = config.max_queued_requests_per_client > 0
+    max_of_client = worker.max_rows + config.max_waiting_of_client
+    of_client = QueueShare(
+        max_of_client,
+        most_live,
+        # Alone it may have had the whole queue, unless a limit was set.
+        most=max_of_client if is_set else most_live,
+        is_lifted=lambda: not is_set and is_client_alone(),
+        is_set=is_set,
+    )
+    unset = msgspec.structs.replace(config, max_queued_requests_per_client=0)
+    of_tenant = QueueShare(
+        worker.max_rows + unset.max_waiting_of_client,
+        most_live,
+        most=most_live,
+        is_lifted=lambda: not has_tenants() and is_client_alone(),
+    )
+    return Limits(
+        worker.vocab_size,
+        max_len,
+        eos_ids,
+        most_live,
+        config.gather_context_logits,
+        config.gather_generation_logits,
+        config.max_logits_bytes,
+        of_client,
+        of_tenant,
+        max_prompt_len=config.max_prompt_len,
+        additional_outputs=config.additional_outputs,
+        output_width=worker.output_width,
+    )
+
+
+def max_live(config: RuntimeConfig, worker: WorkerReady) -> int:
+    """Return how many sequences may run or wait at the same time, but for those that are made again."""
+    return worker.max_rows + config.max_waiting

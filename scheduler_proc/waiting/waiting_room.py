@@ -19,7 +19,10 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
+from runtime.base.errors import Overloaded
 from runtime.ring.tenants import Tenants
+from runtime.wire.error_info import error_info
+from runtime.wire.messages import ErrorInfo
 from scheduler_proc.core.request import Request, Status
 from scheduler_proc.waiting.account import Account
 from scheduler_proc.waiting.deadlines import Deadlines
@@ -29,6 +32,8 @@ from scheduler_proc.waiting.sorted_requests import SortedRequests
 from scheduler_proc.waiting.tenant_accounts import Accounts
 from scheduler_proc.waiting.waiting_queue import SortKey, WaitingQueue, in_turn
 
+QUEUE_RETRY_S = 5.0
+"""When to ask again after the queue timeout. Nobody knows; the queue is longer than it should be."""
 MAX_STARVED_AT_ONCE = 64
 """Requests that are put forward in one step, which takes 0.4 to 0.8 ms with 5,000 in the queue. The next ones
 follow in the next step.
@@ -42,6 +47,17 @@ class Patience(NamedTuple):
     """For a row, until a request goes before all that have not waited for so long."""
     queue_timeout_s: float = 0.0
     """For the first row."""
+
+    def error(self) -> ErrorInfo:
+        """Return what a request is told that has waited for so long."""
+        return error_info(
+            Overloaded(
+                f"the request has not begun within {self.queue_timeout_s:g} s, the server's queue_timeout;"
+                " try again later",
+                code="queue_timeout",
+                retry_after_s=QUEUE_RETRY_S,
+            )
+        )
 
 
 FOR_EVER = Patience()

@@ -28,7 +28,7 @@ from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.memory.kv_pool import MHATokenToKVPool
-from model_worker.ops.triton_ops import BY_TRITON
+from model_worker.ops.triton_functions import BY_TRITON
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampler
 from model_worker.sampling.step import Sampled

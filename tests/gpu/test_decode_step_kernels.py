@@ -16,8 +16,9 @@ from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.kernels.triton.expert_choice import choose_experts as triton_choose_experts
 from model_worker.layers.embedding import LMHead
 from model_worker.layers.weight import Weight
-from model_worker.ops.torch_ops import BY_TORCH
-from model_worker.ops.triton_ops import BY_TRITON, TritonOps
+from model_worker.ops.functions import BY_TORCH
+from model_worker.ops.triton_functions import BY_TRITON
+from model_worker.ops.triton_ops import TritonOps
 from runtime.checkpoint.model_config import Activation
 from tests.cpu.triton.test_triton_attention import dense, paged
 from tests.gpu.test_cuda_kernels import NEAREST, TOLERANCE, assert_close, normal

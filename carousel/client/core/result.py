@@ -171,3 +171,13 @@ def error_from_info(info: ErrorInfo) -> RequestError:
         if info.status == kind.status:
             return kind(message, param=param, code=info.code)
     return RequestError(message, param=param, code=info.code, status=info.status)
+
+
+def aborted_completion(num_outputs: int) -> Completion:
+    """Return the result of a prompt that was aborted before anything was made of it."""
+    usage = Usage(0, 0)
+    outputs = [
+        CompletionOutput(index, "", [], "", [], finish_reason="abort", usage=usage)
+        for index in range(num_outputs)
+    ]
+    return Completion(outputs, usage)

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.client.core.request_builder import RequestOptions, Submission
-from carousel.lora import LoRARequest
 from carousel.server.guides import asked_guide
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView
 from carousel.server.openai.logprobs import TokenSpeller
@@ -26,7 +25,7 @@ from carousel.server.request.sampling import (
     request_options,
     sampling_params,
 )
-from carousel.server.server_state import ServerState
+from carousel.server.server_state import ServedModel, ServerState
 from carousel.server.tenancy.auth import tenant_of
 from carousel.structured_outputs import StructuredOutputsParams
 from runtime.base.errors import InvalidRequest
@@ -44,7 +43,7 @@ async def create_completion(request: Request) -> Response:
     max_tokens = _max_tokens(body, server.config.default_max_tokens or DEFAULT_MAX_TOKENS)
     sampling = _sampling(body, server, max_tokens)
     guide = asked_guide(body)
-    options = _options(body, guide.params, model.adapter)
+    options = _options(body, guide.params, model)
     prompts = prompts_of(body.prompt)
     labels = request_labels(request.state.request_id, len(prompts))
     asked = submissions_for(prompts, sampling, options, labels, stream=body.stream)
@@ -136,7 +135,7 @@ def _shows_ids(body: CompletionBody, server: ServerState) -> bool:
 
 
 def _options(
-    body: CompletionBody, guide: StructuredOutputsParams | None, adapter: LoRARequest | None
+    body: CompletionBody, guide: StructuredOutputsParams | None, model: ServedModel
 ) -> RequestOptions:
     options = request_options(
         priority=body.priority,
@@ -144,7 +143,7 @@ def _options(
         time_limit=body.time_limit,
         retention=body.kv_cache_retention_config,
         guide=guide,
-        adapter=adapter,
+        adapter=model.adapter,
         processors=body.logits_processors,
     )
     if body.add_special_tokens is not None:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from carousel.client.core.request_builder import RequestOptions, Submission
-from carousel.client.core.result import Completion, CompletionOutput, Delta
+from carousel.client.core.result import Completion, Delta, aborted_completion
 from carousel.client.core.streams import AsyncResultStream
 from carousel.server.admin.metrics import EndReason, RequestTimer
 from carousel.server.http.errors import as_request_error, error_body, respelled
@@ -27,13 +27,10 @@ from carousel.server.request.merged_stream import merged
 from carousel.server.request.sse import DONE, EventWriter
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
-from carousel.server.tenancy.entrance import TURN_BYTES
 from carousel.server.tenancy.places import HeldPlaces
-from carousel.server.tracing.http_spans import HttpSpan
 from carousel.server.tracing.tracing import EndedSequence, RequestTrace, TracedRequest
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.ring.tenants import THE_OWNER
-from runtime.wire.messages import Usage
 from runtime.wire.sampling_params import SamplingParams
 
 MAX_SEQUENCES = 1024
@@ -246,9 +243,7 @@ class Generation(Response):
             if self._trace.traceparent is not None:
                 self._trace.end(self._ended(), failure)
                 if self._server.http_spans is not None:
-                    self._server.http_spans.note(
-                        self._labels, HttpSpan(self._received_s, time.perf_counter())
-                    )
+                    self._server.http_spans.note(self._labels, self._received_s, time.perf_counter())
             self._open.clear()
 
     def _ended(self) -> list[EndedSequence]:
@@ -316,7 +311,7 @@ class Generation(Response):
         async with room:
             with RequestTimer(self._server.metrics, self._received_s, num_sequences) as timer:
                 if number in self._aborted:
-                    completion = _nothing(self._sampling)
+                    completion = aborted_completion(self._sampling.n)
                 else:
                     stream = self._open[number] = self._client.open(submission)
                     completion = await stream.completion()
@@ -369,7 +364,7 @@ class Generation(Response):
                     data = b""
                     for position, (prompt, delta) in enumerate(batch, 1):
                         if not position % DELTAS_AT_ONCE:
-                            await self._server.entrance.enter(TURN_BYTES, self._tenant.name)
+                            await self._server.entrance.take_turn(self._tenant.name)
                         timers[prompt].note_delta(delta)
                         if delta.finish_reason == "abort" and prompt not in self._aborted:
                             raise _aborted()
@@ -378,7 +373,7 @@ class Generation(Response):
                         for number, events in enumerate(answer.events(prompt, delta)):
                             data = data + events if data else events
                             if number:
-                                await self._server.entrance.enter(TURN_BYTES, self._tenant.name)
+                                await self._server.entrance.take_turn(self._tenant.name)
                             if len(data) >= LARGE_WRITE_BYTES:
                                 await self._write_much(writer, data)
                                 data = b""
@@ -405,16 +400,6 @@ def _is_long(sampling: SamplingParams) -> bool:
     wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     wants_logits = sampling.return_context_logits or sampling.return_generation_logits
     return wants_logprobs or wants_logits or bool(sampling.additional_outputs)
-
-
-def _nothing(sampling: SamplingParams) -> Completion:
-    """Return the answer to a prompt that was aborted before anything was made of it."""
-    usage = Usage(0, 0)
-    outputs = [
-        CompletionOutput(index, "", [], "", [], finish_reason="abort", usage=usage)
-        for index in range(sampling.n)
-    ]
-    return Completion(outputs, usage)
 
 
 def _aborted() -> RequestError:

@@ -24,24 +24,13 @@ from carousel.server.request.prompts import encode_prompts, prompts_of, submissi
 from carousel.server.request.sampling import check_min_tokens, given_sampling, request_options
 from carousel.server.server_state import ServerState
 from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
-from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
+from carousel.server.sglang.generate_types import PARAM_NAMES, SPELLINGS, GenerateBody, GenerateSampling
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.sampling.additional_outputs import HIDDEN_STATES, check_asked
-from runtime.sampling.table import PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
-SPELLINGS = {p.name: p.sglang for p in PARAMETERS if p.sglang}
-"""Fields of SamplingParams that go by another name here."""
-PARAM_NAMES = {
-    **{name: f"sampling_params.{SPELLINGS.get(name, name)}" for name in SamplingParams.__struct_fields__},
-    "logprobs": "top_logprobs_num",
-    "prompt_logprobs": "logprob_start_len",
-    "prompt_logprobs_start": "logprob_start_len",
-    "label": "rid",
-    "lora_request": "lora_path",
-}
 
 
 async def generate(request: Request) -> Response:

@@ -19,8 +19,20 @@ from carousel.server.openai.types import (
     TimeLimit,
     WordIds,
 )
+from runtime.sampling.table import PARAMETERS
 from runtime.wire.format import MAX_LABEL_CHARS
-from runtime.wire.sampling_params import TokenId
+from runtime.wire.sampling_params import SamplingParams, TokenId
+
+SPELLINGS = {p.name: p.sglang for p in PARAMETERS if p.sglang}
+"""Fields of SamplingParams that go by another name here."""
+PARAM_NAMES = {
+    **{name: f"sampling_params.{SPELLINGS.get(name, name)}" for name in SamplingParams.__struct_fields__},
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs": "logprob_start_len",
+    "prompt_logprobs_start": "logprob_start_len",
+    "label": "rid",
+    "lora_request": "lora_path",
+}
 
 AdapterName: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 """Empty for none."""

@@ -42,6 +42,10 @@ class Entrance:
         """Wait until a tenant's work for so many bytes may go on: not at all where there is no crowd."""
         await self._wait(max(num_bytes, LEAST_BYTES), tenant)
 
+    async def take_turn(self, tenant: str = OWNER) -> None:
+        """Wait, in the middle of much work of a tenant's, until its next turn has come."""
+        await self.enter(TURN_BYTES, tenant)
+
     @asynccontextmanager
     async def alone(self, num_bytes: int, tenant: str = OWNER) -> AsyncIterator[None]:
         """While the block runs, it is the tenant's only one for a large body. Small ones do not wait."""

@@ -48,8 +48,9 @@ class HttpSpans:
             os.close(fd)
         self._next = 0
 
-    def note(self, labels: Iterable[str], span: HttpSpan) -> None:
+    def note(self, labels: Iterable[str], received_s: float, answered_s: float) -> None:
         """A request with a prompt for each of these labels has been answered."""
+        span = HttpSpan(received_s, answered_s)
         for label in labels:
             _RECORD.pack_into(self._map, self._next * _RECORD.size, *span, label_digest(label))
             self._next = (self._next + 1) % NUM_KEPT

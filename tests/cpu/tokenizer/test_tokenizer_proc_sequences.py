@@ -29,6 +29,7 @@ from tests.harness.ring.tokenizer_ring import (
 )
 from tokenizer_proc.receipt import MAX_AGE_S, Receipt
 from tokenizer_proc.sequences import MAX_INDEX
+from tokenizer_proc.validation import QueueBound
 
 IDS = pack_ids([5, 6, 7])
 
@@ -139,7 +140,7 @@ def test_what_other_tokenizers_let_through_takes_its_place(demo: Tokenizer) -> N
 
 def test_more_sequences_than_can_ever_wait_are_refused_for_good(demo: Tokenizer) -> None:
     ring = Ring(demo)
-    ring.loop._admission = type(ring.loop._admission)(max_waiting=2, max_waiting_of_client=2, max_running=2)
+    ring.loop._admission._bound = QueueBound(max_waiting=2, max_waiting_of_client=2, max_running=2)
     assert passed_on(ring, request(0, input_ids=IDS, sampling=SamplingParams(seed=1, n=5))) == []
     refused = ring.refusals()
     assert len(refused) == 5

@@ -5,10 +5,10 @@ from __future__ import annotations
 from scheduler_proc.batching.prefill_adder import PrefillAdder
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.cache.pages.page_tables import PageTables
+from scheduler_proc.committer import Committer
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.results import LooseResults
 from scheduler_proc.features.speculation.speculation import Speculation, SpeculationSettings
-from scheduler_proc.scheduler import Scheduler
 from tests.harness.mutants.mutant_table import Mutant
 
 GUESSING = {"speculation": SpeculationSettings(True, 4), "page_size": 4, "num_pages": 60, "max_len": 120}
@@ -16,7 +16,7 @@ GUESSING = {"speculation": SpeculationSettings(True, 4), "page_size": 4, "num_pa
 GUESS_MUTANTS = [
     Mutant(
         "KV of a rejected guess read later",
-        Scheduler,
+        Committer,
         "_commit_row",
         "scheduled.start + scheduled.num_known + num_accepted",
         "scheduled.start + scheduled.num_known + num_accepted + 1",
@@ -79,7 +79,7 @@ GUESS_MUTANTS = [
     ),
     Mutant(
         "accepted guesses counted with the token behind them",
-        Scheduler,
+        Committer,
         "_commit_row",
         "req.num_accepted_drafts += num_accepted",
         "req.num_accepted_drafts += num_accepted + 1",

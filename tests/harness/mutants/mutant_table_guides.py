@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from scheduler_proc.batching.prefill_adder import PrefillAdder
+from scheduler_proc.committer import Committer
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.guided import Guided
 from scheduler_proc.intake.intake import Intake
-from scheduler_proc.scheduler import Scheduler
 from tests.harness.mutants.mutant_table import Mutant
 
 GUIDES = {"guided": 0.7, "late": 0.3, "max_iterations": 1}
@@ -23,8 +23,8 @@ GUIDE_MUTANTS = [
     ),
     Mutant(
         "a token drawn without its mask that is late",
-        Scheduler,
-        "_masks",
+        Committer,
+        "masks",
         "self.lifecycle.retract(req)",
         "pass",
         0,

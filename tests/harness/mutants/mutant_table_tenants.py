@@ -8,8 +8,9 @@ import random
 
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.intake.controls import Controls
-from scheduler_proc.intake.intake import Intake, Tombstones
+from scheduler_proc.intake.intake import Intake
 from scheduler_proc.intake.tenant_limits import TenantLimiter
+from scheduler_proc.intake.tombstones import Tombstones
 from scheduler_proc.waiting.account import TokenBucket
 from scheduler_proc.waiting.tenant_accounts import Accounts
 from scheduler_proc.waiting.waiting_room import Patience, WaitingRoom

@@ -30,6 +30,7 @@ from scheduler_proc.scheduler import Scheduler
 from tests.harness.ring.detokenizer_ring import SECRET, FakePeers
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.sim_system import Setting, System
+from tokenizer_proc.admission import QueueAdmission
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.validation import QueueBound, Validator
@@ -89,10 +90,7 @@ class MemoryRing:
             detokenizers=[detokenizer_in],
             tokenizer=loaded,
             validator=Validator(VOCAB_SIZE, MAX_LEN),
-            admission=QueueBound(
-                max_waiting=MAX_WAITING, max_waiting_of_client=MAX_WAITING, max_running=MAX_ROWS
-            ),
-            scheduler_status=lambda: self.status,
+            admission=QueueAdmission(QueueBound(MAX_WAITING, MAX_WAITING, MAX_ROWS), lambda: self.status),
             secret=SECRET,
             clock=lambda: Receipt(self.now, self.now),
         )

@@ -30,6 +30,7 @@ from tests.harness.ring.detokenizer_ring import SECRET, FakePeers
 from tests.harness.ring.memory_ring import MAX_LEN, SETTING
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.sim_system import System
+from tokenizer_proc.admission import QueueAdmission
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.validation import QueueBound, Validator
@@ -240,10 +241,12 @@ class MortalRing:
             detokenizers=[self._detokenizer_in],
             tokenizer=self._loaded,
             validator=Validator(VOCAB_SIZE, MAX_LEN),
-            admission=QueueBound(self._max_waiting, self._max_waiting, SETTING.max_rows),
-            scheduler_status=lambda: self.status,
+            admission=QueueAdmission(
+                QueueBound(self._max_waiting, self._max_waiting, SETTING.max_rows),
+                lambda: self.status,
+                is_recovering=self._is_recovering,
+            ),
             secret=b"k" * 32,
-            is_recovering=self._is_recovering,
             clock=lambda: Receipt(self.now, self.now),
         )
 

@@ -20,7 +20,7 @@ from runtime.wire.handle import HANDLE_BYTES, make_handle
 from runtime.wire.messages import Closed, StreamOpen, TensorBatch, TokenBatch, TokenizedRequest, TokenLogprobs
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import Framed, MemoryChannel
-from scheduler_proc.main import build_scheduler
+from scheduler_proc.build_scheduler import build_scheduler
 from scheduler_proc.port import Port
 
 CLIENT = 77

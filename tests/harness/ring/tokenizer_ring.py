@@ -14,6 +14,7 @@ from runtime.wire.messages import GenerateRequest, RequestFailed
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import ProcessStatus
 from runtime.wire.transport import MemoryChannel
+from tokenizer_proc.admission import QueueAdmission
 from tokenizer_proc.loop import MAX_BATCH_CHARS, TokenizerLoop
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.validation import QueueBound, Validator
@@ -49,12 +50,14 @@ class Ring:
             detokenizers=self.detokenizers,
             tokenizer=loaded,
             validator=validator or Validator(4096, context_length),
-            admission=QueueBound(max_waiting=100, max_waiting_of_client=100, max_running=100),
-            scheduler_status=lambda: self.status,
+            admission=QueueAdmission(
+                QueueBound(max_waiting=100, max_waiting_of_client=100, max_running=100),
+                lambda: self.status,
+                num_sent_elsewhere=lambda: self.num_sent_elsewhere,
+                is_recovering=lambda: self.is_recovering,
+                has_tenants=lambda: self.has_tenants,
+            ),
             secret=b"k" * 32,
-            num_sent_elsewhere=lambda: self.num_sent_elsewhere,
-            is_recovering=lambda: self.is_recovering,
-            has_tenants=lambda: self.has_tenants,
             tenant_named=lambda name: self.tenants.named(name),
             clock=lambda: self.now,
         )

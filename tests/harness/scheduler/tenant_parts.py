@@ -22,7 +22,7 @@ def limited(*, share: QueueShare | None = None, changes: Any = None, **limits: A
         system.lifecycle.room.change_tenants(Tenants((of("a", **limits), of("b"))))
         if share is not None:
             intake = system.scheduler.intake
-            intake._tenant_limits._share = share
+            intake.maker.tenant_limits._share = share
         yield system
 
 

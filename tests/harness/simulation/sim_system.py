@@ -30,16 +30,16 @@ from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
-from scheduler_proc.core.request import Status
+from scheduler_proc.core.request import FeatureFactory, Status
 from scheduler_proc.core.rows import Rows
+from scheduler_proc.feature_factories import feature_factories
 from scheduler_proc.features.beam_search.beam_search import BeamSettings
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
-from scheduler_proc.intake.intake import FeatureFactory, Intake
+from scheduler_proc.intake.intake import Intake
 from scheduler_proc.intake.limits import Limits, QueueShare
-from scheduler_proc.main import feature_factories
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog

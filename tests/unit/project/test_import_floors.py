@@ -102,6 +102,7 @@ FLOORS: dict[str, set[str]] = {
     },
     "model_worker.models": {
         *(*LAYERS, "model_worker.layers", "model_worker.attention", "model_worker.ops", "runtime.checkpoint"),
+        "runtime.base",  # a spec by its name
         "runtime.sampling",  # names of additional outputs
     },
     "model_worker.loading": {
@@ -125,7 +126,7 @@ FLOORS: dict[str, set[str]] = {
 
 # Inside a package: part -> the parts that stand below it and that it may import.
 SCHEDULER_ORDER = [
-    {"adapter_ids", "executor", "limits", "port", "row_columns", "samples", "sorted_requests"},
+    {"adapter_ids", "executor", "limits", "port", "row_columns", "samples", "sorted_requests", "tombstones"},
     {"account", "scheduled_row"},
     {"request"},
     {"rows"},
@@ -142,13 +143,14 @@ SCHEDULER_ORDER = [
     {"request_records", "snapshot"},
     {"step_stats"},
     {"stats_questions"},
-    {"controls"},
-    {"admission", "intake", "llm_request"},
+    {"controls", "request_maker"},
+    {"admission", "committer", "intake", "llm_request"},
     {"preemption", "request_scheduler"},
     {"chosen_batch"},
     {"batch_builder"},
-    {"composition", "scheduler"},
-    {"loop"},
+    {"composition", "feature_factories", "scheduler"},
+    {"build_scheduler", "loop"},
+    {"heartbeat"},
     {"main"},
 ]
 

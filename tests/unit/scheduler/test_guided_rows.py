@@ -240,7 +240,7 @@ def test_a_request_that_another_feature_refuses_leaves_no_matcher() -> None:
         raise RequestError("never", code="no", status=400)
 
     with serving() as (system, grammar):
-        system.scheduler.intake._factories += (refuse,)
+        system.scheduler.intake.maker.factories += (refuse,)
         run_until_idle(system, request(0))
         assert system.detokenizer.closed[request(0).handle].reason == "error"
         assert grammar.num_open == 0
@@ -252,7 +252,7 @@ def test_guesses_for_a_row_with_a_mask_are_dropped(expected: list[list[int]]) ->
             row.guesses = [1, 2]
 
     with serving(depth=2) as (system, _):
-        system.scheduler.intake._factories += (lambda req: Guesses() if req.guide else None,)
+        system.scheduler.intake.maker.factories += (lambda req: Guesses() if req.guide else None,)
         assert outputs(system, requests()) == expected
 
 

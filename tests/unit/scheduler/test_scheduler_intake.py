@@ -13,8 +13,8 @@ from runtime.wire.format import pack_ids
 from runtime.wire.handle import make_handle, sequence_key
 from runtime.wire.messages import AbortRequest, Closed, ControlRequest, StopMatched, TokenizedRequest
 from scheduler_proc.features.base import Cost, RequestFeature
-from scheduler_proc.intake.intake import TOMBSTONE_S, Tombstones
 from scheduler_proc.intake.limits import QueueShare
+from scheduler_proc.intake.tombstones import TOMBSTONE_S, Tombstones
 from tests.harness.scheduler.scheduler_parts import SETTING, message, run_until_idle, running
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.sim_system import System
@@ -94,7 +94,7 @@ def test_a_feature_that_needs_more_rows_than_there_are_is_refused() -> None:
             return Cost(rows=SETTING.max_rows + 1)
 
     with running() as system:
-        system.scheduler.intake._factories = (lambda req: TooWide(),)
+        system.scheduler.intake.maker.factories = (lambda req: TooWide(),)
         request = message(1, PROMPT)
         run_until_idle(system, request)
         error = closed_of(system, request).error
@@ -138,7 +138,7 @@ def num_taken_in(system: System, client: int, requests: range, **fields: Any) ->
 def test_a_client_that_floods_leaves_room_for_others() -> None:
     with running(max_live=100) as system:
         intake = system.scheduler.intake
-        intake._limits = dataclasses.replace(intake._limits, client_share=QueueShare(76, 100, 100))
+        intake.maker.limits = dataclasses.replace(intake.maker.limits, client_share=QueueShare(76, 100, 100))
         assert num_taken_in(system, 1, range(100)) == 76
         assert num_taken_in(system, 2, range(1)) == 1
         assert num_taken_in(system, 1, range(100, 200)) == 0
@@ -154,7 +154,7 @@ def test_a_client_that_floods_leaves_room_for_others() -> None:
 def test_who_makes_requests_again_gets_no_more_than_a_client_can_have_had() -> None:
     with running(max_live=100) as system:
         intake = system.scheduler.intake
-        intake._limits = dataclasses.replace(intake._limits, client_share=QueueShare(30, 100, 40))
+        intake.maker.limits = dataclasses.replace(intake.maker.limits, client_share=QueueShare(30, 100, 40))
         assert num_taken_in(system, 1, range(60), is_again=True) == 40
         assert num_taken_in(system, 2, range(60), is_again=True) == 40
         run_until_idle(system)
@@ -166,7 +166,7 @@ def test_new_requests_that_come_first_take_no_place_of_what_is_made_again() -> N
     """After a restart they may: they were on their way when the engine died."""
     with running(max_live=100) as system:
         intake = system.scheduler.intake
-        intake._limits = dataclasses.replace(intake._limits, client_share=QueueShare(40, 100, 40))
+        intake.maker.limits = dataclasses.replace(intake.maker.limits, client_share=QueueShare(40, 100, 40))
         assert num_taken_in(system, 1, range(100, 140)) == 40
         assert num_taken_in(system, 1, range(60), is_again=True) == 40
         system.lifecycle.check()
@@ -179,7 +179,7 @@ def test_an_attempt_above_0_is_a_new_request_unless_it_is_made_again() -> None:
     """Any client may say that it asks for the second time; the tokenizer knows whether somebody has died."""
     with running(max_live=100) as system:
         intake = system.scheduler.intake
-        intake._limits = dataclasses.replace(intake._limits, client_share=QueueShare(40, 100, 100))
+        intake.maker.limits = dataclasses.replace(intake.maker.limits, client_share=QueueShare(40, 100, 100))
         assert num_taken_in(system, 1, range(60), attempt=1) == 40
         assert num_taken_in(system, 1, range(60, 70), attempt=1, is_again=True) == 10
         waiting = [(req.seq, req.is_again) for req in system.lifecycle.waiting]
@@ -205,7 +205,7 @@ def test_a_client_that_is_alone_has_the_whole_queue_until_another_one_connects()
     with running(max_live=100) as system:
         intake = system.scheduler.intake
         share = QueueShare(76, 100, 100, is_lifted=is_alone)
-        intake._limits = dataclasses.replace(intake._limits, client_share=share)
+        intake.maker.limits = dataclasses.replace(intake.maker.limits, client_share=share)
         assert num_taken_in(system, 1, range(76)) == 76
         assert not num_looks, "at the status page while the share is not used up"
         assert num_taken_in(system, 1, range(76, 90)) == 14
@@ -221,7 +221,7 @@ def test_who_is_suspected_runs_alone_and_who_is_guilty_not_at_all() -> None:
     """The launcher says so, whichever attempt it is; clients say nothing of it."""
     keys = [sequence_key(message(number, [1]).handle) for number in range(3)]
     with running() as system:
-        system.scheduler.intake._suspects = Suspects(frozenset(keys[:1]), frozenset(keys[1:2]))
+        system.scheduler.intake.suspects = Suspects(frozenset(keys[:1]), frozenset(keys[1:2]))
         requests = [message(number, [1, 2, 3], attempt=3) for number in range(3)]
         for request in requests:
             system.inbox.send(request)

@@ -16,8 +16,9 @@ from runtime.wire.messages import ControlOp, ControlRequest
 from runtime.wire.plan import WorkerReady
 from runtime.wire.transport import MemoryChannel
 from scheduler_proc.batching.prefill_adder import PrefillTotals
+from scheduler_proc.build_scheduler import build_scheduler
+from scheduler_proc.heartbeat import Heartbeat
 from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
-from scheduler_proc.main import Heartbeat, build_scheduler
 from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.policy.base import SchedulePolicy
 from scheduler_proc.policy.longest_prefix import LongestPrefix
@@ -147,7 +148,7 @@ def test_settings_choose_policy_and_cache() -> None:
 
 def test_settings_say_how_many_may_live_and_which_logits_may_be_asked_for() -> None:
     scheduler, _ = build(max_running_requests=3, max_queued_requests=5, gather_context_logits=True)
-    limits = scheduler.intake._limits
+    limits = scheduler.intake.maker.limits
     assert limits.max_live == LIMITS.max_rows + 5
     share = limits.client_share
     assert share is not None
@@ -159,7 +160,7 @@ def test_settings_say_how_many_may_live_and_which_logits_may_be_asked_for() -> N
 
 def test_a_share_that_was_set_is_a_lone_clients_too() -> None:
     scheduler, _ = build(max_queued_requests=5, max_queued_requests_per_client=2)
-    share = scheduler.intake._limits.client_share
+    share = scheduler.intake.maker.limits.client_share
     assert share is not None
     most = LIMITS.max_rows + 2
     assert [share.is_used_up(number, number) for number in (most - 1, most)] == [False, True]
@@ -167,7 +168,7 @@ def test_a_share_that_was_set_is_a_lone_clients_too() -> None:
 
 def test_a_tenant_has_three_quarters_of_the_queue_where_there_are_others() -> None:
     scheduler, _ = build(max_queued_requests=5, max_queued_requests_per_client=2)
-    limits = scheduler.intake._limits
+    limits = scheduler.intake.maker.limits
     share, most = limits.tenant_share, LIMITS.max_rows + 4
     assert share is not None
     assert (share.max_of_one, share.max_live, share.most) == (most, limits.max_live, limits.max_live)

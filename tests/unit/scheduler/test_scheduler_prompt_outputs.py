@@ -272,8 +272,10 @@ def test_raw_logits_are_cut_without_a_copy() -> None:
 def refusal(sampling: dict[str, Any], prompt: list[int] = PROMPT, max_tokens: int = 4, **limits: Any) -> Any:
     with running() as system:
         intake = system.scheduler.intake
-        changed = {name: getattr(intake._limits, name) for name in intake._limits.__slots__} | limits
-        intake._limits = type(intake._limits)(**changed)
+        changed = {
+            name: getattr(intake.maker.limits, name) for name in intake.maker.limits.__slots__
+        } | limits
+        intake.maker.limits = type(intake.maker.limits)(**changed)
         asking = message(1, prompt, max_tokens, sampling=sampling)
         run_until_idle(system, asking)
         assert system.detokenizer.tokens[asking.handle] == []

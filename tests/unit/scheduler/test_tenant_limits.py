@@ -68,7 +68,7 @@ def test_a_tenant_leaves_room_for_others_that_come_by_the_same_client() -> None:
     with limited(share=share, changes={"max_live": 100}) as system:
         intake = system.scheduler.intake
         # The client's share would be used up by the first tenant.
-        intake._limits = dataclasses.replace(intake._limits, client_share=share)
+        intake.maker.limits = dataclasses.replace(intake.maker.limits, client_share=share)
         flood = [b(number, max_tokens=1) for number in range(90)]
         for each in flood:
             intake.receive(each)
@@ -89,7 +89,7 @@ def test_a_share_of_clients_that_the_operator_has_set_holds_for_each_tenant_of_a
     with limited(changes={"max_live": 100}) as system:
         intake = system.scheduler.intake
         share = QueueShare(10, 100, 10, is_set=True)
-        intake._limits = dataclasses.replace(intake._limits, client_share=share)
+        intake.maker.limits = dataclasses.replace(intake.maker.limits, client_share=share)
         for request in (a, b):
             for number in range(20):
                 intake.receive(request(number + 50 * (request is b), max_tokens=1))
@@ -216,7 +216,7 @@ def test_who_has_to_run_alone_does_though_its_tenant_has_others_in_the_queue() -
     with limited(max_running=1) as system:
         requests = [a(number, max_tokens=4) for number in range(4)]
         alone = requests[3].handle[:15]
-        system.scheduler.intake._suspects = Suspects(frozenset([alone]), frozenset())
+        system.scheduler.intake.suspects = Suspects(frozenset([alone]), frozenset())
         run_until_idle(system, *requests)
         assert [handle[8] for handle in system.detokenizer.closed] == [3, 0, 1, 2]
         system.check_empty()

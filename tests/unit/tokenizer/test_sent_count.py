@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.wire.status_page import ProcessStatus
-from tokenizer_proc.sent_count import SentCount
+from tokenizer_proc.admission import SentCount
 
 
 class Ring:

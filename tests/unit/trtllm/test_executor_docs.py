@@ -7,8 +7,9 @@ import inspect
 import re
 from pathlib import Path
 
-from carousel.trtllm.executor import ExecutorStats, GenerationExecutor
+from carousel.trtllm.executor import GenerationExecutor
 from carousel.trtllm.executor_config import ExecutorConfig, KvCacheConfig, SchedulerConfig
+from carousel.trtllm.executor_stats import ExecutorStats
 from carousel.trtllm.generation_request import NOT_BUILT, GenerationRequest
 from carousel.trtllm.inference_request import KNOWN, SPELLINGS
 from carousel.trtllm.output_tensors import OutputTensors

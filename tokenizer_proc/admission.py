@@ -1,4 +1,4 @@
-"""SentCount: how many sequences have been let through to the scheduler that is there now, by all tokenizers.
+"""QueueAdmission: who may go on to the scheduler, by what waits there and what is on the way.
 
 The scheduler counts what it has received and each tokenizer what it has sent, both since their own start; the
 difference is on the way. When one of them has been replaced, the difference says nothing any more: part of it
@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 
+from runtime.base.errors import Overloaded
+from runtime.wire.handle import attempt_of
+from runtime.wire.messages import GenerateRequest
 from runtime.wire.status_page import ProcessStatus
+from tokenizer_proc.validation import QueueBound
+
+DRAIN_RETRY_S = 5.0
+"""When to ask again a server that is shutting down: whatever takes its place has to start."""
 
 
 class SentCount:
@@ -86,3 +93,56 @@ class OnWay:
             self._num_of[sender] -= received
             self._num_sent -= received
         return self._num_of[tenant] + self._encoding[tenant]
+
+
+class QueueAdmission:
+    """Counts what this tokenizer lets through, and refuses what there is no room for."""
+
+    def __init__(
+        self,
+        bound: QueueBound,
+        scheduler_status: Callable[[], ProcessStatus],
+        *,
+        num_sent_elsewhere: Callable[[], int] = lambda: 0,
+        epochs_elsewhere: Callable[[], tuple[int, ...]] = tuple,
+        is_draining: Callable[[], bool] = lambda: False,
+        is_recovering: Callable[[], bool] = lambda: False,
+        has_tenants: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`num_sent_elsewhere`: the sum of the other tokenizers' `num_sent`; `epochs_elsewhere`: their
+        epochs. `is_draining`: whether new requests are refused because the launch ends; one that is submitted
+        again is not new. `is_recovering`: whether a process was replaced, or a client came back, so recently
+        that what they had may be submitted again; at any other time nobody is believed who says so.
+        `has_tenants`: whether several share the launch.
+        """
+        self._bound = bound
+        self._scheduler_status = scheduler_status
+        self._sent_count = SentCount(num_sent_elsewhere, epochs_elsewhere)
+        self._is_draining = is_draining
+        self._is_recovering = is_recovering
+        self._has_tenants = has_tenants
+        self.on_way = OnWay()
+
+    @property
+    def num_sent(self) -> int:
+        """Sequences let through since the start: on the way to the scheduler, or being encoded."""
+        return self.on_way.num_passed_on + self.on_way.num_encoding
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of the longest sequence that the scheduler takes; 0: it has not said."""
+        return self._scheduler_status().max_len
+
+    def is_new(self, request: GenerateRequest) -> bool:
+        """Return False for one that is made again after a restart: it was let in once and is not refused."""
+        return not (attempt_of(request.handle) and self._is_recovering())
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raises Overloaded when there is no room, or will be none."""
+        if self._is_draining():
+            raise Overloaded("the server is shutting down", code="shutting_down", retry_after_s=DRAIN_RETRY_S)
+        status = self._scheduler_status()
+        num_on_way = self._sent_count.num_on_way(self.num_sent, status)
+        if self._has_tenants():
+            num_on_way = self.on_way.num_of(request.tenant, num_on_way)
+        self._bound.check(status, num_on_way, request.sampling.n, tenant=request.tenant)

@@ -1,0 +1,149 @@
+"""Puts a scheduler together out of its parts, around a port and an executor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.plan import WorkerReady
+from scheduler_proc.batching.composition import (
+    BatchingSettings,
+    make_batch_builder,
+    make_prefix_cache,
+    make_schedule_policy,
+)
+from scheduler_proc.batching.prefill_adder import StepLimits
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.capacity.slots import SlotPool
+from scheduler_proc.core.executor import AdapterDevice, AnyExecutor
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.output import make_output
+from scheduler_proc.core.rows import Rows
+from scheduler_proc.feature_factories import make_features
+from scheduler_proc.features.grammar_client import GrammarClient
+from scheduler_proc.intake.controls import Controls
+from scheduler_proc.intake.intake import Intake
+from scheduler_proc.intake.limits import make_limits
+from scheduler_proc.observe.snapshot import SnapshotMaker
+from scheduler_proc.observe.stats_questions import StatsQuestions
+from scheduler_proc.observe.step_log import StepLog
+from scheduler_proc.observe.step_profile import StepProfile
+from scheduler_proc.observe.step_stats import StatsSettings, StepStats
+from scheduler_proc.policy.base import sort_key_of
+from scheduler_proc.port import Port
+from scheduler_proc.scheduler import Scheduler
+from scheduler_proc.waiting.waiting_room import Patience
+
+
+def build_scheduler(
+    config: RuntimeConfig,
+    eos_ids: frozenset[int],
+    executor: AnyExecutor,
+    limits: WorkerReady,
+    port: Port,
+    *,
+    profile_dir: Path | None = None,
+    roster: Roster | None = None,
+    suspects: Suspects = NO_SUSPECTS,
+    grammar: GrammarClient | None = None,
+    adapters: AdapterDevice | None = None,
+) -> Scheduler:
+    """Compose the parts around the port. `profile_dir`: as StepProfile's; `roster`: as Lifecycle's;
+    `suspects`: as Intake's; `grammar`: None where no guides are kept; `adapters`: None where no adapters are
+    served.
+
+    Raises ConfigError when a policy or a cache cannot be found.
+    """
+    page_size = limits.page_size
+    max_len = min(config.context_length, limits.max_len, limits.num_pages * page_size)
+    rows = Rows(limits.max_rows, max_len)
+    cache = make_prefix_cache(
+        page_size, port, config.radix_eviction_policy, is_disabled=config.disable_radix_cache
+    )
+    kv = KVCacheManager(limits.num_pages, page_size, rows, cache, limits.attention_window)
+    output = make_output(port.outboxes, port.epoch)
+    policy = make_schedule_policy(config.schedule_policy, port)
+    sort_key = sort_key_of(policy, kv)
+    lifecycle = Lifecycle(
+        kv,
+        SlotPool(0 if adapters is None else config.max_loras, adapters, port.now_s),
+        output,
+        port.now_s,
+        sort_key=sort_key,
+        roster=roster,
+        patience=Patience(config.max_starvation, config.queue_timeout),
+    )
+    step_limits = StepLimits(
+        config.chunked_prefill_size,
+        config.max_batch_size or limits.max_rows,
+        cuts_prompts=not config.disable_chunked_prefill,
+    )
+    controls = Controls(
+        lifecycle,
+        make_questions(config, lifecycle, step_limits, limits.device, port),
+        max_len,
+        _settings_in_force(config, executor, limits),
+        profile=StepProfile(profile_dir, port),
+        snapshots=SnapshotMaker(lifecycle, port.now_s, port.wall_s),
+    )
+    features = make_features(config, output, kv, port.now_s, grammar, limits.vocab_size)
+    intake = Intake(
+        lifecycle,
+        make_limits(config, eos_ids, limits, max_len, port.is_client_alone, lifecycle.accounts.has_several),
+        features.factories,
+        controls=controls,
+        clock=port.now_s,
+        suspects=suspects,
+    )
+    builder = make_batch_builder(_batching(config, step_limits), lifecycle, policy, port)
+    step_log = StepLog(kv, lifecycle.room, config.decode_log_interval, port.now_s)
+    return Scheduler(port, lifecycle, intake, builder, executor, step_log, controls, features.step_cost)
+
+
+def _batching(config: RuntimeConfig, limits: StepLimits) -> BatchingSettings:
+    return BatchingSettings(
+        limits,
+        config.batching,
+        config.capacity_policy,
+        config.schedule_conservativeness,
+        config.micro_batch_scheduler,
+        config.request_scheduler,
+        config.pp_size,
+    )
+
+
+def _settings_in_force(
+    config: RuntimeConfig, executor: AnyExecutor, limits: WorkerReady
+) -> dict[str, int | float | str]:
+    """For /server_info."""
+    return {
+        "model": config.model_names[0],
+        "device": limits.device,
+        "batching_type": config.batching,
+        "capacity_scheduler": config.request_scheduler or config.capacity_policy,
+        "schedule_policy": config.schedule_policy,
+        "micro_batch_scheduler": config.micro_batch_scheduler,
+        "radix_eviction_policy": "none" if config.disable_radix_cache else config.radix_eviction_policy,
+        "max_batch_size": config.max_batch_size or limits.max_rows,
+        "chunked_prefill_size": config.chunked_prefill_size,
+        "disable_chunked_prefill": config.disable_chunked_prefill,
+        "grammar_backend": config.grammar_backend,
+        "max_steps_in_flight": executor.max_in_flight,
+        "speculative_algorithm": config.speculative_algorithm,
+        "additional_output": config.additional_output,
+    }
+
+
+def make_questions(
+    config: RuntimeConfig, lifecycle: Lifecycle, limits: StepLimits, device: str, port: Port
+) -> StatsQuestions:
+    kept = StatsSettings(
+        limits,
+        config.batching == "static",
+        config.iter_stats_max_iterations,
+        config.request_stats_max_iterations,
+        hides_memory=device.startswith("cuda"),
+        num_stages=config.pp_size,
+    )
+    return StatsQuestions(StepStats(lifecycle, kept, port.now_s, port.wall_s), lifecycle.output)

@@ -1,0 +1,145 @@
+"""Committer: what the masks and the results of a step do to its requests. Launches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from runtime.base.errors import RequestError
+from runtime.wire.error_info import error_info
+from runtime.wire.format import IntArray, unpack_ids
+from runtime.wire.plan import SampleMasks, StepResult
+from scheduler_proc.cache.group_pages import go_on
+from scheduler_proc.core.batch import ScheduleBatch
+from scheduler_proc.core.executor import StepHandle
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.request import Request, RowGroup
+from scheduler_proc.core.results import LooseResults
+from scheduler_proc.core.row_columns import BoolArray, RowArray, all_of
+from scheduler_proc.core.samples import Sampled
+from scheduler_proc.core.scheduled_row import NoMask, ScheduledRow
+from scheduler_proc.observe.step_log import StepLog
+from scheduler_proc.observe.step_stats import StepStats
+
+
+class Committer:
+    """Gives tokens to requests, and ends those that have all theirs."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, step_log: StepLog, stats: StepStats, now_s: Callable[[], float]
+    ) -> None:
+        self.lifecycle = lifecycle
+        self.kv = lifecycle.kv
+        self.rows = lifecycle.kv.rows
+        self.output = lifecycle.output
+        self.step_log = step_log
+        self.stats = stats
+        self._now_s = now_s
+
+    def masks(self, batch: ScheduleBatch) -> SampleMasks:
+        """The masks that a step waits for. A row without one is let go; what is drawn for it is dropped."""
+        masks: list[tuple[int, bytes]] = []
+        began_s = self._now_s()
+        for req, make_mask in batch.masked():
+            try:
+                mask = make_mask()
+            except RequestError as error:
+                self.lifecycle.finish(req, "error", error=error_info(error))
+                continue
+            if mask is NoMask.COMPLETE:
+                self.lifecycle.finish(req, "stop")
+            elif mask is NoMask.LATE:
+                self.stats.num_late_masks += 1
+                self.lifecycle.retract(req)
+            else:
+                masks.append((req.row, mask))
+        self.stats.mask_wait_s += self._now_s() - began_s
+        return SampleMasks(batch.step, tuple(masks), batch.processed())
+
+    def commit(self, batch: ScheduleBatch, result: StepResult, handle: StepHandle) -> None:
+        """Apply a finished step. What was computed for a stay that has ended is dropped."""
+        tokens = unpack_ids(result.tokens)
+        held = batch.still_held()
+        n = len(batch.order) - len(batch.loose)
+        self._commit_singles(batch.order[:n], tokens[:n], held[:n])
+        if batch.loose:
+            frames = handle.frames if result.tensors else ()
+            self._commit_loose(batch.loose, held[n:], LooseResults(batch, result, tokens, frames))
+
+    def _commit_singles(self, rows: RowArray, tokens: IntArray, held: BoolArray) -> None:
+        if not all_of(held):
+            rows = rows[held]
+            tokens = tokens[held]
+        if not len(rows):
+            return
+        self.step_log.note_tokens(len(rows))
+        ended, stopped = self.rows.append_one(rows, tokens)
+        self.output.add_each(self.rows.handle[rows], tokens)
+        for row, by_stop in zip(ended.tolist(), stopped.tolist(), strict=True):
+            req = self.rows.tenant[row]
+            assert req is not None
+            self._finish_at_end(req, by_stop)
+
+    def _commit_loose(
+        self, loose: list[ScheduledRow[Request]], held: BoolArray, results: LooseResults
+    ) -> None:
+        for scheduled, is_held in zip(loose, held.tolist(), strict=True):
+            sampled, prompt = results.take_next(scheduled)
+            if not is_held:
+                continue
+            try:
+                if prompt is not None:
+                    for feature in scheduled.req.features:
+                        feature.accept_prompt(prompt)
+                if scheduled.samples:
+                    self._commit_row(scheduled, sampled)
+            except RequestError as error:
+                self.lifecycle.finish(scheduled.req.head, "error", error=error_info(error))
+
+    def _commit_member(self, member: Request, group: RowGroup, sampled: Sampled) -> None:
+        """Keep what one row of a group has got. With that of the last one the group goes on, or it ends: what
+        it has found the feature says then.
+        """
+        self.rows.in_flight[member.row] -= 1
+        if member is group.head:
+            for feature in member.features:
+                feature.accept(sampled)
+        results = group.take(member, sampled)
+        if results is None:
+            return
+        self.step_log.note_tokens(len(results))
+        beams = group.choose(results)
+        if beams:
+            go_on(self.kv, group, beams)
+        else:
+            self.lifecycle.finish(group.head, "stop")
+
+    def _commit_row(self, scheduled: ScheduledRow[Request], sampled: Sampled) -> None:
+        req, row = scheduled.req, scheduled.row
+        if req.group is not None:
+            self._commit_member(req, req.group, sampled)
+            return
+        ids = req.cut(sampled.ids)
+        for feature in req.features:
+            ids = feature.accept(sampled if ids is sampled.ids else sampled._replace(ids=ids))
+        if not ids:
+            self.lifecycle.finish(req, "stop")
+            return
+        num_tokens = self.rows.append(row, ids)
+        if num_guesses := sampled.num_guesses:
+            num_accepted = len(ids) - 1
+            if num_accepted < num_guesses:  # KV of rejected ones is overwritten by the next step
+                self.rows.kv_len[row] = scheduled.start + scheduled.num_known + num_accepted
+                self.kv.give_back_rejected(req)
+            req.num_accepted_drafts += num_accepted
+            self.stats.drafts.note_row(num_guesses, num_accepted)
+        self.output.add(req.handle, ids)
+        self.step_log.note_tokens(len(ids))
+        by_stop = req.stops_at(ids[-1], num_tokens - 1)
+        if by_stop or num_tokens >= req.max_len:
+            self._finish_at_end(req, by_stop)
+
+    def _finish_at_end(self, req: Request, by_stop: bool) -> None:
+        if by_stop:
+            self.lifecycle.finish(req, "stop", stop_token=req.tokens.item(-1))
+        else:
+            self.lifecycle.finish(req, "length")

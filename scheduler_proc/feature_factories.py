@@ -1,0 +1,90 @@
+"""The table of capabilities: which a scheduler has, and in which order their hooks are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from runtime.checkpoint.pooling import read_pooling
+from runtime.settings.config import RuntimeConfig
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.core.output import Output
+from scheduler_proc.core.request import FeatureFactory
+from scheduler_proc.features.beam_search.beam_search import NO_BEAMS, BeamSettings, attach_beam_search
+from scheduler_proc.features.embedding import attach_embedding
+from scheduler_proc.features.generation_logits import attach_generation_logits
+from scheduler_proc.features.grammar_client import GrammarClient
+from scheduler_proc.features.guided import attach_guide
+from scheduler_proc.features.logits_processors import attach_logits_processors
+from scheduler_proc.features.logprobs import attach_logprobs
+from scheduler_proc.features.perf_metrics import attach_perf_metrics
+from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
+from scheduler_proc.features.speculation.speculation import SpeculationSettings, attach_speculation
+from scheduler_proc.features.speculation.step_cost import StepCost
+from scheduler_proc.features.stamps import attach_stamps
+from scheduler_proc.port import Clock
+
+
+class Features(NamedTuple):
+    """Capabilities that a launch has."""
+
+    factories: tuple[FeatureFactory, ...]
+    step_cost: StepCost | None
+    """To be told how long steps take; None where no request guesses."""
+
+
+def make_features(
+    config: RuntimeConfig,
+    output: Output,
+    kv: KVCacheManager,
+    clock: Clock,
+    grammar: GrammarClient | None,
+    vocab_size: int,
+) -> Features:
+    """Make the table that the settings ask for. `grammar`: None where no guides are kept.
+
+    Raises ConfigError when a logits processor cannot be found.
+    """
+    if config.task == "embed":
+        return Features(_embedding_factories(config, output, clock), None)
+    speculation = SpeculationSettings(
+        config.speculative_algorithm == "NGRAM", config.speculative_num_draft_tokens
+    )
+    step_cost = StepCost()
+    processors = attach_logits_processors(
+        config.logits_processor_paths,
+        speculates=speculation.has_ngram,
+        is_static=config.batching == "static",
+    )
+    beams = BeamSettings(config.max_beam_width, vocab_size)
+    factories = feature_factories(output, kv, clock, speculation, step_cost, grammar, beams)
+    return Features((processors, *factories), step_cost if speculation.has_ngram else None)
+
+
+def feature_factories(
+    output: Output,
+    kv: KVCacheManager,
+    clock: Clock,
+    speculation: SpeculationSettings,
+    step_cost: StepCost,
+    grammar: GrammarClient | None = None,
+    beams: BeamSettings = NO_BEAMS,
+) -> tuple[FeatureFactory, ...]:
+    """Return what makes a text model's capabilities, in the order of their hooks: the last ones report what
+    counts.
+    """
+    return (
+        attach_beam_search(beams, kv, output),
+        attach_guide(grammar),
+        attach_speculation(speculation, step_cost),
+        attach_prompt_outputs(output.add_prompt_logprobs, output.add_tensor),
+        attach_generation_logits(output.add_tensor),
+        attach_perf_metrics(kv, clock),
+        attach_stamps(clock),
+        attach_logprobs(output.add_logprobs),
+    )
+
+
+def _embedding_factories(config: RuntimeConfig, output: Output, clock: Clock) -> tuple[FeatureFactory, ...]:
+    pooling = read_pooling(Path(config.model), config.pooling)
+    return (attach_embedding(pooling.kind, output.add_tensor), attach_stamps(clock))

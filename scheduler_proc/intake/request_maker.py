@@ -1,0 +1,161 @@
+"""RequestMaker: from a message to a request that there is room for and that can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from runtime.base.errors import InvalidRequest, Overloaded, RequestError
+from runtime.ring.tenants import OWNER
+from runtime.wire.format import TOKEN_BYTES
+from runtime.wire.messages import TokenizedRequest
+from runtime.wire.plan import NO_LORA, AdapterRef, RowProcessing
+from runtime.wire.retention import Retention
+from scheduler_proc.cache.pages.retained_pages import RetainedPages, retained_pages
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.request import FeatureFactory, Request, StopIds
+from scheduler_proc.features.base import Cost, RequestFeature, combined_cost
+from scheduler_proc.intake.adapter_ids import AdapterIds
+from scheduler_proc.intake.limits import Limits
+from scheduler_proc.intake.tenant_limits import TenantLimiter
+from scheduler_proc.waiting.tenant_accounts import CLIENT_BYTES
+
+
+class RequestMaker:
+    """Checks and numbers new sequences, and attaches their features."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        limits: Limits,
+        factories: tuple[FeatureFactory, ...],
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self.limits = limits
+        self.factories = factories
+        self.tenant_limits = TenantLimiter(
+            lifecycle.accounts, lifecycle.room, lifecycle.kv.rows, limits.tenant_share, clock
+        )
+        self._lifecycle = lifecycle
+        self._adapter_ids = AdapterIds()
+        self._eos = StopIds(limits.eos_ids)
+        self._never = StopIds(frozenset())
+        self._num_requests = 0
+
+    def make(self, message: TokenizedRequest, key: bytes, now: float, cached_tokens: int) -> Request:
+        """Return the request, if there is room for it and it can ever run. Raises RequestError."""
+        limits, sampling = self.limits, message.sampling
+        priority = message.priority
+        if message.tenant != OWNER:
+            priority = self.tenant_limits.priority_of(message)
+        self._check_room(message)
+        num_prompt = limits.check(message)
+        self._num_requests += 1
+        req = Request(
+            message.handle,
+            key,
+            self._num_requests,
+            self._lifecycle.kv.rows,
+            sampling,
+            self._stops(message),
+            num_prompt,
+            limits.last_len(num_prompt, sampling.max_tokens),
+            num_prompt + sampling.min_tokens if sampling.min_tokens else 0,
+            # A beam search is made again whole: what has come of it comes again.
+            message.input_ids + (message.output_ids if sampling.num_beams == 1 else b""),
+            message.namespace,
+            priority,
+            message.arrived_s if 0.0 < message.arrived_s < now else now,
+            message.deadline_s,
+            message.draft_ids,
+            message.prediction_ids,
+            message.num_prompt_logprobs,
+            0 if sampling.num_beams == 1 else len(message.output_ids) // TOKEN_BYTES,
+            cached_tokens=cached_tokens,
+            retained=() if message.retention is None else self._retained(message.retention, num_prompt),
+            guide=message.guide,
+            processing=RowProcessing(self._num_requests, message.label, message.processors)
+            if message.processors
+            else None,
+            tenant=message.tenant,
+            is_again=message.is_again,
+            adapter=message.adapter,
+            trace=message.trace,
+        )
+        self._check_adapter(message.adapter)
+        self._attach_features(req)
+        return req
+
+    def _check_room(self, message: TokenizedRequest) -> None:
+        """Raises Overloaded when too many sequences are there, or too many of this tenant or client."""
+        limits, lifecycle, is_new = self.limits, self._lifecycle, not message.is_again
+        num_live = len(lifecycle.requests)
+        if message.tenant != OWNER:
+            self.tenant_limits.check(message, num_live)
+        # What was accepted by the engine before this one is not refused because new ones have come first.
+        max_live = limits.max_live * (1 if is_new else 2)
+        if num_live >= max_live:
+            raise Overloaded(f"{max_live} sequences run or wait already")
+        share = limits.client_share
+        # An HTTP server is one client for many tenants: none of them is refused for what another one has.
+        if share is None or (message.tenant != OWNER and not share.is_set):
+            return
+        client, account = message.handle[:CLIENT_BYTES], lifecycle.accounts.of(message.tenant)
+        if is_new:
+            is_used_up = share.is_used_up(account.num_live_of[client], num_live)
+        else:
+            is_used_up = account.num_again_of[client] >= share.most
+        if is_used_up:
+            raise Overloaded(
+                "this client has its share of the waiting queue; let some of its requests end first",
+                code="client_overloaded",
+            )
+
+    def _stops(self, message: TokenizedRequest) -> StopIds:
+        sampling = message.sampling
+        if not sampling.stop_token_ids:
+            return self._never if sampling.ignore_eos else self._eos
+        own = frozenset(sampling.stop_token_ids)
+        return StopIds(own if sampling.ignore_eos else own | self.limits.eos_ids)
+
+    def _retained(self, wanted: Retention, num_prompt: int) -> tuple[RetainedPages, ...]:
+        kv = self._lifecycle.kv
+        if not kv.cache.shares:
+            raise InvalidRequest(
+                "kv_cache_retention_config: this server keeps no KV (disable_radix_cache)",
+                param="kv_cache_retention_config",
+            )
+        wanted.validate()
+        return retained_pages(wanted, num_prompt, kv.page_size)
+
+    def _check_adapter(self, adapter: AdapterRef | None) -> None:
+        if adapter is None:
+            return
+        if not self._lifecycle.slots.num_slots:
+            raise InvalidRequest(NO_LORA, param="lora_request", code="lora_not_enabled")
+        self._adapter_ids.check(adapter)
+
+    def _attach_features(self, req: Request) -> None:
+        features: tuple[RequestFeature, ...] = ()
+        try:
+            for factory in self.factories:
+                feature = factory(req)
+                if feature is not None:
+                    features += (feature,)
+            if features:
+                self._check_cost(combined_cost(features, req.adapter))
+        except RequestError:
+            for feature in features:  # what they have begun elsewhere ends
+                feature.release()
+            raise
+        req.features = features
+
+    def _check_cost(self, cost: Cost) -> None:
+        for what, needed, there in (
+            ("rows", cost.rows, self._lifecycle.kv.rows.max_rows),
+            ("slots", len(cost.slots), self._lifecycle.slots.num_slots),
+        ):
+            if needed > there:
+                raise InvalidRequest(
+                    f"the request needs {needed} {what}, there are {there}", code="request_too_large"
+                )

@@ -1,0 +1,54 @@
+"""Routes: where a tokenizer's messages go.
+
+Nothing is dropped: what the next process has no room for is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from runtime.base.errors import RequestError
+from runtime.wire.error_info import error_info
+from runtime.wire.format import Message
+from runtime.wire.handle import client_of
+from runtime.wire.messages import ControlReply, ControlRequest, ErrorInfo, GenerateRequest, RequestFailed
+from runtime.wire.outbox import KeepingOutbox
+from runtime.wire.transport import Outbox
+from tokenizer_proc.sequences import sequence_handles
+
+
+class Routes:
+    """The scheduler, and the detokenizer of each client, from which every answer comes."""
+
+    def __init__(self, scheduler: Outbox, detokenizers: Sequence[Outbox]) -> None:
+        """`detokenizers` in the order of their indexes."""
+        self.scheduler = KeepingOutbox[Message](scheduler.send)
+        self._detokenizers = [KeepingOutbox[Message](outbox.send) for outbox in detokenizers]
+
+    @property
+    def is_keeping(self) -> bool:
+        """True if something could not be passed on yet."""
+        return bool(self.scheduler or any(self._detokenizers))
+
+    def flush(self) -> bool:
+        """Pass on what was kept. Return whether nothing is left."""
+        blocked = [route for route in (self.scheduler, *self._detokenizers) if not route.flush()]
+        return not blocked
+
+    def to_client(self, client: int) -> KeepingOutbox[Message]:
+        """Return the detokenizer that answers this client."""
+        return self._detokenizers[client % len(self._detokenizers)]
+
+    def refuse(self, request: GenerateRequest, error: RequestError | str) -> None:
+        """Answer every sequence of a request with an error; text stands for a fault of ours."""
+        info = ErrorInfo(error) if isinstance(error, str) else error_info(error)
+        route = self.to_client(client_of(request.handle))
+        for handle in sequence_handles(request):
+            route.send(RequestFailed(handle, info))
+
+    def refuse_control(self, message: ControlRequest, error: RequestError) -> None:
+        """Answer a control call with an error."""
+        body = msgspec.Raw(msgspec.msgpack.encode(error_info(error)))
+        self.to_client(message.client).send(ControlReply(message.client, message.number, body, ok=False))
