@@ -16,11 +16,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bench_serving.backends.base import Backend, Message, Prompt
+from bench_serving.backends.base import Backend, BenchPrompt, ChatTurn
 from bench_serving.datasets.base import LoadConversation, Turn
 from bench_serving.records import Clock, RequestFailure, RequestRecord
 
-Render: TypeAlias = Callable[[list[Message]], Prompt]
+Render: TypeAlias = Callable[[list[ChatTurn]], BenchPrompt]
 """A conversation, the user's turn last, in the form that the backend takes. Raises RequestFailure."""
 OnRecord: TypeAlias = Callable[[RequestRecord], None]
 
@@ -61,12 +61,12 @@ def arrival_times(traffic: Traffic, num: int) -> npt.NDArray[np.float64]:
     return np.cumsum(gaps)
 
 
-def as_text(messages: list[Message]) -> Prompt:
+def as_text(messages: list[ChatTurn]) -> BenchPrompt:
     """A conversation without any template: its texts, one after the other."""
     return "".join(message["content"] for message in messages)
 
 
-def as_messages(messages: list[Message]) -> Prompt:
+def as_messages(messages: list[ChatTurn]) -> BenchPrompt:
     return messages
 
 
@@ -122,7 +122,7 @@ async def _converse(
     on_record: OnRecord,
 ) -> None:
     """One turn after the other; the answers become part of the next prompt."""
-    messages: list[Message] = []
+    messages: list[ChatTurn] = []
     history_len = 0
     failed = False
     for turn, record in zip(turns, records, strict=True):

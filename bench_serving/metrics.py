@@ -18,7 +18,7 @@ import numpy.typing as npt
 from bench_serving.load import LoadResult
 from bench_serving.records import RequestRecord
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
+DoubleArray: TypeAlias = npt.NDArray[np.float64]
 
 PEAK_WINDOW_S = 1.0
 
@@ -142,9 +142,9 @@ class Series(NamedTuple):
     """One value for each window of `width_s` from the begin of the run."""
 
     width_s: float
-    output_throughput: FloatArray
+    output_throughput: DoubleArray
     """Tokens per second."""
-    in_flight: FloatArray
+    in_flight: DoubleArray
     """Requests, on average over the window."""
 
 
@@ -164,7 +164,7 @@ def throughput_series(result: LoadResult, width_s: float) -> Series:
     return Series(width_s, tokens / width_s, in_flight / width_s)
 
 
-def _arrivals(record: RequestRecord) -> tuple[FloatArray, FloatArray]:
+def _arrivals(record: RequestRecord) -> tuple[DoubleArray, DoubleArray]:
     """(times, tokens) of what came; all of it at the end where nothing was streamed.
 
     Where chunks were counted as one token each, they share the number that the server reports.

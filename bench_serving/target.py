@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench_serving.arguments import BACKENDS, BenchConfig
-from bench_serving.backends.base import Backend, GenerationOptions, Message, Prompt
+from bench_serving.backends.base import Backend, BenchPrompt, ChatTurn, GenerationOptions
 from bench_serving.backends.openai import Api, OpenAIBackend, served_model
 from bench_serving.backends.sdk import SdkBackend
 from bench_serving.datasets.base import PromptSource, TokenizerSource, WordSource
@@ -114,7 +114,7 @@ def _render(config: BenchConfig, tokenizer: Tokenizer | None) -> Render:
         raise ConfigError("--apply-chat-template: no tokenizer with a chat template; name one by --tokenizer")
     renderer = tokenizer
 
-    def render(messages: list[Message]) -> Prompt:
+    def render(messages: list[ChatTurn]) -> BenchPrompt:
         try:
             return renderer.apply_chat_template(messages)
         except InvalidRequest as error:

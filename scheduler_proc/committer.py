@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from runtime.base.errors import RequestError
 from runtime.wire.error_info import error_info
-from runtime.wire.format import IntArray, unpack_ids
+from runtime.wire.format import BoolArray, IntArray, unpack_ids
 from runtime.wire.plan import SampleMasks, StepResult
 from scheduler_proc.cache.group_pages import go_on
 from scheduler_proc.core.batch import ScheduleBatch
@@ -14,7 +14,7 @@ from scheduler_proc.core.executor import StepHandle
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request, RowGroup
 from scheduler_proc.core.results import LooseResults
-from scheduler_proc.core.row_columns import BoolArray, RowArray, all_of
+from scheduler_proc.core.row_columns import RowArray, all_of
 from scheduler_proc.core.samples import Sampled
 from scheduler_proc.core.scheduled_row import NoMask, ScheduledRow
 from scheduler_proc.observe.step_log import StepLog

@@ -7,9 +7,9 @@ from typing import Protocol, TypeAlias
 
 from bench_serving.records import RequestRecord
 
-Message: TypeAlias = dict[str, str]
+ChatTurn: TypeAlias = dict[str, str]
 """One turn of a conversation: role and content."""
-Prompt: TypeAlias = str | list[int] | list[Message]
+BenchPrompt: TypeAlias = str | list[int] | list[ChatTurn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class GenerationOptions:
 
 
 class Backend(Protocol):
-    async def generate(self, prompt: Prompt, output_len: int, record: RequestRecord) -> None:
+    async def generate(self, prompt: BenchPrompt, output_len: int, record: RequestRecord) -> None:
         """Ask for `output_len` tokens, greedily, and write what comes back into `record`, its end included.
 
         Raises: RequestFailure.

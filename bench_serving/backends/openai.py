@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from bench_serving.backends.base import GenerationOptions, Prompt
+from bench_serving.backends.base import BenchPrompt, GenerationOptions
 from bench_serving.http_client import HttpClient, parts_of
 from bench_serving.records import Clock, RequestFailure, RequestRecord
 from bench_serving.sse import EventParser
@@ -105,14 +105,14 @@ class OpenAIBackend:
         if not options.add_special_tokens:
             self._fields["add_special_tokens"] = False
 
-    def request_body(self, prompt: Prompt, output_len: int) -> bytes:
+    def request_body(self, prompt: BenchPrompt, output_len: int) -> bytes:
         if self._api == "chat":
             asked = {"messages": prompt, "max_completion_tokens": output_len}
         else:
             asked = {"prompt": prompt, "max_tokens": output_len}
         return msgspec.json.encode({**asked, **self._fields, **self._options.extra})
 
-    async def generate(self, prompt: Prompt, output_len: int, record: RequestRecord) -> None:
+    async def generate(self, prompt: BenchPrompt, output_len: int, record: RequestRecord) -> None:
         body = self.request_body(prompt, output_len)
         record.start_s = self._clock()
         if self._options.stream:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench_serving.backends.base import GenerationOptions, Prompt
+from bench_serving.backends.base import BenchPrompt, GenerationOptions
 from bench_serving.records import Clock, RequestFailure, RequestRecord
 from carousel.client.async_ import AsyncClient
 from carousel.client.core.request_builder import RequestOptions
@@ -46,7 +46,7 @@ class SdkBackend:
         for name, value in options.extra.items():
             (self._sampling if name in sampling_fields else self._request)[name] = value
 
-    async def generate(self, prompt: Prompt, output_len: int, record: RequestRecord) -> None:
+    async def generate(self, prompt: BenchPrompt, output_len: int, record: RequestRecord) -> None:
         sampling = SamplingParams(max_tokens=output_len, **self._sampling)
         record.start_s = self._clock()
         try:
@@ -59,7 +59,9 @@ class SdkBackend:
         except CarouselError as error:
             raise RequestFailure(str(error)) from None
 
-    async def _generate_stream(self, prompt: Prompt, sampling: SamplingParams, record: RequestRecord) -> None:
+    async def _generate_stream(
+        self, prompt: BenchPrompt, sampling: SamplingParams, record: RequestRecord
+    ) -> None:
         stream = self._client.stream(prompt, sampling, timeout=self._timeout_s, **self._request)
         async with stream:
             async for delta in stream:
@@ -72,7 +74,9 @@ class SdkBackend:
             assert stream.state is not None
             record.extra_bytes += _logits_bytes(stream.state.completion())
 
-    async def _generate_whole(self, prompt: Prompt, sampling: SamplingParams, record: RequestRecord) -> None:
+    async def _generate_whole(
+        self, prompt: BenchPrompt, sampling: SamplingParams, record: RequestRecord
+    ) -> None:
         completion = await self._client.generate(prompt, sampling, timeout=self._timeout_s, **self._request)
         record.end_s = self._clock()
         record.texts.append(completion.text)

@@ -13,7 +13,7 @@ import numpy as np
 from runtime.base.errors import ConfigError
 from runtime.text.tokenizer import Tokenizer
 
-Rng: TypeAlias = np.random.Generator
+Generator: TypeAlias = np.random.Generator
 
 # Short words of English that the vocabularies of most models hold as one token each.
 WORDS = (
@@ -93,10 +93,10 @@ class LoadConversation:
 class PromptSource(Protocol):
     """Makes prompts of a wanted length, and measures given ones. In tokens."""
 
-    def ids(self, rng: Rng, length: int) -> list[int]:
+    def ids(self, rng: Generator, length: int) -> list[int]:
         """Random token ids, none of them special. Raises ConfigError where no vocabulary is known."""
 
-    def text(self, rng: Rng, length: int) -> str:
+    def text(self, rng: Generator, length: int) -> str:
         """Random words."""
 
     def count(self, text: str) -> int:
@@ -117,11 +117,11 @@ class TokenizerSource:
         ]
         self._word_ids = np.array(words) if len(words) >= MIN_WORD_IDS else self._ids
 
-    def ids(self, rng: Rng, length: int) -> list[int]:
+    def ids(self, rng: Generator, length: int) -> list[int]:
         ids: list[int] = rng.choice(self._ids, length).tolist()
         return ids
 
-    def text(self, rng: Rng, length: int) -> str:
+    def text(self, rng: Generator, length: int) -> str:
         ids = rng.choice(self._word_ids, length).tolist()
         for _ in range(MAX_FITTING_ROUNDS):
             text = self._tokenizer.decode(ids)
@@ -142,20 +142,20 @@ class TokenizerSource:
 class WordSource:
     """Without a tokenizer: common words, each taken for one token. The server's usage corrects the counts."""
 
-    def ids(self, rng: Rng, length: int) -> list[int]:
+    def ids(self, rng: Generator, length: int) -> list[int]:
         raise ConfigError(
             "--tokenizer: token ids need the model's vocabulary; name the tokenizer's directory, "
             "or use --dataset-name random"
         )
 
-    def text(self, rng: Rng, length: int) -> str:
+    def text(self, rng: Generator, length: int) -> str:
         return " ".join(rng.choice(WORDS, length).tolist())
 
     def count(self, text: str) -> int:
         return len(text.split())
 
 
-def random_lengths(rng: Rng, longest: int, range_ratio: float, num: int) -> list[int]:
+def random_lengths(rng: Generator, longest: int, range_ratio: float, num: int) -> list[int]:
     """Uniform from longest * range_ratio, at least 1, to longest, both included."""
     lengths: list[int] = rng.integers(max(1, int(longest * range_ratio)), longest + 1, num).tolist()
     return lengths

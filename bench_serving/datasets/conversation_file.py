@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bench_serving.datasets.base import LoadConversation, PromptSource, Rng, Turn
+from bench_serving.datasets.base import Generator, LoadConversation, PromptSource, Turn
 from runtime.base.errors import ConfigError
 
 MIN_TOKENS = 2
@@ -20,7 +20,7 @@ MIN_TOKENS = 2
 
 def conversation_file(
     source: PromptSource,
-    rng: Rng,
+    rng: Generator,
     num: int,
     *,
     path: Path,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench_serving.datasets.base import LoadConversation, PromptSource, Rng, Turn, random_lengths
+from bench_serving.datasets.base import Generator, LoadConversation, PromptSource, Turn, random_lengths
 
 MAX_WARM_UP_OUTPUT = 32
 
 
 def random_ids(
-    source: PromptSource, rng: Rng, num: int, *, input_len: int, output_len: int, range_ratio: float
+    source: PromptSource, rng: Generator, num: int, *, input_len: int, output_len: int, range_ratio: float
 ) -> list[LoadConversation]:
     """Prompts of uniformly drawn token ids. Raises ConfigError where no vocabulary is known."""
     inputs = random_lengths(rng, input_len, range_ratio, num)
@@ -23,7 +23,7 @@ def random_ids(
 
 def random_text(
     source: PromptSource,
-    rng: Rng,
+    rng: Generator,
     num: int,
     *,
     input_len: int,
@@ -44,7 +44,7 @@ def random_text(
 
 
 def warm_up_like(
-    conversations: Sequence[LoadConversation], source: PromptSource, rng: Rng, num: int
+    conversations: Sequence[LoadConversation], source: PromptSource, rng: Generator, num: int
 ) -> list[LoadConversation]:
     """`num` single requests as long as the first ones, with other prompts: the run finds none cached."""
     warm_up = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench_serving.datasets.base import LoadConversation, PromptSource, Rng, Turn, random_lengths
+from bench_serving.datasets.base import Generator, LoadConversation, PromptSource, Turn, random_lengths
 
 SEPARATOR = "\n\n"
 
@@ -24,7 +24,7 @@ class SharedPrefixShape:
 
 
 def generated_shared_prefix(
-    source: PromptSource, rng: Rng, shape: SharedPrefixShape
+    source: PromptSource, rng: Generator, shape: SharedPrefixShape
 ) -> list[LoadConversation]:
     """One conversation for each prompt of each group; only its first turn has the system prompt."""
     num = shape.num_groups * shape.prompts_per_group * shape.num_turns

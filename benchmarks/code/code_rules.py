@@ -2,8 +2,8 @@
 
     python -m benchmarks.code.code_rules [--all]
 
-prints the lines of code by package, how many modules one neighbour alone imports, and how many names of
-classes are defined twice. With --all lines are by folder, and all that is counted is named.
+prints the lines of code by package and how many modules one neighbour alone imports. With --all lines are by
+folder, and all that is counted is named.
 """
 
 from __future__ import annotations
@@ -223,10 +223,6 @@ def main() -> None:
     print(f"{len(alone)} modules that one neighbour alone imports")
     for module, importer in alone.items() if shows_all else ():
         print(f"  {module} <- {importer.rpartition('.')[2]}")
-    twice = names_defined_twice(files)
-    print(f"{len(twice)} names of classes and of types that several modules define")
-    for name, modules in twice.items() if shows_all else ():
-        print(f"  {name}: {', '.join(modules)}")
 
 
 if __name__ == "__main__":

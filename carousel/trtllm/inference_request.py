@@ -17,12 +17,12 @@ from carousel.trtllm.generation_request import MAX_UINT64, GenerationRequest
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.columns import examples
 from runtime.sampling.features import DRAWABLE
-from runtime.sampling.kinds import Integer, Number, Words
+from runtime.sampling.kinds import Integer, Number, WordsKind
 from runtime.sampling.table import PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
 
 TensorKind: TypeAlias = Literal["integer", "float", "boolean"]
-WordIds: TypeAlias = tuple[tuple[int, ...], ...]
+WordList: TypeAlias = tuple[tuple[int, ...], ...]
 DTYPES = {"integer": "iu", "float": "f", "boolean": "b"}
 """TensorKind -> numpy's letters for it."""
 NO_END = -1
@@ -32,7 +32,7 @@ ARRAYS = tuple(p for p in PARAMETERS if p.array)
 # Name of the array -> field of SamplingParams, for those that hold one value, [1] or [1, 1].
 INTEGERS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Integer)}
 FLOATS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Number)}
-WORD_LISTS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Words)}
+WORD_LISTS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, WordsKind)}
 """[1, 2, n]: the ids of all words, one behind the other, and where each of them ends; unused places -1."""
 FLAGS = ("streaming", "return_log_probs", "return_context_logits", "return_generation_logits")
 OTHERS = ("input_ids", "beam_width", "end_id", "pad_id", "top_p_reset_ids")
@@ -100,7 +100,7 @@ class InputArrays:
             raise InvalidRequest(f"{name}: token ids must be from 0 to {MAX_ID}", param=name)
         return ids
 
-    def words(self, name: str) -> WordIds:
+    def words(self, name: str) -> WordList:
         """Word ids of an array of shape [1, 2, n]."""
         array = self._array(name, "integer")
         if array.ndim != 3 or array.shape[:2] != (1, 2):

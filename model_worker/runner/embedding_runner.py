@@ -16,8 +16,8 @@ from model_worker.device.base import Device
 from model_worker.runner.model_runner import ModelRunner
 from model_worker.runner.sampled_places import has_drafts, sampled_places
 from model_worker.runner.step_output import StepOutput
-from model_worker.sampling.columns import LongArray
 from runtime.checkpoint.pooling import Pooling
+from runtime.wire.format import LongArray
 from runtime.wire.plan import BatchPlan
 
 

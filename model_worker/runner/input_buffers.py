@@ -14,8 +14,8 @@ from model_worker.device.base import Device
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.prompt_positions import num_positions
 from model_worker.runner.sampled_places import has_drafts, sampled_places
-from model_worker.sampling.columns import LongArray, SampleRows
-from runtime.wire.format import IntArray, unpack_ids
+from model_worker.sampling.columns import SampleRows
+from runtime.wire.format import IntArray, LongArray, unpack_ids
 from runtime.wire.plan import BatchPlan
 
 ALIGNMENT = 2  # elements: 16 bytes

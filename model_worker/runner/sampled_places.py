@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from model_worker.sampling.columns import LongArray
 from model_worker.sampling.guesses import NO_GUESS
-from runtime.wire.format import unpack_ids
+from runtime.wire.format import LongArray, unpack_ids
 from runtime.wire.plan import BatchPlan
 
 

@@ -14,11 +14,11 @@ from model_worker.device.base import Device
 from model_worker.runner.prompt_positions import FLOAT_BYTES, PromptOutput
 from model_worker.runner.sampled_places import has_drafts, sampled_places
 from model_worker.runner.taps import TappedRows
-from model_worker.sampling.columns import LongArray, SampleRows
+from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.guesses import places_that_count
 from model_worker.sampling.logprobs import Logprobs
-from runtime.wire.format import TOKEN_BYTES, pack_ids, unpack_ids
-from runtime.wire.plan import BatchPlan, PromptLogprobs, StepResult, StepTensor
+from runtime.wire.format import TOKEN_BYTES, LongArray, pack_ids, unpack_ids
+from runtime.wire.plan import BatchPlan, ChunkLogprobs, StepResult, StepTensor
 
 if TYPE_CHECKING:  # a step is measured where ZMQ need not be installed
     from runtime.wire.transport import Frame
@@ -125,7 +125,7 @@ class StepOutput:
         index, _, _ = sampled_places(plan)
         return tuple((index.item(place), error) for place, error in self.errors)
 
-    def _prompt_logprobs(self, plan: BatchPlan) -> Iterator[PromptLogprobs]:
+    def _prompt_logprobs(self, plan: BatchPlan) -> Iterator[ChunkLogprobs]:
         if self.prompt is None or self.prompt.logprobs is None:
             return
         scored = self.prompt.logprobs
@@ -133,7 +133,7 @@ class StepOutput:
         for entry in plan.prompt_positions:
             end = start + len(entry.targets) // TOKEN_BYTES
             if entry.num_logprobs >= 0:
-                yield PromptLogprobs(
+                yield ChunkLogprobs(
                     index=entry.index,
                     logprobs=_to_bytes(scored.chosen[start:end]),
                     top_ids=_to_bytes(scored.top_ids[start:end, : entry.num_logprobs]),

@@ -19,8 +19,7 @@ from model_worker.attention.taps import StepTaps
 from model_worker.device.base import Device
 from model_worker.runner.prompt_positions import num_positions
 from model_worker.runner.sampled_places import sampled_places
-from model_worker.sampling.columns import LongArray
-from runtime.wire.format import unpack_ids
+from runtime.wire.format import LongArray, unpack_ids
 from runtime.wire.plan import BatchPlan, RowSetup, StepTensor
 
 

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
 from runtime.sampling.columns import FLOATS, INTEGERS, ROW_DTYPE
 from runtime.sampling.features import MIN_LEN
-from runtime.wire.format import IntArray, unpack_ids
+from runtime.wire.format import IntArray, LongArray, unpack_ids
 from runtime.wire.plan import RowSetup
 
-LongArray: TypeAlias = npt.NDArray[np.int64]
 FeatureArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint16]]
 
 IN_PROMPT = 1 << 30

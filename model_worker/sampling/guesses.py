@@ -9,7 +9,7 @@ at a place is a function of logits, seed and position, so it is what would come 
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
+from runtime.wire.format import BoolArray, LongArray
 
 NO_GUESS = -1
-LongArray: TypeAlias = npt.NDArray[np.int64]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 def first_places(guesses: LongArray) -> LongArray:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
-from model_worker.sampling.columns import LongArray
+from runtime.wire.format import LongArray
 
 WORD_BITS = 32
 

@@ -18,7 +18,7 @@ from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.logprobs import Logprobs, logprobs_of
 from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.sampler import Sampler
-from model_worker.sampling.step import Sampled
+from model_worker.sampling.step import StepSample
 from runtime.wire.plan import RowSetup
 
 
@@ -46,7 +46,7 @@ class LeadingSampler(Sampler):
         )
         self._group = group
 
-    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
+    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> StepSample:
         """See Sampler."""
         sampled = super().sample(logits, who, masks)
         sampled.tokens = self._group.broadcast(sampled.tokens.contiguous())
@@ -66,12 +66,12 @@ class FollowingSampler:
             for setup in setups:
                 self._processors.open_row(setup)
 
-    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
+    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> StepSample:
         """Rank 0's tokens, and nothing else of what it has sampled."""
         if self._processors is not None:
             self._processors.run(logits, who.rows_host)
         tokens = torch.empty(len(who.rows_host), dtype=torch.int64, device=logits.device)
-        return Sampled(self._group.broadcast(tokens))
+        return StepSample(self._group.broadcast(tokens))
 
     def logprobs_of(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
         """Log-probabilities of prompt positions; rank 0 has their logits, and no other."""

@@ -23,14 +23,15 @@ from model_worker.device.base import Device
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.sampling.capabilities.base import SamplerContext
 from model_worker.sampling.capabilities.table import CAPABILITIES
-from model_worker.sampling.columns import LongArray, SampleRows, SamplingColumns
+from model_worker.sampling.columns import SampleRows, SamplingColumns
 from model_worker.sampling.logprobs import Logprobs
 from model_worker.sampling.ops.base import DrawKind
 from model_worker.sampling.ops.selection import make_sampling_ops
 from model_worker.sampling.processors.runner import ProcessorRunner
-from model_worker.sampling.step import Sampled, SamplingStep
+from model_worker.sampling.step import SamplingStep, StepSample
 from model_worker.sampling.verification import looks_back, sample_in_turns
 from runtime.sampling.features import DRAWABLE, TRUNCATES
+from runtime.wire.format import LongArray
 from runtime.wire.plan import RowSetup
 
 
@@ -75,7 +76,7 @@ class Sampler:
                 if features.item(setup.row) & capability.bits:
                     capability.open_row(setup)
 
-    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
+    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> StepSample:
         """One token for each of S rows.
 
         logits [S, V] float32 are overwritten. masks: row → bitmask, bit i of int32 word j allows 32 * j + i.
@@ -85,14 +86,14 @@ class Sampler:
             return sample_in_turns(self._sample, logits, who, masks, self._device)
         return self._sample(logits, who, masks)
 
-    def _sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
+    def _sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> StepSample:
         step = SamplingStep(self._device, who, self._columns.features[who.rows_host], masks)
         # Most steps need a draw and nothing else.
         wanted = self._capabilities if step.present & ~DRAWABLE else ()
         for capability in wanted:
             if step.present & capability.bits:
                 capability.apply(logits, step)
-        sampled = Sampled(self.ops.draw(logits, step))
+        sampled = StepSample(self.ops.draw(logits, step))
         for capability in wanted:
             if step.present & capability.remembered:
                 capability.remember(step, sampled)

@@ -11,9 +11,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from model_worker.device.base import Device
-from model_worker.sampling.columns import FeatureArray, LongArray, SampleRows, rows_with
+from model_worker.sampling.columns import FeatureArray, SampleRows, rows_with
 from model_worker.sampling.logprobs import Logprobs
 from runtime.sampling import features as bit
+from runtime.wire.format import LongArray
 
 MASKED = 1 << 30
 """Bit of a step some of whose rows have a mask. It is no feature of a row: a mask comes with its step."""
@@ -22,7 +23,7 @@ CHANGES = bit.CHANGES | MASKED  # the logits, before the draw
 
 
 @dataclass(slots=True)
-class Sampled:
+class StepSample:
     """The results of a step of S rows."""
 
     tokens: Tensor  # [S] int64

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
-from model_worker.sampling.columns import FeatureArray, LongArray, SampleRows
+from model_worker.sampling.columns import FeatureArray, SampleRows
 from model_worker.sampling.guesses import NO_GUESS, first_places
 from model_worker.sampling.logprobs import Logprobs
-from model_worker.sampling.step import Sampled
+from model_worker.sampling.step import StepSample
 from runtime.sampling.features import REMEMBERS
+from runtime.wire.format import LongArray
 
-Sample = Callable[[Tensor, SampleRows, Mapping[int, bytes]], Sampled]
+Sample = Callable[[Tensor, SampleRows, Mapping[int, bytes]], StepSample]
 """Samples rows of logits, each of another row of the tables."""
 
 
@@ -36,11 +37,11 @@ def looks_back(features: FeatureArray, who: SampleRows, masks: Mapping[int, byte
 
 def sample_in_turns(
     sample: Sample, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes], device: Device
-) -> Sampled:
+) -> StepSample:
     """Sample the places that count; the tokens of others are 0. See Sampler.sample."""
     assert who.guesses is not None
     tokens = torch.zeros(len(who.rows_host), dtype=torch.int64, device=logits.device)
-    places, turns = first_places(who.guesses), list[tuple[LongArray, Sampled]]()
+    places, turns = first_places(who.guesses), list[tuple[LongArray, StepSample]]()
     while len(places):
         at = device.tensor(places)
         those = SampleRows(who.rows[at], who.positions[at], who.rows_host[places], who.positions_host[places])
@@ -52,9 +53,9 @@ def sample_in_turns(
     return _joined(tokens, turns, device)
 
 
-def _joined(tokens: Tensor, turns: list[tuple[LongArray, Sampled]], device: Device) -> Sampled:
+def _joined(tokens: Tensor, turns: list[tuple[LongArray, StepSample]], device: Device) -> StepSample:
     """The reports of all turns, in the order of their places."""
-    joined = Sampled(tokens)
+    joined = StepSample(tokens)
     if reports := [(places[s.logprobs_of], s.logprobs) for places, s in turns if s.logprobs is not None]:
         joined.logprobs_of, order = _in_order([of for of, _ in reports], device)
         # The first turn has all rows, so none has more of the likeliest.

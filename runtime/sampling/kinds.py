@@ -223,7 +223,7 @@ class Stopping(Kind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Texts(Kind):
+class TextsKind(Kind):
     max_length: int
 
     @property
@@ -256,19 +256,19 @@ class Texts(Kind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextOrTexts(Texts):
+class TextOrTexts(TextsKind):
     """In a body, also one text by itself."""
 
     @property
     def json(self) -> str:
-        return f"StopText | {Texts.json.fget(self)}"  # type: ignore[attr-defined]
+        return f"StopText | {TextsKind.json.fget(self)}"  # type: ignore[attr-defined]
 
 
 _ID = Integer(low=0, high=MAX_TOKEN_ID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ids(IdKind):
+class IdsKind(IdKind):
     max_length: int
     json_min_length: int = 0
     """In a body, where an empty list is a mistake."""
@@ -303,11 +303,11 @@ class Ids(IdKind):
         return value
 
 
-_WORD = Ids(max_length=MAX_WORD_IDS)
+_WORD = IdsKind(max_length=MAX_WORD_IDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words(IdKind):
+class WordsKind(IdKind):
     """Sequences of token ids."""
 
     max_length: int

@@ -16,15 +16,15 @@ from runtime.sampling.kinds import (
     MAX_WORD_IDS,
     Biases,
     Flag,
-    Ids,
+    IdsKind,
     Integer,
     Kind,
     Number,
     Seed,
     Stopping,
     TextOrTexts,
-    Texts,
-    Words,
+    TextsKind,
+    WordsKind,
 )
 
 MAX_STOP_STRINGS = 16
@@ -280,7 +280,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="stop_token_ids",
-        kind=Ids(max_length=MAX_STOP_TOKEN_IDS),
+        kind=IdsKind(max_length=MAX_STOP_TOKEN_IDS),
         neutral=(),
         doc="Token ids that end the output, beside the model's own.",
     ),
@@ -346,21 +346,21 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="stop_words_ids",
-        kind=Words(max_length=MAX_WORDS),
+        kind=WordsKind(max_length=MAX_WORDS),
         neutral=(),
         doc="Each a sequence of token ids that ends the output, as a stop string does.",
         array="stop_words_list",
     ),
     Parameter(
         name="bad_words",
-        kind=Texts(max_length=MAX_WORDS),
+        kind=TextsKind(max_length=MAX_WORDS),
         neutral=(),
         doc="Texts not to be generated: the tokenizer makes `bad_words_ids` of them, with and without a "
         "space.",
     ),
     Parameter(
         name="bad_words_ids",
-        kind=Words(max_length=3 * MAX_WORDS),
+        kind=WordsKind(max_length=3 * MAX_WORDS),
         neutral=(),
         step="4",
         doc="Each a sequence of token ids whose last one is not generated where the others are the end of "
@@ -371,7 +371,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="allowed_token_ids",
-        kind=Ids(max_length=MAX_ALLOWED_IDS, json_min_length=1),
+        kind=IdsKind(max_length=MAX_ALLOWED_IDS, json_min_length=1),
         neutral=(),
         step="4",
         doc="Nothing else is generated. Empty: everything may be.",
@@ -423,7 +423,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="top_p_reset_ids",
-        kind=Ids(max_length=MAX_WORD_IDS),
+        kind=IdsKind(max_length=MAX_WORD_IDS),
         neutral=(),
         step="9",
         doc="Token ids after which top_p begins again.",
@@ -505,7 +505,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="additional_outputs",
-        kind=Texts(max_length=MAX_OUTPUTS),
+        kind=TextsKind(max_length=MAX_OUTPUTS),
         neutral=(),
         doc="Names of the server's additional outputs, like `hidden_states:12`, to come with the output: a "
         "row for each of its tokens but the last.",

@@ -48,6 +48,8 @@ PackedIds: TypeAlias = Annotated[bytes, Meta(max_length=MAX_PROMPT_TOKENS * TOKE
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 ClientId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 IntArray: TypeAlias = npt.NDArray[np.int32]
+LongArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 

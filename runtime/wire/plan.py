@@ -285,7 +285,7 @@ class WorkerCommand(Message, frozen=True):
     op: Literal["shutdown"]
 
 
-class PromptLogprobs(Record, frozen=True):
+class ChunkLogprobs(Record, frozen=True):
     """Log-probabilities of one entry of the plan's `prompt_positions` that asked for them."""
 
     index: Count
@@ -342,7 +342,7 @@ class StepResult(Message, frozen=True):
     top_ids: bytes = b""
     """[m, num_top] int32, most likely first; a row that asked for fewer uses its first ones."""
     top_logprobs: bytes = b""
-    prompts: tuple[PromptLogprobs, ...] = ()
+    prompts: tuple[ChunkLogprobs, ...] = ()
     tensors: tuple[StepTensor, ...] = ()
     """One for each frame behind it."""
     spans: tuple[StepSpan, ...] = ()

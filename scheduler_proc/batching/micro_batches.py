@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from runtime.wire.format import BoolArray
 from scheduler_proc.core.batch import ScheduleBatch
-from scheduler_proc.core.row_columns import BoolArray, RowArray
+from scheduler_proc.core.row_columns import RowArray
 from scheduler_proc.core.rows import Rows
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from scheduler_proc.cache.radix.lazy_heap import LazyHeap
-from scheduler_proc.cache.radix.radix_node import Account, LeafKey
+from scheduler_proc.cache.radix.radix_node import CacheAccount, LeafKey
 from scheduler_proc.cache.tenants import CacheShares, tenant_of
 
 IDLE_S = 600.0
@@ -29,7 +29,7 @@ changed by this part of it: it takes 2 us for each tenant, and may be due with e
 
 
 class Ledger:
-    """One Account for each tenant that has a namespace in the tree."""
+    """One CacheAccount for each tenant that has a namespace in the tree."""
 
     def __init__(self, clock: Callable[[], float], idle_s: float = IDLE_S) -> None:
         self.shares = CacheShares()
@@ -39,36 +39,36 @@ class Ledger:
         self._idle_s = idle_s
         self.has_several = False
         """Several tenants have an account. An attribute, since it is read in every step and admission."""
-        self._accounts: dict[bytes, Account] = {}
-        self._noted: list[Account] = []  # of whom something has changed
+        self._accounts: dict[bytes, CacheAccount] = {}
+        self._noted: list[CacheAccount] = []  # of whom something has changed
         self._must_divide = True  # somebody came or went, or has another share
         self._num_equals = 0  # present, without a share of their own; and how many there were, with what part
         self._num_divided = 0
         self._equal_part = 0
         self._shares_version = 0
         self._look_at_s = math.inf  # when somebody present may have been away for long enough
-        self._with_rows: list[Account] = []
+        self._with_rows: list[CacheAccount] = []
         self._num_protected = 0
-        self.alone: Account | None = None
+        self.alone: CacheAccount | None = None
         """Account of who is present, if only one is. True when it is settled."""
         # Who is over, the most over first; and who is not present, by the first leaf of each.
-        self._over: LazyHeap[tuple[float, float, float, float], Account] = LazyHeap()
-        self._idle: LazyHeap[LeafKey, Account] = LazyHeap()
+        self._over: LazyHeap[tuple[float, float, float, float], CacheAccount] = LazyHeap()
+        self._idle: LazyHeap[LeafKey, CacheAccount] = LazyHeap()
 
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def __iter__(self) -> Iterator[Account]:
+    def __iter__(self) -> Iterator[CacheAccount]:
         return iter(self._accounts.values())
 
     # -- what happens to accounts ---------------------------------------------------------------------------
 
-    def add_root(self, namespace: bytes) -> Account:
+    def add_root(self, namespace: bytes) -> CacheAccount:
         """Return the account of a namespace's tenant, for a namespace that comes into the tree."""
         tenant = tenant_of(namespace)
         account = self._accounts.get(tenant)
         if account is None:
-            account = self._accounts[tenant] = Account(tenant)
+            account = self._accounts[tenant] = CacheAccount(tenant)
             self.has_several = len(self._accounts) > 1
             self._count_present(account, 1)
             if not self._must_divide:
@@ -78,7 +78,7 @@ class Ledger:
         account.num_roots += 1
         return account
 
-    def drop_root(self, account: Account) -> None:
+    def drop_root(self, account: CacheAccount) -> None:
         """A namespace of it has left the tree."""
         account.num_roots -= 1
         if not account.num_roots:
@@ -90,13 +90,13 @@ class Ledger:
             if not account.is_idle:
                 self._count_present(account, -1)
 
-    def note(self, account: Account) -> None:
+    def note(self, account: CacheAccount) -> None:
         """Something of it has changed: it is looked at again before anything is answered."""
         if not account.is_noted:
             account.is_noted = True
             self._noted.append(account)
 
-    def note_used(self, account: Account) -> None:
+    def note_used(self, account: CacheAccount) -> None:
         """A namespace of it without leases has got one."""
         account.num_used_roots += 1
         if account.is_idle:
@@ -104,14 +104,14 @@ class Ledger:
             self._count_present(account, 1)
             self.note(account)
 
-    def note_unused(self, account: Account) -> None:
+    def note_unused(self, account: CacheAccount) -> None:
         """The last lease in a namespace of it was given back."""
         account.num_used_roots -= 1
         if not account.num_used_roots:
             account.left_s = self._seconds()
             self._look_at_s = min(self._look_at_s, account.left_s + self._idle_s)
 
-    def _count_present(self, account: Account, num_more: int) -> None:
+    def _count_present(self, account: CacheAccount, num_more: int) -> None:
         """It has come, or gone."""
         if self.shares.get(account.tenant) is not None:
             self._must_divide = True
@@ -121,7 +121,7 @@ class Ledger:
         change = abs(self._num_equals - self._num_divided)
         self._must_divide |= change > self._num_divided // COARSENESS
 
-    def set_rows(self, accounts: Iterable[Account], counts: Iterable[int]) -> None:
+    def set_rows(self, accounts: Iterable[CacheAccount], counts: Iterable[int]) -> None:
         """The account of each row, and the pages that the row holds beside the tree's."""
         before = {account: account.num_private for account in self._with_rows}
         for account in self._with_rows:
@@ -139,14 +139,14 @@ class Ledger:
             if num_private:
                 self.note(account)
 
-    def add_row(self, account: Account, num_pages: int) -> None:
+    def add_row(self, account: CacheAccount, num_pages: int) -> None:
         """One more."""
         if not account.num_rows:
             self._with_rows.append(account)
         account.num_rows += 1
         self.add_private(account, num_pages)
 
-    def add_private(self, account: Account, num_pages: int) -> None:
+    def add_private(self, account: CacheAccount, num_pages: int) -> None:
         """Its rows have so many more."""
         account.num_private += num_pages
         self.note(account)
@@ -159,7 +159,7 @@ class Ledger:
             self._find_idle()
         if self._must_divide or self._shares_version != self.shares.version:
             self._divide()
-            changed: Sequence[Account] = list(self._accounts.values())
+            changed: Sequence[CacheAccount] = list(self._accounts.values())
         else:
             changed = self._noted
         for account in changed:
@@ -207,7 +207,7 @@ class Ledger:
         self._must_divide = False
         self._shares_version = self.shares.version
 
-    def place(self, account: Account) -> None:
+    def place(self, account: CacheAccount) -> None:
         """Where it stands in line, and what of it is protected."""
         account.is_noted = False
         over_key = idle_key = None
@@ -229,21 +229,21 @@ class Ledger:
 
     # -- answers, true when it is settled -------------------------------------------------------------------
 
-    def take_most_over(self) -> Account | None:
+    def take_most_over(self) -> CacheAccount | None:
         """Return who has the most beyond what it is entitled to, for its size, of those with a leaf to give;
         among equals, whose leaf comes first. It is out of line until it is placed again.
         """
         return self._over.pop()
 
-    def most_over(self) -> Account | None:
+    def most_over(self) -> CacheAccount | None:
         """Return whom `take_most_over` would, and leave it in line."""
         return self._over.first()
 
-    def first_idle(self) -> Account | None:
+    def first_idle(self) -> CacheAccount | None:
         """Return who is not present and has the leaf that comes first among all such."""
         return self._idle.first()
 
-    def num_withheld(self, account: Account) -> int:
+    def num_withheld(self, account: CacheAccount) -> int:
         """Return how many evictable pages are within what others are entitled to."""
         return self._num_protected - account.num_protected
 

@@ -17,7 +17,7 @@ from runtime.wire.format import IntArray
 from scheduler_proc.cache.base import CacheNode, PrefixCache
 from scheduler_proc.cache.pages.page_allocator import PageAllocator
 from scheduler_proc.cache.pages.page_tables import PageTables
-from scheduler_proc.cache.radix.radix_node import Account
+from scheduler_proc.cache.radix.radix_node import CacheAccount
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.row_columns import RowArray
 from scheduler_proc.core.rows import Rows
@@ -93,7 +93,7 @@ class ShareGuard:
         if not self.is_needed:
             return False
         self._settle()
-        account: Account = node.account
+        account: CacheAccount = node.account
         return account.num_rows > 0 and account.num_over + num_missing > 0
 
     def _settle(self) -> None:
@@ -110,7 +110,7 @@ class ShareGuard:
             return True
         self._settle()
         num_left = self._cache.num_evictable - shortfall
-        num_new: Counter[Account] = Counter()
+        num_new: Counter[CacheAccount] = Counter()
         for row, num_pages in zip(np.atleast_1d(rows).tolist(), growth.tolist(), strict=True):
             req = self._rows.tenant[row]
             if num_pages > 0 and req is not None:

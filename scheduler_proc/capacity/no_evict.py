@@ -19,7 +19,7 @@ from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.row_columns import RowArray
 
-PageCounts: TypeAlias = npt.NDArray[np.int64]
+PagesToCome: TypeAlias = npt.NDArray[np.int64]
 
 
 class Outlook:
@@ -41,8 +41,8 @@ class Outlook:
         rows, held, page_size = kv.rows, kv.rows.running, kv.page_size
         self._kv = kv
         self._leases = [req.lease for req in rows.tenants()]
-        self.shared: PageCounts = kv.num_shared[held].astype(np.int64)
-        self.private: PageCounts = kv.num_held(held) - self.shared
+        self.shared: PagesToCome = kv.num_shared[held].astype(np.int64)
+        self.private: PagesToCome = kv.num_held(held) - self.shared
         num_tokens, max_len = rows.num_tokens[held], rows.max_len[held]
         final = kv.most_pages(held, max_len)
         num_skipped = self.shared + kv.num_gone[held]
@@ -55,11 +55,11 @@ class Outlook:
             max_len = np.append(max_len, newcomer.max_len)
             final = np.append(final, kv.most_pages_of(newcomer.num_tokens, newcomer.max_len))
             num_skipped = np.append(num_skipped, prefix.num_pages)
-        self.own_tokens: PageCounts = num_tokens - num_skipped * page_size
-        self.tokens_left: PageCounts = (max_len - num_tokens).astype(np.int64)
-        self.final: PageCounts = final.astype(np.int64)
+        self.own_tokens: PagesToCome = num_tokens - num_skipped * page_size
+        self.tokens_left: PagesToCome = (max_len - num_tokens).astype(np.int64)
+        self.final: PagesToCome = final.astype(np.int64)
 
-    def _cumulated_shared(self, order: RowArray) -> PageCounts:
+    def _cumulated_shared(self, order: RowArray) -> PagesToCome:
         """Return the shared pages of the first requests in this order: 1, 2, ... of them."""
         return np.cumsum(self._kv.cache.num_pages_held([self._leases[i] for i in order.tolist()]))
 

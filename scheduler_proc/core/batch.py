@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from runtime.wire.format import IntArray, pack_ids
+from runtime.wire.format import BoolArray, IntArray, pack_ids
 from runtime.wire.plan import BatchPlan, PromptPositions
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.row_columns import BoolArray, RowArray, TenancyArray
+from scheduler_proc.core.row_columns import RowArray, TenancyArray
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.core.scheduled_row import FUTURE, NoMask, ScheduledRow
 

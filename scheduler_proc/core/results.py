@@ -9,7 +9,7 @@ from runtime.wire.plan import StepResult
 from runtime.wire.transport import Frame
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.samples import PromptResult, RawLogits, RowLogprobs, Sampled
+from scheduler_proc.core.samples import PromptResult, RowLogprobs, Sampled, SampledLogits
 from scheduler_proc.core.scheduled_row import ScheduledRow
 
 CONTEXT = "context_"
@@ -36,11 +36,11 @@ class LooseResults:
         self._logprob_at = 0
         self._prompts = {entry.index: entry for entry in result.prompts}
         self._errors = dict(result.errors)
-        self._logits: dict[tuple[int, str], list[RawLogits]] = {}
-        self._outputs: dict[tuple[int, bool], list[tuple[str, RawLogits]]] = {}
+        self._logits: dict[tuple[int, str], list[SampledLogits]] = {}
+        self._outputs: dict[tuple[int, bool], list[tuple[str, SampledLogits]]] = {}
         """By row, and whether they are of the prompt."""
         for tensor, frame in zip(result.tensors, frames, strict=True):
-            name, logits = tensor.name, RawLogits(tensor.start, *tensor.shape, frame)
+            name, logits = tensor.name, SampledLogits(tensor.start, *tensor.shape, frame)
             if name in LOGITS:
                 self._logits.setdefault((tensor.index, name), []).append(logits)
             else:
@@ -59,7 +59,7 @@ class LooseResults:
             at = slice(self._logprob_at, self._logprob_at + count)
             self._logprob_at += count
             logprobs = RowLogprobs(self._chosen[at], self._top_ids[at], self._top[at])
-        logits: Sequence[RawLogits] = ()
+        logits: Sequence[SampledLogits] = ()
         vector = None
         if self._logits:
             logits = self._logits.get((place, "generation_logits"), ())

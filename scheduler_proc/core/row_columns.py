@@ -13,13 +13,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from runtime.wire.format import IntArray
+from runtime.wire.format import BoolArray, IntArray
 
 MAX_STOP_IDS = 4
 """Stop ids that fit the columns; a request with more is looked at one token at a time."""
 
 RowArray: TypeAlias = npt.NDArray[np.intp]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 TenancyArray: TypeAlias = npt.NDArray[np.int64]
 
 

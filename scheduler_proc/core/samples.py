@@ -20,7 +20,7 @@ class RowLogprobs(NamedTuple):
     """[n, k] float32."""
 
 
-class RawLogits(NamedTuple):
+class SampledLogits(NamedTuple):
     """Raw logits of consecutive positions of one row, or its rows of an additional output."""
 
     start: int
@@ -30,7 +30,7 @@ class RawLogits(NamedTuple):
     frame: Frame
     """[num_positions, vocab_size] float32."""
 
-    def upto(self, end: int) -> RawLogits | None:
+    def upto(self, end: int) -> SampledLogits | None:
         """Without the positions from `end` on; None when nothing is left. Copies nothing."""
         keep = end - self.start
         if keep >= self.num_positions:
@@ -48,9 +48,9 @@ class Sampled(NamedTuple):
     logprobs: RowLogprobs | None = None
     vector: Frame | None = None
     """[hidden_size] float32, of an embedding model; then the id means nothing."""
-    logits: Sequence[RawLogits] = ()
+    logits: Sequence[SampledLogits] = ()
     """Logits of the positions from that of the first of `ids` on; maybe of more than there are ids."""
-    outputs: Sequence[tuple[str, RawLogits]] = ()
+    outputs: Sequence[tuple[str, SampledLogits]] = ()
     """Rows of additional outputs, with their tensors' names, of the token before each of those positions."""
     step: int = 0
     """Its number."""
@@ -68,6 +68,6 @@ class PromptResult(NamedTuple):
     num_positions: int
     logprobs: RowLogprobs | None
     """Logprobs of the prompt's token after each position; of its last position meaningless."""
-    logits: Sequence[RawLogits]
-    outputs: Sequence[tuple[str, RawLogits]] = ()
+    logits: Sequence[SampledLogits]
+    outputs: Sequence[tuple[str, SampledLogits]] = ()
     """Rows of additional outputs, with their tensors' names."""

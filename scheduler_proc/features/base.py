@@ -11,12 +11,16 @@ any hook that says so; it must not raise anything else.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from runtime.wire.messages import Closed
+from runtime.wire.messages import Closed, TensorEntry
+from runtime.wire.transport import Frame
 from scheduler_proc.core.samples import PromptResult, Sampled
 from scheduler_proc.core.scheduled_row import ScheduledRow
+
+EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
+"""Hands a raw tensor of a request to its client."""
 
 
 class Cost(NamedTuple):

@@ -5,17 +5,14 @@ without a token.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from runtime.checkpoint.pooling import PoolingKind
 from runtime.wire.messages import TensorEntry
-from runtime.wire.transport import Frame
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.samples import Sampled
-from scheduler_proc.features.base import RequestFeature
+from scheduler_proc.features.base import EmitTensor, RequestFeature
 
 FLOAT_BYTES = 4
-EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
 
 
 class EmbeddingFeature(RequestFeature):

@@ -5,15 +5,11 @@ without those of tokens that were cut off.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from runtime.wire.messages import TensorEntry
-from runtime.wire.transport import Frame
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.samples import Sampled
-from scheduler_proc.features.base import RequestFeature
-
-EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
+from scheduler_proc.features.base import EmitTensor, RequestFeature
 
 
 class GenerationLogits(RequestFeature):

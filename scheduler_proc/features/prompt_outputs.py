@@ -12,14 +12,12 @@ from typing import Any, TypeAlias
 
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import TensorEntry, TokenLogprobs
-from runtime.wire.transport import Frame
 from scheduler_proc.core.request import NOTHING_WANTED, Request
 from scheduler_proc.core.samples import PromptResult, RowLogprobs
 from scheduler_proc.core.scheduled_row import ScheduledRow, WantedPositions
-from scheduler_proc.features.base import RequestFeature
+from scheduler_proc.features.base import EmitTensor, RequestFeature
 
 EmitLogprobs: TypeAlias = Callable[[TokenLogprobs], None]
-EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
 
 
 class PromptOutputs(RequestFeature):

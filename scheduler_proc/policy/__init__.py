@@ -4,7 +4,7 @@ names ours; a user's own is given as "package.module:Class".
 
 POLICIES = {
     "fcfs": "scheduler_proc.policy.fcfs:Fcfs",
-    "priority": "scheduler_proc.policy.priority:Priority",
+    "priority": "scheduler_proc.policy.priority:PriorityPolicy",
     "lpm": "scheduler_proc.policy.longest_prefix:LongestPrefix",
     "longest_prefix": "scheduler_proc.policy.longest_prefix:LongestPrefix",
     "dfs-weight": "scheduler_proc.policy.dfs_weight:DfsWeight",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scheduler_proc.policy.base import WaitingView
 
 
-class Priority:
+class PriorityPolicy:
     """The order in which the queue is kept anyway. What was running goes on later, where it was."""
 
     preempts = True

@@ -31,7 +31,7 @@ from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.ops.triton_functions import BY_TRITON
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampler
-from model_worker.sampling.step import Sampled
+from model_worker.sampling.step import StepSample
 from runtime.wire.format import pack_ids
 from tests.cpu.triton.draw_cases import CASES, SETUPS, logits_of
 from tests.cpu.triton.test_triton_attention import dense
@@ -238,7 +238,7 @@ def test_what_the_sampler_edits_draws_and_reports_is_the_cpus(device: Device) ->
     half = np.random.default_rng(1).integers(0, 256, 4 * -(-VOCAB // 32), np.uint8).tobytes()
     masks = {0: half, 3: half[:400]}
 
-    def steps(where: Device) -> list[Sampled]:
+    def steps(where: Device) -> list[StepSample]:
         sampler = Sampler(where, max_rows=16, max_len=64, vocab_size=VOCAB)
         sampler.open_rows([s.setup() for s in setups])
         there = torch.from_numpy(rows).to(where.torch_device)

@@ -13,7 +13,7 @@ _INTEGER = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
 _KINDS = {"object": dict[str, msgspec.Raw], "array": list[msgspec.Raw], "number": float}
 
 
-class TaggedArguments:
+class ArgumentsReader:
     """The arguments of one call as JSON, made of texts: those of strings as they come."""
 
     def __init__(self, r: Reader, name: str) -> None:
@@ -111,7 +111,7 @@ _QWEN_NAME, _GLM_NAME = re.compile(r"[^<>\n]*"), re.compile(r"[^<\n]*")
 
 def tagged_call(r: Reader, name: str, tags: Tags) -> Steps[bool]:
     """Read the arguments of a call whose name has been read. False: they are none, and no call has begun."""
-    arguments: TaggedArguments | None = None
+    arguments: ArgumentsReader | None = None
     while True:
         yield from r.space()
         if arguments is not None:
@@ -129,7 +129,7 @@ def tagged_call(r: Reader, name: str, tags: Tags) -> Steps[bool]:
                 arguments.end(is_whole=False)
             return arguments is not None
         r.settle()
-        arguments = arguments or TaggedArguments(r, name)
+        arguments = arguments or ArgumentsReader(r, name)
         if not (yield from arguments.read(key, tags.value[1], (tags.key[0], tags.end))):
             arguments.end(is_whole=False)
             return True
@@ -137,7 +137,7 @@ def tagged_call(r: Reader, name: str, tags: Tags) -> Steps[bool]:
     if arguments is None:
         if not is_whole:
             return False
-        arguments = TaggedArguments(r, name)
+        arguments = ArgumentsReader(r, name)
     r.settle()
     arguments.end(is_whole=is_whole)
     return True

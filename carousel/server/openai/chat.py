@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.server.guides import asked_guide
-from carousel.server.openai.chat_format import ChatFormat, ChatView
+from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
 from carousel.server.openai.chat_plan import plan_answer
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import ChatBody
@@ -82,7 +82,7 @@ async def create_chat_completion(request: Request) -> Response:
         (view.prompt_ids,) = ids
         check_prompt_logprobs(sampling, len(view.prompt_ids))
         asked = with_ids(asked, ids)
-    return Generation(server, asked, ChatFormat(view), {**NAMES, **guide.names})
+    return Generation(server, asked, ChatCompletionFormat(view), {**NAMES, **guide.names})
 
 
 def _max_tokens(body: ChatBody, server: ServerState) -> int:

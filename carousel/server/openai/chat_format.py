@@ -1,4 +1,4 @@
-"""ChatFormat: how /v1/chat/completions spells its answers. Knows no HTTP."""
+"""ChatCompletionFormat: how /v1/chat/completions spells its answers. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from carousel.server.openai.responses import (
     ChatLogprobs,
     ChatMessageBody,
     ChatResponse,
-    PromptLogprobs,
+    PromptLogprobsJson,
     UsageBody,
 )
 from carousel.server.openai.stop_reason import finish_reason_of, reason_with_calls, stop_reason_of
@@ -57,7 +57,7 @@ class ChatView:
     """Given where reasoning is counted."""
 
 
-class ChatFormat:
+class ChatCompletionFormat:
     def __init__(self, view: ChatView) -> None:
         self._id = new_id("chatcmpl")
         self._created = int(time.time())
@@ -203,6 +203,6 @@ class ChatFormat:
         spell = chat_logprobs if isinstance(part, Delta) else chat_logprobs_json
         return spell(part.logprobs, self._view.speller)
 
-    def _prompt_logprobs(self, completion: Completion, num_top: int) -> PromptLogprobs:
+    def _prompt_logprobs(self, completion: Completion, num_top: int) -> PromptLogprobsJson:
         assert self._view.speller is not None
         return prompt_logprobs_json(completion.prompt_logprobs, self._view.speller.text, num_top)

@@ -24,7 +24,7 @@ from carousel.server.openai.responses import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionResponse,
-    PromptLogprobs,
+    PromptLogprobsJson,
     UsageBody,
 )
 from carousel.server.openai.stop_reason import finish_reason_of, stop_reason_of
@@ -177,7 +177,9 @@ class CompletionFormat:
             choice.prompt_logprobs = self._prompt_logprobs_body(completion.prompt_logprobs, prompt)
         return choice
 
-    def _prompt_logprobs_body(self, logprobs: Sequence[TokenLogprob | None], prompt: int) -> PromptLogprobs:
+    def _prompt_logprobs_body(
+        self, logprobs: Sequence[TokenLogprob | None], prompt: int
+    ) -> PromptLogprobsJson:
         view = self._view
         assert view.speller is not None
         assert view.num_prompt_logprobs is not None

@@ -13,7 +13,7 @@ from carousel.server.openai.responses import (
     ChatTokenLogprob,
     CompletionLogprobs,
     PromptLogprob,
-    PromptLogprobs,
+    PromptLogprobsJson,
     TopLogprob,
 )
 from carousel.server.request.json_list import JsonList, encoded_as
@@ -133,18 +133,18 @@ def completion_logprobs_json(parts: Iterable[CompletionLogprobs]) -> CompletionL
 
 def prompt_logprobs_json(
     logprobs: Sequence[TokenLogprob | None], token_text: TokenText, num_top: int
-) -> PromptLogprobs:
+) -> PromptLogprobsJson:
     """vLLM's shape, encoded: for each token a mapping with itself and the most likely ones, by their ids."""
     body = JsonList()
     for piece in in_pieces(logprobs, num_top):
         body.extend(_prompt_logprobs(piece, token_text, num_top))
-    return encoded_as(PromptLogprobs, b"[", body.data, b"]")
+    return encoded_as(PromptLogprobsJson, b"[", body.data, b"]")
 
 
 def _prompt_logprobs(
     logprobs: Sequence[TokenLogprob | None], token_text: TokenText, num_top: int
-) -> PromptLogprobs:
-    body: PromptLogprobs = []
+) -> PromptLogprobsJson:
+    body: PromptLogprobsJson = []
     for entry in logprobs:
         if entry is None:
             body.append(None)

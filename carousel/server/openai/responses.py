@@ -35,7 +35,7 @@ class PromptLogprob(Struct, gc=False):
     decoded_token: str
 
 
-PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+PromptLogprobsJson: TypeAlias = list[dict[str, PromptLogprob] | None]
 """By the token id; null for the first token."""
 
 
@@ -56,7 +56,7 @@ class CompletionChoice(Struct):
     matched_stop: str | int | None
     stop_reason: str | int | None
     """Same as matched_stop; `time_limit` where that is what ended it."""
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_logprobs: PromptLogprobsJson | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     score: float | UnsetType = UNSET
@@ -138,7 +138,7 @@ class ChatResponse(Struct):
     model: str
     choices: list[ChatChoice]
     usage: UsageBody
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_logprobs: PromptLogprobsJson | None = None
     prompt_token_ids: list[int] | None = None
 
 

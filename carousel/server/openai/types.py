@@ -71,7 +71,7 @@ class LogitsProcessorBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """Keyword arguments; those of all processors are at most 4 KiB of JSON."""
 
 
-LogitsProcessors: TypeAlias = Annotated[list[LogitsProcessorBody], Meta(max_length=MAX_PROCESSORS)]
+ProcessorNames: TypeAlias = Annotated[list[LogitsProcessorBody], Meta(max_length=MAX_PROCESSORS)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -130,7 +130,7 @@ class GenerationBody(GuideFields, forbid_unknown_fields=True, kw_only=True):
     kv_cache_retention_config: RetentionBody | None = None
     time_limit: TimeLimit | None = None
     """Seconds."""
-    logits_processors: LogitsProcessors | None = None
+    logits_processors: ProcessorNames | None = None
     """Called in this order."""
 
 

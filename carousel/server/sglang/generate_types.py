@@ -10,9 +10,9 @@ from carousel.server.openai.types import (
     MAX_PROMPTS,
     BiasValue,
     CacheSalt,
-    LogitsProcessors,
     NumLogprobs,
     Priority,
+    ProcessorNames,
     PromptIds,
     RetentionBody,
     StopText,
@@ -113,7 +113,7 @@ class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """Name of an adapter; one, or one for each prompt."""
     time_limit: TimeLimit | None = None
     """Seconds."""
-    logits_processors: LogitsProcessors | None = None
+    logits_processors: ProcessorNames | None = None
     """Called in this order."""
 
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from carousel.server.openai.types import MAX_PROMPTS, Messages
 from runtime.wire.sampling_params import TokenId
 
-Texts: TypeAlias = Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)]
+TextList: TypeAlias = Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)]
 IdLists: TypeAlias = Annotated[list[TokenId | list[TokenId]], Meta(max_length=1 << 22)]
 
 
@@ -18,7 +18,7 @@ class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """One of prompt and messages. Null is the same as absent."""
 
     model: str | None = None
-    prompt: str | Texts | None = None
+    prompt: str | TextList | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     """Default: true of a prompt; false of messages, whose template writes its own."""

@@ -29,39 +29,39 @@ class Slice(NamedTuple):
     """Slices within it, one behind the other."""
 
 
-class Stage(NamedTuple):
+class TrackStage(NamedTuple):
     """Stay of a sequence in one process."""
 
     process: int
     slice: Slice
 
 
-def stages_of(timeline: Mapping[str, Any], http: HttpSpan | None, last_s: float) -> list[Stage]:
+def stages_of(timeline: Mapping[str, Any], http: HttpSpan | None, last_s: float) -> list[TrackStage]:
     """The stays of a sequence, in the order in which they begin. `last_s`: when the detokenizer had the end
     of the last sequence of its request; from then on the HTTP process has only to answer.
     """
     begin_s, name = timeline["clock_s"], timeline["label"] or timeline["trace_id"]
     stamps = [Stamp(stamp, begin_s + at, value) for stamp, at, value in timeline["stamps"]]
-    stages: list[Stage] = []
+    stages: list[TrackStage] = []
     read_s = first_s = 0.0
     taken_at = -1
     for at, stamp in enumerate(stamps):
         if stamp.name == "tokenizer_in":
             read_s = stamp.at_s
         elif stamp.name == "tokenizer_out":
-            stages.append(Stage(TOKENIZER, Slice(name, read_s or stamp.at_s, stamp.at_s)))
+            stages.append(TrackStage(TOKENIZER, Slice(name, read_s or stamp.at_s, stamp.at_s)))
         elif stamp.name == "scheduler":
             taken_at = at
         elif stamp.name == "first_token":
             first_s = stamp.at_s
         elif stamp.name == "closed" and taken_at >= 0:
-            stages.append(Stage(SCHEDULER, _in_scheduler(name, stamps[taken_at : at + 1])))
+            stages.append(TrackStage(SCHEDULER, _in_scheduler(name, stamps[taken_at : at + 1])))
         elif stamp.name == "detokenizer":
             since_s = first_s or stamps[at - 1].at_s
-            stages.append(Stage(DETOKENIZER, Slice(name, since_s, max(since_s, stamp.at_s))))
+            stages.append(TrackStage(DETOKENIZER, Slice(name, since_s, max(since_s, stamp.at_s))))
     if http is not None:
         answered = Slice("answer", min(last_s, http.answered_s), http.answered_s)
-        stages.insert(0, Stage(HTTP, Slice(name, http.received_s, http.answered_s, (answered,))))
+        stages.insert(0, TrackStage(HTTP, Slice(name, http.received_s, http.answered_s, (answered,))))
     return stages
 
 
@@ -123,8 +123,8 @@ def _names() -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": place}}
 
 
-def _events(journeys: Sequence[Sequence[Stage]]) -> Iterator[dict[str, Any]]:
-    lanes, lane_of, named = Lanes(), dict[Stage, int](), set[int]()
+def _events(journeys: Sequence[Sequence[TrackStage]]) -> Iterator[dict[str, Any]]:
+    lanes, lane_of, named = Lanes(), dict[TrackStage, int](), set[int]()
     # Sequences of one request share its stays in the HTTP process and the tokenizer.
     stages = {stage: None for journey in journeys for stage in journey}
     for stage in sorted(stages, key=lambda stage: stage.slice.begin_s):
@@ -149,7 +149,7 @@ def _slice(process: int, lane: int, piece: Slice) -> dict[str, Any]:
     }
 
 
-def _arrow(number: int, stages: Sequence[tuple[Stage, int]]) -> Iterator[dict[str, Any]]:
+def _arrow(number: int, stages: Sequence[tuple[TrackStage, int]]) -> Iterator[dict[str, Any]]:
     """From the begin of each stay to that of the next, and back to the end of the answer."""
     points = [(stage.process, lane, stage.slice.begin_s) for stage, lane in stages]
     if stages and stages[0][0].slice.inner and stages[0][0].process == HTTP:

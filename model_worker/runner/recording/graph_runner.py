@@ -39,11 +39,11 @@ from model_worker.memory.kv_pool import DUMMY_PAGE, MHATokenToKVPool
 from model_worker.runner.recording.base import StepParts
 from model_worker.runner.sampled_places import has_drafts, sampled_places
 from model_worker.runner.step_output import ForwardOutput
-from model_worker.sampling.columns import LongArray, SampleRows
+from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.ops.base import DrawKind
 from model_worker.sampling.sampler import Sampler
 from runtime.base.progress import Progress
-from runtime.wire.format import TOKEN_BYTES, unpack_ids
+from runtime.wire.format import TOKEN_BYTES, LongArray, unpack_ids
 from runtime.wire.plan import BatchPlan
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from model_worker.device.base import Device
 from model_worker.sampling.columns import SamplingColumns
 from model_worker.sampling.ops.base import SamplingOps
 from model_worker.sampling.processors.runner import ProcessorRunner
-from model_worker.sampling.step import Sampled, SamplingStep
+from model_worker.sampling.step import SamplingStep, StepSample
 from runtime.wire.plan import RowSetup
 
 
@@ -52,7 +52,7 @@ class SamplingCapability:
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
         """Change logits [S, V] float32 in place, before the draw."""
 
-    def remember(self, step: SamplingStep, sampled: Sampled) -> None:
+    def remember(self, step: SamplingStep, sampled: StepSample) -> None:
         """See the drawn tokens. The next step must know of them whether or not the host sees them before."""
 
     def close_row(self, row: int) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model_worker.sampling.capabilities.base import SamplingCapability
 from model_worker.sampling.columns import IN_PROMPT
-from model_worker.sampling.step import Sampled, SamplingStep
+from model_worker.sampling.step import SamplingStep, StepSample
 from runtime.sampling.features import PENALTY
 from runtime.wire.format import unpack_ids
 from runtime.wire.plan import RowSetup
@@ -50,6 +50,6 @@ class Penalties(SamplingCapability):
         """See SamplingCapability."""
         self._context.ops.penalise(logits, step.rows_with(PENALTY), self.counts)
 
-    def remember(self, step: SamplingStep, sampled: Sampled) -> None:
+    def remember(self, step: SamplingStep, sampled: StepSample) -> None:
         """Count the tokens."""
         self._context.ops.count(self.counts, step.rows_with(PENALTY), sampled.tokens)

@@ -14,7 +14,7 @@ from model_worker.sampling.capabilities.min_tokens import MinTokens
 from model_worker.sampling.capabilities.ngrams import NGrams
 from model_worker.sampling.capabilities.token_history import TokenHistory
 from model_worker.sampling.forbid import forbid
-from model_worker.sampling.step import MASKED, Sampled, SamplingStep
+from model_worker.sampling.step import MASKED, SamplingStep, StepSample
 from runtime.sampling.features import ALLOWED, BAD_WORDS, FORBIDS, HISTORY, NGRAM
 from runtime.wire.plan import RowSetup
 
@@ -54,7 +54,7 @@ class Prohibitions(SamplingCapability):
             owners, ids = (torch.cat(parts) for parts in zip(*each, strict=True))
             forbid(logits, owners, ids, step.rows_with(FORBIDS).at)
 
-    def remember(self, step: SamplingStep, sampled: Sampled) -> None:
+    def remember(self, step: SamplingStep, sampled: StepSample) -> None:
         """See SamplingCapability."""
         self._history.remember(step, sampled)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from model_worker.sampling.capabilities.base import SamplingCapability
-from model_worker.sampling.step import Sampled, SamplingStep
+from model_worker.sampling.step import SamplingStep, StepSample
 from runtime.sampling.features import LOGITS
 
 
@@ -16,7 +16,7 @@ class RawLogits(SamplingCapability):
         """Put them aside."""
         self._raw = logits[step.rows_with(LOGITS).at]
 
-    def remember(self, step: SamplingStep, sampled: Sampled) -> None:
+    def remember(self, step: SamplingStep, sampled: StepSample) -> None:
         """Report them."""
         sampled.logits, sampled.logits_of = self._raw, step.rows_with(LOGITS).index
         del self._raw

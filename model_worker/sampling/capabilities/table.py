@@ -9,14 +9,14 @@ from model_worker.sampling.capabilities.logit_bias import LogitBias
 from model_worker.sampling.capabilities.penalties import Penalties
 from model_worker.sampling.capabilities.prohibitions import Prohibitions
 from model_worker.sampling.capabilities.raw_logits import RawLogits
-from model_worker.sampling.capabilities.token_logprobs import TokenLogprobs
+from model_worker.sampling.capabilities.token_logprobs import LogprobsCapability
 from model_worker.sampling.capabilities.top_p_decay import TopPDecay
 from model_worker.sampling.processors.capability import LogitsProcessors
 
 CAPABILITIES: tuple[type[SamplingCapability], ...] = (
     # The model's own distribution is reported, so both come before anything changes it.
     RawLogits,
-    TokenLogprobs,
+    LogprobsCapability,
     LogitsProcessors,
     Penalties,
     LogitBias,

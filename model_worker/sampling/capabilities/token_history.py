@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model_worker.sampling.capabilities.base import SamplingCapability
-from model_worker.sampling.step import Sampled, SamplingStep
+from model_worker.sampling.step import SamplingStep, StepSample
 from runtime.sampling.features import HISTORY
 from runtime.wire.format import unpack_ids
 from runtime.wire.plan import RowSetup
@@ -36,7 +36,7 @@ class TokenHistory(SamplingCapability):
         ids = np.where(context.columns.known(ids), ids, NO_TOKEN)
         self._tokens[setup.row, : len(ids)] = context.device.tensor(ids.astype(np.int32))
 
-    def remember(self, step: SamplingStep, sampled: Sampled) -> None:
+    def remember(self, step: SamplingStep, sampled: StepSample) -> None:
         """Add the sampled tokens."""
         assert self._tokens is not None
         who = step.rows_with(HISTORY)

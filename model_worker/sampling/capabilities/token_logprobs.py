@@ -1,15 +1,15 @@
-"""TokenLogprobs: log-probabilities of sampled tokens, by the model's own distribution."""
+"""LogprobsCapability: log-probabilities of sampled tokens, by the model's own distribution."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from model_worker.sampling.capabilities.base import SamplingCapability
-from model_worker.sampling.step import CHANGES, Sampled, SamplingStep
+from model_worker.sampling.step import CHANGES, SamplingStep, StepSample
 from runtime.sampling.features import LOGPROBS
 
 
-class TokenLogprobs(SamplingCapability):
+class LogprobsCapability(SamplingCapability):
     bits = remembered = LOGPROBS
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
@@ -18,7 +18,7 @@ class TokenLogprobs(SamplingCapability):
         stays = not step.present & CHANGES and len(asked) == len(step)
         self._raw = logits if stays else logits[asked.at]
 
-    def remember(self, step: SamplingStep, sampled: Sampled) -> None:
+    def remember(self, step: SamplingStep, sampled: StepSample) -> None:
         """Report the tokens' log-probabilities and the largest ones."""
         asked = step.rows_with(LOGPROBS)
         num_top = int(self._context.columns.host["num_logprobs"][asked.rows_host].max())

@@ -10,7 +10,7 @@ import numpy as np
 
 from model_worker.sampling.capabilities.base import SamplerContext, SamplingCapability
 from model_worker.sampling.row_table import RowTable
-from model_worker.sampling.step import Sampled, SamplingStep
+from model_worker.sampling.step import SamplingStep, StepSample
 from runtime.sampling.features import TOP_P_DECAY
 from runtime.wire.format import unpack_ids
 from runtime.wire.plan import RowSetup
@@ -34,7 +34,7 @@ class TopPDecay(SamplingCapability):
         self._num_reset_ids[setup.row] = len(reset_ids)
         self._reset_ids.put(setup.row, reset_ids.reshape(1, -1))
 
-    def remember(self, step: SamplingStep, sampled: Sampled) -> None:
+    def remember(self, step: SamplingStep, sampled: StepSample) -> None:
         """Count the tokens, or begin again."""
         who = step.rows_with(TOP_P_DECAY)
         rows, tokens = who.rows, sampled.tokens[who.at]

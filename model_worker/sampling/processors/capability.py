@@ -6,7 +6,7 @@ from torch import Tensor
 
 from model_worker.sampling.capabilities.base import SamplingCapability
 from model_worker.sampling.processors.runner import ProcessorRunner
-from model_worker.sampling.step import Sampled, SamplingStep
+from model_worker.sampling.step import SamplingStep, StepSample
 from runtime.sampling.features import PROCESSED
 from runtime.wire.plan import RowSetup
 
@@ -28,6 +28,6 @@ class LogitsProcessors(SamplingCapability):
         """Call them."""
         self._errors = self._runner.run(logits, step.who.rows_host)
 
-    def remember(self, step: SamplingStep, sampled: Sampled) -> None:
+    def remember(self, step: SamplingStep, sampled: StepSample) -> None:
         """Report what has failed."""
         sampled.errors = self._errors

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
-from model_worker.sampling.columns import LongArray
 from runtime.base.errors import ConfigError
 from runtime.base.registry import resolve
-from runtime.wire.format import unpack_ids
+from runtime.wire.format import LongArray, unpack_ids
 from runtime.wire.plan import BATCHED, RowSetup
 
 logger = logging.getLogger(__name__)

@@ -94,7 +94,7 @@ class FILO:
         return -run.created
 
 
-class Priority:
+class PriorityEviction:
     """The one that only requests of low scheduling priority used."""
 
     def rank(self, run: CachedRun) -> float:
@@ -111,7 +111,8 @@ class SLRU:
 EVICTION_POLICIES = {
     name: f"{__name__}:{policy.__name__}"
     for name, policy in {
-        "lru": LRU, "lfu": LFU, "fifo": FIFO, "filo": FILO, "mru": MRU, "priority": Priority, "slru": SLRU,
+        "lru": LRU, "lfu": LFU, "fifo": FIFO, "filo": FILO, "mru": MRU,
+        "priority": PriorityEviction, "slru": SLRU,
     }.items()
 }  # fmt: skip
 

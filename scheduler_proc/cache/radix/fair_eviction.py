@@ -16,14 +16,14 @@ from typing import TypeAlias
 
 from runtime.wire.format import IntArray
 from scheduler_proc.cache.ledger import Ledger
-from scheduler_proc.cache.radix.radix_node import Account
+from scheduler_proc.cache.radix.radix_node import CacheAccount
 
 PAGES_IN_A_ROW = 8
 """That the most over gives before somebody else is looked for who is so now: a thousand tenants that have as
 much as each other would otherwise give a page each, and cutting up runs costs more than they do.
 """
 
-Take: TypeAlias = Callable[[Account, int], IntArray]
+Take: TypeAlias = Callable[[CacheAccount, int], IntArray]
 """Takes up to so many pages, at least one, from the first leaf of an account that has one."""
 
 
@@ -34,7 +34,7 @@ class FairEviction:
         self._ledger = ledger
         self._take = take
 
-    def evict(self, num_pages: int, upto: int, taker: Account | None) -> list[IntArray]:
+    def evict(self, num_pages: int, upto: int, taker: CacheAccount | None) -> list[IntArray]:
         """Return num_pages pages, in runs, and up to `upto` in all where nobody loses what is within its
         share; fewer when there are no more. taker: for whom; None: for several.
         """
@@ -59,7 +59,7 @@ class FairEviction:
             self._give_together(missing, runs)
         return runs
 
-    def _give(self, giver: Account, num_own: int, missing: int, runs: list[IntArray]) -> int:
+    def _give(self, giver: CacheAccount, num_own: int, missing: int, runs: list[IntArray]) -> int:
         """Up to num_own pages of the giver's, and what comes before them of tenants that are not present.
         Returns the number of all.
         """
@@ -76,7 +76,7 @@ class FairEviction:
                 left -= num_given
         return missing - left
 
-    def num_in_turn(self, giver: Account, next_one: Account | None) -> int:
+    def num_in_turn(self, giver: CacheAccount, next_one: CacheAccount | None) -> int:
         """Pages that the most over gives: until the next one is as much over, but some in a row."""
         if next_one is None:
             return giver.num_over
@@ -85,11 +85,11 @@ class FairEviction:
             lead = giver.num_held - next_one.num_held * giver.entitled // next_one.entitled
         return min(giver.num_over, max(PAGES_IN_A_ROW, lead))
 
-    def _give_leaf(self, giver: Account, num_pages: int, runs: list[IntArray]) -> int:
+    def _give_leaf(self, giver: CacheAccount, num_pages: int, runs: list[IntArray]) -> int:
         runs.append(self._take(giver, num_pages))
         return len(runs[-1])
 
-    def _place(self, giver: Account) -> None:
+    def _place(self, giver: CacheAccount) -> None:
         if giver.num_roots:
             self._ledger.place(giver)
 

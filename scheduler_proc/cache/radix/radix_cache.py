@@ -25,7 +25,7 @@ from scheduler_proc.cache.radix.fair_eviction import FairEviction
 from scheduler_proc.cache.radix.lazy_heap import LazyHeap
 from scheduler_proc.cache.radix.node_sizes import NodeSizes
 from scheduler_proc.cache.radix.radix_checks import check_accounts, check_lines
-from scheduler_proc.cache.radix.radix_node import NOBODYS, Account, Node, make_root
+from scheduler_proc.cache.radix.radix_node import NOBODYS, CacheAccount, Node, make_root
 
 
 class RadixCache:
@@ -306,7 +306,7 @@ class RadixCache:
             num_pages = missing
         return runs
 
-    def _take(self, account: Account, num_pages: int) -> IntArray:
+    def _take(self, account: CacheAccount, num_pages: int) -> IntArray:
         """Up to num_pages of the leaf that is first in the account's line; there is one."""
         leaf = account.leaves.pop()
         assert leaf is not None
@@ -314,7 +314,7 @@ class RadixCache:
         self._count_taken(account, len(taken))
         return taken
 
-    def _count_taken(self, account: Account, num_pages: int) -> None:
+    def _count_taken(self, account: CacheAccount, num_pages: int) -> None:
         self.num_evictable -= num_pages
         account.num_pages -= num_pages
         self.ledger.note(account)

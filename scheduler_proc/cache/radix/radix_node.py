@@ -1,4 +1,4 @@
-"""Node: a run of pages in the radix tree, and what eviction goes by. Account: what one tenant has."""
+"""Node: a run of pages in the radix tree, and what eviction goes by. CacheAccount: what one tenant has."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Node:
     """Where NodeSizes has it; a root has none."""
 
     def __init__(
-        self, parent: Node | None, tokens: bytes, pages: IntArray, now: int, account: Account
+        self, parent: Node | None, tokens: bytes, pages: IntArray, now: int, account: CacheAccount
     ) -> None:
         self.parent = parent
         self.tokens = tokens
@@ -62,7 +62,7 @@ class Node:
         self.duration_s = other.duration_s
 
 
-class Account:
+class CacheAccount:
     """Counts of what one tenant has. Written by RadixCache and Ledger alone."""
 
     __slots__ = (
@@ -119,7 +119,7 @@ class Account:
         return self.num_rows > 1 and self.num_over + num_new > 0
 
 
-NOBODYS = Account(b"")
+NOBODYS = CacheAccount(b"")
 """Stands in for an account where there is none yet. Nothing is ever counted in it."""
 
 

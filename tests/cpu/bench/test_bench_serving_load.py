@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from bench_serving.backends.base import Message, Prompt
+from bench_serving.backends.base import BenchPrompt, ChatTurn
 from bench_serving.datasets.base import LoadConversation, Turn
 from bench_serving.load import LoadResult, Traffic, arrival_times, as_messages, as_text, run_load
 from bench_serving.metrics import LoadMetrics, compute_metrics, throughput_series
@@ -22,11 +22,11 @@ class FakeBackend:
     """Answers "." for each asked token, and fails prompts that end in "fail"."""
 
     def __init__(self) -> None:
-        self.prompts: list[Prompt] = []
+        self.prompts: list[BenchPrompt] = []
         self.num_in_flight = 0
         self.most_in_flight = 0
 
-    async def generate(self, prompt: Prompt, output_len: int, record: RequestRecord) -> None:
+    async def generate(self, prompt: BenchPrompt, output_len: int, record: RequestRecord) -> None:
         self.prompts.append([*prompt] if isinstance(prompt, list) else prompt)
         self.num_in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
@@ -53,7 +53,7 @@ def conversation(*prompts: str | list[int], output_len: int = 2) -> LoadConversa
 def load(
     conversations: Sequence[LoadConversation],
     traffic: Traffic = AT_ONCE,
-    render: Callable[[list[Message]], Prompt] = as_text,
+    render: Callable[[list[ChatTurn]], BenchPrompt] = as_text,
 ) -> tuple[LoadResult, FakeBackend, list[RequestRecord]]:
     backend = FakeBackend()
     seen: list[RequestRecord] = []

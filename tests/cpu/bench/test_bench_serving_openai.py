@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench_serving.backends.base import GenerationOptions, Prompt
+from bench_serving.backends.base import BenchPrompt, GenerationOptions
 from bench_serving.backends.openai import Api, OpenAIBackend, served_model
 from bench_serving.http_client import HttpClient
 from bench_serving.records import RequestFailure, RequestRecord
@@ -38,7 +38,7 @@ def options(**changes: Any) -> GenerationOptions:
 def ask(
     steps: Sequence[Step],
     *,
-    prompt: Prompt = "x",
+    prompt: BenchPrompt = "x",
     api: Api = "completions",
     timeout_s: float = TIMEOUT_S,
     **changes: Any,

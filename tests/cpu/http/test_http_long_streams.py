@@ -17,7 +17,7 @@ import pytest
 from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
 from carousel.server.http.write_pace import WritePace
 from carousel.server.openai import logprobs
-from carousel.server.openai.chat_format import ChatFormat, ChatView
+from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView
 from carousel.server.openai.logprobs import TokenSpeller, in_pieces
 from carousel.server.sglang import generate_format
@@ -134,7 +134,7 @@ def formats() -> list[Any]:
     )
     chat = ChatView("m", shows_logprobs=True, speller=speller)
     generate = GenerateView(["r"], shows_logprobs=True, num_top=20)
-    return [CompletionFormat(completion, 1), ChatFormat(chat), GenerateFormat(generate, 1)]
+    return [CompletionFormat(completion, 1), ChatCompletionFormat(chat), GenerateFormat(generate, 1)]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

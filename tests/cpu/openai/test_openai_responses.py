@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from carousel.client.core.result import Delta
-from carousel.server.openai.chat_format import ChatFormat, ChatView
+from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput
@@ -143,7 +143,7 @@ def test_a_delta_without_text_logprobs_or_end_is_no_event() -> None:
     completion = CompletionFormat(CompletionView("m"), 1)
     assert b"".join(completion.events(0, held)) == b""
     assert b"".join(completion.events(0, Delta("a", [1], []))).count(b"data: ") == 1
-    chat = ChatFormat(ChatView("m"))
+    chat = ChatCompletionFormat(ChatView("m"))
     assert b"".join(chat.events(0, held)).count(b"data: ") == 1  # the role
     assert b"".join(chat.events(0, held)) == b""
     assert b"".join(chat.events(0, Delta("a", [1], [], "stop"))).count(b"data: ") == 2

@@ -15,7 +15,7 @@ from model_worker.sampling.capabilities.base import SamplerContext, SamplingCapa
 from model_worker.sampling.capabilities.logit_bias import LogitBias
 from model_worker.sampling.capabilities.table import CAPABILITIES
 from model_worker.sampling.sampler import Sampler
-from model_worker.sampling.step import Sampled, SamplingStep
+from model_worker.sampling.step import SamplingStep, StepSample
 from runtime.sampling.features import LOGITS, MIN_LEN
 from runtime.wire.format import pack_ids
 from runtime.wire.plan import RowSetup
@@ -46,7 +46,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             seen.append(("apply", marked.rows.tolist(), marked.positions_host.tolist()))
             logits[marked.at, 3] = 1e4
 
-        def remember(self, step: SamplingStep, sampled: Sampled) -> None:
+        def remember(self, step: SamplingStep, sampled: StepSample) -> None:
             seen.append(("remember", sampled.tokens[step.rows_with(MARKED).at].tolist()))
 
         def close_row(self, row: int) -> None:

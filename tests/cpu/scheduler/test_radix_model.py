@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_proc.cache.ledger import Ledger
-from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES, LFU, MRU, SLRU, Priority
+from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES, LFU, MRU, SLRU, PriorityEviction
 from scheduler_proc.cache.radix.fair_eviction import FairEviction
 from scheduler_proc.cache.radix.lazy_heap import LazyHeap
 from scheduler_proc.cache.radix.radix_cache import RadixCache
@@ -67,7 +67,9 @@ MUTANTS = [
     Mutant("mru is lru", MRU, "rank", "-run.last_used", "0", 0),
     Mutant("lfu goes by age", LFU, "rank", "run.num_hits", "run.created", 0),
     Mutant("slru counts", SLRU, "rank", "min(run.num_hits, 1)", "run.num_hits", 0),
-    Mutant("priority upside down", Priority, "rank", "run.request_priority", "-run.request_priority", 0),
+    Mutant(
+        "priority upside down", PriorityEviction, "rank", "run.request_priority", "-run.request_priority", 0
+    ),
     Mutant("the least over gives", Ledger, "place", "(-ratio, *key)", "(ratio, *key)", 0),
     Mutant("who is over gives by size", Ledger, "place", "num_held / account.entitled", "num_held / 1", 0),
     Mutant(

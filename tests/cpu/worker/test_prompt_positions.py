@@ -20,7 +20,7 @@ from model_worker.worker import ModelWorker
 from runtime.base.errors import ExecutorError
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from runtime.wire.format import FloatArray, IntArray, pack_ids, unpack_floats, unpack_ids
-from runtime.wire.plan import PromptLogprobs, SampleMasks, StepResult
+from runtime.wire.plan import ChunkLogprobs, SampleMasks, StepResult
 from runtime.wire.transport import Frame
 from tests.harness.models.native import needs_compiler
 from tests.harness.models.plans import (
@@ -46,7 +46,7 @@ def logits_of(reference: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
     return logits
 
 
-def unpack(entry: PromptLogprobs) -> tuple[FloatArray, IntArray, FloatArray]:
+def unpack(entry: ChunkLogprobs) -> tuple[FloatArray, IntArray, FloatArray]:
     chosen = unpack_floats(entry.logprobs)
     shape = (len(chosen), -1)
     return chosen, unpack_ids(entry.top_ids).reshape(shape), unpack_floats(entry.top_logprobs).reshape(shape)

@@ -13,7 +13,7 @@ from model_worker.device.cpu import CpuDevice
 from model_worker.sampling.capabilities.base import SamplingCapability
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampler
-from model_worker.sampling.step import Sampled, SamplingStep
+from model_worker.sampling.step import SamplingStep, StepSample
 from runtime.base.cpu_isa import CpuIsa
 from tests.harness.models.native import LEAST_ISA, native_kernels
 from tests.harness.row_setups import Row
@@ -72,7 +72,7 @@ def sample(
     rows: Sequence[int],
     positions: Sequence[int],
     masks: Mapping[int, bytes] | None = None,
-) -> Sampled:
+) -> StepSample:
     with torch.inference_mode():
         return sampler.sample(logits.clone(), who(rows, positions), masks or {})
 

@@ -25,7 +25,7 @@ from runtime.wire.plan import (
     AdapterFailed,
     AdapterLoaded,
     BatchPlan,
-    PromptLogprobs,
+    ChunkLogprobs,
     RowSetup,
     SampleMasks,
     StepResult,
@@ -391,8 +391,8 @@ class FakeExecutor:
 
     def _look_at_prompts(
         self, plan: BatchPlan, rows: list[int], starts: list[int], lens: list[int], logits: FakeLogits
-    ) -> tuple[PromptLogprobs, ...]:
-        prompts: list[PromptLogprobs] = []
+    ) -> tuple[ChunkLogprobs, ...]:
+        prompts: list[ChunkLogprobs] = []
         for entry in plan.prompt_positions:
             row, first = rows[entry.index], starts[entry.index] + entry.first
             targets, k = unpack_ids(entry.targets).tolist(), entry.num_logprobs
@@ -408,7 +408,7 @@ class FakeExecutor:
             if k >= 0:
                 got = [fake_logprobs(h, target) for h, target in zip(hashes, targets, strict=True)]
                 prompts.append(
-                    PromptLogprobs(
+                    ChunkLogprobs(
                         entry.index,
                         np.array([chosen for chosen, _, _ in got], np.float32).tobytes(),
                         pack_ids([i for _, top_ids, _ in got for i in top_ids[:k]]),

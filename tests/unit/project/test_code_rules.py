@@ -18,6 +18,7 @@ def test_product_code_keeps_the_rules() -> None:
     files = code_rules.product_files()
     assert len(files) > 400
     assert not [fault for path in files for fault in faults(path)]
+    assert not code_rules.names_defined_twice(files)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import TokenizedRequest
 from runtime.wire.plan import BatchPlan
-from scheduler_proc.core.samples import RawLogits
+from scheduler_proc.core.samples import SampledLogits
 from tests.harness.scheduler.scheduler_parts import SETTING, message, request, run_until_idle, running
 from tests.harness.scheduler.scheduler_parts import manager as make_manager
 from tests.harness.simulation.fake_sampling import NUM_TOP, VOCAB_SIZE
@@ -256,7 +256,7 @@ def test_raw_logits_of_the_output_are_as_many_as_its_tokens(depth: int) -> None:
 
 def test_raw_logits_are_cut_without_a_copy() -> None:
     data = np.arange(6, dtype=np.float32).reshape(3, 2)
-    logits = RawLogits(5, 3, 2, data.data)
+    logits = SampledLogits(5, 3, 2, data.data)
     assert logits.upto(8) is logits
     assert logits.upto(5) is None
     kept = logits.upto(7)
