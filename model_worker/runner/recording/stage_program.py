@@ -35,14 +35,14 @@ from runtime.wire.plan import BatchPlan
 
 logger = logging.getLogger(__name__)
 
-Arrived: TypeAlias = tuple[Tensor, Tensor]
+ArrivedStates: TypeAlias = tuple[Tensor, Tensor]
 
 
 class StageProgram:
     """A stage that is not the last."""
 
     def __init__(
-        self, compute: Callable[[ForwardBatch], StageOutput], parts: StepParts, arrived: Arrived | None
+        self, compute: Callable[[ForwardBatch], StageOutput], parts: StepParts, arrived: ArrivedStates | None
     ) -> None:
         """arrived: as ForwardProgram's. Raises NotRecordable."""
         backend, table, future = parts.ops.attention, parts.table, parts.future
@@ -72,7 +72,7 @@ class StageProgram:
     def fits(self, plan: BatchPlan) -> bool:
         return self._inputs.fits(plan)
 
-    def put(self, came: Arrived | None) -> None:
+    def put(self, came: ArrivedStates | None) -> None:
         """Let the next run go on from what came from the stage before."""
         put(self._arrived, came)
 
@@ -98,8 +98,8 @@ def record(parts: StepParts, layout: Layout) -> StageProgram | ForwardProgram | 
     model, backend = parts.model, parts.ops.attention
     assert isinstance(model, CausalLM), "stages of any other are refused"
     assert isinstance(backend, CpuNativeAttention), "what C++ records reads batches as its attention does"
-    arrived: Arrived | None = None
-    came: Arrived | None = None
+    arrived: ArrivedStates | None = None
+    came: ArrivedStates | None = None
     batch = parts.lay_out(parts.example)
     if not layout.is_first:
         memory = torch.empty(2, MAX_TOKENS, model.config.hidden_size, dtype=model.dtype)
