@@ -59,8 +59,8 @@ def test_what_overlaps_gets_a_lane_of_its_own() -> None:
 def test_spans_of_all_http_processes_are_read_and_the_last_are_kept(tmp_path: Path) -> None:
     one, other = HttpSpans(tmp_path, 0), HttpSpans(tmp_path, 1)
     for number in range(NUM_KEPT + 3):
-        one.note([f"x{number}"], HttpSpan(number + 1.0, number + 2.0))
-    other.note(["p_0", "p_1"], HttpSpan(5.0, 6.0))
+        one.note([f"x{number}"], number + 1.0, number + 2.0)
+    other.note(["p_0", "p_1"], 5.0, 6.0)
     found = one.read()
     assert len(found) == NUM_KEPT + 2
     assert label_digest("x2") not in found
