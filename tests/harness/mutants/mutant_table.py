@@ -14,6 +14,7 @@ from scheduler_proc.batching.prefill_adder import PrefillAdder
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.cache.pages.page_tables import PageTables
 from scheduler_proc.cache.radix.radix_cache import RadixCache
+from scheduler_proc.committer import Committer
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import OutputLane, OutputRouter
@@ -23,8 +24,10 @@ from scheduler_proc.core.rows import Rows
 from scheduler_proc.features.generation_logits import GenerationLogits
 from scheduler_proc.features.logprobs import LogprobsFeature
 from scheduler_proc.features.prompt_outputs import PromptOutputs
-from scheduler_proc.intake.intake import Intake, Tombstones
+from scheduler_proc.intake.intake import Intake
 from scheduler_proc.intake.limits import Limits
+from scheduler_proc.intake.request_maker import RequestMaker
+from scheduler_proc.intake.tombstones import Tombstones
 from scheduler_proc.scheduler import Scheduler
 from scheduler_proc.waiting.deadlines import Deadlines
 from tests.harness.simulation.fakes import FakeExecutor
@@ -198,7 +201,7 @@ STEP_MUTANTS = [
     ),
     Mutant(
         "rejected guesses kept in the KV length",
-        Scheduler,
+        Committer,
         "_commit_row",
         "len(ids) - 1",
         "len(scheduled.guesses)",
@@ -273,7 +276,7 @@ STEP_MUTANTS = [
         "",
         3,
     ),
-    Mutant("one sequence more than may live", Intake, "_check_room", ">= max_live", "> max_live", 3),
+    Mutant("one sequence more than may live", RequestMaker, "_check_room", ">= max_live", "> max_live", 3),
     Mutant(
         "a position that is looked at taken from the cache",
         KVCacheManager,
@@ -284,7 +287,7 @@ STEP_MUTANTS = [
     ),
     Mutant(
         "positions of the prompt forgotten where a chunk samples nothing",
-        Scheduler,
+        Committer,
         "_commit_loose",
         "if not is_held:",
         "if not is_held or not scheduled.samples:",
