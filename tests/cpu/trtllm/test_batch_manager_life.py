@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from carousel import BatchManager, ConfigError, GenerationExecutor, RingClosed
-from carousel.trtllm import executor as executor_module
+from carousel.trtllm import runtime_link
 from tests.harness.ring.batch_manager_caller import LARGEST, Caller, Make, managers, request, statistics
 from tests.harness.ring.executor_back_ends import echo
 from tests.harness.ring.fake_ring import WAIT_S, FakeRing, finish, output, say_nothing
@@ -163,7 +163,7 @@ def test_there_is_none_for_an_executor_that_has_ended(tmp_path: Path) -> None:
 def test_made_from_a_directory_it_owns_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ring = FakeRing(tmp_path, echo)
     runtime = StandInRuntime(ring)
-    monkeypatch.setattr(executor_module, "OwnRuntime", lambda *_: runtime)
+    monkeypatch.setattr(runtime_link, "OwnRuntime", lambda *_: runtime)
     caller = Caller()
     with BatchManager.create(
         tmp_path, "inflight_fused_batching", 1, "MAX_UTILIZATION", caller.get, caller.send

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from carousel import ConfigError, GenerationExecutor, GenerationRequest, KvCacheConfig, RingClosed
-from carousel.trtllm import executor as executor_module
+from carousel.trtllm import runtime_link
 from tests.harness.ring.executor_back_ends import echo
 from tests.harness.ring.fake_ring import WAIT_S, FakeRing, say_nothing
 from tests.harness.ring.stand_in_runtime import StandInRuntime
@@ -107,7 +107,7 @@ def test_create_passes_its_arguments_on_as_settings(
         started.append((model, settings))
         return StandInRuntime(ring)
 
-    monkeypatch.setattr(executor_module, "OwnRuntime", start)
+    monkeypatch.setattr(runtime_link, "OwnRuntime", start)
     GenerationExecutor.create(**arguments).shutdown()
     assert started == [(model, settings)]
     ring.close()
@@ -116,7 +116,7 @@ def test_create_passes_its_arguments_on_as_settings(
 def test_shutdown_stops_only_a_runtime_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ring = FakeRing(tmp_path, say_nothing)
     runtime = StandInRuntime(ring)
-    monkeypatch.setattr(executor_module, "OwnRuntime", lambda *_: runtime)
+    monkeypatch.setattr(runtime_link, "OwnRuntime", lambda *_: runtime)
     with GenerationExecutor.create():
         with GenerationExecutor.create(run_dir=tmp_path):
             pass
@@ -131,7 +131,7 @@ def test_a_runtime_that_cannot_be_reached_is_stopped_again(
     ring = FakeRing(tmp_path, say_nothing)
     ring.shakes_hands = False
     runtime = StandInRuntime(ring)
-    monkeypatch.setattr(executor_module, "OwnRuntime", lambda *_: runtime)
+    monkeypatch.setattr(runtime_link, "OwnRuntime", lambda *_: runtime)
     with pytest.raises(RingClosed, match="has not answered"):
         GenerationExecutor.create(connect_timeout=0.01)
     assert runtime.num_stops == 1
@@ -143,7 +143,7 @@ def test_dropping_an_executor_stops_its_runtime_at_once(
 ) -> None:
     ring = FakeRing(tmp_path, echo)
     runtime = StandInRuntime(ring)
-    monkeypatch.setattr(executor_module, "OwnRuntime", lambda *_: runtime)
+    monkeypatch.setattr(runtime_link, "OwnRuntime", lambda *_: runtime)
     executor = GenerationExecutor.create()
     executor.await_responses(executor.enqueue_request(GenerationRequest([65])), timeout=WAIT_S)
     del executor

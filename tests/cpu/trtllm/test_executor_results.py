@@ -22,7 +22,7 @@ from carousel import (
     SamplingParams,
     TokenLogprob,
 )
-from carousel.trtllm import executor as executor_module
+from carousel.trtllm import runtime_link
 from runtime.ring.endpoints import Endpoints
 from runtime.wire.messages import GenerateRequest, SequenceOutput, TensorBatch, TensorEntry
 from tests.harness.ring.executor_back_ends import BACK_ENDS, Make, echo, executors, spell_each
@@ -252,7 +252,7 @@ def test_a_result_does_not_keep_its_executor_and_ends_with_it(
 ) -> None:
     ring = FakeRing(tmp_path, say_nothing)
     runtime = StandInRuntime(ring)
-    monkeypatch.setattr(executor_module, "OwnRuntime", lambda *_: runtime)
+    monkeypatch.setattr(runtime_link, "OwnRuntime", lambda *_: runtime)
     executor = GenerationExecutor.create()
     result = executor.generate_async([1], streaming=True)
     request_id = executor.enqueue_request(GenerationRequest([2]))

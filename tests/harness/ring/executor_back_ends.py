@@ -10,7 +10,7 @@ from typing import TypeAlias
 import pytest
 
 from carousel import GenerationExecutor
-from carousel.trtllm import executor as executor_module
+from carousel.trtllm import runtime_link
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import unpack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput
@@ -32,7 +32,7 @@ def executors(back_end: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
             ring = FakeRing(run_dir, answer, config)
             stack.callback(ring.close)
             if back_end == "own":
-                monkeypatch.setattr(executor_module, "OwnRuntime", lambda *_: StandInRuntime(ring))
+                monkeypatch.setattr(runtime_link, "OwnRuntime", lambda *_: StandInRuntime(ring))
                 executor = GenerationExecutor.create()
             else:
                 executor = GenerationExecutor.create(run_dir=run_dir)
