@@ -143,11 +143,13 @@ def test_nothing_of_what_was_said_is_in_the_state_of_the_page(
     with httpx.stream("POST", f"{launch.url}/v1/completions", json=body, headers=headers) as answer:
         lines = answer.iter_lines()
         next(lines)
+        httpx.post(f"{launch.url}/pause_generation").raise_for_status()
         page = visitor.open(f"{launch.url}/#ring")
         expect(page.locator(".rows .row")).to_have_count(1)
         page.get_by_role("button", name="Show the last steps").click()
         expect(page.locator(".chart[aria-label^=Milliseconds] canvas")).to_be_visible()
         contents = [page.content(), httpx.get(f"{launch.url}/snapshot").text]
+        httpx.post(f"{launch.url}/continue_generation").raise_for_status()
         texts = [json.loads(line[6:])["choices"][0]["text"] for line in lines if line.startswith("data: {")]
     page.goto(f"{launch.url}/#request/said")
     expect(page.locator(".sequence")).to_be_visible()
