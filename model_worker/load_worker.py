@@ -133,7 +133,7 @@ def _load_runner(
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
         host_bytes=None if device.has_own_memory else memory_bytes(),
-        num_sharing=1 if device.has_own_memory else group.size,
+        num_sharing=1 if device.has_own_memory else config.ranks_per_node,
     )
     # A plan names pages that every rank has.
     num_pages = world.smallest(num_pages)

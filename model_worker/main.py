@@ -20,6 +20,7 @@ from model_worker.load_worker import load_worker
 from model_worker.membership import join_ranks
 from model_worker.worker import ModelWorker, WorkerStep
 from runtime.base.errors import ExecutorError
+from runtime.ring.nodes import open_rank_inbox
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.wire.messages import FromRank, ToRank
 from runtime.wire.plan import BatchPlan, DropAdapter, LoadAdapter, SampleMasks, WorkerCommand, WorkerFailed
@@ -145,13 +146,14 @@ def main(context: ProcessContext) -> None:
     config = context.config
     torch.set_num_threads(config.cpu_threads)
     rank = context.index
-    inbox = context.inbox("rank_in", context.endpoints.rank_in(rank))
+    inbox = open_rank_inbox(context, rank)
     outbox = context.outbox(context.endpoints.step_results)
-    device = make_device(config.device, threaded=False, index=rank)
+    local_rank = rank % config.ranks_per_node
+    device = make_device(config.device, threaded=False, index=local_rank)
     member = join_ranks(context, device, context.beat)
     layout = member.layout
     if config.device == "cpu":
-        pin_to_share(rank, layout.num_ranks)  # the group counts all cores
+        pin_to_share(local_rank, config.ranks_per_node)  # the group counts all cores
     worker = load_worker(config, device, context.beat, member, context.note_loaded)
     if config.device == "cpu":
         keep_freed_memory()  # what loading gave back has gone by now

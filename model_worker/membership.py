@@ -15,9 +15,11 @@ from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.distributed.layout import Layout
 from model_worker.distributed.selection import join_group
 from model_worker.distributed.stage_link import SlotSizes, StageLink
+from model_worker.distributed.torch_group import TorchGroup, meeting_at
 from model_worker.models.transformer import StageOutput
 from model_worker.runner.warm_up import PROMPT_TOKENS
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
+from runtime.ring.nodes import addresses_of
 from runtime.ring.process import ProcessContext
 from runtime.settings.config import RuntimeConfig
 
@@ -54,6 +56,8 @@ def join_ranks(context: ProcessContext, device: Device, on_wait: Callable[[], No
     """Meet the other ranks of this process's launch. Raises GroupError."""
     # The scheduler's process has rank 0 where it has one.
     rank = context.index if context.role == "worker" else 0
+    if context.config.nnodes > 1:
+        return Membership.of_one_stage(_join_nodes(context, device.torch_device, rank))
     folder = context.endpoints.ranks_dir(context.epoch)
     folder.mkdir(mode=0o700, exist_ok=True)
     return join_folder(context.config, rank, folder, device.torch_device, on_wait)
@@ -85,6 +89,25 @@ def join_folder(
         folder, layout, _slot_sizes(config), join_timeout_s=config.start_timeout, on_wait=on_wait
     )
     return Membership(layout, group, world, link)
+
+
+def _join_nodes(context: ProcessContext, device: torch.device, rank: int) -> RankGroup:
+    """Meet ranks on other machines at node 0's address, those of this epoch. Raises GroupError."""
+    config, addresses = context.config, addresses_of(context.config)
+    return TorchGroup(
+        lambda timeout: meeting_at(
+            addresses.host,
+            addresses.port,
+            listener_fd=context.listener_fd if rank == 0 else None,
+            name=f"epoch{context.epoch}",
+            timeout=timeout,
+        ),
+        rank,
+        config.tp_size,
+        device,
+        join_timeout_s=config.start_timeout,
+        address=config.node_addr,
+    )
 
 
 def _slot_sizes(config: RuntimeConfig) -> SlotSizes:

@@ -111,7 +111,7 @@ async def serve(context: ProcessContext) -> None:
         places = [context.endpoints.api_orders(index) for index in range(config.api_workers)]
         state.siblings = Siblings(places, context.index, state.running.abort)
     server = _http_server(state)
-    listener = _listening_socket(context.http_fd, config.slow_reader_timeout)
+    listener = _listening_socket(context.listener_fd, config.slow_reader_timeout)
     serving = asyncio.create_task(server.serve([listener]))
     connecting = asyncio.create_task(client.connect())
     watching = asyncio.create_task(tenants.watch(TICK_S))

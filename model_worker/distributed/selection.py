@@ -10,7 +10,7 @@ import torch
 
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.distributed.shared_memory import SharedMemoryGroup
-from model_worker.distributed.torch_group import TorchGroup
+from model_worker.distributed.torch_group import TorchGroup, meeting_in
 from model_worker.kernels.native.build import BuildError
 from model_worker.kernels.native.library import DTYPES, load_kernels
 from runtime.base.environment import kernel_cache_dir
@@ -34,10 +34,10 @@ def join_group(
     if size == 1:
         return SOLO
     if device.type == "cuda":
-        return TorchGroup(folder, rank, size, device, join_timeout_s=join_timeout_s)
+        return TorchGroup(meeting_in(folder, size), rank, size, device, join_timeout_s=join_timeout_s)
     try:
         kernels = load_kernels(kernel_cache_dir(), dtype=dtype if dtype in DTYPES else None)
     except BuildError as error:
         logger.warning("ranks talk over gloo, which is slower than shared memory: %s", error)
-        return TorchGroup(folder, rank, size, device, join_timeout_s=join_timeout_s)
+        return TorchGroup(meeting_in(folder, size), rank, size, device, join_timeout_s=join_timeout_s)
     return SharedMemoryGroup(kernels, folder, rank, size, join_timeout_s=join_timeout_s, on_wait=on_wait)

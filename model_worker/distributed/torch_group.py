@@ -8,10 +8,11 @@ whoever waits for it; with NCCL only the device waits, and torch ends the proces
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,10 @@ from model_worker.distributed.group import LATE_S, GroupError
 
 LATE = timedelta(seconds=LATE_S)
 STORE_FILE = "ranks.store"
+LOOPBACK = "127.0.0.1"
+
+Meeting: TypeAlias = Callable[[timedelta], Store]
+"""Returns the store at which ranks find each other, given how long to wait in it."""
 
 Options = TypeVar("Options")
 
@@ -35,13 +40,46 @@ def _launched(options: Options) -> Options:
     return options
 
 
+def meeting_in(folder: Path, size: int) -> Meeting:
+    """Meet in a folder that all ranks have."""
+
+    def meet(timeout: timedelta) -> Store:
+        store: Store = dist.FileStore(str(folder / STORE_FILE), size)  # type: ignore[attr-defined]
+        store.set_timeout(timeout)
+        return store
+
+    return meet
+
+
+def meeting_at(host: str, port: int, *, listener_fd: int | None, name: str, timeout: timedelta) -> Store:
+    """Meet at an address. Rank 0 has the listening socket; the launcher keeps that, so it outlives a rank 0
+    that is replaced. `name`: ranks that were started together have the same one.
+    """
+    own: dict[str, Any] = {"is_master": listener_fd is not None}
+    if listener_fd is not None:
+        own["master_listen_fd"] = os.dup(listener_fd)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, timeout=timeout, wait_for_workers=False, **own
+    )
+    return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+
+
 class TorchGroup:
-    """A RankGroup of processes that have joined under one folder."""
+    """A RankGroup of processes that have joined at one meeting."""
 
     def __init__(
-        self, folder: Path, rank: int, size: int, device: torch.device, *, join_timeout_s: float
+        self,
+        meet: Meeting,
+        rank: int,
+        size: int,
+        device: torch.device,
+        *,
+        join_timeout_s: float,
+        address: str = LOOPBACK,
     ) -> None:
-        """Join the others, with NCCL in the first call. Raises GroupError when one is not there in time."""
+        """Join the others, with NCCL in the first call. `meet` returns the store at which they find each
+        other, `address` is where gloo listens. Raises GroupError when one is not there in time.
+        """
         self.rank = rank
         self.size = size
         self._device = device
@@ -49,9 +87,9 @@ class TorchGroup:
         self._sum, self._least = _launched(dist.AllreduceOptions()), _launched(dist.AllreduceOptions())
         self._least.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         self._gather, self._broadcast = _launched(dist.GatherOptions()), _launched(dist.BroadcastOptions())
-        store = dist.FileStore(str(folder / STORE_FILE), size)  # type: ignore[attr-defined]
-        store.set_timeout(self._join_timeout)
-        self._group = self._call(lambda: _process_group(store, rank, size, device))
+        self._group = self._call(
+            lambda: _process_group(meet(self._join_timeout), rank, size, device, address)
+        )
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See RankGroup. In place."""
@@ -104,7 +142,7 @@ class TorchGroup:
             raise GroupError(f"tensor-parallel rank {self.rank} has lost the others: {error}") from error
 
 
-def _process_group(store: Store, rank: int, size: int, device: torch.device) -> Any:
+def _process_group(store: Store, rank: int, size: int, device: torch.device, address: str) -> Any:
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = LATE
@@ -112,5 +150,5 @@ def _process_group(store: Store, rank: int, size: int, device: torch.device) -> 
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()  # type: ignore[attr-defined]
     options._timeout = LATE
-    options._devices = [gloo.create_device(hostname="127.0.0.1")]  # ranks are on one machine
+    options._devices = [gloo.create_device(hostname=address)]
     return gloo(store, rank, size, options)

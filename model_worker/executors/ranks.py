@@ -9,33 +9,32 @@ from typing import Any
 import zmq
 
 from runtime.base.errors import ExecutorError
+from runtime.ring.nodes import open_rank_outbox
 from runtime.ring.process import ProcessContext
 from runtime.wire.format import Message
 from runtime.wire.plan import WorkerCommand
 from runtime.wire.transport import ZmqOutbox
-
-SHUTDOWN_LINGER_MS = 200
 
 
 class Ranks:
     """The sockets of some of the model's ranks, and whether their processes still run."""
 
     def __init__(self, context: ProcessContext, ranks: Iterable[int]) -> None:
-        """The processes are those of the status page. Raises ExecutorError when one is gone already."""
+        """The processes are those of the status page. Raises ExecutorError when one is gone already; of those
+        on other machines the launcher knows, which then ends this process, too.
+        """
         self._outboxes: list[ZmqOutbox] = []
         self._names: dict[int, str] = {}  # by pidfd
         for rank in ranks:
             name = "the model worker" if context.config.num_ranks == 1 else f"rank {rank} of the model worker"
-            try:
-                pidfd = os.pidfd_open(context.status.read("worker", rank).pid)
-            except (ProcessLookupError, ValueError) as error:  # ValueError: there never was one
-                self.close()
-                raise ExecutorError(f"{name} has died") from error
-            self._names[pidfd] = name
-            address = context.endpoints.rank_in(rank)
-            self._outboxes.append(
-                ZmqOutbox(context.zmq, address, context.epoch, linger_ms=SHUTDOWN_LINGER_MS)
-            )
+            if not context.config.node_of_rank(rank):
+                try:
+                    pidfd = os.pidfd_open(context.status.read("worker", rank).pid)
+                except (ProcessLookupError, ValueError) as error:  # ValueError: there never was one
+                    self.close()
+                    raise ExecutorError(f"{name} has died") from error
+                self._names[pidfd] = name
+            self._outboxes.append(open_rank_outbox(context, rank))
 
     @property
     def count(self) -> int:

@@ -15,6 +15,7 @@ from runtime.base.environment import child_environment
 from runtime.base.errors import AddressInUse, ConfigError, StartError
 from runtime.launcher.guardian import Guardian
 from runtime.launcher.launch_records import LaunchRecords
+from runtime.launcher.nodes.gate import NodeGate
 from runtime.launcher.tenants_reload import TenantsReload
 from runtime.ring.keys import make_keys
 from runtime.ring.process import FIRST_EPOCH
@@ -53,6 +54,11 @@ class LaunchNames:
                 self.records = LaunchRecords(self.endpoints)
                 held.callback(self._end_records)
                 self.inbox = ZmqInbox(context, self.endpoints.launcher_in, "launcher_in", FIRST_EPOCH)
+                self.nodes = None
+                """Where the agents of other nodes connect to; None on those, and where there is one node."""
+                if config.nnodes > 1 and not config.node_rank:
+                    self.nodes = NodeGate(config, self.page, self.records.event)
+                    held.callback(self.nodes.close)
             except (OSError, zmq.ZMQError) as error:
                 raise ConfigError(f"run_dir: {self.run_dir.path}: {error}") from None
             self._held = held.pop_all()

@@ -27,6 +27,8 @@ from runtime.launcher.checks.chat_formats import with_chat_formats
 from runtime.launcher.checks.device import check_device
 from runtime.launcher.checks.tokenizer import check_tokenizer
 from runtime.launcher.command_line import parse_command_line
+from runtime.launcher.nodes.agent import Agent
+from runtime.launcher.nodes.node_settings import with_nodes
 from runtime.launcher.resolve import resolve
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.process import set_title
@@ -68,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_device(config.device)
         if config.load_format != "dummy":
             check_weight_files(model_path)
-        config = with_chat_formats(config, check_tokenizer(config))
-        return Supervisor(config).run()
+        config = with_nodes(with_chat_formats(config, check_tokenizer(config)))
+        return (Agent(config) if config.node_rank else Supervisor(config)).run()
     except KeyboardInterrupt:
         return EXIT_OK
     except StartError as error:

@@ -138,7 +138,8 @@ def resolve(
         ssl_certfile=_absolute(config.ssl_certfile),
         ssl_keyfile=_absolute(config.ssl_keyfile),
         cpu_isa=isa,
-        cpu_threads=config.cpu_threads or max(1, len(os.sched_getaffinity(0)) // config.num_ranks),
+        cpu_threads=config.cpu_threads
+        or max(1, len(os.sched_getaffinity(0)) // max(1, config.ranks_per_node)),
     )
 
 

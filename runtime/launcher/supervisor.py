@@ -18,11 +18,14 @@ import msgspec
 import zmq
 
 from runtime.base.console import write_error, write_line
-from runtime.base.errors import EXIT_DRAIN_CUT, EXIT_INTERNAL, EXIT_OK, ConfigError, StartError
-from runtime.launcher.children import ENGINE, Child, Children, ProcessPlace, describe_exit, places
+from runtime.base.errors import EXIT_CONFIG, EXIT_DRAIN_CUT, EXIT_INTERNAL, EXIT_OK, ConfigError, StartError
+from runtime.launcher.children import Children
 from runtime.launcher.death_causes import DeathCauses
 from runtime.launcher.drain import Drain
+from runtime.launcher.hosts.host import ENGINE, Child, ProcessPlace, describe_exit, places
+from runtime.launcher.hosts.local import LocalHost
 from runtime.launcher.launch_names import LaunchNames
+from runtime.launcher.nodes.gate import NodeGate
 from runtime.launcher.restart_budget import RestartBudget
 from runtime.launcher.watchdog import Watchdog
 from runtime.ring.keys import ServerKeys
@@ -30,6 +33,7 @@ from runtime.ring.launch_state import ChildState, LaunchState, write_atomically
 from runtime.ring.process import FIRST_EPOCH, LaunchFile
 from runtime.ring.roster import EngineDeaths
 from runtime.settings.config import RuntimeConfig
+from runtime.wire.format import MAX_SHORT_CHARS
 from runtime.wire.messages import ProcessFailed, ProcessReady
 from runtime.wire.status_page import ProcessStatus
 
@@ -41,6 +45,7 @@ FAILURE_NOTICE_S = 0.3
 LAST_WORDS_MS = 100
 API_EXIT_S = 1.0
 CHILD_EXIT_S = 0.3
+NODE_NEWS_S = 0.5
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -56,7 +61,7 @@ class Supervisor:
         """Facts that the processes told when they got ready, such as num_pages."""
         self._epoch = FIRST_EPOCH
         self._causes = DeathCauses()
-        self._hung: set[int] = set()
+        self._hung: set[Child] = set()
         """Processes that are killed because their work loops stand still."""
         self._failure: ProcessFailed | None = None
         self._num_signals = 0
@@ -80,7 +85,12 @@ class Supervisor:
         self._engine_deaths = EngineDeaths(self.names.endpoints)
         self._poller = zmq.Poller()
         self._poller.register(self.names.inbox.socket, zmq.POLLIN)
-        self._children = Children(self.names.run_dir.path, self._poller, self.names.http)
+        nodes = self._nodes = self.names.nodes
+        if nodes is not None:
+            self._poller.register(nodes.socket, zmq.POLLIN)
+        listeners = {"api": self.names.http, "worker": nodes.meeting if nodes else None}
+        local = LocalHost(self.names.run_dir.path, self._poller, listeners)
+        self._children = Children({0: local, **(nodes.hosts if nodes else {})})
         self._budget = RestartBudget(config.restart_window)
         self._watchdog = Watchdog(self._page, config)
 
@@ -137,11 +147,37 @@ class Supervisor:
         except OSError as error:
             raise ConfigError(f"run_dir: {error}") from None
         self._records.event("start", pid=os.getpid(), port=self.names.port)
+        if self._nodes is not None and not self._await_nodes(self._nodes):
+            return
         for place in places(self.config):
             self._start_child(place)
         self._set_state("loading")
         while not self._stopping and not all(child.is_ready for child in self._children):
             self._turn()
+
+    def _await_nodes(self, nodes: NodeGate) -> bool:
+        """Wait for the other nodes; return whether all are there. Nothing is loaded before."""
+        self._set_state("loading")
+        logger.info("waiting for %s at %s", ", ".join(nodes.missing), self.config.dist_addr)
+        deadline = time.monotonic() + self.config.start_timeout
+        while nodes.missing and not self._stopping:
+            self._turn()
+            if nodes.refusal:
+                self._fail(ProcessFailed("nodes", nodes.refusal, EXIT_CONFIG))
+            elif time.monotonic() > deadline:
+                self._fail_for_nodes(nodes)
+        if not self._stopping:
+            self._write_node_addresses(nodes)
+        return not self._stopping
+
+    def _fail_for_nodes(self, nodes: NodeGate) -> None:
+        missing = f"{', '.join(nodes.missing)}: not there within {self.config.start_timeout:g} s"
+        self._fail(ProcessFailed("nodes", missing, EXIT_INTERNAL))
+
+    def _write_node_addresses(self, nodes: NodeGate) -> None:
+        """For the scheduler, before it is started. Raises OSError."""
+        addresses = [self.config.node_addr, *(host.address for host in nodes.hosts.values())]
+        write_atomically(self.names.endpoints.nodes_file, "\n".join(addresses).encode())
 
     def _start_child(self, place: ProcessPlace) -> None:
         self._last_words.pop(place.name, None)
@@ -174,6 +210,8 @@ class Supervisor:
 
     def _turn(self) -> None:
         fired = [source for source, _ in self._poller.poll(int(POLL_S * 1000))]
+        if self._nodes is not None:
+            self._nodes.turn()
         self._read_messages()
         for child in self._children.exited(fired):
             # One that died with another of its unit has been reaped with that.
@@ -184,7 +222,7 @@ class Supervisor:
             self._records.event("hang", process=child.place.name, pid=child.pid, reason=reason)
             self._last_words[child.place.name] = ProcessFailed(child.place.name, reason, EXIT_INTERNAL)
             if not is_stopped:
-                self._hung.add(child.pid)
+                self._hung.add(child)
             self._children.kill(child)
         self._start_due()
         if self._keys_are_due and self.names.tenants.try_read():
@@ -194,7 +232,7 @@ class Supervisor:
             self._num_signals += 2  # nobody is left whose requests could finish
 
     def _read_messages(self) -> None:
-        for message in self.names.inbox.drain():
+        for message in [*self.names.inbox.drain(), *(self._nodes.take_news() if self._nodes else ())]:
             if isinstance(message, ProcessReady):
                 self._on_ready(message)
             elif message.role in self._names_of_processes:
@@ -205,7 +243,7 @@ class Supervisor:
     def _on_ready(self, message: ProcessReady) -> None:
         """Note that a child is ready; a message about none that is being started changes nothing."""
         for child in self._children:
-            if child.pid == message.pid and not child.is_ready:
+            if (child.place.name, child.epoch) == (message.role, message.epoch) and not child.is_ready:
                 child.is_ready = True
                 took_s = round(time.monotonic() - child.started_at, 3)
                 self._records.event(
@@ -252,20 +290,22 @@ class Supervisor:
             signal=signal.Signals(-code).name if code < 0 else None,
         )
         slot = self._page.read(child.place.role, child.place.index)
-        if self._may_restart and slot.pid == child.pid:
+        if self._may_restart and slot.epoch == child.epoch:
             self._page.write(child.place.role, slot._replace(state="restarting"), child.place.index)
         return code
 
     def _was_ready(self, child: Child) -> bool:
         """Clients send as soon as the page says so; the message may be overtaken by a death that follows."""
         slot = self._page.read(child.place.role, child.place.index)
-        return child.is_ready or (slot.pid == child.pid and slot.state == "ready")
+        return child.is_ready or (slot.epoch == child.epoch and slot.state == "ready")
 
     def _restart(self, child: Child, code: int, failure: ProcessFailed) -> None:
         config, unit = self.config, child.place.unit
         limit = config.max_engine_restarts if unit == ENGINE else config.max_restarts
         now = time.monotonic()
         others = [other for other in self._children if other.place.unit == unit]
+        if code > 0:
+            self._hear_of_nodes(others)
         died_by_itself = self._may_be_a_request((child, *others), code)
         was_ready = all(map(self._was_ready, (child, *others)))
         delay_s = self._budget.spend(unit, limit, now, from_outside=not died_by_itself, was_ready=was_ready)
@@ -292,14 +332,22 @@ class Supervisor:
         self._due.update({place: now + delay_s for place in places(config) if place.unit == unit})
         self._write_state()
 
+    def _hear_of_nodes(self, others: Sequence[Child]) -> None:
+        """Wait a moment for news of ranks on other nodes: one that was ended from outside takes those here
+        along, whose ends are seen sooner.
+        """
+        deadline = time.monotonic() + NODE_NEWS_S
+        for other in others:
+            while other.place.node and not other.has_ended(POLL_S) and time.monotonic() < deadline:
+                self._beat()
+
     def _may_be_a_request(self, unit: Sequence[Child], code: int) -> bool:
         """Tell whether the processes of a unit have ended by themselves, perhaps because of a request, and
         not by somebody outside. `code`: how the first one did.
         """
-        pids = {child.pid for child in unit}
-        hung = not self._hung.isdisjoint(pids)
-        self._hung -= pids
-        codes = [code, *(child.process.poll() for child in unit[1:])]
+        hung = not self._hung.isdisjoint(unit)
+        self._hung.difference_update(unit)
+        codes = [code, *(child.poll() for child in unit[1:])]
         return self._causes.may_be_a_request([each for each in codes if each is not None], hung=hung)
 
     def _count_engine_death(self) -> None:
@@ -315,7 +363,7 @@ class Supervisor:
         if self._ends_at_once:
             return
         now = time.monotonic()
-        due = [place for place, at in self._due.items() if at <= now]
+        due = self._without_missing_nodes([place for place, at in self._due.items() if at <= now], now)
         for place in due:
             del self._due[place]
             try:
@@ -324,6 +372,18 @@ class Supervisor:
                 self._fail(ProcessFailed(place.name, str(error), EXIT_INTERNAL))
         if due:
             self._write_state()
+
+    def _without_missing_nodes(self, due: list[ProcessPlace], now: float) -> list[ProcessPlace]:
+        """Leave out the engine while one of its nodes is not there; that ends the launch in the end."""
+        engine = [place for place in due if place.unit == ENGINE]
+        if self._nodes is None or not engine:
+            return due
+        if not self._nodes.missing:
+            self._write_node_addresses(self._nodes)
+            return due
+        if now - self._due[engine[0]] > self.config.start_timeout:
+            self._fail_for_nodes(self._nodes)
+        return [place for place in due if place.unit != ENGINE]
 
     def _fail(self, failure: ProcessFailed) -> None:
         """The ring ends; the first reason is the one that counts. What was told to end at once, by any signal
@@ -373,10 +433,20 @@ class Supervisor:
             model=config.model_names[0],
             children=[
                 *(
-                    ChildState(child.place.role, child.place.index, child.pid, child.epoch, child.is_ready)
+                    ChildState(
+                        child.place.role,
+                        child.place.index,
+                        child.pid,
+                        child.epoch,
+                        child.is_ready,
+                        child.place.node,
+                    )
                     for child in self._children
                 ),
-                *(ChildState(place.role, place.index, 0, self._epoch, False) for place in self._due),
+                *(
+                    ChildState(place.role, place.index, 0, self._epoch, False, place.node)
+                    for place in self._due
+                ),
             ],
             restarts=self._budget.counts,
             info=self.info,
@@ -395,6 +465,10 @@ class Supervisor:
         if self._failure is None and self._state != "draining":
             self._set_state("draining")
         self._children.end([child for child in self._children if child.place.role == "api"], API_EXIT_S)
+        if self._nodes is not None:
+            failure = self._failure
+            reason = f"{failure.role}: {failure.message}"[:MAX_SHORT_CHARS] if failure else ""
+            self._nodes.stop(reason, failure.exit_code if failure else EXIT_OK)
         self._children.end(self._children, CHILD_EXIT_S)
         self._set_state("failed" if self._failure else "absent")
         self.names.close()

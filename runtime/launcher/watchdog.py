@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from runtime.launcher.children import Child
-from runtime.ring.liveness import is_stopped, may_be_silent
+from runtime.launcher.hosts.host import Child
+from runtime.ring.liveness import may_be_silent
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.status_page import ProcessStatus, StatusPage
 
@@ -62,7 +62,7 @@ class Watchdog:
     def __init__(self, page: StatusPage, config: RuntimeConfig) -> None:
         self._page = page
         self._config = config
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[Child, _Watched] = {}
         self._looked_at = 0.0
 
     def look(self, children: Iterable[Child], now: float | None = None) -> Iterator[Hang]:
@@ -75,7 +75,7 @@ class Watchdog:
         watched, self._watched = self._watched, {}
         scheduler = self._page.read("scheduler")
         for child in children:
-            entry = self._watched[child.pid] = watched.get(child.pid) or _Watched()
+            entry = self._watched[child] = watched.get(child) or _Watched()
             problem = self._problem(child, entry, scheduler, min(elapsed_s, MAX_LOOK_S), now)
             if problem:
                 yield Hang(child, problem, problem == STOPPED)
@@ -83,7 +83,7 @@ class Watchdog:
     def _problem(
         self, child: Child, entry: _Watched, scheduler: ProcessStatus, elapsed_s: float, now: float
     ) -> str:
-        stopped = is_stopped(child.pid)
+        stopped = child.is_stopped
         if entry.stop.note(stopped, elapsed_s) >= STOPPED_S and stopped:
             return STOPPED
         config, role = self._config, child.place.role

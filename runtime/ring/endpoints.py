@@ -120,6 +120,11 @@ class Endpoints:
         return self.run_dir / "adapters.json"
 
     @property
+    def nodes_file(self) -> Path:
+        """Addresses of the launch's machines, where there are several."""
+        return self.run_dir / "nodes"
+
+    @property
     def keys_dir(self) -> Path:
         """Keys of a launch that is served over TCP and was given none: as `runtime.ring.keys` makes them."""
         return self.run_dir / "keys"

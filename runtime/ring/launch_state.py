@@ -16,6 +16,8 @@ class ChildState(msgspec.Struct, frozen=True):
     """0 while there is none because it is about to be restarted."""
     epoch: int
     ready: bool
+    node: int = 0
+    """The machine that it is on, where there are several."""
 
 
 class LaunchState(msgspec.Struct, frozen=True):

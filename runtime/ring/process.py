@@ -56,7 +56,7 @@ class ProcessContext:
     """
 
     def __init__(
-        self, role: str, run_dir: Path, index: int = 0, epoch: int = FIRST_EPOCH, http_fd: int = -1
+        self, role: str, run_dir: Path, index: int = 0, epoch: int = FIRST_EPOCH, listener_fd: int = -1
     ) -> None:
         launch = LaunchFile.read(Endpoints(run_dir).config_file)
         self.role = role
@@ -69,8 +69,10 @@ class ProcessContext:
         """Counts the restarts of a launch: each takes the next number for the processes it starts."""
         self.secret = launch.secret
         self.endpoints = Endpoints(run_dir)
-        self.http_fd = http_fd
-        """The listening HTTP socket that the API server inherits; -1 elsewhere."""
+        self.listener_fd = listener_fd
+        """The listening socket that an API server inherits, HTTP's, and rank 0 of several nodes, that of the
+        meeting; -1 elsewhere.
+        """
         self.zmq: zmq.Context[Any] = zmq.Context()
         self.status = StatusPage(self.endpoints.status_file)
         self.stop = threading.Event()
@@ -105,7 +107,7 @@ class ProcessContext:
         """Tell the launcher, and everybody through the status page, that this process can serve."""
         self._state = "ready"
         self.beat(force=True)
-        self._launcher.send(ProcessReady(self.name, os.getpid(), info))
+        self._launcher.send(ProcessReady(self.name, self.epoch, info))
 
     def beat(self, *, force: bool = False, **fields: Any) -> None:
         """Write the slot of this process if it is time for it.

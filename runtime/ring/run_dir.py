@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 # socket or a file with its number.
 OURS = re.compile(
     r"(config|state|tenants)\.(json|new)|tokenizer\.(json|\d+)|events\.jsonl|lock|status(\.new)?|launcher_in|scheduler_in|step_results"
-    r"|profile-[\d-]+\.json|keys|roster|suspects(\.new)?"
+    r"|profile-[\d-]+\.json|keys|nodes(\.new)?|roster|suspects(\.new)?"
     r"|(client_out|detokenizer_in|metrics|rank_in|ranks|tokenizer_in)\d*"
 )
 # A client that looks which launches are alive holds a lock for a moment; the guardian of a launch that was

@@ -137,6 +137,15 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
             "grammar": 0 if self.grammar_backend == "none" else 1,
         }
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of the model on each machine."""
+        return self.num_ranks // self.nnodes
+
+    def node_of_rank(self, rank: int) -> int:
+        """Return the node that a rank is on: the first node has the first ranks."""
+        return rank // self.ranks_per_node
+
     def http_url(self, port: int) -> str:
         """Return the URL of the HTTP server that listens on this port."""
         scheme = "https" if self.ssl_certfile else "http"

@@ -238,7 +238,60 @@ class AdapterSettings(ModelSettings, frozen=True, forbid_unknown_fields=True):
     lora_dir: Annotated[str, setting("directory below which adapters are that may be loaded over HTTP")] = ""
 
 
-class RecordedStepSettings(AdapterSettings, frozen=True, forbid_unknown_fields=True):
+class NodeSettings(AdapterSettings, frozen=True, forbid_unknown_fields=True):
+    """Several machines that serve one model."""
+
+    TITLE: ClassVar[str] = "several machines"
+
+    executor: Annotated[
+        Literal["auto", "local", "nodes"],
+        setting(
+            "where the ranks are: local: on this machine; nodes: on --nnodes machines, of which each runs "
+            "this command; auto: nodes where there are several (docs/multi_node.md)"
+        ),
+    ] = "auto"
+    nnodes: Annotated[
+        int, setting("machines that serve the model together (docs/multi_node.md)", "-n", ge=1, le=64)
+    ] = 1
+    node_rank: Annotated[
+        int,
+        setting("which of them this one is; 0 has the HTTP server and all else but ranks", "-r", ge=0, le=63),
+    ] = 0
+    dist_addr: Annotated[
+        str,
+        setting(
+            "address of node 0, HOST or HOST:PORT, at which the others meet it",
+            "--dist-init-addr",
+            "--master-addr",
+        ),
+    ] = ""
+    dist_port: Annotated[
+        int, setting("port of --dist-addr where that names none", "--master-port", ge=1, le=65000)
+    ] = 29500
+    node_addr: Annotated[
+        str,
+        setting(
+            "address of this machine that the others reach it by; default: that of --trusted-network, or the "
+            "one that leads to --dist-addr"
+        ),
+    ] = ""
+    node_key: Annotated[
+        str,
+        setting(
+            "file with the secret that all nodes have; default, on loopback only: one that this user's "
+            "launches share"
+        ),
+    ] = ""
+    trusted_network: Annotated[
+        str,
+        setting(
+            "interface of a network on which nobody listens whom you do not trust: tensors go over it "
+            "unencrypted (docs/multi_node.md)"
+        ),
+    ] = ""
+
+
+class RecordedStepSettings(NodeSettings, frozen=True, forbid_unknown_fields=True):
     """GPUs, and steps that are recorded and replayed."""
 
     TITLE: ClassVar[str] = "GPUs and recorded steps"

@@ -25,7 +25,7 @@ _SEVERAL = "start several servers behind a load balancer of yours"
 _NO_DRAFTS = "draft models are not built; --speculative-algorithm NGRAM guesses from prompt and output"
 _GRAMMAR = "give llguidance, which is what is built, or none"
 _NO_IMAGES = "models are served for text only; leave it out"
-_NO_NODES = "a launch runs on one machine; --tp-size divides a model among its GPUs or cores"
+_NO_RAY = "what starts the nodes is yours; --nnodes and --node-rank say which one this is"
 _NO_TRANSFER = "a KV cache is its server's alone; leave it out"
 _CORS = "--cors-origins names the origins whose pages may call; methods and headers follow from the routes"
 _POOL = "the KV cache is sized by --mem-fraction-static, or in tokens by --max-total-tokens"
@@ -261,21 +261,12 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     ),
     no_switch("--enable-dp-attention", refused=f"data parallelism is not built; {_SEVERAL}"),
     no_value("--load-balance-method", "--data-parallel-backend", refused=f"there is one engine; {_SEVERAL}"),
-    value(
-        "--nnodes",
-        "-n",
-        taken="a launch runs on one machine",
-        neutral=("1",),
-        refused=_NO_NODES,
-    ),
-    value("--node-rank", "-r", taken="a launch runs on one machine", neutral=("0",), refused=_NO_NODES),
-    no_value("--dist-init-addr", "--master-addr", "--master-port", refused=_NO_NODES),
-    no_switch("--headless", refused=_NO_NODES),
+    understood("--headless", no_http=True),
     value(
         "--distributed-executor-backend",
-        taken="each rank is a process of this machine",
+        taken="each rank is a process; --nnodes puts them on several machines",
         neutral=("mp", "uni"),
-        refused=_NO_NODES,
+        refused=_NO_RAY,
     ),
     no_value("--base-gpu-id", refused="CUDA_VISIBLE_DEVICES says which GPUs a launch sees"),
     # -- Server and log -----------------------------------------------------------------------------------

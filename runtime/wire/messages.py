@@ -537,7 +537,7 @@ class TensorBatch(Message, frozen=True):
 
 class ProcessReady(Message, frozen=True):
     role: Label
-    pid: Count
+    epoch: Count
     info: dict[str, int | float | str] = field(default_factory=dict)
 
 

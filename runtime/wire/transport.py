@@ -261,9 +261,19 @@ class JoinedInbox:
 class ZmqOutbox:
     """The PUSH end, connected by each sender."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, epoch: int, *, linger_ms: int = 0) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        epoch: int,
+        *,
+        linger_ms: int = 0,
+        prepare: Callable[[zmq.Socket[Any]], None] = lambda socket: None,
+    ) -> None:
+        """`prepare`: sets what a socket needs before it connects to another machine."""
         self._codec = MessageCodec(Any, epoch)
         self.socket = context.socket(zmq.PUSH)
+        prepare(self.socket)
         self.socket.setsockopt(zmq.LINGER, linger_ms)
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import median_ms, wait
 from model_worker.device.base import Device
-from model_worker.distributed.torch_group import TorchGroup
+from model_worker.distributed.torch_group import TorchGroup, meeting_in
 from model_worker.runner.recording.graph_runner import NUM_COLUMNS
 
 JOIN_TIMEOUT_S = 30.0
@@ -90,7 +90,7 @@ def nccl_one_rank(device: Device, size: int, repeats: int) -> dict[str, Any]:
     """
     at = device.torch_device
     with tempfile.TemporaryDirectory() as folder:
-        group = TorchGroup(Path(folder), 0, 1, at, join_timeout_s=JOIN_TIMEOUT_S)
+        group = TorchGroup(meeting_in(Path(folder), 1), 0, 1, at, join_timeout_s=JOIN_TIMEOUT_S)
         try:
             group.all_reduce(torch.ones(1, device=at))  # makes the communicator, which no recording may
             x = torch.arange(float(size), device=at)

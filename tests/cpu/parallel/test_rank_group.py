@@ -17,7 +17,7 @@ from model_worker.distributed.cut import by_heads, by_vocabulary, even
 from model_worker.distributed.group import GroupError, RankGroup
 from model_worker.distributed.selection import join_group
 from model_worker.distributed.shared_memory import SLOT_BYTES, SharedMemoryGroup
-from model_worker.distributed.torch_group import TorchGroup
+from model_worker.distributed.torch_group import TorchGroup, meeting_in
 from model_worker.kernels.native.build import BuildError
 from tests.harness.models.native import native_kernels, needs_compiler
 from tests.harness.models.rank_threads import JOIN_S, Join, join_shared_memory, on_ranks
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def join_gloo(folder: Path, rank: int, size: int) -> RankGroup:
-    return TorchGroup(folder, rank, size, torch.device("cpu"), join_timeout_s=JOIN_S)
+    return TorchGroup(meeting_in(folder, size), rank, size, torch.device("cpu"), join_timeout_s=JOIN_S)
 
 
 @pytest.fixture(params=[pytest.param(join_shared_memory, marks=needs_compiler), join_gloo])

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import uvloop
 
 from carousel.server import main as api
-from runtime.launcher import children
 from runtime.launcher import main as launcher
+from runtime.launcher.hosts import local
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.process import ProcessContext, run_process
 
@@ -79,7 +79,7 @@ def main(context: ProcessContext) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1].startswith("-"):
-        children.MODULES |= {
+        local.MODULES |= {
             "worker": "tests.harness.ring.sleeping_worker",
             "api": "tests.faults.attacks.metered_launch",
         }

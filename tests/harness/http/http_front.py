@@ -56,7 +56,7 @@ class Front:
             config=config,
             endpoints=Endpoints(ring.run_dir),
             status=self.status,
-            http_fd=listener.detach(),
+            listener_fd=listener.detach(),
             index=0,
             stop=self.stop,
             ready=self.ready.set,

@@ -14,9 +14,9 @@ import sys
 from importlib import import_module
 
 from runtime.base.environment import visible_gpus
-from runtime.launcher import children
 from runtime.launcher import main as launcher
 from runtime.launcher.checks import device
+from runtime.launcher.hosts import local
 from runtime.ring.process import ProcessContext, run_process
 
 NUM_BYTES = "PRETENDED_GPU_BYTES"
@@ -54,7 +54,7 @@ if __name__ == "__main__":
         os.environ["TRITON_INTERPRET"] = "1"
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0,1")
         device.DRIVER_FILES, device.CPU_BUILD = (os.devnull,), "+pretended"
-        children.MODULES["scheduler"] = "tests.harness.pretended_gpu.launch"
-        children.MODULES["worker"] = "tests.harness.pretended_gpu.launch_rank"
+        local.MODULES["scheduler"] = "tests.harness.pretended_gpu.launch"
+        local.MODULES["worker"] = "tests.harness.pretended_gpu.launch_rank"
         sys.exit(launcher.main([*sys.argv[1:], "--device", "cuda"]))
     run("scheduler")

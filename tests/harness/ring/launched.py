@@ -36,7 +36,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
     return time.monotonic() - began
 
 
-def free_ports(count: int) -> int:
+def free_ports(count: int, host: str = "127.0.0.1") -> int:
     """The first of so many ports in a row that nobody listens on, below those that the system hands out."""
     # At random: other test runs look too, and a port that has just been used stays taken for a while.
     for first in random.sample(range(20000, 32000), 100):
@@ -44,7 +44,7 @@ def free_ports(count: int) -> int:
             try:
                 for port in range(first, first + count):
                     listener = stack.enter_context(socket.socket())
-                    listener.bind(("127.0.0.1", port))
+                    listener.bind((host, port))
             except OSError:
                 continue
             return first
@@ -54,7 +54,8 @@ def free_ports(count: int) -> int:
 class Launched:
     """One launch with its own run directory and a free port."""
 
-    def __init__(self, *arguments: str, module: str = "launch") -> None:
+    def __init__(self, *arguments: str, module: str = "launch", prefix: tuple[str, ...] = ()) -> None:
+        """`prefix`: a command that runs the launch as itself, such as `ip netns exec NAME`."""
         self._folder = tempfile.TemporaryDirectory(prefix="launched-")
         self.run_dir = Path(self._folder.name) / "run"
         if "--run-dir" in arguments:
@@ -63,6 +64,7 @@ class Launched:
         self._log = self._log_path.open("w+b")
         self.process = subprocess.Popen(
             [
+                *prefix,
                 sys.executable,
                 "-m",
                 module,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
-from runtime.launcher import children
 from runtime.launcher import main as launcher
+from runtime.launcher.hosts import local
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.plan import BatchPlan, SampleMasks, StepResult, WorkerReady
@@ -61,7 +61,7 @@ def serve(context: ProcessContext, step_s: float, step: Callable[[BatchPlan], St
 def launch_with(module: str, main: Callable[[ProcessContext], None]) -> None:
     """Be launch.py with `module` as its worker, or that worker, as the arguments of this process say."""
     if len(sys.argv) > 1 and sys.argv[1].startswith("-"):
-        children.MODULES["worker"] = module
+        local.MODULES["worker"] = module
         sys.exit(launcher.main(sys.argv[1:]))
     run_process("worker", main)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.base.errors import ConfigError
-from runtime.launcher.children import places
+from runtime.launcher.hosts.host import places
 from runtime.launcher.resolve import resolve
 from runtime.settings.config import RuntimeConfig
 

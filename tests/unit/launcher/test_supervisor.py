@@ -20,7 +20,8 @@ import pytest
 import zmq
 
 from runtime.launcher import launch_records
-from runtime.launcher.children import Child, ProcessPlace
+from runtime.launcher.hosts.host import Child, ProcessPlace
+from runtime.launcher.hosts.local import LocalChild
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.roster import Roster, Suspects
@@ -42,6 +43,13 @@ def started(config: RuntimeConfig) -> Iterator[Supervisor]:
         supervisor.names.close()
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def adopt(supervisor: Supervisor, child: LocalChild) -> None:
+    """Have it as if the launch had started it."""
+    child.poller = supervisor._poller
+    supervisor._poller.register(child.pidfd, zmq.POLLIN)
+    supervisor._children._running[child.place] = child
 
 
 @pytest.fixture
@@ -88,7 +96,7 @@ def test_a_death_that_nobody_replaces_ends_a_launch_also_while_it_drains(
         monkeypatch.setattr(supervisor, "_reap", lambda child: -signal.SIGKILL)
         process: Any = SimpleNamespace(pid=1)
         supervisor._on_exit(
-            Child(ProcessPlace("detokenizer", 0, "detokenizer"), 1, process, -1, is_ready=True)
+            LocalChild(ProcessPlace("detokenizer", 0, "detokenizer"), 1, process, -1, is_ready=True)
         )
         assert (supervisor._failure is not None) == has_failed
 
@@ -104,7 +112,7 @@ def test_an_engine_that_cannot_load_again_ends_the_launch_however_long_it_takes_
         supervisor._set_state("ready")
         for is_ready in (True, True, True, False, False):
             assert supervisor._failure is None
-            scheduler = Child(ProcessPlace("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=is_ready)
+            scheduler = LocalChild(ProcessPlace("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=is_ready)
             supervisor._restart(scheduler, failure.exit_code, failure)
         assert supervisor._failure is not None
         assert supervisor._failure.message == f"{failure.message}; restarted 2 times without getting ready"
@@ -115,9 +123,10 @@ def test_the_launcher_gives_signs_of_life_while_a_process_takes_its_time_to_end(
 ) -> None:
     """To give back hundreds of gigabytes takes longer than clients wait for one."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-    worker = Child(ProcessPlace("worker", 0, "worker"), 1, process, os.pidfd_open(process.pid), is_ready=True)
-    supervisor._poller.register(worker.pidfd, zmq.POLLIN)
-    supervisor._children._running[worker.place] = worker
+    worker = LocalChild(
+        ProcessPlace("worker", 0, "worker"), 1, process, os.pidfd_open(process.pid), is_ready=True
+    )
+    adopt(supervisor, worker)
     supervisor._set_state("ready")
     has_beaten = threading.Event()
 
@@ -135,7 +144,7 @@ def test_the_launcher_gives_signs_of_life_while_a_process_takes_its_time_to_end(
 
     monkeypatch.setattr(supervisor._children, "kill", kill)
     dead: Any = SimpleNamespace(pid=1)
-    scheduler = Child(ProcessPlace("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=True)
+    scheduler = LocalChild(ProcessPlace("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=True)
     supervisor._restart(scheduler, -signal.SIGSEGV, ProcessFailed("scheduler", "it faulted", 70))
     assert has_beaten.is_set()
     assert process.returncode == -signal.SIGKILL
@@ -149,9 +158,10 @@ def test_a_disk_that_hangs_keeps_nobody_from_being_replaced(
     monkeypatch.setattr(launch_records, "MAX_WAIT_S", 0.01)
     supervisor._set_state("ready")
     process = subprocess.Popen(["sh", "-c", "kill -KILL $$"])
-    child = Child(ProcessPlace("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid))
-    supervisor._poller.register(child.pidfd, zmq.POLLIN)
-    supervisor._children._running[child.place] = child
+    child = LocalChild(
+        ProcessPlace("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid)
+    )
+    adopt(supervisor, child)
     started: list[ProcessPlace] = []
     monkeypatch.setattr(supervisor, "_start_child", started.append)
     process.wait()
@@ -171,11 +181,10 @@ def test_what_a_second_signal_has_killed_is_not_started_again(
     caplog.set_level(logging.INFO)
     supervisor._set_state(state)
     process = subprocess.Popen(["sleep", "60"])
-    child = Child(
+    child = LocalChild(
         ProcessPlace("api", 0, "api"), FIRST_EPOCH, process, os.pidfd_open(process.pid), is_ready=True
     )
-    supervisor._poller.register(child.pidfd, zmq.POLLIN)
-    supervisor._children._running[child.place] = child
+    adopt(supervisor, child)
     supervisor.names.page.write("api", ProcessStatus(FIRST_EPOCH, child.pid, "ready"))
     for _ in range(2):
         supervisor._on_signal()
@@ -202,14 +211,13 @@ def test_nothing_is_started_once_a_launch_ends_at_once(
     assert not started
 
 
-def engine(supervisor: Supervisor, state: str) -> list[Child]:
+def engine(supervisor: Supervisor, state: str) -> list[LocalChild]:
     """Processes in the place of worker and scheduler; their slots say `state`, no message did."""
     children = []
     for role, command in (("worker", "kill -SEGV $$"), ("scheduler", "exec sleep 60")):
         process = subprocess.Popen(["sh", "-c", command])
-        child = Child(ProcessPlace(role, 0, role), FIRST_EPOCH, process, os.pidfd_open(process.pid))
-        supervisor._poller.register(child.pidfd, zmq.POLLIN)
-        supervisor._children._running[child.place] = child
+        child = LocalChild(ProcessPlace(role, 0, role), FIRST_EPOCH, process, os.pidfd_open(process.pid))
+        adopt(supervisor, child)
         supervisor.names.page.write(role, ProcessStatus(FIRST_EPOCH, child.pid, state))
         children.append(child)
     return children
@@ -244,11 +252,10 @@ def test_a_pause_comes_before_what_has_died_by_itself_and_not_before_what_was_ki
     supervisor._set_state("ready")
     for _ in delays:
         process = subprocess.Popen(["sh", "-c", command])
-        child = Child(
+        child = LocalChild(
             ProcessPlace("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid)
         )
-        supervisor._poller.register(child.pidfd, zmq.POLLIN)
-        supervisor._children._running[child.place] = child
+        adopt(supervisor, child)
         process.wait()
         supervisor._on_exit(child)
     assert supervisor.names.records.wait_written()

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from runtime.launcher import watchdog
-from runtime.launcher.children import Child, ProcessPlace
+from runtime.launcher.hosts import local
+from runtime.launcher.hosts.host import Child, ProcessPlace
+from runtime.launcher.hosts.local import LocalChild
 from runtime.launcher.watchdog import Watchdog
 from runtime.ring.liveness import is_stopped
 from runtime.settings.config import RuntimeConfig
@@ -38,7 +39,7 @@ class Launch:
 
     def _child(self, role: str) -> Child:
         process: Any = SimpleNamespace(pid=self.slots[role].pid)
-        return Child(ProcessPlace(role, 0, role), 1, process, -1, started_at=self.now, is_ready=True)
+        return LocalChild(ProcessPlace(role, 0, role), 1, process, -1, started_at=self.now, is_ready=True)
 
     def run(self, seconds: float, every_s: float = 0.5) -> dict[str, str]:
         """What hangs, by role, as soon as something does."""
@@ -60,7 +61,7 @@ class Launch:
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
-    monkeypatch.setattr(watchdog, "is_stopped", lambda pid: False)
+    monkeypatch.setattr(local, "is_stopped", lambda pid: False)
     launch = Launch(tmp_path)
     yield launch
     launch.page.close()
@@ -131,7 +132,7 @@ def test_a_stopped_process_is_named_after_its_time_and_not_when_it_goes_on_befor
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: set[int] = set()
-    monkeypatch.setattr(watchdog, "is_stopped", lambda pid: pid in stopped)
+    monkeypatch.setattr(local, "is_stopped", lambda pid: pid in stopped)
     for _ in range(5):
         stopped.add(launch.slots["tokenizer"].pid)
         assert launch.run(2.0) == {}

@@ -1,0 +1,1 @@
+"""Where a launch's processes run: this machine, or others that have joined it."""

@@ -1,0 +1,126 @@
+"""LocalHost: processes of this machine.
+
+They are told apart by pidfds, so a death is seen by the kernel's word and at once, and no signal can reach a
+process that has got an old number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from runtime.base.environment import child_environment
+from runtime.base.errors import StartError
+from runtime.launcher.hosts.host import ENGINE, Child, ProcessPlace
+from runtime.ring.liveness import is_stopped
+
+MODULES = {
+    "worker": "model_worker.main",
+    "scheduler": "scheduler_proc.main",
+    "grammar": "grammar_proc.main",
+    "detokenizer": "detokenizer_proc.main",
+    "tokenizer": "tokenizer_proc.main",
+    "api": "carousel.server",
+}
+ENGINE_OOM_SCORE = 300
+OTHERS_OOM_SCORE = 100
+"""Added to the oom_score_adj that the launcher has, in thousandths of the memory: when that is short the
+kernel kills the engine first, which has most of it and whose requests are made again; the launcher, which
+would take all others along, last.
+"""
+
+
+@dataclass(eq=False)
+class LocalChild(Child):
+    """A process of this machine."""
+
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    poller: zmq.Poller | None = None
+    """It has the pidfd."""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if a signal has stopped it."""
+        return is_stopped(self.pid)
+
+    def kill(self) -> None:
+        """End it; that is then seen like any other end."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.process.terminate()
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait so long for its end."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def is_among(self, fired: Collection[Any]) -> bool:
+        """Tell whether a poll that has returned these saw its end."""
+        return self.pidfd in fired
+
+    def poll(self) -> int | None:
+        """Return its exit code, or minus the signal; None while it runs."""
+        return self.process.poll()
+
+    def reap(self) -> int:
+        """Wait for its end and let go of it. Returns as `poll`."""
+        code = self.process.wait()
+        if self.poller is not None:
+            self.poller.unregister(self.pidfd)
+        os.close(self.pidfd)
+        return code
+
+
+class LocalHost:
+    def __init__(
+        self, run_dir: Path, poller: zmq.Poller, listeners: Mapping[str, socket.socket | None]
+    ) -> None:
+        """`poller` gets the pidfds. `listeners`: listening sockets that processes inherit, by role; that of
+        workers is rank 0's alone.
+        """
+        self._run_dir = run_dir
+        self._poller = poller
+        self._listeners = listeners
+
+    def start(self, place: ProcessPlace, epoch: int) -> LocalChild:
+        """Raises StartError when there is no process to be had."""
+        listener = self._listeners.get(place.role)
+        is_heir = listener is not None and (place.role != "worker" or place.index == 0)
+        fds = (listener.fileno(),) if listener is not None and is_heir else ()
+        numbers = map(str, (place.index, epoch, *fds))
+        oom_score = ENGINE_OOM_SCORE if place.unit == ENGINE else OTHERS_OOM_SCORE
+        arguments = [str(os.getpid()), str(oom_score), MODULES[place.role], str(self._run_dir), *numbers]
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "runtime.launcher.child", *arguments],
+                stdin=subprocess.DEVNULL,
+                # A Ctrl-C in the terminal reaches the launcher alone, which then decides.
+                start_new_session=True,
+                pass_fds=fds,
+                env=child_environment(),
+            )
+        except OSError as error:
+            raise StartError(f"{place.name} cannot be started: {error}") from None
+        child = LocalChild(place, epoch, process, os.pidfd_open(process.pid), self._poller)
+        self._poller.register(child.pidfd, zmq.POLLIN)
+        return child

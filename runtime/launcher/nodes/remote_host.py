@@ -1,0 +1,151 @@
+"""RemoteHost: another machine of a launch, as node 0 sees it: its agent, and the ranks that run there."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any, TypeAlias
+
+from runtime.base.errors import EXIT_INTERNAL, StartError
+from runtime.launcher.hosts.host import Child, ProcessPlace
+from runtime.ring.node_messages import KillRank, NodeBeat, RankBeat, RankEnded, StartRank, ToAgent
+from runtime.wire.messages import ProcessFailed, ProcessReady
+from runtime.wire.status_page import STATES, ProcessStatus
+
+LOST = -signal.SIGKILL
+"""Exit code of a rank whose node is lost: it was ended from outside, no request has done that."""
+News: TypeAlias = ProcessReady | ProcessFailed
+
+
+class RemoteChild(Child):
+    """A rank on another machine, by the word of the agent there."""
+
+    def __init__(
+        self, host: RemoteHost, place: ProcessPlace, epoch: int, wait: Callable[[float], None]
+    ) -> None:
+        """`wait`: listens to agents so long, or until one has said something."""
+        super().__init__(place, epoch)
+        self._host = host
+        self._wait = wait
+        self._is_killed = False
+        self.code: int | None = None
+        self.beat: RankBeat | None = None
+        self.heard_ns = 0
+        """When its heartbeat changed last, by this machine's clock."""
+
+    @property
+    def pid(self) -> int:
+        return self.beat.pid if self.beat else 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if a signal has stopped it."""
+        return self.beat is not None and self.beat.is_stopped
+
+    def kill(self) -> None:
+        """End it; that is then seen like any other end. May be called by a signal's handler."""
+        if not self._is_killed:
+            self._is_killed = True
+            self._host.orders.append(KillRank(self.place.index, self.epoch))
+
+    def terminate(self) -> None:
+        """Ask it to end. A rank has nothing to say then."""
+        self.kill()
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait so long for its end."""
+        if self.code is None:
+            self._wait(timeout_s)
+        return self.code is not None
+
+    def is_among(self, fired: Collection[Any]) -> bool:
+        """Tell whether it has ended; `fired` does not matter."""
+        return self.code is not None
+
+    def poll(self) -> int | None:
+        """Return its exit code, or minus the signal; None while it runs."""
+        return self.code
+
+    def reap(self) -> int:
+        """Wait for its end and let go of it. Returns as `poll`."""
+        while self.code is None:
+            self._wait(0.1)
+        self._host.forget(self)
+        return self.code
+
+
+class RemoteHost:
+    def __init__(self, node: int, wait: Callable[[float], None]) -> None:
+        """`wait`: listens to agents so long, or until one has said something."""
+        self.name = f"node {node}"
+        self.address = ""
+        self.peer: bytes | None = None
+        """How its agent is reached; None while it is not there."""
+        self.silent_s = 0.0
+        """How long it has said nothing, counted in time in which this launcher was not held up."""
+        self.orders: deque[ToAgent] = deque()
+        """Orders that the agent is to be given at the next turn."""
+        self._wait = wait
+        self._ranks: dict[int, RemoteChild] = {}
+
+    @property
+    def full_name(self) -> str:
+        """Name and, once it is known, address."""
+        return f"{self.name} ({self.address})" if self.address else self.name
+
+    def start(self, place: ProcessPlace, epoch: int) -> RemoteChild:
+        """Raises StartError when the node is not there."""
+        if self.peer is None:
+            raise StartError(f"{place.name} cannot be started: {self.full_name} is not there")
+        child = self._ranks[place.index] = RemoteChild(self, place, epoch, self._wait)
+        self.orders.append(StartRank(place.index, epoch))
+        return child
+
+    def forget(self, child: RemoteChild) -> None:
+        """Let go of a rank that has ended."""
+        if self._ranks.get(child.place.index) is child:
+            del self._ranks[child.place.index]
+
+    def join(self, peer: bytes, address: str) -> None:
+        """Note that its agent is there."""
+        self.peer, self.address, self.silent_s = peer, address, 0.0
+        self.orders.clear()
+
+    def lose(self, reason: str) -> list[News]:
+        """Note that its agent is gone, and with it its ranks. Returns what there is to be said of them."""
+        self.peer = None
+        self.orders.clear()
+        running = [child for child in self._ranks.values() if child.code is None]
+        for child in running:
+            child.code = LOST
+        return [
+            ProcessFailed(child.place.name, f"{self.full_name} {reason}", EXIT_INTERNAL) for child in running
+        ]
+
+    def end(self, ended: RankEnded) -> None:
+        """Note that a rank has ended; one of another epoch has been given up."""
+        child = self._ranks.get(ended.index)
+        if child is not None and child.epoch == ended.epoch and child.code is None:
+            child.code = ended.code
+
+    def is_news(self, message: News) -> bool:
+        """Tell whether a message is about a rank of this node."""
+        return any(child.place.name == message.role for child in self._ranks.values())
+
+    def show(self, beat: NodeBeat, now_ns: int) -> list[tuple[int, ProcessStatus]]:
+        """Return the slots of its ranks as this machine's status page is to have them: a heartbeat is as old
+        as the change of it that was heard of last.
+        """
+        slots = []
+        for rank in beat.ranks:
+            child = self._ranks.get(rank.index)
+            if child is None or child.epoch != rank.epoch or child.code is not None:
+                continue
+            if child.beat is None or child.beat.heartbeat_ns != rank.heartbeat_ns:
+                child.heard_ns = now_ns
+            child.beat = rank
+            # No pid: on this machine the number is somebody else's.
+            status = ProcessStatus(rank.epoch, 0, STATES[rank.state], child.heard_ns, loaded=rank.loaded)
+            slots.append((rank.index, status))
+        return slots

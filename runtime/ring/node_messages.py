@@ -1,0 +1,109 @@
+"""Messages between node 0's launcher and the agents of the other nodes.
+
+The first frame of an agent and its answer are maps with names, so that builds of different versions
+can tell each other which they are; all that follows has the wire's header and a typed union.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from runtime.wire.format import Count, Label, Message, Record, ShortText, schema_hash
+from runtime.wire.messages import UNIONS, ProcessFailed, ProcessReady
+from runtime.wire.status_page import STATES
+
+HELLO_MAGIC = b"CRNH"
+MAX_FACTS = 256
+Nanoseconds: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+State: TypeAlias = Annotated[int, Meta(ge=0, lt=len(STATES))]
+
+
+class NodeHello(msgspec.Struct, frozen=True):
+    """First words of an agent: who it is, and what has to be the same on all nodes."""
+
+    node: Annotated[int, Meta(ge=0, lt=64)]
+    address: Label
+    facts: Annotated[dict[Label, ShortText], Meta(max_length=MAX_FACTS)]
+
+
+class NodeAnswer(msgspec.Struct, frozen=True):
+    """Answer of node 0: empty where the node is taken."""
+
+    refusal: ShortText = ""
+
+
+class RankBeat(Record, frozen=True):
+    """The slot of a rank, as its own node's status page has it."""
+
+    index: Count
+    epoch: Count
+    pid: Count
+    state: State
+    heartbeat_ns: Nanoseconds
+    """By the clock of its own node: it means something only by changing."""
+    loaded: float
+    is_stopped: bool
+
+
+class NodeBeat(Message, frozen=True):
+    ranks: Annotated[tuple[RankBeat, ...], Meta(max_length=64)]
+
+
+class RankEnded(Message, frozen=True):
+    index: Count
+    epoch: Count
+    code: Annotated[int, Meta(ge=-255, le=255)]
+
+
+class NodeLeft(Message, frozen=True):
+    """The agent ends because its user wants so, or because it cannot go on."""
+
+    reason: ShortText
+
+
+class NodePing(Message, frozen=True):
+    """Node 0 is there."""
+
+
+class StartRank(Message, frozen=True):
+    index: Count
+    epoch: Count
+
+
+class KillRank(Message, frozen=True):
+    index: Count
+    epoch: Count
+
+
+class Rejoin(Message, frozen=True):
+    """Node 0 does not know the agent, or has given it up: it ends its ranks and says hello again."""
+
+
+class StopNode(Message, frozen=True):
+    """The launch is over."""
+
+    reason: ShortText
+    exit_code: Annotated[int, Meta(ge=0, le=255)]
+
+
+FromAgent: TypeAlias = NodeBeat | ProcessReady | ProcessFailed | RankEnded | NodeLeft
+ToAgent: TypeAlias = NodePing | StartRank | KillRank | Rejoin | StopNode
+NODE_SCHEMA = schema_hash([*UNIONS.values(), FromAgent, ToAgent]).hex()
+
+
+def encode_first(message: NodeHello | NodeAnswer) -> bytes:
+    """Frame a first word."""
+    return HELLO_MAGIC + msgspec.msgpack.encode(message)
+
+
+def is_first(frame: bytes) -> bool:
+    """Tell whether a frame is a first word."""
+    return frame.startswith(HELLO_MAGIC)
+
+
+def decode_first(frame: bytes, kind: type[Any]) -> Any:
+    """Raises msgspec.MsgspecError."""
+    return msgspec.msgpack.decode(frame[len(HELLO_MAGIC) :], type=kind)

@@ -1,0 +1,210 @@
+"""Addresses and keys of a launch over several machines.
+
+    PORT                of --dist-addr, on node 0: where the ranks meet (torch's TCPStore)
+    PORT + 1            on node 0: its launcher, for the agents of the other nodes
+    PORT + 2 + rank     on the node of each rank that is not on node 0: its plans
+
+The two last are ZMQ with CURVE. All keys come of one secret, which every node has in a file; who has it is
+one of us. The first one, and what the ranks send each other, is not encrypted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from runtime.base.environment import default_run_root
+from runtime.base.errors import ConfigError
+from runtime.base.ownership import fault_of
+from runtime.ring.process import ProcessContext
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.transport import ZmqInbox, ZmqOutbox
+
+SECRET_BYTES = 32
+MIN_SECRET_CHARS = 32
+DOMAIN = "carousel-nodes"
+OWN_SECRET = "nodes.key"
+HANDSHAKE_MS = 2000
+SHUTDOWN_LINGER_MS = 200
+# A machine that is gone says nothing. The kernel gives a connection up after these.
+KEEPALIVE_S = 2
+MAX_UNACKNOWLEDGED_MS = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddresses:
+    """Where a launch's nodes meet."""
+
+    host: str
+    """Node 0's, an IPv4 address."""
+    port: int
+
+    @property
+    def agents(self) -> str:
+        """Where node 0's launcher listens to agents."""
+        return f"tcp://{self.host}:{self.port + 1}"
+
+    def rank_in(self, host: str, rank: int) -> str:
+        """Return where a rank on `host` takes its plans."""
+        return f"tcp://{host}:{self.port + 2 + rank}"
+
+
+def addresses_of(config: RuntimeConfig) -> NodeAddresses:
+    """Return the addresses of resolved settings."""
+    host, _, port = config.dist_addr.rpartition(":")
+    return NodeAddresses(host, int(port))
+
+
+class NodeKeys:
+    """The two ends of CURVE, made of the nodes' secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self.server_public, self._server_secret = _pair(secret, b"server")
+        self.client_public, self._client_secret = _pair(secret, b"client")
+
+    @staticmethod
+    def read(path: str) -> NodeKeys:
+        """Read the secret in a file; of the user's own where none is named. Raises ConfigError."""
+        return NodeKeys(_read_secret(Path(path)) if path else _own_secret())
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Tell whether the key, in Z85, may connect. Called by the authenticator, in its thread."""
+        return key == self.client_public
+
+    def authenticate(self, context: zmq.Context[Any]) -> Any:
+        """Start the thread that lets no other key into the sockets of `context`. Returns what is to be
+        stopped.
+        """
+        # Imported here, because it brings asyncio and most launches have no nodes.
+        from zmq.auth.thread import ThreadAuthenticator
+
+        authenticator = ThreadAuthenticator(context)
+        authenticator.start()
+        authenticator.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
+        return authenticator
+
+    def serve(self, socket: zmq.Socket[Any]) -> None:
+        """Let others' sockets connect to this one. Their context is authenticated."""
+        _tune(socket)
+        socket.curve_server = True
+        socket.curve_publickey = self.server_public
+        socket.curve_secretkey = self._server_secret
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
+        # Without it, a context in which nobody authenticates lets everybody in.
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def connect(self, socket: zmq.Socket[Any]) -> None:
+        """Make a socket one that may connect."""
+        _tune(socket)
+        socket.curve_serverkey = self.server_public
+        socket.curve_publickey = self.client_public
+        socket.curve_secretkey = self._client_secret
+
+
+def open_rank_inbox(context: ProcessContext, rank: int) -> ZmqInbox:
+    """Bind where this rank takes its plans. Raises ConfigError."""
+    config = context.config
+    if not config.node_rank:
+        return context.inbox("rank_in", context.endpoints.rank_in(rank))
+    keys = NodeKeys.read(config.node_key)
+    keys.authenticate(context.zmq)
+    address = addresses_of(config).rank_in(config.node_addr, rank)
+    return ZmqInbox(context.zmq, address, "rank_in", context.epoch, bind=_binder(keys))
+
+
+def open_rank_outbox(context: ProcessContext, rank: int) -> ZmqOutbox:
+    """Connect, on node 0, to where a rank takes its plans. Raises ConfigError."""
+    config = context.config
+    node = config.node_of_rank(rank)
+    if not node:
+        address = context.endpoints.rank_in(rank)
+        return ZmqOutbox(context.zmq, address, context.epoch, linger_ms=SHUTDOWN_LINGER_MS)
+    keys = NodeKeys.read(config.node_key)
+    host = read_node_addresses(context)[node]
+    return ZmqOutbox(
+        context.zmq,
+        addresses_of(config).rank_in(host, rank),
+        context.epoch,
+        linger_ms=SHUTDOWN_LINGER_MS,
+        prepare=keys.connect,
+    )
+
+
+def read_node_addresses(context: ProcessContext) -> list[str]:
+    """Return the nodes' addresses, as the launcher has left them in the run directory before it started any
+    process.
+    """
+    return context.endpoints.nodes_file.read_text().split()
+
+
+def _binder(keys: NodeKeys) -> Callable[[zmq.Socket[Any], str], None]:
+    def bind(socket: zmq.Socket[Any], address: str) -> None:
+        keys.serve(socket)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise ConfigError(f"dist_addr: cannot listen on {address}: {error.strerror}") from None
+
+    return bind
+
+
+def _tune(socket: zmq.Socket[Any]) -> None:
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 5)
+    socket.setsockopt(zmq.TCP_MAXRT, MAX_UNACKNOWLEDGED_MS)
+
+
+def _pair(secret: bytes, name: bytes) -> tuple[bytes, bytes]:
+    """Return (public, secret) of an end, in Z85."""
+    own = z85.encode(hashlib.blake2b(secret, digest_size=32, person=name).digest())
+    return zmq.curve_public(own), own
+
+
+def _read_secret(path: Path) -> bytes:
+    try:
+        fault = fault_of(path, is_secret=True)
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"node_key: {path} cannot be read: {error.strerror}") from None
+    if fault is not None:
+        raise ConfigError(f"node_key: {fault}")
+    if len(secret) < MIN_SECRET_CHARS:
+        raise ConfigError(
+            f"node_key: {path} holds {len(secret)} characters, too few for a secret; `openssl rand -hex 32` "
+            "makes one"
+        )
+    return secret
+
+
+def _own_secret() -> bytes:
+    """Return the secret that this user's launches on one machine share; the first one makes it. Raises
+    ConfigError.
+    """
+    root = default_run_root()
+    path, new = root / OWN_SECRET, root / f".{OWN_SECRET}-{os.getpid()}"
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fault = fault_of(root)
+        if fault is None and not path.exists():
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(os.urandom(SECRET_BYTES).hex().encode())
+            with contextlib.suppress(FileExistsError):
+                os.link(new, path)  # whoever comes second takes the first one's
+            new.unlink()
+    except OSError as error:
+        fault = str(error)
+    if fault is not None:
+        raise ConfigError(f"node_key: {fault}; name a file of your own")
+    return _read_secret(path)

@@ -1,0 +1,161 @@
+"""A launch over two nodes, as a user meets it: the tokens of one machine, and deaths of ranks and agents.
+
+The "nodes" share nothing but this machine: addresses of their own, run directories of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from carousel import Client, SamplingParams
+from tests.cpu.parallel.test_tensor_parallel_launch import mixed_requests
+from tests.harness.nodes import OTHER, Nodes, nodes
+from tests.harness.ring.launched import is_alive, launched, leftovers, wait_until
+
+POOL = (
+    *("--dtype", "float32", "--no-http", "--max-total-tokens", "512", "--max-running-requests", "24"),
+    *("--schedule-conservativeness", "0.1", "--page-size", "4"),
+)
+NUM_REQUESTS = 32
+NUM_STREAMS = 8
+STREAM_TOKENS = 120
+TIMEOUT_S = 240.0
+
+
+def tokens_of(client: Client) -> list[list[int]]:
+    prompts, sampling = mixed_requests()
+    done = client.generate(prompts[:NUM_REQUESTS], sampling[:NUM_REQUESTS], timeout=TIMEOUT_S)
+    return [list(completion.token_ids) for completion in done]
+
+
+def streams_of(client: Client, meanwhile: Callable[[], None]) -> list[list[int]]:
+    """Tokens of streams, in the middle of which something is done."""
+    wanted = [
+        SamplingParams(
+            max_tokens=STREAM_TOKENS,
+            ignore_eos=True,
+            seed=n,
+            temperature=float(n % 2),
+            min_tokens=STREAM_TOKENS,
+        )
+        for n in range(NUM_STREAMS)
+    ]
+    streams = [client.stream(f"def f{n}(x):\n", sampling) for n, sampling in enumerate(wanted)]
+    firsts = [next(stream) for stream in streams]
+    meanwhile()
+    rests = [list(stream) for stream in streams]
+    assert all(rest[-1].finish_reason == "length" for rest in rests)
+    return [
+        [token for output in (first, *rest) for token in output.token_ids]
+        for first, rest in zip(firsts, rests, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Nodes]:
+    with nodes(*POOL) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def expected_streams(two_nodes: Nodes) -> list[list[int]]:
+    with Client(two_nodes.run_dir) as client:
+        return streams_of(client, lambda: None)
+
+
+def test_two_nodes_have_the_tokens_of_one_machine(two_nodes: Nodes) -> None:
+    """Sums of two parts are the same bits whichever way they go, so it is those of two ranks here."""
+    with launched("--tp-size", "2", *POOL) as alone, Client(alone.run_dir) as client:
+        expected = tokens_of(client)
+    with Client(two_nodes.run_dir) as client:
+        assert tokens_of(client) == expected
+    child = next(child for child in two_nodes.zero.state()["children"] if child["node"] == 1)
+    assert child["pid"] == two_nodes.pid_of_rank(1)
+
+
+def test_a_killed_rank_on_another_node_costs_no_request(
+    two_nodes: Nodes, expected_streams: list[list[int]]
+) -> None:
+    epoch = two_nodes.zero.state()["epoch"]
+    with Client(two_nodes.run_dir) as client:
+        got = streams_of(client, lambda: os.kill(two_nodes.pid_of_rank(1), signal.SIGKILL))
+    assert got == expected_streams
+    assert two_nodes.zero.state()["epoch"] > epoch
+
+
+@pytest.mark.full
+def test_a_killed_agent_that_comes_back_costs_no_request(
+    two_nodes: Nodes, expected_streams: list[list[int]]
+) -> None:
+    """What has started it starts it again, as Slurm, Kubernetes or systemd do."""
+    ranks = []
+
+    def kill_agent() -> None:
+        ranks.append(two_nodes.pid_of_rank(1))
+        two_nodes.other.process.kill()
+        began = time.monotonic()
+        wait_until(lambda: not is_alive(ranks[0]), 1.0, "its rank ends with it")
+        wait_until(lambda: two_nodes.zero.state()["epoch"] > epoch, 1.0, "node 0 sees that it is gone")
+        print(f"seen after {time.monotonic() - began:.2f} s")
+        two_nodes.replace_other()
+
+    epoch = two_nodes.zero.state()["epoch"]
+    with Client(two_nodes.run_dir) as client:
+        assert streams_of(client, kill_agent) == expected_streams
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("role", ["agent", "rank"])
+def test_a_stopped_process_on_another_node_costs_no_request(
+    two_nodes: Nodes, expected_streams: list[list[int]], role: str
+) -> None:
+    """Node 0 gives up an agent that says nothing; one that goes on then joins anew."""
+    other = two_nodes.other
+    pid = other.process.pid if role == "agent" else two_nodes.pid_of_rank(1)
+    epoch = two_nodes.zero.state()["epoch"]
+
+    def stop() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        seen_s = wait_until(lambda: two_nodes.zero.state()["epoch"] > epoch, 5.0, "node 0 acts")
+        print(f"a stopped {role}: acted on after {seen_s:.1f} s")
+        if role == "agent":
+            os.kill(pid, signal.SIGCONT)
+
+    with Client(two_nodes.run_dir) as client:
+        assert streams_of(client, stop) == expected_streams
+
+
+def test_ctrl_c_on_node_0_ends_all_and_leaves_nothing(two_nodes: Nodes) -> None:
+    """The last test of this launch."""
+    pids = [*two_nodes.zero.pids(), *two_nodes.other.pids()]
+    assert two_nodes.zero.stop() == 0
+    assert two_nodes.other.wait_exit(3.0) == 0
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), 5.0, "all processes end")
+    assert not leftovers(two_nodes.zero.run_dir)
+    assert not leftovers(two_nodes.other.run_dir)
+
+
+def test_a_node_that_does_not_come_is_named() -> None:
+    both = Nodes("--start-timeout", "1", *POOL, has_other=False)
+    try:
+        assert both.zero.wait_exit(5.0) == 70
+        assert "nodes: node 1: not there within 1 s" in both.zero.log()
+    finally:
+        both.close()
+
+
+def test_a_node_with_another_page_size_ends_the_start_at_both_ends() -> None:
+    both = Nodes(*POOL, of_other=("--page-size", "8"))
+    try:
+        assert (both.other.wait_exit(5.0), both.zero.wait_exit(5.0)) == (64, 64)
+        said = f"page_size of node 1 ({OTHER}) is not that of node 0: 8, and 4 on node 0"
+        assert said in both.zero.log()
+        assert said in both.other.log()
+        assert "loading weights" not in both.zero.log()
+    finally:
+        both.close()

@@ -1,0 +1,144 @@
+"""Launches over two nodes of this machine: loopback addresses and run directories of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.harness.ring.launched import Launched, free_ports
+
+HOST, OTHER = "127.0.0.2", "127.0.0.3"
+NUM_PORTS = 6
+PORT_APART = 29500
+
+
+class Nodes:
+    """Node 0, which has the ring, and node 1, which has an agent."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        apart: Apart | None = None,
+        of_other: tuple[str, ...] = (),
+        has_other: bool = True,
+    ) -> None:
+        """`apart`: networks of their own; on loopback addresses when not given. `of_other`: arguments that
+        node 1 alone has. `has_other`: False leaves it out.
+        """
+        self.hosts = apart.addresses if apart else (HOST, OTHER)
+        self._prefixes = apart.prefixes if apart else ((), ())
+        self.port = PORT_APART if apart else free_ports(NUM_PORTS, HOST)
+        both = ("--device", "cpu", "--nnodes", "2", "--tp-size", "2", "--cpu-threads", "1", *arguments)
+        self._both = both
+        self._own: tuple[tuple[str, ...], ...] = ((), ("--node-addr", OTHER))
+        if apart:
+            self._own = tuple(
+                ("--trusted-network", name, "--node-key", apart.key) for name in apart.interfaces
+            )
+        self.zero = self.start(0)
+        self._other = self.start(1, *of_other) if has_other else None
+
+    @property
+    def other(self) -> Launched:
+        """Node 1."""
+        assert self._other is not None
+        return self._other
+
+    def start(self, node: int, *arguments: str) -> Launched:
+        """Start a node; `arguments`: those that the other one has not, or has otherwise."""
+        where = ("--dist-addr", f"{self.hosts[0]}:{self.port}", "--node-rank", str(node))
+        return Launched(*self._both, *where, *self._own[node], *arguments, prefix=self._prefixes[node])
+
+    def replace_other(self) -> None:
+        """Start node 1 again, as what has started it would."""
+        self.other.close()
+        self._other = self.start(1)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.zero.run_dir
+
+    def pid_of_rank(self, rank: int) -> int:
+        """Process of a rank: each node has one."""
+        return (self.other if rank else self.zero).pid_of("worker", rank)
+
+    def close(self) -> None:
+        self.zero.close()
+        if self._other is not None:
+            self._other.close()
+
+
+@contextmanager
+def nodes(*arguments: str, apart: Apart | None = None) -> Iterator[Nodes]:
+    """Two nodes that serve; ended and cleaned up with the block."""
+    both = Nodes(*arguments, apart=apart)
+    try:
+        try:
+            both.zero.wait_ready()
+        except (AssertionError, TimeoutError) as error:
+            raise type(error)(f"{error}\nnode 1:\n{both.other.log()}") from None
+        yield both
+    finally:
+        both.close()
+
+
+class Apart:
+    """Two networks of their own, joined by a cable that delays, and can be cut. For root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.names = tuple(f"carousel-{os.getpid()}-{node}" for node in range(2))
+        self.interfaces = ("cable0", "cable1")
+        self.addresses = ("10.77.0.1", "10.77.0.2")
+        self.prefixes = tuple(("ip", "netns", "exec", name) for name in self.names)
+        self.key = str(folder / "nodes.key")
+        Path(self.key).write_text("0123456789abcdef" * 4)
+        Path(self.key).chmod(0o600)
+
+    def open(self, delay_ms: int) -> None:
+        """Make them. Raises CalledProcessError where that is not allowed."""
+        for name in self.names:
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        peer = ("peer", "name", "cable1", "netns", self.names[1])
+        _run("ip", "link", "add", "cable0", "netns", self.names[0], "type", "veth", *peer)
+        for name, interface, address in zip(self.names, self.interfaces, self.addresses, strict=True):
+            _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", interface)
+            _run("ip", "-n", name, "link", "set", interface, "up")
+            _run(
+                "tc", "-n", name, "qdisc", "add", "dev", interface, "root", "netem", "delay", f"{delay_ms}ms"
+            )
+
+    def cut(self, seconds: float) -> None:
+        """Cut the cable for so long."""
+        self.down()
+        time.sleep(seconds)
+        self.up()
+
+    def down(self) -> None:
+        _run("ip", "-n", self.names[1], "link", "set", "cable1", "down")
+
+    def up(self) -> None:
+        _run("ip", "-n", self.names[1], "link", "set", "cable1", "up")
+
+    def close(self) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+@contextmanager
+def apart(folder: Path, delay_ms: int) -> Iterator[Apart]:
+    """Networks that go with the block."""
+    networks = Apart(folder)
+    try:
+        networks.open(delay_ms)
+        yield networks
+    finally:
+        networks.close()
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
