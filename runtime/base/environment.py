@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 
@@ -37,6 +38,13 @@ def default_run_root() -> Path:
     if runtime_dir and Path(runtime_dir).is_dir() and Path(runtime_dir).stat().st_uid == os.getuid():
         return Path(runtime_dir) / "carousel"
     return Path("/tmp") / f"carousel-{os.getuid()}"
+
+
+def starter_variables(names: Collection[str]) -> dict[str, str]:
+    """Those of `names` that are set: variables in which LeaderWorkerSet, torchrun, Slurm or Open MPI say what
+    they have started where.
+    """
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def kernel_cache_dir() -> Path:

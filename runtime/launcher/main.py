@@ -29,6 +29,7 @@ from runtime.launcher.checks.tokenizer import check_tokenizer
 from runtime.launcher.command_line import parse_command_line
 from runtime.launcher.nodes.agent import Agent
 from runtime.launcher.nodes.node_settings import with_nodes
+from runtime.launcher.nodes.starters import with_starter
 from runtime.launcher.resolve import resolve
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.process import set_title
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     hold_standard_streams()
     try:
         config, notes = parse_command_line(argv)
+        config = with_starter(config)
         set_title("launcher")
         configure_logging("launcher", config.log_level, config.log_format)
         for note in notes:

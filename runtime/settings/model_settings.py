@@ -247,7 +247,8 @@ class NodeSettings(AdapterSettings, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "local", "nodes"],
         setting(
             "where the ranks are: local: on this machine; nodes: on --nnodes machines, of which each runs "
-            "this command; auto: nodes where there are several (docs/multi_node.md)"
+            "this command, or on those that its starter's environment names; auto: nodes where there are "
+            "several (docs/multi_node.md)"
         ),
     ] = "auto"
     nnodes: Annotated[

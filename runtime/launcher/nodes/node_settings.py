@@ -84,7 +84,7 @@ def _refuse_alone(config: RuntimeConfig) -> None:
         if getattr(config, name) != getattr(default, name):
             raise ConfigError(f"{name}: there is one node; say how many with --nnodes, or leave it out")
     if config.executor == "nodes":
-        raise ConfigError("executor: nodes needs several of them; say how many with --nnodes")
+        raise ConfigError("executor: nodes needs several of them, and there is one; leave it out")
 
 
 def _dist_addr(config: RuntimeConfig) -> tuple[str, int]:
