@@ -367,7 +367,7 @@ PIECES = [
 ]
 
 
-@pytest.mark.parametrize("max_examples", [100, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("max_examples", [50, pytest.param(2000, marks=pytest.mark.full)])
 def test_garbage_is_read_alike_however_it_is_cut(max_examples: int) -> None:
     @settings(max_examples=max_examples, deadline=None)
     @given(
