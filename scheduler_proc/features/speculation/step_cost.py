@@ -30,8 +30,11 @@ that it is not planned ahead, which several guesses share.
 """
 PLAIN_EVERY = 64
 """Steps with guesses before one without is measured again: contexts grow."""
-PROBE_EVERY = 256
-"""Steps without guesses before some are tried again, where they were too dear."""
+PROBE_AFTER = 32
+MOST_PROBE_AFTER = 2048
+"""Steps without guesses before some are tried once more, where they were too dear: twice as many each time.
+Where they are not, what was measured before is forgotten: a machine that has other work makes guesses dear.
+"""
 LOWEST_BAR = 0.1
 MARGIN = 1.25
 """By so much a guess must be worth more than it costs: planning is part of its price, and where a step takes
@@ -47,7 +50,16 @@ EXACT_ROWS = 8
 class _Measured:
     """Steps of one number of rows."""
 
-    __slots__ = ("any_guess", "guessed", "num_since_guess", "num_since_plain", "per_guess", "plain")
+    __slots__ = (
+        "any_guess",
+        "guessed",
+        "is_probing",
+        "num_since_guess",
+        "num_since_plain",
+        "per_guess",
+        "plain",
+        "probe_after",
+    )
 
     def __init__(self) -> None:
         self.plain: deque[float] = deque(maxlen=NUM_KEPT)
@@ -56,9 +68,19 @@ class _Measured:
         self.any_guess = self.per_guess = 0.0
         """Seconds that a step takes longer for whatever guesses, and for each."""
         self.num_since_plain = self.num_since_guess = 0
+        self.probe_after = PROBE_AFTER
+        self.is_probing = False
 
-    def note_guessed(self, num_guesses: int, seconds: float) -> None:
-        self.guessed.append((num_guesses, seconds - median(self.plain)))
+    def note_guessed(self, num_rows: int, num_guesses: int, seconds: float) -> None:
+        plain = median(self.plain)
+        if self.is_probing:
+            self.is_probing = False
+            if MARGIN * num_rows * (seconds - plain) < num_guesses * plain:
+                self.guessed.clear()
+                self.probe_after = PROBE_AFTER
+            else:
+                self.probe_after = min(2 * self.probe_after, MOST_PROBE_AFTER)
+        self.guessed.append((num_guesses, seconds - plain))
         self.any_guess, self.per_guess = line_through(self.guessed)
 
 
@@ -104,11 +126,12 @@ class StepCost:
             kept.plain.append(seconds)
             kept.num_since_plain = 0
             kept.num_since_guess += 1
+            kept.is_probing = kept.num_since_guess >= kept.probe_after
         else:
             kept.num_since_plain += 1
             kept.num_since_guess = 0
             if kept.plain:
-                kept.note_guessed(num_guesses, seconds)
+                kept.note_guessed(num_rows, num_guesses, seconds)
         self._decide(kept, num_rows)
 
     def _decide(self, kept: _Measured, num_rows: int) -> None:
@@ -117,7 +140,7 @@ class StepCost:
             self.most = 0
             return
         num_guessing = max(1, self.num_guessing)
-        if len(kept.guessed) < NUM_MEASURED or kept.num_since_guess >= PROBE_EVERY:
+        if len(kept.guessed) < NUM_MEASURED or kept.is_probing:
             self.most = 1 if num_guessing < num_rows else max(1, TRIAL_GUESSES // num_rows)
             return
         plain, any_guess, per_guess = median(kept.plain), kept.any_guess, kept.per_guess

@@ -93,7 +93,10 @@ def draw(rng: random.Random, number: int) -> Drawn:
         "ignore_eos": rng.random() < 0.5,
         "seed": rng.randrange(1 << 30),
     }
-    return Drawn(number, rng.choice([*PROMPTS, *PROMPTS, *NEW]), fields, rng.choice(METHODS))
+    prompt = rng.choice([*PROMPTS, *PROMPTS, *NEW])
+    if rng.random() < 0.9:  # else it has been there before, and is cached
+        prompt += "".join(rng.choices(PIECES, k=rng.randint(1, 6)))
+    return Drawn(number, prompt, fields, rng.choice(METHODS))
 
 
 def check_equal(found: Completion, expected: Completion, tolerance: float = 1e-5) -> None:

@@ -13,9 +13,10 @@ from scheduler_proc.features.speculation.draft_length import (
     DraftLength,
 )
 from scheduler_proc.features.speculation.step_cost import (
+    MOST_PROBE_AFTER,
     NUM_MEASURED,
     PLAIN_EVERY,
-    PROBE_EVERY,
+    PROBE_AFTER,
     StepCost,
     line_through,
 )
@@ -230,7 +231,7 @@ def test_a_step_as_long_as_its_tokens_number_has_no_guesses_however_its_times_va
     cost.num_guessing = 64
     for count in [0, 0, 0, *rng.choices([64, 128, 256], k=6)]:
         cost.note_step(64, count, (64 + count) * rng.uniform(0.95, 1.05))
-    for _ in range(PROBE_EVERY - 1):
+    for _ in range(PROBE_AFTER - 1):
         cost.note_step(64, 0, 64 * rng.uniform(0.95, 1.05))
         assert cost.bar >= 1.0
 
@@ -262,6 +263,30 @@ def test_costs_are_measured_again_in_both_directions() -> None:
     for _ in range(9):
         cost.note_step(4, 4, 1.0)
     assert cost.most == 0
-    for _ in range(PROBE_EVERY):
+    for _ in range(PROBE_AFTER):
         cost.note_step(4, 0, 0.01)
     assert cost.most == 1
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_what_was_dear_is_tried_again_and_forgotten_if_it_is_not(is_busy: bool) -> None:
+    cost = StepCost()
+    cost.num_guessing = 8
+    for count in [0] * NUM_MEASURED + [16] * NUM_MEASURED:
+        cost.note_step(8, count, 1.0 + 0.125 * count)
+    assert cost.bar >= 1.0
+    num_tried = num_steps = 0
+    while num_steps < 4 * MOST_PROBE_AFTER and cost.bar >= 1.0:
+        cost.note_step(8, 0, 1.0)
+        num_steps += 1
+        if cost.bar < 1.0:  # a trial
+            num_tried += 1
+            cost.note_step(8, 16, 3.0 if is_busy else 1.4)
+    if is_busy:  # after ever longer pauses
+        assert 7 <= num_tried <= 10
+    else:
+        assert num_steps == PROBE_AFTER
+        for _ in range(NUM_MEASURED):
+            cost.note_step(8, 16, 1.4)
+        assert cost.bar < 0.5
+        assert cost.most >= 4
