@@ -20,7 +20,7 @@ import zmq
 
 from runtime.base.errors import AddressInUse, ConfigError, ProtocolMismatch
 from runtime.launcher.nodes.facts import facts_of, first_difference
-from runtime.launcher.nodes.remote_host import News, RemoteHost
+from runtime.launcher.nodes.remote_host import HostNews, RemoteHost
 from runtime.ring.node_messages import (
     FromAgent,
     NodeAnswer,
@@ -73,7 +73,7 @@ class NodeGate:
         """The other nodes, by their numbers."""
         self.refusal = ""
         """Why a node was not taken in; empty while none was refused for what it is."""
-        self._news: list[News] = []
+        self._news: list[HostNews] = []
         self._is_ending = False
         self._looked_at, self._pinged_at = time.monotonic(), 0.0
         self._codec = MessageCodec(FromAgent, FIRST_EPOCH)
@@ -126,7 +126,7 @@ class NodeGate:
         self.socket.poll(int(timeout_s * 1000))
         self.turn()
 
-    def take_news(self) -> list[News]:
+    def take_news(self) -> list[HostNews]:
         """Return what ranks have said, or what there is to be said of them, since the last call."""
         news, self._news = self._news, []
         return news

@@ -15,7 +15,7 @@ from runtime.wire.status_page import STATES, ProcessStatus
 
 LOST = -signal.SIGKILL
 """Exit code of a rank whose node is lost: it was ended from outside, no request has done that."""
-News: TypeAlias = ProcessReady | ProcessFailed
+HostNews: TypeAlias = ProcessReady | ProcessFailed
 
 
 class RemoteChild(Child):
@@ -112,7 +112,7 @@ class RemoteHost:
         self.peer, self.address, self.silent_s = peer, address, 0.0
         self.orders.clear()
 
-    def lose(self, reason: str) -> list[News]:
+    def lose(self, reason: str) -> list[HostNews]:
         """Note that its agent is gone, and with it its ranks. Returns what there is to be said of them."""
         self.peer = None
         self.orders.clear()
@@ -129,7 +129,7 @@ class RemoteHost:
         if child is not None and child.epoch == ended.epoch and child.code is None:
             child.code = ended.code
 
-    def is_news(self, message: News) -> bool:
+    def is_news(self, message: HostNews) -> bool:
         """Tell whether a message is about a rank of this node."""
         return any(child.place.name == message.role for child in self._ranks.values())
 
