@@ -138,6 +138,7 @@ def test_nothing_of_what_was_said_is_in_the_state_of_the_page(
     headers = {"X-Request-Id": "said", "traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
     body = {"prompt": f"{CANARY}(", "max_tokens": 400, "ignore_eos": True, "stream": True, "logprobs": 1}
     visitor = visit()
+    visitor.allowed_statuses = {503}  # of /ready, while generation is paused
     told: list[str] = []
     visitor.page.on("response", lambda response: told.append(response.url))
     with httpx.stream("POST", f"{launch.url}/v1/completions", json=body, headers=headers) as answer:
