@@ -32,6 +32,14 @@ def test_random_traffic_comes_out_as_the_reference_says(number: int) -> None:
         assert counts[what], f"the traffic has no {what}: it tests less than it says"
 
 
+def test_logits_processors_see_all_tokens_before_the_one_that_is_drawn() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(12):
+        counts += simulation.run(seed, processed=0.5)
+    for what in ("processed", "processors that raised", "retracted", "abort", "stop"):
+        assert counts[what], f"the traffic has no {what}: it tests less than it says"
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize("feeds_back", [True, False])
 def test_output_is_the_same_at_every_depth(depth: int, feeds_back: bool) -> None:

@@ -51,6 +51,18 @@ def choose(h: int, allowed: Sequence[int] | None, forbidden: Collection[int]) ->
     return ids[h % len(ids)]
 
 
+BANS, RAISES = "bans", "raises"
+"""Logits processors of the launch."""
+RAISES_AT = 9
+"""Output tokens with which the processor `raises` does."""
+
+
+def banned_ids(tokens: Sequence[int]) -> set[int]:
+    """The ids that the processor `bans` forbids, by all tokens before and their order."""
+    rest = sum((at + 1) * token for at, token in enumerate(tokens)) % 4
+    return {token for token in range(VOCAB_SIZE) if token % 4 == rest}
+
+
 def forbidden_ids(tokens: Sequence[int], bad_words: Sequence[Sequence[int]], ngram: int) -> set[int]:
     """What may not follow `tokens`: the end of a bad word, or of an n-gram that is in them already."""
     forbidden = {

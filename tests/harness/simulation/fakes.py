@@ -36,10 +36,13 @@ from tests.harness.row_setups import numbers_of
 from tests.harness.simulation.fake_sampling import (
     NAMESPACE_SHIFT,
     NUM_TOP,
+    RAISES,
+    RAISES_AT,
     VOCAB_SIZE,
     IdArray,
     adapter_salt,
     allowed_ids,
+    banned_ids,
     choose,
     fake_logits,
     fake_logprobs,
@@ -67,6 +70,10 @@ class FakeRow:
     allowed: list[int] | None
     bad_words: list[list[int]]
     reset_ids: frozenset[int]
+    told: list[int] | None = None
+    """Tokens that its logits processors have been told of; None without processors."""
+    is_told: bool = False
+    """Its processors are called in the step that is computed: not for one who no longer wants a token."""
     adapter_salt: int = 0
     """Of what its slot holds in the step that is computed."""
 
@@ -82,12 +89,22 @@ class FakeRow:
             unpack_ids(setup.allowed_ids).tolist() or None,
             [unpack_ids(word).tolist() for word in setup.bad_words],
             frozenset(unpack_ids(setup.top_p_reset_ids).tolist()),
+            None if setup.processing is None else unpack_ids(setup.history_ids).tolist(),
         )
 
     @property
     def salt(self) -> int:
         seed: int = self.numbers.seed
         return (seed >> NAMESPACE_SHIFT) * 1000 + self.adapter_salt
+
+    @property
+    def raises(self) -> bool:
+        """A logits processor raises for its next token."""
+        processing = self.setup.processing
+        if processing is None or self.told is None or not self.is_told:
+            return False
+        has_it = any(call.name == RAISES for call in processing.calls)
+        return has_it and len(self.told) - self.setup.num_prompt >= RAISES_AT
 
     @property
     def looks_back(self) -> bool:
@@ -99,6 +116,9 @@ class FakeRow:
         numbers = self.numbers
         assert not self.looks_back or len(self.history) == len(context), "a history of another length"
         forbidden = forbidden_ids(self.history, self.bad_words, numbers.ngram)
+        if self.is_told and self.told is not None:
+            assert len(self.told) == len(context), "processors see other tokens than there are"
+            forbidden |= banned_ids(self.told)
         if len(context) < numbers.min_len:
             forbidden |= self.stop_ids
         decays = numbers.top_p_decay != 1.0
@@ -122,6 +142,7 @@ class FakeHandle:
         self._error: BaseException | None = None
         self.masks: dict[int, bytes] | None = None
         """None: they have not come."""
+        self.processed: dict[int, bytes] = {}
         self.adapters: dict[int, Any] = {}
         """What the slots held when the step was launched, by row."""
 
@@ -241,6 +262,7 @@ class FakeExecutor:
         assert handle.masks is None, "masks came twice"
         masks = msgspec.msgpack.decode(msgspec.msgpack.encode(masks), type=SampleMasks)
         handle.masks = dict(masks.masks)
+        handle.processed = dict(masks.processed)
 
     def close(self) -> None:
         self._launched.clear()
@@ -305,6 +327,12 @@ class FakeExecutor:
         if plan.defer_sampling:
             assert handle.masks is not None, "masks never came"
         masks = handle.masks or {}
+        for row in rows:
+            self._rows[row].is_told = row in handle.processed
+        for row, new_ids in handle.processed.items():
+            told = self._rows[row].told
+            assert told is not None, "tokens for processors that the row has not"
+            told += unpack_ids(new_ids).tolist()
         result = self._sample_all(plan, rows, starts, lens, samples, drafts, masks, logits)
         return msgspec.structs.replace(result, prompts=prompts, tensors=tuple(logits.tensors)), logits.frames
 
@@ -351,8 +379,11 @@ class FakeExecutor:
         chosen: list[float] = []
         top_ids: list[int] = []
         top: list[float] = []
+        errors: list[tuple[int, str]] = []
         of_rows = zip(rows, starts, lens, samples, drafts, strict=True)
         for index, (row, start, n, sample, num_drafts) in enumerate(of_rows):
+            if sample and self._rows[row].raises:
+                errors.append((index, "told to raise"))
             got = self._sample(row, start + n, num_drafts, masks.get(row)) if sample else []
             counts.append(len(got))
             tokens += [token for token, _ in got]
@@ -373,6 +404,7 @@ class FakeExecutor:
             self.num_top,
             pack_ids(top_ids),
             np.array(top, np.float32).tobytes(),
+            errors=tuple(errors),
         )
 
     def _sample(self, row: int, end: int, num_drafts: int, mask: bytes | None) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.messages import Closed
-from tests.harness.simulation.fake_sampling import fake_logits, fake_logprobs
+from tests.harness.simulation.fake_sampling import RAISES, RAISES_AT, fake_logits, fake_logprobs
 from tests.harness.simulation.fakes import BAD_ADAPTER
 from tests.harness.simulation.sim_detokenizer import FakeDetokenizer, Logprobs
 from tests.harness.simulation.sim_grammar import REFUSED
@@ -25,6 +25,8 @@ def judge(spec: Spec, detokenizer: FakeDetokenizer) -> str:
     elif closed.reason in ("stop", "length"):
         adapter = spec.message.adapter
         assert adapter is None or adapter.name != BAD_ADAPTER or have == given, "computed without its adapter"
+        has_raised = any(call.name == RAISES for call in spec.message.processors) and len(want) > RAISES_AT
+        assert not has_raised or spec.start, "a processor raised, and nobody was told"
         assert have == want, f"output differs at {first_difference(have, want)} of {len(want)}"
         assert closed.reason == ("stop" if reason == "complete" else reason)
         assert closed.stop_token == (want[-1] if reason == "stop" else -1)
@@ -65,6 +67,10 @@ def check_early_end(spec: Spec, closed: Closed, detokenizer: FakeDetokenizer) ->
             given = unpack_ids(spec.message.output_ids).tolist()
             assert reason == "unsatisfiable"
             assert given + detokenizer.tokens[spec.handle] == want
+        elif closed.error.code == "logits_processor_failed":
+            assert any(call.name == RAISES for call in spec.message.processors)
+            given = unpack_ids(spec.message.output_ids).tolist() + detokenizer.tokens[spec.handle]
+            assert given == reference(spec)[0][:RAISES_AT]
         else:
             assert "grammar" in spec.traits
             assert closed.error.code in GRAMMAR_ERRORS

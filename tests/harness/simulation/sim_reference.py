@@ -15,6 +15,7 @@ from tests.harness.simulation.fake_sampling import (
     IdArray,
     adapter_salt,
     allowed_ids,
+    banned_ids,
     choose,
     forbidden_ids,
     hash_of,
@@ -63,6 +64,8 @@ def next_token(spec: Spec, tokens: list[int]) -> tuple[int, int]:
         seen(context_of(spec, tokens), spec.window), seed, tokens if sampling.presence_penalty else (), age
     )
     forbidden = forbidden_ids(tokens, sampling.bad_words_ids, sampling.no_repeat_ngram_size)
+    if spec.message.processors:
+        forbidden |= banned_ids(tokens)
     if len(tokens) < num_prompt + sampling.min_tokens:
         forbidden |= stop_ids_of(sampling)
     if spec.message.guide is not None:

@@ -35,6 +35,7 @@ from scheduler_proc.core.rows import Rows
 from scheduler_proc.feature_factories import feature_factories
 from scheduler_proc.features.beam_search.beam_search import BeamSettings
 from scheduler_proc.features.grammar_client import GrammarClient
+from scheduler_proc.features.logits_processors import attach_logits_processors
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
@@ -49,7 +50,7 @@ from scheduler_proc.policy.base import sort_key_of
 from scheduler_proc.port import Port
 from scheduler_proc.scheduler import Scheduler
 from scheduler_proc.waiting.waiting_room import FOR_EVER, Patience
-from tests.harness.simulation.fake_sampling import VOCAB_SIZE
+from tests.harness.simulation.fake_sampling import BANS, RAISES, VOCAB_SIZE
 from tests.harness.simulation.fakes import FakeExecutor, FakeHandle, RecordingOutbox
 from tests.harness.simulation.sim_detokenizer import FakeDetokenizer
 from tests.harness.simulation.sim_pipe import PipeWatch
@@ -134,6 +135,8 @@ class Setting:
     """Share of the requests that have a guide."""
     late: float = 0.0
     """Share of the masks that come late."""
+    processed: float = 0.0
+    """Share of the requests that have logits processors. Not drawn: a test asks for them."""
     num_stages: int = 1
     """Stages of the pipeline; more than one: `depth` is by them."""
 
@@ -341,6 +344,11 @@ class System:
             setting.limits(),
             (
                 *factories,
+                attach_logits_processors(
+                    {BANS, RAISES},
+                    speculates=setting.speculation.has_ngram,
+                    is_static=setting.batching == "static",
+                ),
                 *feature_factories(
                     self.output,
                     self.kv,

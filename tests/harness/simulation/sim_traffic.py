@@ -13,11 +13,11 @@ from runtime.wire.format import TOKEN_BYTES, pack_ids, unpack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.handle import make_handle, sequence_key, sibling, split_handle
 from runtime.wire.messages import StreamOpen, TokenizedRequest
-from runtime.wire.plan import AdapterRef
+from runtime.wire.plan import AdapterRef, ProcessorCall
 from runtime.wire.retention import RetainedRange, Retention
 from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.cache.tenants import TENANT_BYTES
-from tests.harness.simulation.fake_sampling import NAMESPACE_SHIFT, NUM_TOP, VOCAB_SIZE
+from tests.harness.simulation.fake_sampling import BANS, NAMESPACE_SHIFT, NUM_TOP, RAISES, VOCAB_SIZE
 from tests.harness.simulation.fakes import BAD_ADAPTER
 from tests.harness.simulation.sim_grammar import GUIDES, REFUSED
 from tests.harness.simulation.sim_reference import Spec, reference
@@ -107,13 +107,35 @@ class Traffic:
         setting = self._setting
         assert sampling.max_tokens is not None
         max_len = min(num_prompt + sampling.max_tokens, setting.max_len)
-        return self._with_guesses(self._with_guide(Spec(message, traits, max_len, window=setting.window)))
+        spec = self._with_guide(Spec(message, traits, max_len, window=setting.window))
+        return self._with_processors(self._with_guesses(spec))
 
     def _with_guide(self, spec: Spec) -> Spec:
         share = self._setting.guided
         if share and "grammar" not in spec.traits and self._guides.random() < share:
             kind = self._guides.choice([*GUIDES, *GUIDES, *GUIDES, REFUSED])
             spec.message = msgspec.structs.replace(spec.message, guide=Guide("regex", kind))
+        return spec
+
+    def _with_processors(self, spec: Spec) -> Spec:
+        """None where they are refused: with guesses of the request and in static batches."""
+        message, setting, rng = spec.message, self._setting, self._guides
+        is_refused = (
+            not setting.processed
+            or message.draft_ids
+            or message.prediction_ids
+            or setting.batching == "static"
+        )
+        if is_refused or spec.traits & {"grammar", "speculation"} or rng.random() >= setting.processed:
+            return spec
+        names = (BANS, RAISES) if rng.random() < 0.2 else (BANS,)
+        sampling = msgspec.structs.replace(message.sampling, speculative_num_draft_tokens=0)
+        calls = tuple(map(ProcessorCall, names))
+        spec.message = msgspec.structs.replace(
+            message,
+            processors=calls,
+            sampling=sampling if setting.speculation.has_ngram else message.sampling,
+        )
         return spec
 
     def _draw_retention(self) -> Retention | None:

@@ -310,6 +310,11 @@ class Simulation:
             assert self.grammar.num_open == 0, "a matcher of a sequence that has ended"
             self.counts["guided"] += sum(spec.message.guide is not None for spec in self.specs.values())
             self.counts["late masks"] += self.grammar.num_late
+        self.counts["processed"] += sum(bool(spec.message.processors) for spec in self.specs.values())
+        self.counts["processors that raised"] += sum(
+            closed.error is not None and closed.error.code == "logits_processor_failed"
+            for closed in system.detokenizer.closed.values()
+        )
         self.counts["evicted pages"] += system.kv.counts.num_evicted
         self.counts["given back"] += len(system.gave_back)
         self.counts["steps that somebody starved"] += system.waiting_watch.num_starved
