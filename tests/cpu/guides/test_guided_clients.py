@@ -1,4 +1,4 @@
-"""Guides over HTTP, in every spelling, and by other people's clients: openai, instructor, LangChain."""
+"""Guides over HTTP, in every spelling, and by others' clients: openai, instructor, LangChain, LiteLLM."""
 
 from __future__ import annotations
 
@@ -210,6 +210,30 @@ def test_langchain_gets_its_model(url: str) -> None:
     chat = ChatOpenAI(model="demo", base_url=f"{url}/v1", api_key="none", **limits)
     pet = chat.with_structured_output(Pet, method="json_schema").invoke("x")
     assert isinstance(pet, Pet)
+
+
+@pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")  # of its own types
+@pytest.mark.parametrize("stream", [False, True])
+def test_litellm_gets_its_model(url: str, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    monkeypatch.setenv("NO_PROXY", "*")
+    import litellm
+
+    call: dict[str, Any] = {
+        "model": "openai/demo",
+        "messages": [USER],
+        "api_base": f"{url}/v1",
+        "api_key": "none",
+        "response_format": Pet,
+        "max_tokens": 1000,
+        "seed": 2,
+        "num_retries": 0,
+        "stream": stream,
+    }
+    answer: Any = litellm.completion(**call)
+    if stream:
+        answer = litellm.stream_chunk_builder(list(answer))
+    assert isinstance(Pet.model_validate_json(answer.choices[0].message.content), Pet)
 
 
 def test_the_executor_keeps_guides_in_tensorrt_llms_words(demo_launch: Launched) -> None:

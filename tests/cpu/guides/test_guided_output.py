@@ -14,7 +14,7 @@ import pytest
 
 from carousel import Client, CompletionOutput, InvalidRequest, Overloaded, RequestError, SamplingParams
 from carousel import StructuredOutputsParams as Guide
-from tests.harness.guides.random_guides import RandomRegexes, RandomSchemas
+from tests.harness.guides.random_guides import RandomGrammars, RandomRegexes, RandomSchemas
 from tests.harness.ring.launched import Launched
 
 SEED = 24
@@ -59,7 +59,7 @@ def ids_of(client: Client, text: str) -> list[int]:
 # -- many at random ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [80, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [80, pytest.param(1000, marks=pytest.mark.full)])
 def test_output_is_what_its_schema_says(client: Client, count: int) -> None:
     random = RandomSchemas(SEED)
     schemas = [random.next() for _ in range(count)]
@@ -72,7 +72,7 @@ def test_output_is_what_its_schema_says(client: Client, count: int) -> None:
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
 
 
-@pytest.mark.parametrize("count", [50, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [50, pytest.param(300, marks=pytest.mark.full)])
 def test_output_is_a_full_match_of_its_expression(client: Client, count: int) -> None:
     random = RandomRegexes(SEED)
     expressions = [random.next() for _ in range(count)]
@@ -80,6 +80,16 @@ def test_output_is_a_full_match_of_its_expression(client: Client, count: int) ->
     assert [each.finish_reason for each in got] == ["stop"] * len(got)
     for expression, each in zip(expressions, got, strict=True):
         assert re.fullmatch(expression, each.text), (expression, each.text)
+
+
+@pytest.mark.parametrize("count", [16, pytest.param(50, marks=pytest.mark.full)])
+def test_output_is_a_text_of_its_grammar(client: Client, count: int) -> None:
+    random = RandomGrammars(SEED)
+    made = [random.next() for _ in range(count)]
+    got = outputs(client, [Guide(grammar=grammar) for grammar, _ in made])
+    assert [each.finish_reason for each in got] == ["stop"] * len(got)
+    for (grammar, meaning), each in zip(made, got, strict=True):
+        assert re.fullmatch(meaning, each.text), (grammar, each.text)
 
 
 def test_the_output_is_one_of_the_choices_or_of_a_grammar(client: Client) -> None:

@@ -1,8 +1,9 @@
-"""Random guides: JSON schemas over the keywords that are kept, and regular expressions of Python."""
+"""Random guides: JSON schemas over the keywords that are kept, Python's regular expressions, grammars."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -180,3 +181,46 @@ class RandomRegexes:
         atom = f"({self._alternatives(depth - 1)})" if depth and rng.random() < 0.35 else rng.choice(atoms)
         low = rng.randrange(3)
         return atom + rng.choice(["", "", "", "?", f"{{{low},{low + 2}}}", "{2}"])
+
+
+class RandomGrammars:
+    """Grammars without recursion, in GBNF and in Lark's form by turns, and expressions that say the same."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._number = 0
+
+    def next(self) -> tuple[str, str]:
+        """Return the grammar, and the expression that its texts match."""
+        self._number += 1
+        is_lark = self._number % 2 == 0
+        rules: list[str] = []
+        meanings: list[str] = []
+        for number in range(self._rng.randrange(1, 5)):
+            form, meaning = self._rule(meanings, is_lark=is_lark)
+            rules.append(f"r{number}: {form}" if is_lark else f"r{number} ::= {form}")
+            meanings.append(meaning)
+        start = "start: " if is_lark else "root ::= "
+        return "\n".join([f"{start}r{len(rules) - 1}", *rules]), meanings[-1]
+
+    def _rule(self, earlier: list[str], *, is_lark: bool) -> tuple[str, str]:
+        made = [self._sequence(earlier, is_lark=is_lark) for _ in range(self._rng.choice([1, 1, 2, 3]))]
+        return " | ".join(form for form, _ in made), "|".join(meaning for _, meaning in made)
+
+    def _sequence(self, earlier: list[str], *, is_lark: bool) -> tuple[str, str]:
+        made = [self._piece(earlier, is_lark=is_lark) for _ in range(self._rng.randrange(1, 4))]
+        return " ".join(form for form, _ in made), "".join(meaning for _, meaning in made)
+
+    def _piece(self, earlier: list[str], *, is_lark: bool) -> tuple[str, str]:
+        rng = self._rng
+        kind = rng.randrange(4)
+        if kind == 0 and earlier:
+            number = rng.randrange(len(earlier))
+            form, meaning = f"r{number}", f"({earlier[number]})"
+        elif kind == 1:
+            letters = rng.choice(["a-f", "0-9", "xyz"])
+            form, meaning = (f"/[{letters}]/" if is_lark else f"[{letters}]"), f"[{letters}]"
+        else:
+            word = rng.choice(["if", "(", ")", "+", "größe", "{", " "])
+            form, meaning = f'"{word}"', f"({re.escape(word)})"
+        return form + (repeat := rng.choice(["", "", "?"])), meaning + repeat
