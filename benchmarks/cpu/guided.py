@@ -2,36 +2,44 @@
 
     python -m benchmarks.cpu.guided parts [--vocab 131072]
     python -m benchmarks.cpu.guided tokens [--vocab 131072] [--rows 64] [--rounds 3] [--length 16]
+    python -m benchmarks.cpu.guided bombs [--rounds 3]
 
 `parts`: one process, no model: milliseconds to compile, microseconds for a mask and for a token, MB of the
 process. `tokens`: a launch with the shape of a 0.5B model and dummy weights; milliseconds between two tokens
 of rows inside a JSON string, and of the same rows without a guide, in turns. The tokenizer is the demo
-model's with made-up words to that size.
+model's with made-up words to that size. `bombs`: the demo model; milliseconds between two tokens of plain
+streams over HTTP, alone and while 200 guides that explode are sent at once, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from benchmarks.bench_cpu_step import QWEN
+from benchmarks.server import launched
 from grammar_proc.compile_child import try_guide
 from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.guide import Guide
+from tests.harness.guides.bombs import bomb
 
+NUM_BOMBS = 200
 STRING = {"type": "string", "minLength": 20_000}
 EVENT = {
     "type": "object",
@@ -163,11 +171,74 @@ def tokens(vocab_size: int, num_rows: int, rounds: int, length: int) -> None:
     print(f"TPOT: {without:.1f} ms without a guide, {guided:.1f} ms with one: {guided / without - 1:+.1%}")
 
 
+async def gaps_of_streams(url: str, until: Callable[[], bool]) -> list[float]:
+    """Milliseconds between the tokens of streams one after the other, four at a time."""
+    gaps: list[float] = []
+
+    async def stream(client: httpx.AsyncClient) -> None:
+        body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        while not until():
+            async with client.stream("POST", "/v1/completions", json=body) as answer:
+                assert answer.status_code == 200
+                last = 0.0
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        now = time.perf_counter()
+                        if last:
+                            gaps.append((now - last) * 1e3)
+                        last = now
+
+    async with httpx.AsyncClient(base_url=url, timeout=120.0) as client:
+        await asyncio.gather(*(stream(client) for _ in range(4)))
+    return gaps
+
+
+def send_bombs(url: str, first: int) -> None:
+    """Send them at once and wait for their answers, in a process of its own."""
+
+    async def send() -> None:
+        limits = httpx.Limits(max_connections=NUM_BOMBS)
+        async with httpx.AsyncClient(base_url=url, timeout=120.0, limits=limits) as client:
+            headers = {"Content-Type": "application/json"}
+            bodies = [bomb(first + number) for number in range(NUM_BOMBS)]
+            posts = [client.post("/v1/completions", content=body, headers=headers) for body in bodies]
+            await asyncio.gather(*posts, return_exceptions=True)
+
+    asyncio.run(send())
+
+
+def gaps_alone(url: str) -> list[float]:
+    ends_s = time.perf_counter() + 5.0
+    return asyncio.run(gaps_of_streams(url, lambda: time.perf_counter() > ends_s))
+
+
+def gaps_beside_bombs(url: str, first: int) -> list[float]:
+    process = multiprocessing.Process(target=send_bombs, args=(url, first))
+    process.start()
+    gaps = asyncio.run(gaps_of_streams(url, lambda: not process.is_alive()))
+    process.join()
+    return gaps
+
+
+def bombs(rounds: int) -> None:
+    options = ("--cpu-threads", "1", "--max-running-requests", "8", "--max-queued-requests", "1000")
+    found: dict[str, list[float]] = {"alone": [], "beside bombs": []}
+    with launched(*options) as server:
+        for number in range(rounds):
+            found["alone"] += gaps_alone(server.url)
+            found["beside bombs"] += gaps_beside_bombs(server.url, number * NUM_BOMBS)
+    for name, gaps in found.items():
+        print(
+            f"{name:14} {len(gaps)} gaps: median {statistics.median(gaps):.2f} ms,"
+            f" p99 {np.percentile(gaps, 99):.2f}, most {max(gaps):.1f}"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["parts", "tokens"])
+    parser.add_argument("what", choices=["parts", "tokens", "bombs"])
     parser.add_argument("--vocab", type=int, default=131_072)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
@@ -175,6 +246,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "parts":
         parts(options.vocab)
+    elif options.what == "bombs":
+        bombs(options.rounds)
     else:
         tokens(options.vocab, options.rows, options.rounds, options.length)
 

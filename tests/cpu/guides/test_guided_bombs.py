@@ -8,12 +8,12 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 
 from grammar_proc.compiler import MAX_COMPILE_S, MAX_WAIT_S
+from tests.harness.guides.bombs import bomb
 from tests.harness.ring.launched import launched
 
 NUM_BOMBS = 200
@@ -28,26 +28,6 @@ def url() -> Iterator[str]:
     queue = ("--max-running-requests", "8", "--max-queued-requests", str(4 * NUM_BOMBS))
     with launched("--cpu-threads", "1", *queue) as launch:
         yield launch.url
-
-
-def bomb(number: int) -> bytes:
-    """Body of a request. No two are equal, so that none is answered from memory."""
-    nested: Any = {"const": number}
-    for depth in range(9):
-        nested = {"anyOf": [{"type": "object", "properties": {f"p{depth}{k}": nested}} for k in range(2)]}
-    letter = chr(ord("a") + number % 26)
-    repeated = {"$defs": {f"d{number}": {"items": {"$ref": f"#/$defs/d{number}"}}}}
-    guides: list[dict[str, Any]] = [
-        {"guided_json": nested},
-        {"guided_json": {"type": "object", "properties": {f"k{number}_{i}": {} for i in range(4000)}}},
-        {"guided_json": {**repeated, "allOf": [{"$ref": f"#/$defs/d{number}"}] * 50}},
-        {"guided_regex": f"({letter}+)+b{{{number + 1}}}"},
-        {"guided_regex": f".{{1,{65000 + number}}}"},
-        {"guided_regex": f"(.{{1,{65000 + number}}}x){{1,1000}}y{{65535}}"},
-        {"guided_choice": [f"{number} " + "x" * 60 + str(i) for i in range(1500)]},
-        {"guided_json": {"const": "x" * (1 << 20)}},
-    ]
-    return json.dumps({"prompt": "x", "max_tokens": 4, "seed": 1, **guides[number % 8]}).encode()
 
 
 async def explode(client: httpx.AsyncClient, body: bytes) -> tuple[float, httpx.Response]:
