@@ -30,7 +30,12 @@ class ChatFormat:
 
 _DEEPSEEK = "<｜tool▁calls▁begin｜>"
 TOOL_CALLS = (
-    ChatFormat("hermes", ("qwen25", "qwen"), ("<tool_call>", "arguments"), ("<function=", "<arg_key>")),
+    ChatFormat(
+        "hermes",
+        ("qwen25", "qwen"),
+        ("<tool_call>", "arguments"),
+        ("<function=", "<arg_key>", "~ '<tool_call>'", "yaml objects"),
+    ),
     ChatFormat("llama3_json", ("llama3", "llama4_json"), ('"parameters": dictionary',), ("[func_name1(",)),
     ChatFormat(
         "pythonic",
@@ -39,12 +44,14 @@ TOOL_CALLS = (
         ("<TOOLCALL>", "<|tool_call_start|>", "<tool>"),
     ),
     ChatFormat("mistral", (), ("[TOOL_CALLS]",)),
-    ChatFormat("qwen3_coder", ("qwen3_xml", "step3p5", "nemotron3"), ("<function=", "<parameter=")),
+    ChatFormat(
+        "qwen3_coder", ("qwen3_xml", "step3p5", "nemotron3"), ("<function=", "<parameter="), ("<seed:",)
+    ),
     ChatFormat("deepseek_v3", ("deepseekv3",), (_DEEPSEEK, "```json")),
     ChatFormat("deepseek_v31", ("deepseekv31",), (_DEEPSEEK,), ("```json",)),
     ChatFormat("glm45", ("glm", "glm47"), ("<tool_call>", "<arg_key>")),
     ChatFormat("kimi_k2", (), ("<|tool_calls_section_begin|>",)),
-    ChatFormat("gpt_oss", ("gpt-oss", "openai", "openai_gptoss"), ("<|channel|>", "to=functions.")),
+    ChatFormat("gpt_oss", ("gpt-oss", "openai", "openai_gptoss"), ("<|channel|>commentary", "functions.")),
     ChatFormat("gemma4", (), ("<|tool_call>",)),
 )
 REASONING = (

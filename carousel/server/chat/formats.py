@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
-from carousel.server.chat.gemma import GEMMA_MARKERS, gemma4
+from carousel.server.chat.gemma import (
+    CHANNEL,
+    GEMMA_MARKERS,
+    THOUGHT,
+    THOUGHT_END,
+    gemma4,
+    gemma4_behind_reasoning,
+)
 from carousel.server.chat.harmony import ANALYSIS, FINAL, HARMONY_MARKERS, NEXT_MESSAGE, harmony
 from carousel.server.chat.harmony import END as HARMONY_END
 from carousel.server.chat.json_calls import (
@@ -24,8 +31,9 @@ from carousel.server.chat.json_calls import (
     mistral,
 )
 from carousel.server.chat.pythonic import END, START, pythonic
-from carousel.server.chat.reader import NO_MARKERS, Markers, Reader, Steps
+from carousel.server.chat.reader import NO_MARKERS, Reader, Steps
 from carousel.server.chat.tagged_calls import glm, qwen3_coder
+from carousel.server.chat.thoughts import read_thoughts
 
 CallReader: TypeAlias = Callable[[Reader], Steps[None]]
 Thinking: TypeAlias = Literal["open", "may begin", "none"]
@@ -47,6 +55,8 @@ class ReasoningFormat:
     end: str
     also_end: tuple[str, ...] = ()
     """Markers of calls, which end reasoning as well."""
+    ends_at_call: bool = False
+    """A call between <tool_call> tags ends it as well."""
     special: tuple[str, ...] = ()
     """Parts of the tags that a tokenizer may have as special tokens."""
     read: CallReader | None = None
@@ -55,6 +65,8 @@ class ReasoningFormat:
     """Text that begins a message behind another."""
     content: str = ""
     """Text that begins the message of the content."""
+    behind: CallReader | None = None
+    """Reader of what follows, where more reasoning may."""
 
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
@@ -62,7 +74,10 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "llama3_json": ToolFormat(llama3_json, (PYTHON_TAG,)),
     "pythonic": ToolFormat(pythonic, (START, END)),
     "mistral": ToolFormat(mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
-    "qwen3_coder": ToolFormat(qwen3_coder, ("<tool_call>", "</tool_call>")),
+    "qwen3_coder": ToolFormat(
+        qwen3_coder,
+        ("<tool_call>", "</tool_call>", "<parameter=", "</parameter>", "<function=", "</function>"),
+    ),
     "deepseek_v3": ToolFormat(deepseek, DEEPSEEK_MARKERS),
     "deepseek_v31": ToolFormat(deepseek, DEEPSEEK_MARKERS),
     "glm45": ToolFormat(
@@ -74,11 +89,13 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
 }
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "deepseek_r1": ReasoningFormat("<think>", "</think>"),
-    "qwen3": ReasoningFormat("<think>", "</think>"),
-    "glm45": ReasoningFormat("<think>", "</think>"),
-    "kimi_k2": ReasoningFormat("<think>", "</think>", ("<|tool_calls_section_begin|>",)),
+    "qwen3": ReasoningFormat("<think>", "</think>", ends_at_call=True),
+    "glm45": ReasoningFormat("<think>", "</think>", ends_at_call=True),
+    "kimi_k2": ReasoningFormat(
+        "<think>", "</think>", ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
+    ),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
-    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", special=("<|channel>",)),
+    "gemma4": ReasoningFormat(THOUGHT, THOUGHT_END, special=(CHANNEL,), behind=gemma4_behind_reasoning),
     "gpt_oss": ReasoningFormat(
         ANALYSIS,
         HARMONY_END,
@@ -99,7 +116,10 @@ def read_answer(
         return
     if reasoning is not None and thinking != "none":
         yield from _read_reasoning(r, reasoning, is_open=thinking == "open")
-    yield from (r.until(NO_MARKERS) if tools is None else tools.read(r))
+    if reasoning is not None and reasoning.behind is not None and (tools is None or tools.read is gemma4):
+        yield from reasoning.behind(r)
+    else:
+        yield from (r.until(NO_MARKERS) if tools is None else tools.read(r))
 
 
 def _read_reasoning(r: Reader, tags: ReasoningFormat, *, is_open: bool) -> Steps[None]:
@@ -112,26 +132,4 @@ def _read_reasoning(r: Reader, tags: ReasoningFormat, *, is_open: bool) -> Steps
         r.rewind()
         if not is_open:
             return
-    r.is_thinking = True
-    while (yield from r.take("\n")):
-        pass
-    held: list[str] = []
-    """Line breaks that may be the last ones."""
-
-    def think(text: str) -> None:
-        if body := text.rstrip("\n"):
-            r.say("".join(held) + body, "reasoning")
-            held.clear()
-        held.append(text[len(body) :])
-
-    marker = yield from r.until(Markers(tags.end, *tags.also_end), think)
-    if marker != tags.end:
-        r.say("".join(held), "reasoning")
-    r.end_item()
-    r.is_thinking = not marker
-    if marker != tags.end:
-        r.rewind()
-        return
-    r.settle()
-    while (yield from r.take("\n")):
-        pass
+    yield from read_thoughts(r, tags.end, tags.also_end, ends_at_call=tags.ends_at_call)

@@ -6,29 +6,55 @@ import json
 import re
 
 from carousel.server.chat.json_calls import NAME
-from carousel.server.chat.reader import MAX_DEPTH, Markers, Reader, Sink, Steps
+from carousel.server.chat.reader import MAX_DEPTH, Markers, Reader, Sink, Steps, is_number
+from carousel.server.chat.thoughts import read_thoughts
 
 BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 GEMMA_MARKERS = (BEGIN, END, QUOTE)
+CHANNEL, THOUGHT_END = "<|channel>", "<channel|>"
+THOUGHT = f"{CHANNEL}thought"
 
 _QUOTES = Markers(QUOTE)
+_NUMBER = re.compile(r"[-+.0-9eE]*")
+_OPEN_NUMBER = re.compile(r"-?\d+\.", re.ASCII)
+"""Python's spelling of a whole number as a float, which is no JSON."""
 _KEY = re.compile(r"[^\s:{}\[\],\"<]*")
 
 
 def gemma4(r: Reader) -> Steps[None]:
     markers = Markers(BEGIN)
     while (yield from r.until(markers)):
+        yield from _call(r)
+
+
+def gemma4_behind_reasoning(r: Reader) -> Steps[None]:
+    """Read text, calls and more reasoning. Tags that nothing belongs to are left out."""
+    markers = Markers(CHANNEL, THOUGHT_END, *((BEGIN,) if r.tools.names else ()))
+    while marker := (yield from r.until(markers)):
+        if marker == BEGIN:
+            yield from _call(r)
+            continue
+        r.settle()
+        if marker == CHANNEL:
+            while (yield from r.take(CHANNEL)):
+                pass
+            yield from r.take("thought")
+            yield from read_thoughts(r, THOUGHT_END)
+
+
+def _call(r: Reader) -> Steps[None]:
+    """Read a call from behind its marker; what is none is text."""
+    yield from r.space()
+    if (yield from r.take("call:")):
         yield from r.space()
-        if (yield from r.take("call:")):
+        name = yield from r.run(NAME)
+        yield from r.space()
+        if name and (yield from r.peek()) == "{":
+            r.begin_call(name)
+            r.end_call(is_whole=(yield from _value(r, r.add, 0)))
             yield from r.space()
-            name = yield from r.run(NAME)
-            yield from r.space()
-            if name and (yield from r.peek()) == "{":
-                r.begin_call(name)
-                r.end_call(is_whole=(yield from _value(r, r.add, 0)))
-                yield from r.space()
-                yield from r.take(END)
-        r.give_up()
+            yield from r.take(END)
+    r.give_up()
 
 
 def _value(r: Reader, sink: Sink, depth: int) -> Steps[bool]:
@@ -37,6 +63,8 @@ def _value(r: Reader, sink: Sink, depth: int) -> Steps[bool]:
     if (yield from r.take(QUOTE)):
         return (yield from _quoted(r, sink))
     char = yield from r.peek()
+    if char in "-0123456789" and char:
+        return (yield from _number(r, sink))
     if char not in ("{", "["):
         return (yield from r.json_value(sink))
     close = "}" if char == "{" else "]"
@@ -61,6 +89,18 @@ def _value(r: Reader, sink: Sink, depth: int) -> Steps[bool]:
             return False
         sink(", ")
         yield from r.space()
+
+
+def _number(r: Reader, sink: Sink) -> Steps[bool]:
+    """Read a number and give it to `sink` as JSON spells it."""
+    number = written = yield from r.run(_NUMBER)
+    if _OPEN_NUMBER.fullmatch(number):
+        number += "0"
+    if not is_number(number):
+        r.pos -= len(written)
+        return False
+    sink(number)
+    return True
 
 
 def _key(r: Reader, sink: Sink) -> Steps[bool]:

@@ -120,11 +120,26 @@ def named_call(r: Reader, name: str) -> Steps[bool]:
     return True
 
 
+def _calls_in_list(r: Reader) -> Steps[bool]:
+    """Read calls from behind the bracket that begins a list of them. False: there is none."""
+    is_any = False
+    while (yield from json_call(r)):
+        is_any = True
+        yield from r.space()
+        if (yield from r.take("]")):
+            break
+        r.mark()
+        if not (yield from r.take(",")):
+            break
+    return is_any
+
+
 def hermes(r: Reader) -> Steps[None]:
-    """<tool_call>{"name": "f", "arguments": {...}}</tool_call>"""
+    """<tool_call>{"name": "f", "arguments": {...}}</tool_call>, or a list of such objects."""
     markers = Markers("<tool_call>")
     while (yield from r.until(markers)):
-        if (yield from json_call(r)):
+        yield from r.space()
+        if (yield from (_calls_in_list(r) if (yield from r.take("[")) else json_call(r))):
             yield from r.space()
             yield from r.take("</tool_call>")
         r.give_up()
@@ -135,9 +150,10 @@ PYTHON_TAG = "<|python_tag|>"
 
 def llama3_json(r: Reader) -> Steps[None]:
     """{"name": "f", "parameters": {...}}, as all of the text or behind a tag; several with ";" between them.
-    Of JSON without a tag only the name of a tool tells that it is a call.
+    Of JSON without a tag only the name of a tool tells that it is a call; behind other text, its arguments
+    must come next.
     """
-    markers = Markers(PYTHON_TAG)
+    markers = Markers(PYTHON_TAG, "{")
     r.mark()
     yield from r.space()
     yield from r.take(PYTHON_TAG)
@@ -148,23 +164,40 @@ def llama3_json(r: Reader) -> Steps[None]:
             if not (yield from r.take(";")):
                 break
         r.give_up()
-        if not (yield from r.until(markers)):
+        while (marker := (yield from r.until(markers))) == "{" and not (yield from _is_known_call(r)):
+            r.give_up()
+        if marker == "{":
+            r.rewind()
+            r.mark()
+        elif not marker:
             return
 
 
+def _is_known_call(r: Reader) -> Steps[bool]:
+    """Return True behind the brace of {"name": "f", "parameters": {...}} with the name of a tool."""
+    yield from r.space()
+    if (yield from _key(r)) != "name" or (yield from _text(r)) not in r.tools.names:
+        return False
+    yield from r.space()
+    if not (yield from r.take(",")):
+        return False
+    yield from r.space()
+    return (yield from _key(r)) in ARGUMENTS and (yield from r.peek()) == "{"
+
+
 def mistral(r: Reader) -> Steps[None]:
-    """[TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...], or [TOOL_CALLS]f[ARGS]{...} for each call."""
+    """[TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...], or [TOOL_CALLS]f[ARGS]{...} for each call.
+    Models also leave out the brackets around one call, or write the marker twice.
+    """
     markers = Markers("[TOOL_CALLS]")
     while (yield from r.until(markers)):
         yield from r.space()
+        while (yield from r.take("[TOOL_CALLS]")):
+            yield from r.space()
         if (yield from r.take("[")):
-            while (yield from json_call(r)):
-                yield from r.space()
-                if (yield from r.take("]")):
-                    break
-                r.mark()
-                if not (yield from r.take(",")):
-                    break
+            yield from _calls_in_list(r)
+        elif (yield from r.peek()) == "{":
+            yield from json_call(r)
         else:
             name = yield from r.run(NAME)
             if (yield from r.take("[CALL_ID]")):
@@ -193,7 +226,9 @@ def _section(
     markers = Markers(begin, call)
     while marker := (yield from r.until(markers)):
         yield from r.space()
-        if marker == call or (yield from r.take(call)):
+        if marker == begin and (yield from r.take(end)):
+            r.settle()
+        elif marker == call or (yield from r.take(call)):
             while (yield from read_call(r)):
                 yield from r.space()
                 r.mark()

@@ -388,5 +388,10 @@ class Reader:
         return found.end()
 
 
+def is_number(text: str) -> bool:
+    """Return True for a number of JSON."""
+    return text[:1] in "-0123456789" and _VALID_ATOM.fullmatch(text) is not None
+
+
 def new_call_id() -> str:
     return "call_" + "".join(secrets.choice(ID_CHARS) for _ in range(NUM_ID_CHARS))

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 ANY = frozenset[str]()
+TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 
 
 class ToolSet:
@@ -62,9 +63,8 @@ def _types_in(schema: Any) -> frozenset[str]:
         return ANY
     given = schema.get("type")
     if isinstance(given, str | list):
-        return frozenset(
-            each for each in ([given] if isinstance(given, str) else given) if isinstance(each, str)
-        )
+        named = {given} if isinstance(given, str) else {each for each in given if isinstance(each, str)}
+        return frozenset(named) if named <= TYPES else ANY
     choices = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(choices, list) and choices:
         types = [_types_in(each) for each in choices]

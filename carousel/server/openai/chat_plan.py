@@ -75,6 +75,9 @@ async def plan_answer(
         raise respelled(error, guide.names) from None
     if not reads_reasoning:
         reasoning, thinking = None, "none"
+    elif reasoning is not None and options["structured_outputs"] is not None:
+        # What is held begins behind the closing tag.
+        reasoning = replace(reasoning, ends_at_call=False)
     if not tools.names and reasoning is None:
         return PlannedAnswer(None, sampling, None)
     plan = AnswerPlan(

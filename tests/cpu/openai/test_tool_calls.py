@@ -408,6 +408,7 @@ def test_langchain_calls_tools(front: Front, says: Any) -> None:
     assert answer.content == "It rains."
 
 
+@pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")  # of its own types
 def test_litellm_calls_tools(front: Front, says: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks GitHub for prices
     import litellm

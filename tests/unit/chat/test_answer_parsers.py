@@ -322,7 +322,10 @@ def test_channels_of_gpt_oss(text: str, expected: list[Item]) -> None:
     assert every_way(plan("gpt_oss", "gpt_oss", "may begin"), text) == expected
 
 
-@pytest.mark.parametrize("reasoning", [name for name in REASONING_FORMATS if name != "gpt_oss"])
+@pytest.mark.parametrize(
+    "reasoning",
+    [name for name, each in REASONING_FORMATS.items() if each.read is None and not each.ends_at_call],
+)
 def test_calls_follow_reasoning(reasoning: str) -> None:
     tags = REASONING_FORMATS[reasoning]
     inside = spelled("hermes", [("weather", {"days": 1})])
@@ -402,3 +405,36 @@ def test_special_tokens_that_are_in_the_text_for_a_parser_are_left_out() -> None
     text = "a<s>b[INST]c[TOOL_CALLS]now[ARGS]{}<s>[INS"
     assert every_way(how, text) == [("text", "abc"), call("now"), ("text", "[INS")]
     assert TOOLS.names
+
+
+@pytest.mark.parametrize("reasoning", [name for name, each in REASONING_FORMATS.items() if each.ends_at_call])
+@pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "glm45"])
+def test_a_call_ends_reasoning_whose_closing_tag_is_left_out(reasoning: str, family: str) -> None:
+    tags = REASONING_FORMATS[reasoning]
+    text = f"{tags.begin}\nI write <tool_call> and then\n\n{spelled(family, [('weather', {'days': 1})])}"
+    items = every_way(plan(family, reasoning, "may begin"), text)
+    assert items == [("reasoning", "I write <tool_call> and then\n\n"), call("weather", days=1)]
+    closed = f"{tags.begin}\nI write <tool_call>\n{tags.end}\n\n{spelled(family, [('now', {})])}"
+    assert every_way(plan(family, reasoning, "may begin"), closed) == [
+        ("reasoning", "I write <tool_call>"),
+        call("now"),
+    ]
+
+
+def test_a_call_in_the_middle_of_a_text_needs_the_name_of_a_tool_and_its_arguments_next() -> None:
+    how = plan("llama3_json")
+    inside = '{"name": "weather", "parameters": {"days": 1}}'
+    assert every_way(how, f"I call: {inside}") == [("text", "I call: "), call("weather", days=1)]
+    for text in (
+        'Such as {"name": "other", "parameters": {}}',
+        'Such as {"x": {"name": "weather"}} or {"name": "weather", "x": 1}',
+        'a { b {"name": "weather"',
+    ):
+        assert every_way(how, text) == [("text", text)]
+
+
+def test_tags_of_gemma_that_nothing_belongs_to_are_left_out() -> None:
+    how = plan("gemma4", "gemma4", "may begin")
+    again = "<|channel><|channel>thought\na<channel|>b<channel|>c<|channel>thought\nd<channel|>"
+    assert every_way(how, again) == [("reasoning", "a"), ("text", "bc"), ("reasoning", "d")]
+    assert every_way(plan("gemma4"), "<|tool_call>call:weather{ratio:2.}") == [call("weather", ratio=2.0)]

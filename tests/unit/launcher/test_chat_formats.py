@@ -29,7 +29,7 @@ TEMPLATES = {
     "<｜tool▁calls▁begin｜>\n```json tool_calls </think> <｜Assistant｜>": ("none", "deepseek_r1"),
     "<｜tool▁calls▁begin｜> tools </think> <｜Assistant｜>": ("deepseek_v31", "deepseek_r1"),
     "tools <tool_call> <arg_key> arguments <|assistant|></think>": ("glm45", "glm45"),
-    "tools <|start|>assistant<|channel|>analysis to=functions.": ("gpt_oss", "gpt_oss"),
+    "tools <|channel|>analysis <|channel|>commentary functions.": ("gpt_oss", "gpt_oss"),
     "tools <|tool_call>call: <|channel>thought <channel|>": ("gemma4", "gemma4"),
     "tools <|tool_calls_section_begin|> </think>": ("kimi_k2", "kimi_k2"),
 }

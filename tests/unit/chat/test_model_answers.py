@@ -1,0 +1,69 @@
+"""Answers of the families' models with what they mean (tests/data/model_answers.jsonl): read as meant, whole
+and in pieces.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carousel.server.chat.answer import AnswerPlan
+from carousel.server.chat.formats import REASONING_FORMATS, TOOL_FORMATS
+from carousel.server.chat.tools import ToolSet
+from runtime.checkpoint.chat_formats import TOOL_CALLS, names_of
+from tests.unit.chat.cases import Item, read
+
+LINES = (Path(__file__).parents[2] / "data" / "model_answers.jsonl").read_text().splitlines()
+ANSWERS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
+
+
+def plan_of(answer: dict[str, Any]) -> AnswerPlan:
+    family = answer.get("family", "")
+    tools = {name: json.dumps(schema).encode() for name, schema in answer.get("tools", {"f": {}}).items()}
+    return AnswerPlan(
+        TOOL_FORMATS.get(family),
+        ToolSet(tools if family else {}),
+        reasoning_format=REASONING_FORMATS.get(answer.get("reasoning", "")),
+        thinking=answer.get("thinking", "none"),
+    )
+
+
+def what_differs(answer: dict[str, Any], items: list[Item]) -> str:
+    """Return "" for an answer that is read as meant. Space around texts is left to each project."""
+    calls = [[item[1], json.loads(item[2])] for item in items if item[0] == "call"]
+    if calls != answer.get("calls", []) or any(item[0] == "broken" for item in items):
+        return "calls"
+    text = "".join(item[1] for item in items if item[0] == "text")
+    # Some drop the text behind calls.
+    first = itertools.takewhile(lambda item: item[0] != "call", items)
+    before = "".join(item[1] for item in first if item[0] == "text")
+    if answer.get("content", "").strip() not in (text.strip(), before.strip()):
+        return "content"
+    thoughts = "".join(item[1] for item in items if item[0] == "reasoning")
+    return "" if answer.get("thoughts", "").strip() == thoughts.strip() else "thoughts"
+
+
+@pytest.mark.parametrize("family", ["", *names_of(TOOL_CALLS)])
+def test_answers_of_models_are_read_as_they_are_meant(family: str) -> None:
+    answers = [answer for answer in ANSWERS if answer.get("family", "") == family]
+    assert answers
+    for answer in answers:
+        how, text = plan_of(answer), answer["text"]
+        whole = read(how, [text])
+        assert what_differs(answer, whole) == answer.get("differs", ""), (text, whole)
+        assert read(how, text) == whole
+        draw = random.Random(text)
+        for _ in range(4):
+            cuts = sorted(draw.sample(range(len(text) + 1), min(len(text), 6)))
+            ends = [0, *cuts, len(text)]
+            assert read(how, [text[start:end] for start, end in itertools.pairwise(ends)]) == whole
+
+
+def test_few_are_read_otherwise_than_elsewhere() -> None:
+    assert len(ANSWERS) > 300
+    assert sum("differs" in answer for answer in ANSWERS) <= len(ANSWERS) // 20
