@@ -40,6 +40,14 @@ def test_logits_processors_see_all_tokens_before_the_one_that_is_drawn() -> None
         assert counts[what], f"the traffic has no {what}: it tests less than it says"
 
 
+def test_additional_outputs_are_the_rows_of_the_tokens_that_came() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(10):
+        counts += simulation.run(seed, tapped=0.5)
+    for what in ("tapped", "retracted", "drafted", "abort", "stop"):
+        assert counts[what], f"the traffic has no {what}: it tests less than it says"
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize("feeds_back", [True, False])
 def test_output_is_the_same_at_every_depth(depth: int, feeds_back: bool) -> None:

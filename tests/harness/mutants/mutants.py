@@ -23,6 +23,7 @@ from tests.harness.mutants.mutant_table_adapters import ADAPTER_MUTANTS
 from tests.harness.mutants.mutant_table_batching import BATCHING_MUTANTS
 from tests.harness.mutants.mutant_table_guesses import GUESS_MUTANTS
 from tests.harness.mutants.mutant_table_guides import GUIDE_MUTANTS
+from tests.harness.mutants.mutant_table_outputs import OUTPUT_MUTANTS
 from tests.harness.mutants.mutant_table_pipeline import PIPELINE_MUTANTS
 from tests.harness.mutants.mutant_table_processors import PROCESSOR_MUTANTS
 from tests.harness.mutants.mutant_table_shares import SHARES_MUTANTS
@@ -53,6 +54,7 @@ MUTANTS = [
     *BATCHING_MUTANTS,
     *GUESS_MUTANTS,
     *GUIDE_MUTANTS,
+    *OUTPUT_MUTANTS,
     *PIPELINE_MUTANTS,
     *PROCESSOR_MUTANTS,
     *SHARES_MUTANTS,

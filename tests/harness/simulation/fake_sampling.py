@@ -53,6 +53,8 @@ def choose(h: int, allowed: Sequence[int] | None, forbidden: Collection[int]) ->
 
 BANS, RAISES = "bans", "raises"
 """Logits processors of the launch."""
+TAP = "tap"
+"""Additional output of the model."""
 RAISES_AT = 9
 """Output tokens with which the processor `raises` does."""
 

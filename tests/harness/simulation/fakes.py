@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,6 +38,7 @@ from tests.harness.simulation.fake_sampling import (
     NUM_TOP,
     RAISES,
     RAISES_AT,
+    TAP,
     VOCAB_SIZE,
     IdArray,
     adapter_salt,
@@ -52,8 +53,6 @@ from tests.harness.simulation.fake_sampling import (
     prompt_hash,
     seen,
 )
-
-TensorName: TypeAlias = Literal["context_logits", "generation_logits"]
 
 
 @dataclass(slots=True)
@@ -390,6 +389,8 @@ class FakeExecutor:
             if got and self._rows[row].setup.features & LOGITS:
                 position = start + n - num_drafts
                 logits.add(index, "generation_logits", position, [h for _, h in got])
+            if got and self._rows[row].setup.outputs:
+                self._tap(index, row, start + n - num_drafts, len(got), logits)
             if self._rows[row].setup.features & LOGPROBS:
                 for token, h in got:
                     values = fake_logprobs(h, token, self.num_top)
@@ -406,6 +407,13 @@ class FakeExecutor:
             np.array(top, np.float32).tobytes(),
             errors=tuple(errors),
         )
+
+    def _tap(self, index: int, row: int, end: int, count: int, logits: FakeLogits) -> None:
+        """Give the rows of the tokens before those that were sampled, but for the prompt's last one."""
+        for position in range(end - 1, end - 1 + count):
+            if position >= self._rows[row].setup.num_prompt:
+                h = prompt_hash(seen(self._context(row, position + 1), self.window))
+                logits.add(index, f"generation_{TAP}", position, [h])
 
     def _sample(self, row: int, end: int, num_drafts: int, mask: bytes | None) -> list[tuple[int, int]]:
         """(token, hash) of each accepted position: with
@@ -437,6 +445,8 @@ class FakeExecutor:
             if entry.returns_logits:
                 for i in range(0, len(hashes), 2):  # as large frames are split
                     logits.add(entry.index, "context_logits", first + i, hashes[i : i + 2])
+            if entry.returns_outputs:
+                logits.add(entry.index, f"context_{TAP}", first, hashes)
             if k >= 0:
                 got = [fake_logprobs(h, target) for h, target in zip(hashes, targets, strict=True)]
                 prompts.append(
@@ -457,7 +467,7 @@ class FakeLogits:
         self.tensors: list[StepTensor] = []
         self.frames: list[Frame] = []
 
-    def add(self, index: int, name: TensorName, start: int, hashes: list[int]) -> None:
+    def add(self, index: int, name: str, start: int, hashes: list[int]) -> None:
         values = np.stack([fake_logits(h) for h in hashes])
         self.tensors.append(StepTensor(index, name, start, (len(hashes), VOCAB_SIZE)))
         self.frames.append(values.data if len(self.frames) % 2 else values.tobytes())

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.messages import Closed
-from tests.harness.simulation.fake_sampling import RAISES, RAISES_AT, fake_logits, fake_logprobs
+from tests.harness.simulation.fake_sampling import (
+    RAISES,
+    RAISES_AT,
+    TAP,
+    fake_logits,
+    fake_logprobs,
+    prompt_hash,
+    seen,
+)
 from tests.harness.simulation.fakes import BAD_ADAPTER
 from tests.harness.simulation.sim_detokenizer import FakeDetokenizer, Logprobs
 from tests.harness.simulation.sim_grammar import REFUSED
-from tests.harness.simulation.sim_reference import Spec, prompt_hashes, reference
+from tests.harness.simulation.sim_reference import Spec, context_of, prompt_hashes, reference
 
 GRAMMAR_ERRORS = ("invalid_grammar", "grammar_error")
 
@@ -36,6 +44,7 @@ def judge(spec: Spec, detokenizer: FakeDetokenizer) -> str:
     assert 0 <= closed.cached_tokens <= num_prompt
     check_logprobs(spec, detokenizer.logprobs[spec.handle], given, have, hashes)
     check_generation_logits(spec, detokenizer, given, have, hashes)
+    check_additional_outputs(spec, detokenizer, given, have)
     check_prompt_outputs(spec, detokenizer, is_complete=len(have) > 0)
     check_perf_metrics(spec, closed, len(detokenizer.tokens[spec.handle]))
     return closed.error.code if closed.error is not None else closed.reason
@@ -99,6 +108,28 @@ def check_generation_logits(
         return
     want = [(i, fake_logits(hashes[i]).tobytes()) for i in range(len(given), len(have))]
     assert got == want, "logits of another token, or not as many as tokens"
+
+
+def check_additional_outputs(
+    spec: Spec, detokenizer: FakeDetokenizer, given: list[int], have: list[int]
+) -> None:
+    """The row of each token before one that came, and those of the prompt if they are wanted, once each."""
+    sampling, message = spec.message.sampling, spec.message
+    got = detokenizer.logits.get((spec.handle, f"generation_{TAP}"), [])
+    context = detokenizer.logits.get((spec.handle, f"context_{TAP}"), [])
+    if not sampling.additional_outputs:
+        assert not got
+        assert not context
+        return
+    prompt = unpack_ids(message.input_ids).tolist()
+    whole = context_of(spec, [*prompt, *have])
+    hashes = [prompt_hash(seen(whole[: at + 1], spec.window)) for at in range(len(whole))]
+    rows = [fake_logits(h).tobytes() for h in hashes]
+    numbers = range(max(0, len(given) - 1), len(have) - 1) if len(have) > len(given) else range(0)
+    assert got == [(at, rows[len(prompt) + at]) for at in numbers], "rows of other tokens"
+    wants_context = sampling.gather_context and not message.output_ids
+    assert context == list(enumerate(rows[: len(prompt) if wants_context else 0]))[: len(context)]
+    assert not wants_context or not have or len(context) == len(prompt), "rows of the prompt are missing"
 
 
 def check_prompt_outputs(spec: Spec, detokenizer: FakeDetokenizer, *, is_complete: bool) -> None:

@@ -50,7 +50,7 @@ from scheduler_proc.policy.base import sort_key_of
 from scheduler_proc.port import Port
 from scheduler_proc.scheduler import Scheduler
 from scheduler_proc.waiting.waiting_room import FOR_EVER, Patience
-from tests.harness.simulation.fake_sampling import BANS, RAISES, VOCAB_SIZE
+from tests.harness.simulation.fake_sampling import BANS, RAISES, TAP, VOCAB_SIZE
 from tests.harness.simulation.fakes import FakeExecutor, FakeHandle, RecordingOutbox
 from tests.harness.simulation.sim_detokenizer import FakeDetokenizer
 from tests.harness.simulation.sim_pipe import PipeWatch
@@ -137,6 +137,8 @@ class Setting:
     """Share of the masks that come late."""
     processed: float = 0.0
     """Share of the requests that have logits processors. Not drawn: a test asks for them."""
+    tapped: float = 0.0
+    """Share of the requests that want additional outputs. Not drawn, either."""
     num_stages: int = 1
     """Stages of the pipeline; more than one: `depth` is by them."""
 
@@ -160,6 +162,8 @@ class Setting:
             True,
             MAX_LOGITS_BYTES,
             tenant_share=self.tenant_share,
+            additional_outputs=(TAP,) if self.tapped else (),
+            output_width=VOCAB_SIZE,
         )
 
     def stats(self, limits: StepLimits) -> StatsSettings:

@@ -17,7 +17,7 @@ from runtime.wire.plan import AdapterRef, ProcessorCall
 from runtime.wire.retention import RetainedRange, Retention
 from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.cache.tenants import TENANT_BYTES
-from tests.harness.simulation.fake_sampling import BANS, NAMESPACE_SHIFT, NUM_TOP, RAISES, VOCAB_SIZE
+from tests.harness.simulation.fake_sampling import BANS, NAMESPACE_SHIFT, NUM_TOP, RAISES, TAP, VOCAB_SIZE
 from tests.harness.simulation.fakes import BAD_ADAPTER
 from tests.harness.simulation.sim_grammar import GUIDES, REFUSED
 from tests.harness.simulation.sim_reference import Spec, reference
@@ -108,7 +108,7 @@ class Traffic:
         assert sampling.max_tokens is not None
         max_len = min(num_prompt + sampling.max_tokens, setting.max_len)
         spec = self._with_guide(Spec(message, traits, max_len, window=setting.window))
-        return self._with_processors(self._with_guesses(spec))
+        return self._with_outputs(self._with_processors(self._with_guesses(spec)))
 
     def _with_guide(self, spec: Spec) -> Spec:
         share = self._setting.guided
@@ -136,6 +136,15 @@ class Traffic:
             processors=calls,
             sampling=sampling if setting.speculation.has_ngram else message.sampling,
         )
+        return spec
+
+    def _with_outputs(self, spec: Spec) -> Spec:
+        rng, message = self._guides, spec.message
+        if self._setting.tapped and rng.random() < self._setting.tapped:
+            sampling = msgspec.structs.replace(
+                message.sampling, additional_outputs=(TAP,), gather_context=rng.random() < 0.5
+            )
+            spec.message = msgspec.structs.replace(message, sampling=sampling)
         return spec
 
     def _draw_retention(self) -> Retention | None:

@@ -311,6 +311,9 @@ class Simulation:
             self.counts["guided"] += sum(spec.message.guide is not None for spec in self.specs.values())
             self.counts["late masks"] += self.grammar.num_late
         self.counts["processed"] += sum(bool(spec.message.processors) for spec in self.specs.values())
+        self.counts["tapped"] += sum(
+            bool(spec.message.sampling.additional_outputs) for spec in self.specs.values()
+        )
         self.counts["processors that raised"] += sum(
             closed.error is not None and closed.error.code == "logits_processor_failed"
             for closed in system.detokenizer.closed.values()
