@@ -114,7 +114,7 @@ class AdapterSlots:
         return self._device.forward_stream.launch(install)
 
     def _read_and_pack(self, load: _Load) -> None:
-        """In the thread of loads."""
+        """Read an adapter's files and lay its weights out for the device, in the thread of loads."""
         ref = load.asked.ref
         result: Packed | str
         try:

@@ -42,7 +42,7 @@ def even(total: int, rank: int, num_ranks: int) -> Cut:
 
 
 def by_heads(num_heads: int, head_dim: int, rank: int, num_ranks: int) -> Cut:
-    """Whole heads; where there are fewer heads than ranks, neighbours have the same one."""
+    """Cut features into whole heads for the ranks; of fewer heads than ranks, neighbours have the same."""
     if num_heads >= num_ranks:
         return even(num_heads * head_dim, rank, num_ranks)
     assert num_ranks % num_heads == 0, f"{num_heads} heads cannot be given to {num_ranks} ranks"

@@ -239,7 +239,7 @@ def _leave(backend: Backend, prepared: Path) -> None:
 
 
 def _read(path: Path, chat_template: Path | None) -> PreTrainedTokenizerFast:
-    """Raises ModelError."""
+    """Read a tokenizer's files. Raises ModelError."""
     from transformers import PreTrainedTokenizerFast
 
     if not (path / "tokenizer.json").is_file():

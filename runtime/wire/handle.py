@@ -29,7 +29,7 @@ def make_handle(client: int, seq: int, index: int = 0, attempt: int = 0) -> byte
 
 
 def split_handle(handle: bytes) -> tuple[int, int, int, int]:
-    """(client, seq, index, attempt)."""
+    """Return the parts of a handle: (client, seq, index, attempt)."""
     client, low, high, index, attempt = _LAYOUT.unpack(handle)
     return client, high << 32 | low, index, attempt
 

@@ -22,7 +22,7 @@ class Shares:
         self.resize(size, most_of_one)
 
     def resize(self, size: int, most_of_one: int | None = None) -> None:
-        """Set how many there are; nobody loses what it has."""
+        """Set how many units the tenants divide; nobody loses what it has."""
         self.size = size
         self._most_of_one = (3 * size + 3) // 4 if most_of_one is None else most_of_one
 
