@@ -3,7 +3,8 @@
 The stages are processes that sleep, 20 ms divided by their number, a fifth more or less, and give each other
 steps and tokens over the links that stages have; the scheduler is the real one. Compared is with one stage
 that sleeps 20 ms: tokens per second of 8 rows for each stage, and the time of one prompt of 128k tokens in
-chunks of 2k. --real: the demo model instead, with a core for each stage, against one rank with both cores.
+chunks of 2k. --real: models instead, with a core for each stage, against one rank with both cores: the demo
+model, and one of its kind with random weights, 110 million numbers.
 The last line is one JSON object.
 """
 
@@ -12,8 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ from benchmarks.bench_step import TOKEN, Bench, Case
 from carousel import LLM, SamplingParams
 from model_worker.distributed.layout import Layout
 from model_worker.distributed.stage_link import SlotSizes, StageLink
+from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import unpack_ids
 from runtime.wire.plan import BatchPlan, SampleMasks, StepResult
 from scheduler_proc.batching.micro_batches import MicroBatches
@@ -41,6 +43,14 @@ NUM_STEPS = 300
 CHUNK, NUM_CHUNKS = 2048, 64
 START_S = 60.0
 WIDTH = 64
+NUM_TOKENS = 64
+LARGER = {
+    "hidden_size": 768,
+    "intermediate_size": 2304,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 14,
+}
 READY = 0
 
 
@@ -177,16 +187,33 @@ def prompt_seconds(num_stages: int) -> float:
         return seconds
 
 
-def model_rate(num_streams: int, **settings: Any) -> float:
-    """Tokens per second of the demo model, or of what CAROUSEL_BENCH_MODEL names."""
-    sampling = [SamplingParams(max_tokens=128, ignore_eos=True, seed=n) for n in range(num_streams)]
+def larger_model(folder: Path) -> Path:
+    """Make a checkpoint without weights, for --load-format dummy."""
+    path = folder / "model"
+    shutil.copytree(DEMO_MODEL, path, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | LARGER))
+    return path
+
+
+def model_rate(num_streams: int, model: str | Path = "", **settings: Any) -> float:
+    """Tokens per second."""
+    sampling = [SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=n) for n in range(num_streams)]
     prompts = [f"def f{n}(x):\n    return" for n in range(num_streams)]
-    model = os.environ.get("CAROUSEL_BENCH_MODEL", "")
     with LLM(model, max_total_tokens=16384, **settings) as llm:
         llm.generate(prompts, sampling, use_tqdm=False)
         began = time.perf_counter()
         llm.generate(prompts, sampling, use_tqdm=False)
-        return num_streams * 128 / (time.perf_counter() - began)
+        return num_streams * NUM_TOKENS / (time.perf_counter() - began)
+
+
+def compare_models(
+    name: str, num_streams: int, model: str | Path, report: dict[str, float], **settings: Any
+) -> None:
+    one = model_rate(num_streams, model, **settings)
+    two = model_rate(num_streams, model, pp_size=2, **settings)
+    report[f"{name} model, {num_streams} streams: 2 stages / 1 rank"] = round(two / one, 3)
+    print(f"{name} model, {num_streams} streams: {one:.0f} and {two:.0f} tokens/s", flush=True)
 
 
 def main() -> None:
@@ -195,10 +222,9 @@ def main() -> None:
     args = parser.parse_args()
     report: dict[str, float] = {}
     if args.real:
-        for num_streams in (16, 64):
-            one, two = model_rate(num_streams), model_rate(num_streams, pp_size=2)
-            report[f"{num_streams} streams, 2 stages / 1 rank"] = round(two / one, 3)
-            print(f"{num_streams} streams: {one:.0f} tokens/s with one rank, {two:.0f} with two stages")
+        with tempfile.TemporaryDirectory() as folder:
+            compare_models("larger", 16, larger_model(Path(folder)), report, load_format="dummy")
+        compare_models("demo", 64, "", report)
     else:
         rate, seconds = tokens_per_second(1, ROWS_OF_A_STAGE), prompt_seconds(1)
         for num_stages in (2, 4):

@@ -81,8 +81,8 @@ def load_model(
                 attention.scale_kv(kv_scale)
         else:
             kv_scales.log_unused()
-    if config.has_head and model.is_last:
-        model.lm_head.compress()
+    if config.has_head:
+        model.compress_head()
     if adapters is not None:
         model.take_adapters(*adapters)
     model.bind(TorchOps() if ops is None else ops)

@@ -162,6 +162,7 @@ class CausalLM(nn.Module):
         self.config = config
         self.spec = spec
         self.dtype = dtype
+        self._quant = quant
         parts = Parts(config, spec, dtype, device, group, quant, layers)
         windows = [config.attention_window(layer_id) for layer_id in range(config.num_layers)]
         own = parts.own_layers
@@ -193,6 +194,13 @@ class CausalLM(nn.Module):
                 taps.take(name, taps.pick(output))
 
         return hand_over
+
+    def compress_head(self) -> None:
+        """See LMHead.compress; an embedding whose head is another stage's becomes the rows that this has."""
+        if self.is_last:
+            self.lm_head.compress()
+        elif self.model.is_first and self.config.tie_word_embeddings:
+            LMHead(self.model.embed_tokens.weight, self._quant).compress()
 
     def adapted_layers(self) -> dict[str, Linear]:
         """Return the linear layers of attention and feed-forward, by their names here; experts are none."""

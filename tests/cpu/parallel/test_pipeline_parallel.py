@@ -116,6 +116,19 @@ def test_logits_are_the_bits_of_one_stage_in_every_layout_of_a_layer(family: str
         assert np.array_equal(whole.view(np.uint32), cut.view(np.uint32))
 
 
+def test_weights_made_smaller_at_load_are_those_of_one_stage(tmp_path: Path) -> None:
+    """The demo model's embedding is its head, too: the first stage reads what the last one computes with."""
+    assert ModelConfig.from_path(DEMO_MODEL).tie_word_embeddings
+    made = []
+    for num_stages in (1, 3):
+        folder = tmp_path / str(num_stages)
+        made.append(all_of(StageRing(DEMO_MODEL, Setting(), num_stages, folder, quantization="int8")))
+    for whole, cut in zip(*made, strict=True):
+        assert whole.tokens == cut.tokens
+        for one, other in zip(whole.context_logits, cut.context_logits, strict=True):
+            assert np.array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
 def test_a_stage_has_its_layers_and_no_more(tmp_path: Path) -> None:
     config = ModelConfig.from_path(DEMO_MODEL)
     counts = [1, config.num_layers - 2, 1]
