@@ -43,6 +43,11 @@ def with_nodes(config: RuntimeConfig) -> RuntimeConfig:
         )
     if config.device != "cpu":
         raise ConfigError("nnodes: several machines compute on their CPUs only so far; add --device cpu")
+    if config.deterministic and config.tp_size > 2:
+        raise ConfigError(
+            "deterministic: more than two ranks on several nodes are added up in an order that depends on "
+            "the batch; leave it out, or take --tp-size 2"
+        )
     if config.enable_lora:
         raise ConfigError(
             "enable_lora: several nodes serve no adapters yet; merge one, or leave out --nnodes"

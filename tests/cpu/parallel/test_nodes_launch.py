@@ -21,9 +21,9 @@ POOL = (
     *("--dtype", "float32", "--no-http", "--max-total-tokens", "512", "--max-running-requests", "24"),
     *("--schedule-conservativeness", "0.1", "--page-size", "4"),
 )
-NUM_REQUESTS = 32
-NUM_STREAMS = 8
-STREAM_TOKENS = 120
+NUM_REQUESTS = 12
+NUM_STREAMS = 6
+STREAM_TOKENS = 80
 TIMEOUT_S = 240.0
 
 

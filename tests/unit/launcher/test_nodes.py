@@ -308,6 +308,7 @@ def test_ranks_are_on_nodes_in_their_order() -> None:
         ({"pp_size": 2}, "pp_size: stages are on one machine so far"),
         ({"tp_size": 3}, "tp_size: 3 ranks cannot be shared evenly by 2 nodes"),
         ({"device": "cuda"}, "nnodes: several machines compute on their CPUs"),
+        ({"deterministic": True, "tp_size": 4}, "deterministic: more than two ranks on several nodes"),
         ({"enable_lora": True}, "enable_lora: several nodes serve no adapters"),
         ({"dist_addr": ""}, "dist_addr: say at which address"),
         ({"dist_addr": "127.0.0.2:x"}, "dist_addr: 127.0.0.2:x is not HOST or HOST:PORT"),
