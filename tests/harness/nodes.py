@@ -87,7 +87,7 @@ def nodes(*arguments: str, apart: Apart | None = None) -> Iterator[Nodes]:
 
 
 class Apart:
-    """Two networks of their own, joined by a cable that delays, and can be cut. For root."""
+    """Two networks of their own, joined by a cable that can be cut. For root."""
 
     def __init__(self, folder: Path) -> None:
         self.names = tuple(f"carousel-{os.getpid()}-{node}" for node in range(2))
@@ -98,7 +98,7 @@ class Apart:
         Path(self.key).write_text("0123456789abcdef" * 4)
         Path(self.key).chmod(0o600)
 
-    def open(self, delay_ms: int) -> None:
+    def open(self) -> None:
         """Make them. Raises CalledProcessError where that is not allowed."""
         for name in self.names:
             _run("ip", "netns", "add", name)
@@ -108,9 +108,6 @@ class Apart:
         for name, interface, address in zip(self.names, self.interfaces, self.addresses, strict=True):
             _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", interface)
             _run("ip", "-n", name, "link", "set", interface, "up")
-            _run(
-                "tc", "-n", name, "qdisc", "add", "dev", interface, "root", "netem", "delay", f"{delay_ms}ms"
-            )
 
     def cut(self, seconds: float) -> None:
         """Cut the cable for so long."""
@@ -130,11 +127,11 @@ class Apart:
 
 
 @contextmanager
-def apart(folder: Path, delay_ms: int) -> Iterator[Apart]:
+def apart(folder: Path) -> Iterator[Apart]:
     """Networks that go with the block."""
     networks = Apart(folder)
     try:
-        networks.open(delay_ms)
+        networks.open()
         yield networks
     finally:
         networks.close()
