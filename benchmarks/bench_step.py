@@ -55,6 +55,7 @@ from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.intake.limits import Limits
+from scheduler_proc.intake.worker_calls import WorkerCalls
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
@@ -216,6 +217,7 @@ class Bench:
             max_len,
             profile=StepProfile(None, port),
             snapshots=SnapshotMaker(self.lifecycle, port.now_s, port.wall_s),
+            calls=WorkerCalls(None, output, port),
         )
         speculation, step_cost = SpeculationSettings(case.num_guesses > 0, case.num_guesses), StepCost()
         step_cost.most = case.num_guesses

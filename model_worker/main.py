@@ -18,12 +18,21 @@ from model_worker.device import make_device
 from model_worker.device.cpu import keep_freed_memory
 from model_worker.load_worker import load_worker
 from model_worker.membership import join_ranks
+from model_worker.rank_methods import RankMethods, RankView, load_methods
 from model_worker.worker import ModelWorker, WorkerStep
 from runtime.base.errors import ExecutorError
 from runtime.ring.nodes import open_rank_inbox
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.wire.messages import FromRank, ToRank
-from runtime.wire.plan import BatchPlan, DropAdapter, LoadAdapter, SampleMasks, WorkerCommand, WorkerFailed
+from runtime.wire.plan import (
+    BatchPlan,
+    CallRank,
+    DropAdapter,
+    LoadAdapter,
+    SampleMasks,
+    WorkerCommand,
+    WorkerFailed,
+)
 from runtime.wire.transport import Frame, Waiter, ZmqInbox, ZmqOutbox
 
 logger = logging.getLogger(__name__)
@@ -38,15 +47,17 @@ class WorkerLoop:
         inbox: ZmqInbox,
         outbox: ZmqOutbox | None,
         context: ProcessContext,
-        adapters_out: ZmqOutbox | None = None,
+        answers_out: ZmqOutbox | None = None,
+        methods: RankMethods | None = None,
     ) -> None:
-        """outbox: where results go; None: nowhere. adapters_out: where answers about adapters go, which all
-        ranks give; `outbox` when not given.
+        """outbox: where results go; None: nowhere. answers_out: where answers about adapters and to calls go,
+        which all ranks give; `outbox` when not given. methods: what may be called.
         """
         self._worker = worker
         self._inbox = inbox
         self._outbox = outbox
-        self._adapters_out = adapters_out or outbox
+        self._answers_out = answers_out or outbox
+        self._methods = methods
         self._context = context
         self._news = NewsFlag()
         worker.on_adapter_news(self._news.set)
@@ -95,6 +106,8 @@ class WorkerLoop:
                 self._worker.load_adapter(message)
             case DropAdapter(slot):
                 self._worker.drop_adapter(slot)
+            case CallRank() if self._methods is not None and self._answers_out is not None:
+                self._send(self._answers_out, self._methods.run(message, self._num_steps))
             case WorkerCommand():
                 self._stopping = True
 
@@ -112,9 +125,9 @@ class WorkerLoop:
 
     def _send_news(self) -> None:
         """Say what has become of adapters."""
-        if self._adapters_out is not None and self._news.take():
+        if self._answers_out is not None and self._news.take():
             for answer in self._worker.adapter_answers():
-                self._send(self._adapters_out, answer)
+                self._send(self._answers_out, answer)
 
     def _send(self, outbox: ZmqOutbox, message: FromRank, frames: tuple[Frame, ...] = ()) -> None:
         while not outbox.send(message, frames) and not self._context.stop.wait(SEND_RETRY_S):
@@ -157,6 +170,8 @@ def main(context: ProcessContext) -> None:
     worker = load_worker(config, device, context.beat, member, context.note_loaded)
     if config.device == "cpu":
         keep_freed_memory()  # what loading gave back has gone by now
+    view = RankView(rank, layout.num_ranks, worker.model, context.beat)
+    methods = load_methods(config.worker_extension_cls, view)
     limits = worker.limits
     if layout.answers:
         outbox.send(limits)
@@ -164,7 +179,7 @@ def main(context: ProcessContext) -> None:
     gc.collect()
     gc.freeze()
     try:
-        WorkerLoop(worker, inbox, outbox if layout.answers else None, context, outbox).run()
+        WorkerLoop(worker, inbox, outbox if layout.answers else None, context, outbox, methods).run()
     except ExecutorError as error:
         outbox.send(WorkerFailed(str(error)[:1000]))
         raise

@@ -17,6 +17,7 @@ import msgspec
 from model_worker.adapters.slots import AdapterAnswer, AdapterSlots
 from model_worker.device.base import Device, Ticket
 from model_worker.device.out_of_memory import first_line, is_out_of_memory
+from model_worker.models.base import Model
 from model_worker.runner.model_runner import NO_MASKS, ModelRunner
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from runtime.base.errors import ExecutorError
@@ -105,6 +106,11 @@ class ModelWorker:
             attention_window=runner.attention_window,
             output_width=runner.output_width,
         )
+
+    @property
+    def model(self) -> Model:
+        """This rank's part of the model."""
+        return self._runner.model
 
     def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:
         """See ModelRunner.warm_up."""

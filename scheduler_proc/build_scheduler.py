@@ -25,6 +25,7 @@ from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.intake.limits import make_limits
+from scheduler_proc.intake.worker_calls import CalledRanks, WorkerCalls
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
@@ -48,10 +49,11 @@ def build_scheduler(
     suspects: Suspects = NO_SUSPECTS,
     grammar: GrammarClient | None = None,
     adapters: AdapterDevice | None = None,
+    ranks: CalledRanks | None = None,
 ) -> Scheduler:
     """Compose the parts around the port. `profile_dir`: as StepProfile's; `roster`: as Lifecycle's;
     `suspects`: as Intake's; `grammar`: None where no guides are kept; `adapters`: None where no adapters are
-    served.
+    served; `ranks`: None where none can be called.
 
     Raises ConfigError when a policy or a cache cannot be found.
     """
@@ -86,6 +88,7 @@ def build_scheduler(
         _settings_in_force(config, executor, limits),
         profile=StepProfile(profile_dir, port),
         snapshots=SnapshotMaker(lifecycle, port.now_s, port.wall_s),
+        calls=WorkerCalls(ranks, output, port),
     )
     features = make_features(config, output, kv, port.now_s, grammar, limits.vocab_size)
     intake = Intake(

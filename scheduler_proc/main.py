@@ -23,6 +23,7 @@ from scheduler_proc.core.executor import AdapterDevice, AnyExecutor
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.heartbeat import Heartbeat
 from scheduler_proc.intake.limits import max_live
+from scheduler_proc.intake.worker_calls import CalledRanks
 from scheduler_proc.loop import SchedulerLoop
 from scheduler_proc.port import Port
 
@@ -34,7 +35,7 @@ EXECUTORS = {
 }
 
 
-class ServingExecutor(AnyExecutor, AdapterDevice, Protocol):
+class ServingExecutor(AnyExecutor, AdapterDevice, CalledRanks, Protocol):
     """An executor whose worker has said what it can hold."""
 
     limits: WorkerReady
@@ -81,6 +82,7 @@ def main(context: ProcessContext) -> None:
         suspects=Suspects.read(context.endpoints.suspects_file),
         grammar=grammar,
         adapters=executor if config.enable_lora else None,
+        ranks=None if config.device == "cuda" and config.tp_size > 1 else executor,
     )
     lifecycle = scheduler.lifecycle
     if context.was_paused:

@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeAlias
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.tenants import Tenants
 from runtime.wire.messages import FromGrammar, ToScheduler
-from runtime.wire.plan import AdapterFailed, AdapterLoaded, StepResult
+from runtime.wire.plan import AdapterFailed, AdapterLoaded, RankAnswer, StepResult
 from runtime.wire.transport import Inbox, Outbox
 from scheduler_proc.core.executor import AdapterDevice
 
@@ -40,6 +40,12 @@ class LaunchedStep(Protocol):
     """A launched step, as StepHandle."""
 
     def result(self) -> StepResult: ...
+
+
+class AnsweringRanks(Protocol):
+    """Ranks of the worker, as CalledRanks."""
+
+    def rank_answers(self) -> Sequence[RankAnswer]: ...
 
 
 class Readiness(Protocol):
@@ -116,6 +122,10 @@ class Port:
     def adapter_answers(self, device: AdapterDevice) -> Sequence[AdapterLoaded | AdapterFailed]:
         """Return what has become of adapters that were to be loaded."""
         return device.adapter_answers()
+
+    def rank_answers(self, ranks: AnsweringRanks) -> Sequence[RankAnswer]:
+        """Return what ranks have answered to calls. Raises ExecutorError when one has died."""
+        return ranks.rank_answers()
 
     def grammar_news(self, wait_s: float) -> list[FromGrammar]:
         """Return what has come from the grammar process; wait so long for it while there is nothing."""

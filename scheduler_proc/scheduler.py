@@ -67,17 +67,19 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing lives, nothing is in flight and everything has been said."""
-        return not self.lifecycle.requests and not self.in_flight and not self.output.is_blocked
+        return not (
+            self.lifecycle.requests or self.in_flight or self.output.is_blocked or self.controls.calls.is_open
+        )
 
     # -- one step -------------------------------------------------------------------------------------------
 
     def step(self, inbox: Iterable[ToScheduler]) -> bool:
         """One turn of the loop. Returns whether it launched or committed anything.
 
-        While the other end refuses output, or generation is paused, nothing new is launched; the inbox is
-        still applied, and what is in flight is committed, so memory stays bounded by what is alive. Raises
-        ExecutorError when the executor is of no use any more; the requests are as they were, so the caller
-        decides what becomes of them.
+        While the other end refuses output, generation is paused or a call of ranks has no answer, nothing new
+        is launched; the inbox is still applied, and what is in flight is committed, so memory stays bounded
+        by what is alive. Raises ExecutorError when the executor is of no use any more; the requests are as
+        they were, so the caller decides what becomes of them.
         """
         self.port.read_time()
         self.profile.begin()
@@ -86,7 +88,8 @@ class Scheduler:
         self._take_in_adapters()
         self.lifecycle.act_on_time()
         self.profile.mark("receive")
-        may_launch = self.output.flush() and not self.lifecycle.serving.is_paused
+        self.controls.calls.take_answers()
+        may_launch = self.output.flush() and self.controls.lets_launch
         worked = self._launch_and_commit() if may_launch else self._commit_down_to(0)
         if worked and self.questions.num_waiting:
             self.questions.answer_waiting()

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
 from carousel.client.core.control import (
     ControlArguments,
+    check_call,
     check_label,
     check_mode,
     check_num_steps,
@@ -23,6 +25,8 @@ from runtime.wire.messages import ControlOp, PauseMode
 from runtime.wire.stats import IterationStats, RequestStatsPerIteration
 
 CONTROL_TIMEOUT_S = 10.0
+CALL_GRACE_S = 5.0
+"""Time that the scheduler's word about a call of ranks has to come, beyond that of the call."""
 
 
 class ControlCalls:
@@ -115,6 +119,28 @@ class ControlCalls:
         RequestError, RingClosed, TimeoutError.
         """
         return self._control("drop_adapter", timeout, label=check_label(name))
+
+    def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = CONTROL_TIMEOUT_S,
+        ranks: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Call a method on every rank of the model worker, or on these, all between the same two steps:
+        `ping`, or a method of the launch's --worker-extension-cls. Arguments and values are what JSON has.
+        Generation stands still meanwhile.
+
+        Returns the values in the order of the ranks. Raises RequestError: worker_call_failed with the first
+        rank that raised and what; timeout with the ranks that have not answered in `timeout` seconds;
+        worker_failed when a rank has died. RingClosed.
+        """
+        call = check_call(method, args, kwargs, timeout, ranks)
+        deadline = deadline_after(timeout + CALL_GRACE_S, time.monotonic())
+        values: list[Any] = _answer(self._session.asking("collective_rpc", call=call), deadline)
+        return values
 
     def start_profile(
         self, num_steps: int | None = None, *, timeout: float = CONTROL_TIMEOUT_S
@@ -221,6 +247,21 @@ class AsyncControlCalls:
     @documented_as(ControlCalls.drop_adapter)
     async def drop_adapter(self, name: str, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
         return await self._control("drop_adapter", timeout, label=check_label(name))
+
+    @documented_as(ControlCalls.collective_rpc)
+    async def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = CONTROL_TIMEOUT_S,
+        ranks: Sequence[int] | None = None,
+    ) -> list[Any]:
+        call = check_call(method, args, kwargs, timeout, ranks)
+        asking = (await self._opened()).asking("collective_rpc", tenant=self._tenant, call=call)
+        values: list[Any] = await _await_answer(asking, timeout + CALL_GRACE_S)
+        return values
 
     @documented_as(ControlCalls.start_profile)
     async def start_profile(

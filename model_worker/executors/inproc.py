@@ -6,7 +6,7 @@ a CPU takes the process executor, tests take this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -15,10 +15,11 @@ from model_worker.executors.adapter_loads import AdapterAnswer, AdapterLoads
 from model_worker.executors.ranks import Ranks
 from model_worker.load_worker import load_worker
 from model_worker.membership import join_ranks
+from model_worker.rank_methods import RankMethods, RankView, load_methods
 from model_worker.worker import ModelWorker, WorkerStep
 from runtime.base.errors import ExecutorError
 from runtime.ring.process import ProcessContext
-from runtime.wire.plan import AdapterRef, BatchPlan, SampleMasks
+from runtime.wire.plan import AdapterRef, BatchPlan, CallRank, RankAnswer, SampleMasks
 
 ROOM_POLL_MS = 10
 
@@ -26,19 +27,32 @@ ROOM_POLL_MS = 10
 class InprocExecutor:
     feeds_back = True
 
-    def __init__(self, worker: ModelWorker, *, max_in_flight: int, followers: Ranks | None = None) -> None:
-        """followers: the other ranks of the model, which are processes of their own."""
+    def __init__(
+        self,
+        worker: ModelWorker,
+        *,
+        max_in_flight: int,
+        followers: Ranks | None = None,
+        methods: RankMethods | None = None,
+    ) -> None:
+        """followers: the other ranks of the model, which are processes of their own. methods: what may be
+        called between steps; `ping` alone when not given.
+        """
         self.max_in_flight = max_in_flight
         self.limits = worker.limits
         self._worker = worker
         self._followers = followers
         self._loads = AdapterLoads(1)
+        self._methods = methods or RankMethods(RankView(0, 1, worker.model, lambda: None))
+        self._num_steps = 0
+        self._answers: list[RankAnswer] = []
         self._poller = zmq.Poller()
         if followers is not None:
             followers.register(self._poller)
 
     def launch(self, plan: BatchPlan) -> WorkerStep:
         self._tell(plan)
+        self._num_steps = plan.step
         return self._worker.launch(plan)
 
     def sample(self, handle: WorkerStep, masks: SampleMasks) -> None:
@@ -57,6 +71,18 @@ class InprocExecutor:
         for answer in self._worker.adapter_answers():
             self._loads.take(answer)
         return self._loads.answers()
+
+    @property
+    def num_ranks(self) -> int:
+        return 1
+
+    def call(self, call: CallRank, ranks: Sequence[int]) -> None:
+        assert self._followers is None, "calls are refused where a device has ranks beside this one"
+        self._answers.append(self._methods.run(call, self._num_steps))
+
+    def rank_answers(self) -> list[RankAnswer]:
+        answers, self._answers = self._answers, []
+        return answers
 
     def _tell(self, message: BatchPlan | SampleMasks) -> None:
         if self._followers is not None:
@@ -82,4 +108,5 @@ def create(context: ProcessContext, on_wait: Callable[[], None]) -> InprocExecut
     member = join_ranks(context, device, on_wait)
     worker = load_worker(config, device, on_wait, member, context.note_loaded)
     followers = Ranks(context, range(1, config.tp_size)) if config.tp_size > 1 else None
-    return InprocExecutor(worker, max_in_flight=2 if overlap else 1, followers=followers)
+    methods = load_methods(config.worker_extension_cls, RankView(0, config.tp_size, worker.model, on_wait))
+    return InprocExecutor(worker, max_in_flight=2 if overlap else 1, followers=followers, methods=methods)

@@ -8,7 +8,7 @@ runs at least every WAIT_S.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -22,7 +22,9 @@ from runtime.wire.plan import (
     AdapterLoaded,
     AdapterRef,
     BatchPlan,
+    CallRank,
     DropAdapter,
+    RankAnswer,
     SampleMasks,
     StepResult,
     WorkerFailed,
@@ -80,6 +82,7 @@ class ProcessExecutor:
         self._results = results
         self._on_wait = on_wait
         self._loads = AdapterLoads(ranks.count)
+        self._answers: list[RankAnswer] = []
         self._unfinished: deque[RemoteStep] = deque()
         self._poller = zmq.Poller()
         self._poller.register(results.socket, zmq.POLLIN)
@@ -105,6 +108,20 @@ class ProcessExecutor:
         self.receive()
         return self._loads.answers()
 
+    @property
+    def num_ranks(self) -> int:
+        return self._ranks.count
+
+    def call(self, call: CallRank, ranks: Sequence[int]) -> None:
+        self._ranks.send(call, self.wait, ranks)
+
+    def rank_answers(self) -> list[RankAnswer]:
+        self._look(0)
+        if self.error is not None:
+            raise self.error
+        answers, self._answers = self._answers, []
+        return answers
+
     def receive(self) -> None:
         """Hand what has arrived to the steps it belongs to. Never blocks."""
         for arrived in self._results.drain():
@@ -113,6 +130,8 @@ class ProcessExecutor:
                 self._take_result(message, frames)
             elif isinstance(message, AdapterLoaded | AdapterFailed):
                 self._loads.take(message)
+            elif isinstance(message, RankAnswer):
+                self._answers.append(message)
             elif isinstance(message, WorkerFailed):
                 self.error = ExecutorError(f"the model worker failed: {message.message}")
 
@@ -127,8 +146,12 @@ class ProcessExecutor:
         """Wait a moment for the worker. Raises ExecutorError when it failed or died."""
         if self.error is not None:
             raise self.error
-        fired: dict[Any, int] = dict(self._poller.poll(int(WAIT_S * 1000)))
+        self._look(WAIT_S)
         self._on_wait()
+
+    def _look(self, wait_s: float) -> None:
+        """Take what arrives within so many seconds, and note who has died."""
+        fired: dict[Any, int] = dict(self._poller.poll(int(wait_s * 1000)))
         self.receive()
         name = self._ranks.died(fired)
         if name is not None and self.error is None and self._results.socket not in fired:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import zmq
@@ -50,9 +50,11 @@ class Ranks:
         """Return who has ended, by what a poll said."""
         return next((name for pidfd, name in self._names.items() if pidfd in fired), None)
 
-    def send(self, message: Message, wait: Callable[[], None]) -> None:
-        """Give all ranks a message; `wait` is called, again and again, while one of them has no room."""
-        for outbox in self._outboxes:
+    def send(self, message: Message, wait: Callable[[], None], ranks: Sequence[int] | None = None) -> None:
+        """Give a message to all ranks, or to these; `wait` is called, again and again, while one of them has
+        no room.
+        """
+        for outbox in self._outboxes if ranks is None else [self._outboxes[rank] for rank in ranks]:
             while not outbox.send(message):
                 wait()
 

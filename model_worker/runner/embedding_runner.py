@@ -77,7 +77,7 @@ class EmbeddingRunner(ModelRunner):
         if self._pooler.needs_every_token:
             batch = replace(batch, output_indices=None)
         self._backend.prepare(batch)
-        hidden = self._model(batch, self.kv_pool, self._backend)
+        hidden = self.model(batch, self.kv_pool, self._backend)
         complete, _, _ = sampled_places(plan)
         vectors = self._pooler.pool(hidden, batch, complete)
         tokens = torch.zeros(len(vectors), dtype=torch.int32, device=vectors.device)

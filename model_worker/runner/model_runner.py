@@ -84,7 +84,7 @@ class ModelRunner:
         self.max_len = max_len
         self.attention_window = attention_window
         self.kv_pool = kv_pool
-        self._model = model
+        self.model = model
         self._ops = ops
         self._backend = ops.attention
         self._device = device
@@ -175,19 +175,19 @@ class ModelRunner:
         if self._taps is not None and self._group.rank == 0:
             batch.taps, tapped = self._taps.of_step(plan, batch.output_indices)
         self._backend.prepare(batch)
-        hidden = self._model(batch, self.kv_pool, self._backend)
+        hidden = self.model(batch, self.kv_pool, self._backend)
         if not plan.prompt_positions:
-            return ForwardOutput(self._model.compute_logits(hidden), who, tapped=tapped)
+            return ForwardOutput(self.model.compute_logits(hidden), who, tapped=tapped)
         num_sampled = len(who.rows_host)
         prompt = score_prompt_positions(
             plan.prompt_positions,
             hidden[num_sampled:],
-            self._model.compute_logits,
+            self.model.compute_logits,
             self._sampler.logprobs_of,
             self.vocab_size,
             self._device,
         )
-        logits = self._model.compute_logits(hidden[:num_sampled])
+        logits = self.model.compute_logits(hidden[:num_sampled])
         return ForwardOutput(logits, who, prompt, tapped=tapped)
 
     def sample(
@@ -285,7 +285,7 @@ class ModelRunner:
 
     def _parts(self, example: BatchPlan) -> StepParts:
         return StepParts(
-            model=self._model,
+            model=self.model,
             ops=self._ops,
             device=self._device,
             kv_pool=self.kv_pool,

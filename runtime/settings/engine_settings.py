@@ -176,6 +176,13 @@ class SchedulerSettings(KVCacheSettings, frozen=True, forbid_unknown_fields=True
     disable_logits_processor_replicate: Annotated[
         bool, setting("call logits processors on tensor-parallel rank 0 alone, not on every rank")
     ] = False
+    worker_extension_cls: Annotated[
+        str,
+        setting(
+            "class whose methods collective_rpc calls on the model worker's ranks, like "
+            "my_package.debug:Probe (docs/collective_rpc.md)"
+        ),
+    ] = ""
     speculative_algorithm: Annotated[
         Literal["none", "NGRAM"],
         setting(

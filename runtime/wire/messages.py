@@ -34,9 +34,12 @@ from runtime.wire.plan import (
     AdapterLoaded,
     AdapterRef,
     BatchPlan,
+    CallRank,
     DropAdapter,
     LoadAdapter,
     ProcessorCalls,
+    RankAnswer,
+    RankCall,
     SampleMasks,
     StepResult,
     TensorName,
@@ -152,7 +155,12 @@ QuestionOp: TypeAlias = Literal[
     "server_info", "flush_cache", "iteration_stats", "request_stats", "snapshot", "timeline"
 ]
 CommandOp: TypeAlias = Literal[
-    "pause_generation", "continue_generation", "start_profile", "stop_profile", "drop_adapter"
+    "pause_generation",
+    "continue_generation",
+    "start_profile",
+    "stop_profile",
+    "drop_adapter",
+    "collective_rpc",
 ]
 ControlOp: TypeAlias = Literal[QuestionOp, CommandOp]
 PauseMode: TypeAlias = Literal["in_place", "retract", "abort"]
@@ -183,6 +191,8 @@ class ControlRequest(Message, frozen=True):
     """For drop_adapter: the adapter's name. For timeline: the request's label, or none for all; the
     detokenizer whose client asks answers, with what it has seen.
     """
+    call: RankCall | None = None
+    """For collective_rpc."""
 
 
 # -- tokenizer → scheduler → detokenizer -------------------------------------------------------------------
@@ -554,8 +564,8 @@ FromGrammar: TypeAlias = MatcherStates | GrammarStarted
 ToDetokenizer: TypeAlias = TokenBatch | RequestFailed | ControlReply | TensorBatch | ControlRequest
 FromClient: TypeAlias = Hello | Ping
 ToClient: TypeAlias = HelloAck | OutputBatch | ControlReply | Ping | RingStatus | TensorBatch
-ToRank: TypeAlias = BatchPlan | SampleMasks | LoadAdapter | DropAdapter | WorkerCommand
-FromRank: TypeAlias = StepResult | AdapterLoaded | AdapterFailed | WorkerReady | WorkerFailed
+ToRank: TypeAlias = BatchPlan | SampleMasks | LoadAdapter | DropAdapter | CallRank | WorkerCommand
+FromRank: TypeAlias = StepResult | AdapterLoaded | AdapterFailed | RankAnswer | WorkerReady | WorkerFailed
 ToLauncher: TypeAlias = ProcessReady | ProcessFailed
 
 UNIONS = {

@@ -36,6 +36,12 @@ BATCHED = "batched"
 PROCESSORS = "logits_processors"
 """A request's field."""
 
+MAX_CALL_BYTES = 1 << 20
+"""JSON of the arguments of a call to ranks, and of what a rank returns."""
+MAX_CALL_S = 3600.0
+MAX_RANKS = 1024
+CallBytes: TypeAlias = Annotated[bytes, Meta(max_length=MAX_CALL_BYTES)]
+
 _decode_map = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -279,6 +285,38 @@ class AdapterFailed(Message, frozen=True):
     version: str
     message: ShortText
     number: Count = 0
+
+
+class RankCall(Record, frozen=True):
+    """A method that ranks are asked to run."""
+
+    method: Label
+    arguments: CallBytes
+    """JSON: a list of the positional arguments and of an object of those by keyword."""
+    timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_CALL_S)]
+    """Time in which all of them have to answer."""
+    ranks: Annotated[tuple[Count, ...], Meta(max_length=MAX_RANKS)] = ()
+    """Ranks that are called; empty for all."""
+
+
+class CallRank(Message, frozen=True):
+    """Call a method on this rank, between the plan before it and the one after it. Answered by RankAnswer."""
+
+    number: Count
+    """Number of the call, which its answers have."""
+    method: Label
+    arguments: CallBytes
+
+
+class RankAnswer(Message, frozen=True):
+    """The value or the error of a call on one rank."""
+
+    rank: Count
+    number: Count
+    value: CallBytes = b""
+    """JSON: what the method has returned."""
+    error: ShortText = ""
+    """Type and text of what it has raised; empty where it has returned."""
 
 
 class WorkerCommand(Message, frozen=True):

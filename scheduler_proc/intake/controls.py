@@ -6,6 +6,7 @@ iteration_stats, request_stats   StatsQuestions, whose answers may wait for a st
 flush_cache                      everything that no running request uses
 pause_…, continue_generation     no step is launched; those in flight are committed, what comes is received
 start_profile, stop_profile      StepProfile
+collective_rpc                   a method of the ranks, between two steps: WorkerCalls
 snapshot                         what is held at this moment, of bounded cost: SnapshotMaker
 """
 
@@ -20,6 +21,7 @@ from runtime.wire.error_info import error_info
 from runtime.wire.messages import ControlOp, ControlRequest
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import reply_to
+from scheduler_proc.intake.worker_calls import WorkerCalls
 from scheduler_proc.observe.queue_times import BOUNDS_S
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
@@ -46,12 +48,14 @@ class Controls:
         *,
         profile: StepProfile,
         snapshots: SnapshotMaker,
+        calls: WorkerCalls,
     ) -> None:
         """`questions`: requests for statistics, of which some wait for the next step. `max_len`: tokens that
         a sequence may have. `settings`: what server_info shows besides.
         """
         self.questions = questions
         self.profile = profile
+        self.calls = calls
         self._lifecycle = lifecycle
         self._settings = {**(settings or {}), "max_len": max_len}
         self._answers: dict[ControlOp, Callable[[ControlRequest], object]] = {
@@ -65,6 +69,7 @@ class Controls:
             "stop_profile": lambda _: self.profile.stop(),
             "drop_adapter": lambda request: {"num_dropped": lifecycle.slots.retire(request.label)},
             "snapshot": lambda _: snapshots.make(),
+            "collective_rpc": self.calls.begin,
             "timeline": _ask_detokenizers,
         }
 
@@ -85,6 +90,11 @@ class Controls:
         """True while nothing new is launched: until somebody says so, also across restarts of the engine."""
         return self._lifecycle.serving.is_paused
 
+    @property
+    def lets_launch(self) -> bool:
+        """True unless it is paused, or ranks are called."""
+        return not (self._lifecycle.serving.is_paused or self.calls.is_open)
+
     def _check_role(self, request: ControlRequest) -> None:
         """Raises Forbidden unless it is an admin who asks."""
         tenant = self._lifecycle.accounts.tenants.named(request.tenant)
@@ -94,6 +104,7 @@ class Controls:
     def forget(self, client: int, tenant: str) -> None:
         """It has gone, and its questions with it: those of this tenant, if it is not the owner."""
         self.questions.forget(client, tenant)
+        self.calls.forget(client, tenant)
 
     def _server_info(self) -> Answer:
         lifecycle, kv = self._lifecycle, self._lifecycle.kv

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, get_args
+
+import msgspec
 
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import MAX_LABEL_CHARS
 from runtime.wire.messages import MAX_PROFILE_STEPS, PauseMode
+from runtime.wire.plan import MAX_CALL_BYTES, MAX_CALL_S, MAX_RANKS, RankCall
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,6 +22,7 @@ class ControlArguments(TypedDict, total=False):
     num_steps: int
     label: str
     after: int
+    call: RankCall
 
 
 def check_mode(mode: PauseMode) -> PauseMode:
@@ -42,6 +46,36 @@ def check_label(label: str) -> str:
     if not isinstance(label, str) or not 0 < len(label) <= MAX_LABEL_CHARS:
         raise InvalidRequest(f"label: text of 1 to {MAX_LABEL_CHARS} characters", param="label")
     return label
+
+
+def check_call(
+    method: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    timeout_s: float,
+    ranks: Sequence[int] | None,
+) -> RankCall:
+    """Raises InvalidRequest that names the argument at fault."""
+    if not isinstance(method, str) or not method.isidentifier() or len(method) > MAX_LABEL_CHARS:
+        raise _wrong("method", f"the name of a method; code is never sent, got {method!r}")
+    if type(timeout_s) not in (int, float) or not 0.0 < timeout_s <= MAX_CALL_S:
+        raise _wrong("timeout", f"more than 0 and at most {MAX_CALL_S:.0f} seconds, got {timeout_s!r}")
+    if ranks is not None:
+        if not ranks or len(ranks) > MAX_RANKS or any(type(rank) is not int or rank < 0 for rank in ranks):
+            raise _wrong("ranks", f"numbers of ranks, the first one 0, or nothing for all; got {ranks!r}")
+        if len(set(ranks)) < len(ranks):
+            raise _wrong("ranks", f"each rank once, got {list(ranks)}")
+    try:
+        arguments = msgspec.json.encode((list(args), dict(kwargs or {})))
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise _wrong("args", f"the arguments have to be values that JSON has ({error})") from None
+    if len(arguments) > MAX_CALL_BYTES:
+        raise _wrong("args", f"{len(arguments)} bytes of JSON; at most {MAX_CALL_BYTES}")
+    return RankCall(method, arguments, float(timeout_s), tuple(ranks or ()))
+
+
+def _wrong(param: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"{param}: {problem}", param=param)
 
 
 def documented_as(other: Callable[..., Any]) -> Callable[[F], F]:

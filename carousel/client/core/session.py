@@ -353,7 +353,13 @@ class Session(Generic[M]):
             if request.generation < restart.generation and self._concerns(restart, request.number):
                 self._make_again(request, restart)
         for control in list(self._controls.values()):
-            if self._concerns(restart, control.lane):
+            if not self._concerns(restart, control.lane):
+                continue
+            if control.request.op == "collective_rpc":
+                # Made again, a method that ends its process would end the next one, too.
+                self._controls.pop(control.request.number, None)
+                control.put(_unanswered(restart))
+            else:
                 with contextlib.suppress(CarouselError):
                     self.connection.resubmit(control.request, control.lane)
 
@@ -420,6 +426,11 @@ def _failure(handle: bytes, error: ErrorInfo) -> SequenceOutput:
 def deadline_after(timeout: float | None, now: float) -> float | None:
     """When `timeout` seconds from `now` are over; None for never, and for longer than any clock can wait."""
     return None if timeout is None or timeout >= threading.TIMEOUT_MAX else now + timeout
+
+
+def _unanswered(restart: Restart) -> RequestError:
+    text = f"collective_rpc: the {restart.role} was replaced before there was an answer; a rank may have died"
+    return RequestError(text, code="worker_failed", status=503)
 
 
 def control_result(item: Item) -> Any:

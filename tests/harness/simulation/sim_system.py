@@ -41,6 +41,7 @@ from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.intake.limits import Limits, QueueShare
+from scheduler_proc.intake.worker_calls import WorkerCalls
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
@@ -341,6 +342,7 @@ class System:
             setting.max_len,
             profile=StepProfile(None, port),
             snapshots=SnapshotMaker(self.lifecycle, port.now_s, port.wall_s),
+            calls=WorkerCalls(None, self.output, port),
         )
         step_cost = StepCost()
         intake = Intake(

@@ -140,7 +140,7 @@ SCHEDULER_ORDER = [
     {"prefill_adder"},
     {"draft_totals", "output", "queue_times", "static_batch", "step_log", "step_profile"},
     {"lifecycle"},
-    {"request_records", "snapshot"},
+    {"request_records", "snapshot", "worker_calls"},
     {"step_stats"},
     {"stats_questions"},
     {"controls", "request_maker"},
