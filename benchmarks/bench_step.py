@@ -7,6 +7,7 @@ churn   a tenth of the rows finish in every step and are replaced in it, each by
         before
 quarter as steady, but a quarter of the rows has stop strings and wants the logprobs of its tokens, with the
         five most likely ones
+beams   as steady, but every four rows are a beam search, of whose hypotheses three fork in every step
 guesses as steady, but every row makes three guesses in every step from its own output, all right
 waiting as steady, with 5,000 requests waiting for a row, and with as many waiting for pages beside free rows
 
@@ -50,6 +51,7 @@ from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.feature_factories import feature_factories
+from scheduler_proc.features.beam_search.beam_search import BeamSettings
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
@@ -107,12 +109,15 @@ class NullExecutor:
     max_in_flight = 2
     feeds_back = True
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, num_top: int = NUM_TOP) -> None:
         self._plans = MessageCodec(BatchPlan, 0)
         self._results = MessageCodec(StepResult, 0)
         self._has_logprobs = np.zeros(max_rows, np.bool_)
-        self._top_ids = np.full((max_rows, NUM_TOP), TOKEN, np.int32)
-        self._logprobs = np.full((max_rows, NUM_TOP), -1.0, np.float32)
+        self._num_top = num_top
+        self._top_ids = np.full((max_rows, num_top), TOKEN, np.int32) + np.arange(num_top, dtype=np.int32)
+        self._logprobs = np.tile(np.linspace(-1.0, -1.1, num_top, dtype=np.float32), (max_rows, 1))
+        # In a group one row is the best by far: all that goes on comes from it.
+        self._logprobs[1:] -= 10.0 * (np.arange(1, max_rows, dtype=np.float32)[:, None] % 4 > 0)
         self.seconds = 0.0
 
     def launch(self, plan: BatchPlan) -> NullHandle:
@@ -125,7 +130,7 @@ class NullExecutor:
         m = np.count_nonzero(self._has_logprobs[unpack_ids(plan.rows)])
         logprobs = (
             self._logprobs[:m, 0].tobytes(),
-            NUM_TOP,
+            self._num_top,
             self._top_ids[:m].tobytes(),
             self._logprobs[:m].tobytes(),
         )
@@ -182,6 +187,8 @@ class Case(NamedTuple):
     """Pages of the pool; 0: as many as the rows need, pool_scale times."""
     num_guesses: int = 0
     """Guesses of each row in each step."""
+    num_beams: int = 1
+    """Rows of each request, which searches with more than one."""
 
 
 class Bench:
@@ -196,7 +203,8 @@ class Bench:
         self.rows = Rows(case.num_rows + case.num_idle_rows, max_len)
         port = Port(MemoryChannel("scheduler_in"), [EncodingOutbox()])
         kv = KVCacheManager(num_pages, case.page_size, self.rows, RadixCache(case.page_size, port.now_s))
-        self._null = NullExecutor(case.num_rows + case.num_idle_rows)
+        num_top = NUM_TOP if case.num_beams == 1 else 2 * case.num_beams
+        self._null = NullExecutor(case.num_rows + case.num_idle_rows, num_top)
         output = make_output(port.outboxes, port.epoch)
         policy = make_schedule_policy(case.policy, port)
         self.lifecycle = Lifecycle(
@@ -224,7 +232,14 @@ class Bench:
         intake = Intake(
             self.lifecycle,
             limits,
-            feature_factories(output, kv, port.now_s, speculation, step_cost),
+            feature_factories(
+                output,
+                kv,
+                port.now_s,
+                speculation,
+                step_cost,
+                beams=BeamSettings(case.num_beams, VOCAB_SIZE),
+            ),
             controls=controls,
             clock=port.now_s,
         )
@@ -250,6 +265,10 @@ class Bench:
         sampling = SamplingParams(
             max_tokens=max_tokens, seed=1, stop=stop, logprobs=NUM_TOP if asks else None
         )
+        if self.case.num_beams > 1:
+            sampling = msgspec.structs.replace(
+                sampling, use_beam_search=True, beam_width=self.case.num_beams, temperature=0.0
+            )
         return self._codec.encode(TokenizedRequest(handle, pack_ids(ids), sampling, stream_open))
 
     def step(self, frames: list[bytes]) -> float:
@@ -263,7 +282,7 @@ class Bench:
         """A tenant for every row but the idle ones; with churn, a tenth of them ends in each step."""
         return [
             self.frame(1 + i % CHURN_OUTPUT if self.case.churn else self.case.num_output)
-            for i in range(self.case.num_rows + self.case.num_waiting)
+            for i in range(self.case.num_rows // self.case.num_beams + self.case.num_waiting)
         ]
 
     def next_frames(self) -> list[bytes]:
@@ -295,6 +314,7 @@ CASES = {
         Case(rows, 16, False, num_output=4 * (WARMUP_STEPS + STEPS) + 100, num_guesses=3)
         for rows in (1, 64, 256)
     ],
+    "beams": [Case(rows, 16, False, num_beams=4) for rows in (4, 32, 256)],
     "quarter": [Case(256, 16, False, logprobs_share=0.25)],
     **{
         f"waiting {policy}": [

@@ -68,6 +68,8 @@ class PrefillAdder:
         self._num_prefills = 0
         self._num_recomputed_tokens = 0
         self._guessing: list[ScheduledRow[Request]] = []
+        self._reserved: RowGroup | None = None
+        """The last group for whose rows there is room."""
         self.num_to_come = 0
         """Running rows that are still to be continued one by one: guesses leave a token to each of them."""
         self.num_missing = 0
@@ -182,11 +184,16 @@ class PrefillAdder:
         return self._kv.try_reserve(req, upto)
 
     def _try_reserve_group(self, group: RowGroup) -> bool:
+        if group is self._reserved:
+            return True
         rows = np.array([beam.row for beam in group.beams], np.intp)
         rows = rows[self._rows.num_tokens[rows] > self._rows.kv_len[rows]]  # others are done with this step
         if self._guards_growth and not self._capacity.may_grow(rows, self._rows.kv_len[rows] + 1):
             return False
-        return self._kv.try_reserve_next(rows)
+        if not self._kv.try_reserve_next(rows):
+            return False
+        self._reserved = group
+        return True
 
     def _chunk_len(self, req: Request, start: int, num_left: int) -> int:
         """Return what the budget allows; a chunk that is not the last one ends with a page, if it reaches the

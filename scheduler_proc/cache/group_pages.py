@@ -90,8 +90,10 @@ def _fork(kv: KVCacheManager, source: Request, other: Request) -> None:
     first_of_source = _first_private(kv, src)
     wanted = table[src, first_of_source:num_full]
     num_same = _num_same(own, wanted) if first == first_of_source else 0
-    kv.pages.share(wanted[num_same:])
-    kv.pages.free(own[num_same:].copy())
+    if num_same < len(wanted):
+        kv.pages.share(wanted[num_same:])
+    if num_same < len(own):
+        kv.pages.free(own[num_same:].copy())
     changed_from = first + num_same if first == first_of_source else 0
     table[row, changed_from:num_full] = table[src, changed_from:num_full]
     if tail:
@@ -100,9 +102,10 @@ def _fork(kv: KVCacheManager, source: Request, other: Request) -> None:
     tables.num_shared[row], tables.num_gone[row] = tables.num_shared[src], tables.num_gone[src]
     tables.changed(row, min(changed_from, num_full))
     kv.guard.is_counted = False
-    kv.cache.lock(source.lease)
-    kv.cache.unlock(other.lease)
-    other.lease = source.lease
+    if other.lease is not source.lease:
+        kv.cache.lock(source.lease)
+        kv.cache.unlock(other.lease)
+        other.lease = source.lease
     rows.tokens[row, source.num_prompt : kv_len] = rows.tokens[src, source.num_prompt : kv_len]
     rows.num_tokens[row] = rows.kv_len[row] = kv_len
     rows.max_len[row] = source.max_len
@@ -143,5 +146,5 @@ def _first_private(kv: KVCacheManager, row: int) -> int:
 def _num_same(one: IntArray, other: IntArray) -> int:
     """Return with how many entries both begin."""
     n = min(len(one), len(other))
-    differ = np.flatnonzero(one[:n] != other[:n])
+    differ = (one[:n] != other[:n]).nonzero()[0]
     return differ.item(0) if len(differ) else n

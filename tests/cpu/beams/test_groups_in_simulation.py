@@ -60,7 +60,7 @@ MUTANTS = [
     mutant(
         "pages of a dead hypothesis are kept", group_pages, "_fork", "kv.pages.free(own[num_same:].copy())"
     ),
-    mutant("a lease of a dead hypothesis is kept", group_pages, "_fork", "kv.cache.unlock(other.lease)"),
+    mutant("a fork takes no lease", group_pages, "_fork", "kv.cache.lock(source.lease)"),
     mutant(
         "tokens do not move with a fork",
         group_pages,
@@ -95,8 +95,8 @@ MUTANTS = [
         "a group goes on without pages",
         PrefillAdder,
         "_try_reserve_group",
-        "return self",
-        "return True or self",
+        "if not self._kv.try_reserve_next(rows)",
+        "if False",
     ),
 ]
 
