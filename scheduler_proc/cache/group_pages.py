@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from runtime.wire.format import IntArray
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.cache.pages.page_allocator import NO_PAGES

@@ -33,6 +33,7 @@ TAKEN = frozenset(
     {
         *("max_tokens", "temperature", "seed", "stop_token_ids", "ignore_eos", "skip_special_tokens"),
         *("include_stop_str_in_output", "logprobs", "n", "best_of", "truncate_prompt_tokens"),
+        *("min_tokens", "bad_words", "bad_words_ids"),
         *("return_perf_metrics", "use_beam_search", "beam_width", "length_penalty", "early_stopping"),
     }
 )
@@ -76,7 +77,10 @@ class BeamSearch(RequestFeature):
         self._has_logprobs = req.num_logprobs >= 0
         self._is_over = False
         # What the device reports for each row; it draws nothing that anybody looks at.
-        req.sampling = msgspec.structs.replace(req.sampling, temperature=0.0, logprobs=search.num_candidates)
+        req.sampling = msgspec.structs.replace(
+            req.sampling, temperature=0.0, logprobs=search.num_wanted, min_tokens=0, bad_words_ids=()
+        )
+        req.min_len = 0
         req.group = RowGroup(req, search.width, self._choose)
 
     def cost(self) -> Cost:
@@ -109,7 +113,7 @@ class BeamSearch(RequestFeature):
 
     def _choose(self, results: list[Sampled]) -> Sequence[tuple[int, int]]:
         tops = [each.logprobs for each in results]
-        most = self._search.num_candidates
+        most = self._search.num_wanted
         beams = self._hypotheses.advance(
             [top.top_ids[0, :most] for top in tops if top is not None],
             [top.top[0, :most] for top in tops if top is not None],
@@ -169,11 +173,15 @@ def attach_beam_search(
             settings.length_penalty if penalty is None else penalty,
             settings.early_stopping if stopping is None else EarlyStopping(stopping),
             max(0, req.num_logprobs),
+            sampling.min_tokens,
+            sampling.bad_words_ids,
+            _prompt_end(req),
         )
-        if search.num_candidates > settings.vocab_size:
+        if search.num_wanted > settings.vocab_size:
             raise InvalidRequest(
-                f"beam_width: {width} beams and {len(search.stop_ids)} stop ids need "
-                f"{search.num_candidates} candidates, the vocabulary has {settings.vocab_size} ids",
+                f"beam_width: {width} beams, {len(search.stop_ids)} stop ids and "
+                f"{len(search.bad_words)} bad words need {search.num_wanted} candidates, the vocabulary has "
+                f"{settings.vocab_size} ids",
                 param="beam_width",
             )
         _check_pages(req, width)
@@ -210,6 +218,11 @@ def attach_beam_search(
             )
 
     return attach
+
+
+def _prompt_end(req: Request) -> tuple[int, ...]:
+    most = max(map(len, req.sampling.bad_words_ids), default=1) - 1
+    return tuple(req.tokens[-most:].tolist()) if most else ()
 
 
 def _check_alone(req: Request) -> None:

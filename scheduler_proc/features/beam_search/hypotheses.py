@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime.wire.format import FloatArray, IntArray
 
@@ -39,10 +40,22 @@ class SearchSettings(NamedTuple):
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
     num_top: int = 0
     """Logprobs beside that of each token that are kept."""
+    min_output: int = 0
+    """No stop id comes before so many tokens."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """The last id of each comes nowhere behind the others."""
+    prompt_end: tuple[int, ...] = ()
+    """Last ids of the prompt, as many as the longest of these looks back at."""
 
     @property
     def num_candidates(self) -> int:
         return max(2, 1 + len(self.stop_ids)) * self.width
+
+    @property
+    def num_wanted(self) -> int:
+        """Most likely next tokens of each beam that must be known, since some of them may be forbidden."""
+        num_stop_ids = len(self.stop_ids) if self.min_output else 0
+        return self.num_candidates + num_stop_ids + len(self.bad_words)
 
 
 class Path(NamedTuple):
@@ -92,18 +105,21 @@ class Hypotheses:
         """Tokens of each beam that runs."""
 
     def advance(self, top_ids: Sequence[IntArray], top: Sequence[FloatArray]) -> list[Continuation]:
-        """Give each beam its most likely next tokens, `num_candidates` of them or all there are, the most
-        likely first. Returns the beams that go on; none when the search has ended.
+        """Give each beam its most likely next tokens, `num_wanted` of them or all there are, the most likely
+        first. Returns the beams that go on; none when the search has ended.
         """
         settings, width = self._settings, self._settings.width
         ids, logprobs = np.concatenate(top_ids), np.concatenate(top)
         parents = np.repeat(np.arange(len(top), dtype=np.int32), [len(each) for each in top])
+        if self.num_tokens < settings.min_output or settings.bad_words:
+            allowed = np.concatenate([self._allowed(beam, each) for beam, each in enumerate(top_ids)])
+            ids, logprobs, parents = ids[allowed], logprobs[allowed], parents[allowed]
         sums = logprobs + self._sums[parents]
         best = np.lexsort((ids, parents, -sums))[: settings.num_candidates]
         self.num_tokens += 1
         is_last = self.num_tokens >= settings.max_output
         length = np.float32(float(self.num_tokens) ** settings.length_penalty)
-        starts = np.cumsum([0, *[len(each) for each in top]])
+        reported = list(zip(top_ids, top, strict=True))
         ended: list[Hypothesis] = []
         running: list[int] = []
         for place, at in enumerate(best.tolist()):
@@ -112,25 +128,49 @@ class Hypotheses:
                 if len(running) < width:
                     running.append(at)
             elif place < width:
-                path = self._path(at, ids, logprobs, parents, starts)
+                path = self._path(at, ids, logprobs, parents, reported)
                 ended.append(Hypothesis(float(sums[at] / length), sums.item(at), path, by_stop))
         self._take_ended(ended)
         if is_last or not running:
             return []
-        paths = [self._path(at, ids, logprobs, parents, starts) for at in running]
+        paths = [self._path(at, ids, logprobs, parents, reported) for at in running]
         self._sums, self._paths = sums[running], list(paths)
         if not self._may_improve():
             return []
         return [Continuation(parents.item(at), ids.item(at)) for at in running]
 
     def _path(
-        self, at: int, ids: IntArray, logprobs: FloatArray, parents: IntArray, starts: IntArray
+        self,
+        at: int,
+        ids: IntArray,
+        logprobs: FloatArray,
+        parents: IntArray,
+        reported: Sequence[tuple[IntArray, FloatArray]],
     ) -> Path:
-        parent = parents.item(at)
-        first = starts.item(parent)
-        kept = slice(first, first + self._settings.num_top)
-        top = (ids[kept].copy(), logprobs[kept].copy())
-        return Path(ids.item(at), logprobs.item(at), self._paths[parent], top)
+        parent, num_top = parents.item(at), self._settings.num_top
+        top_ids, top = reported[parent]
+        kept = (top_ids[:num_top].copy(), top[:num_top].copy())
+        return Path(ids.item(at), logprobs.item(at), self._paths[parent], kept)
+
+    def _allowed(self, beam: int, ids: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of these ids may come next in a beam."""
+        settings = self._settings
+        forbidden = list(settings.stop_ids) if self.num_tokens < settings.min_output else []
+        if settings.bad_words:
+            end = self._end_of(self._paths[beam], max(map(len, settings.bad_words)) - 1)
+            for *before, last in settings.bad_words:
+                if end[len(end) - len(before) :] == tuple(before):
+                    forbidden.append(last)
+        return ~np.isin(ids, forbidden)
+
+    def _end_of(self, path: Path | None, length: int) -> tuple[int, ...]:
+        """Return the last ids of prompt and beam."""
+        newest: list[int] = []
+        while path is not None and len(newest) < length:
+            newest.append(path.token)
+            path = path.before
+        rest = length - len(newest)
+        return (*(self._settings.prompt_end[-rest:] if rest else ()), *newest[::-1])
 
     def _take_ended(self, new: list[Hypothesis]) -> None:
         """Keep the best of all that have ended. Of equals the earlier one stays before."""

@@ -74,6 +74,24 @@ def test_hypotheses_are_those_of_transformers_in_2000_draws(name: str, tmp_path:
     check(name, tmp_path, NUM_DRAWS_FULL, 40, seed=2)
 
 
+@pytest.mark.parametrize("name", ["demo", "llama"])
+def test_forbidden_ids_are_those_of_transformers_processors(name: str, tmp_path: Path) -> None:
+    """Min tokens, and bad words of one to three ids, made of what is found without them."""
+    model, path = checkpoint(name, tmp_path)
+    eos_ids = CheckpointConfig.read(path).eos_token_ids
+    free = draws(5, 12, model.config.get_text_config().vocab_size, NUM_TOKENS)
+    some = []
+    for number, (draw, found) in enumerate(zip(free, run(path, free, Setting(beams=8)), strict=True)):
+        tokens = [*draw.prompt, *found[0].tokens]
+        at = len(draw.prompt) + number % len(found[0].tokens)
+        words = [tuple(tokens[max(0, at - more) : at + 1]) for more in (0, 1, 2)]
+        words = [word for word in words if word[-1] not in eos_ids]
+        min_tokens = min(3, draw.num_tokens) if number % 2 else 0
+        some.append(draw._replace(bad_words=tuple(words[number % 3 :]), min_tokens=min_tokens))
+    for draw, got in zip(some, run(path, some, Setting(beams=8)), strict=True):
+        assert_same(got, searched(model, draw, eos_ids), draw)
+
+
 SETTINGS = {
     "no overlap, pages of 1": Setting(beams=8, overlap=False, page_size=1),
     "chunks, no radix": Setting(beams=8, chunk=16, radix=False),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_proc import scheduler
+from scheduler_proc import committer
 from scheduler_proc.batching.prefill_adder import PrefillAdder
 from scheduler_proc.cache import group_pages
 from scheduler_proc.cache.pages.page_allocator import PageAllocator
@@ -67,7 +67,7 @@ MUTANTS = [
         "_fork",
         "rows.tokens[row, source.num_prompt : kv_len] = rows.tokens[src, source.num_prompt : kv_len]",
     ),
-    mutant("two beams in one row", scheduler, "go_on", "kept.remove(source.row)"),
+    mutant("two beams in one row", committer, "go_on", "kept.remove(source.row)"),
     mutant("a group goes on before all results are here", RowGroup, "take", "< len(self.beams)", "< 1"),
     mutant(
         "a group that is taken back keeps rows",
@@ -79,7 +79,7 @@ MUTANTS = [
         "a group goes on from a hypothesis of its last stay",
         Lifecycle,
         "_give_back_row",
-        "req.parked = req.parked[: req.num_prompt * TOKEN_BYTES]",
+        "req.forget_output()",
     ),
     mutant(
         "a search goes on where its last stay ended",

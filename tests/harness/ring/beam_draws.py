@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -28,6 +28,8 @@ class Draw(NamedTuple):
     num_tokens: int
     more_stop_ids: tuple[int, ...]
     n: int
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def sampling(self) -> SamplingParams:
@@ -41,6 +43,8 @@ class Draw(NamedTuple):
             length_penalty=self.penalty,
             early_stopping=self.stopping,
             stop_token_ids=self.more_stop_ids,
+            min_tokens=self.min_tokens,
+            bad_words_ids=self.bad_words,
         )
 
 
@@ -69,7 +73,7 @@ def draws(seed: int, count: int, vocab_size: int, max_tokens: int) -> list[Draw]
     return made
 
 
-def searched(model: PreTrainedModel, draw: Draw, eos_ids: Sequence[int], **processing: Any) -> list[Found]:
+def searched(model: PreTrainedModel, draw: Draw, eos_ids: Sequence[int]) -> list[Found]:
     """Return what `generate` finds, best first."""
     stop_ids = [*eos_ids, *draw.more_stop_ids]
     with torch.inference_mode():
@@ -86,7 +90,8 @@ def searched(model: PreTrainedModel, draw: Draw, eos_ids: Sequence[int], **proce
             pad_token_id=0,
             return_dict_in_generate=True,
             output_scores=True,
-            **processing,
+            min_new_tokens=draw.min_tokens or None,
+            bad_words_ids=[list(word) for word in draw.bad_words] or None,
         )
     found = []
     for ids, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
