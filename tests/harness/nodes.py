@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from tests.harness.ring.launched import Launched, free_ports
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
 NUM_PORTS = 6
 PORT_APART = 29500
+LISTENS = "0A"
+"""State of a socket in /proc/net/tcp."""
 
 
 class Nodes:
@@ -84,6 +88,20 @@ def nodes(*arguments: str, apart: Apart | None = None) -> Iterator[Nodes]:
         yield both
     finally:
         both.close()
+
+
+def listening_hosts(pids: Iterable[int]) -> set[str]:
+    """IPv4 addresses at which processes listen."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    hosts = {row[9]: row[1].partition(":")[0] for row in rows if row[3] == LISTENS}
+    found = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                inode = os.readlink(entry).removeprefix("socket:[").removesuffix("]")
+                if inode in hosts:
+                    found.add(socket.inet_ntoa(bytes.fromhex(hosts[inode])[::-1]))
+    return found
 
 
 class Apart:

@@ -14,7 +14,7 @@ import pytest
 
 from carousel import Client, SamplingParams
 from tests.cpu.parallel.test_tensor_parallel_launch import mixed_requests
-from tests.harness.nodes import OTHER, Nodes, nodes
+from tests.harness.nodes import HOST, OTHER, Nodes, listening_hosts, nodes
 from tests.harness.ring.launched import is_alive, launched, leftovers, wait_until
 
 POOL = (
@@ -60,6 +60,13 @@ def streams_of(client: Client, meanwhile: Callable[[], None]) -> list[list[int]]
 def two_nodes() -> Iterator[Nodes]:
     with nodes(*POOL) as both:
         yield both
+
+
+def test_nobody_listens_at_another_address_than_his_nodes(two_nodes: Nodes) -> None:
+    """Not at 0.0.0.0, where torch's store listens by itself."""
+    assert listening_hosts(two_nodes.other.pids()) == {OTHER}
+    here = [child["pid"] for child in two_nodes.zero.state()["children"] if child["node"] == 0]
+    assert listening_hosts([two_nodes.zero.process.pid, *here]) == {HOST}
 
 
 @pytest.fixture(scope="module")
