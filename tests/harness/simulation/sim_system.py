@@ -333,8 +333,7 @@ class System:
             roster=roster,
             patience=setting.patience,
         )
-        most = setting.max_requests or setting.max_rows
-        limits = StepLimits(setting.budget, most, setting.cuts_prompts)
+        limits = StepLimits(setting.budget, setting.max_requests or setting.max_rows, setting.cuts_prompts)
         self.stats = StepStats(self.lifecycle, setting.stats(limits), port.now_s, port.wall_s)
         controls = Controls(
             self.lifecycle,
