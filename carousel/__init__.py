@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from carousel.client.core.streams import AsyncResultStream, ResultStream
     from carousel.client.offline import LLM
     from carousel.client.sync import Client
-    from carousel.lora import LoRARequest
+    from carousel.lora import LoraConfig, LoRARequest
+    from carousel.prompt_tables import PromptAdapterRequest, PromptTuningConfig
     from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
     from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
     from carousel.trtllm.batch_manager import BatchManager
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         ExternalDraftTokensConfig,
         GuidedDecodingConfig,
         KvCacheConfig,
+        PeftCacheConfig,
         SchedulerConfig,
     )
     from carousel.trtllm.executor_stats import ExecutorStats
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from carousel.trtllm.inference_request import InferenceRequest
     from carousel.trtllm.responses import Response
     from runtime.base.errors import (
+        AdapterNotResident,
         CarouselError,
         ConfigError,
         InvalidRequest,
@@ -49,19 +52,20 @@ if TYPE_CHECKING:
     from runtime.wire.sampling_params import SamplingParams
 
 __all__ = [
-    "LLM", "AdditionalModelOutput", "AsyncClient", "AsyncResultStream", "BatchManager",
-    "CapacitySchedulerPolicy",
-    "CarouselError", "Client", "Completion", "CompletionOutput", "ConfigError", "Delta",
-    "ExecutorConfig", "ExecutorStats", "ExternalDraftTokensConfig", "GenerationExecutor",
-    "GenerationRequest", "GenerationResult", "GuidedDecodingConfig", "GuidedDecodingParams",
-    "InferenceRequest", "InvalidRequest", "KvCacheConfig", "KvCacheRetentionConfig", "LoRARequest",
-    "ModelError",
-    "Overloaded", "ProtocolMismatch", "RequestAborted", "RequestError", "Response", "ResultStream",
-    "RingClosed", "SamplingParams", "SchedulerConfig", "StartError", "StructuredOutputsParams",
-    "TokenLogprob", "TokenRangeRetentionConfig", "Usage",
+    "LLM", "AdapterNotResident", "AdditionalModelOutput", "AsyncClient", "AsyncResultStream",
+    "BatchManager", "CapacitySchedulerPolicy", "CarouselError", "Client", "Completion",
+    "CompletionOutput", "ConfigError", "Delta", "ExecutorConfig", "ExecutorStats",
+    "ExternalDraftTokensConfig", "GenerationExecutor", "GenerationRequest", "GenerationResult",
+    "GuidedDecodingConfig", "GuidedDecodingParams", "InferenceRequest", "InvalidRequest",
+    "KvCacheConfig", "KvCacheRetentionConfig", "LoRARequest", "LoraConfig", "ModelError", "Overloaded",
+    "PeftCacheConfig", "PromptAdapterRequest", "PromptTuningConfig", "ProtocolMismatch",
+    "RequestAborted", "RequestError", "Response", "ResultStream", "RingClosed", "SamplingParams",
+    "SchedulerConfig", "StartError", "StructuredOutputsParams", "TokenLogprob",
+    "TokenRangeRetentionConfig", "Usage",
 ]  # fmt: skip
 
 _MODULES = {
+    "AdapterNotResident": "runtime.base.errors",
     "AdditionalModelOutput": "carousel.trtllm.executor_config",
     "AsyncClient": "carousel.client.async_",
     "AsyncResultStream": "carousel.client.core.streams",
@@ -87,8 +91,12 @@ _MODULES = {
     "KvCacheRetentionConfig": "carousel.retention",
     "LLM": "carousel.client.offline",
     "LoRARequest": "carousel.lora",
+    "LoraConfig": "carousel.lora",
     "ModelError": "runtime.base.errors",
     "Overloaded": "runtime.base.errors",
+    "PeftCacheConfig": "carousel.trtllm.executor_config",
+    "PromptAdapterRequest": "carousel.prompt_tables",
+    "PromptTuningConfig": "carousel.prompt_tables",
     "ProtocolMismatch": "runtime.base.errors",
     "RequestAborted": "runtime.base.errors",
     "RequestError": "runtime.base.errors",

@@ -1,10 +1,16 @@
-"""LoRARequest: the adapter that a request is computed with, in vLLM's and TensorRT-LLM's words."""
+"""LoRARequest, LoraConfig: adapters that requests are computed with, in vLLM's and TensorRT-LLM's words."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import MAX_LABEL_CHARS
@@ -14,6 +20,9 @@ PARAM = "lora_request"
 MAX_ID = (1 << 32) - 1
 """Ids above it are those of adapters that the launch names."""
 MAX_PATH_CHARS = 4096
+MAX_TASK_ID = (1 << 63) - 1
+INLINE = "lora_config"
+SAFETENSORS_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,105 @@ class LoRARequest:
         return self.lora_path
 
 
+class PackedWeights(NamedTuple):
+    """Weights as they travel: the two files of an adapter's directory."""
+
+    config: bytes
+    """adapter_config.json."""
+    weights: bytes
+    """adapter_model.safetensors."""
+    digest: str
+    """SHA-256 of both."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoraConfig:
+    """An adapter that the runtime has no directory of: its weights come with the first request that names it.
+
+    task_id: 1 or more; stands for these weights for as long as the runtime keeps them. Each key has its own.
+    weights: arrays or tensors by their names in PEFT's adapter_model.safetensors. Later requests may leave it
+        out: when the runtime does not keep the weights any more, they fail with code "adapter_not_resident",
+        and one with weights puts that right.
+    config: what PEFT's adapter_config.json says; needed where there are weights.
+
+    A wrong value raises InvalidRequest when the request is submitted.
+    """
+
+    task_id: int
+    weights: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | None = None
+
+    @cached_property
+    def packed(self) -> PackedWeights | None:
+        """The weights as they travel; None where there are none. Raises InvalidRequest."""
+        if self.weights is None:
+            if self.config is not None:
+                raise _invalid("config", "is that of weights, and there are none", INLINE)
+            return None
+        if not isinstance(self.weights, Mapping) or not self.weights:
+            raise _invalid("weights", "must be arrays by their names in PEFT's file, not packed ones", INLINE)
+        if not isinstance(self.config, Mapping):
+            raise _invalid("config", "must be what PEFT's adapter_config.json says", INLINE)
+        return pack_weights(self.weights, {"peft_type": "LORA", **self.config}, INLINE)
+
+
+def pack_weights(arrays: Mapping[str, Any], config: Mapping[str, Any], param: str) -> PackedWeights:
+    """Return the two files of a directory with these arrays. Raises InvalidRequest."""
+    try:
+        data = json.dumps(config, sort_keys=True).encode()
+    except (TypeError, ValueError) as error:
+        raise _invalid("config", f"cannot be written as JSON: {error}", param) from None
+    weights = _as_safetensors(arrays, param)
+    return PackedWeights(data, weights, hashlib.sha256(data + weights).hexdigest())
+
+
+def _as_safetensors(arrays: Mapping[str, Any], param: str) -> bytes:
+    """Return the file that has these arrays. Raises InvalidRequest."""
+    header: dict[str, Any] = {}
+    data: list[bytes] = []
+    end = 0
+    for name, array in arrays.items():
+        if not isinstance(name, str):
+            raise _invalid("weights", f"has a name that is no text: {name!r:.40}", param)
+        kind, shape, each = _numbers(name, array, param)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [end, end + len(each)]}
+        data.append(each)
+        end += len(each)
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    return b"".join([len(head).to_bytes(8, "little"), head, *data])
+
+
+def _numbers(name: str, array: Any, param: str) -> tuple[str, list[int], bytes]:
+    """Return type, shape and bytes of an array, or of a tensor of torch's. Raises InvalidRequest."""
+    dtype = str(getattr(array, "dtype", "")).removeprefix("torch.")
+    if dtype not in SAFETENSORS_NAMES:
+        known = ", ".join(SAFETENSORS_NAMES)
+        raise _invalid(
+            "weights", f"{name:.100}: must be an array of {known}, got {dtype or repr(array):.40}", param
+        )
+    if hasattr(array, "detach"):
+        array = array.detach().cpu().contiguous()
+        if dtype == "bfloat16":
+            array = array.view(array.new_zeros(0).short().dtype)
+        array = array.numpy()
+    array = np.ascontiguousarray(array)
+    return SAFETENSORS_NAMES[dtype], list(array.shape), array.tobytes()
+
+
+def inline_for_wire(config: Any) -> AdapterRef | None:
+    """Return the adapter that a LoraConfig stands for, once the runtime has it. Raises InvalidRequest."""
+    if config is None:
+        return None
+    if not isinstance(config, LoraConfig):
+        raise InvalidRequest(f"{INLINE} must be a LoraConfig, got {type(config).__name__}", param=INLINE)
+    number = config.task_id
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_TASK_ID:
+        raise _invalid("task_id", f"must be an integer from 1 to {MAX_TASK_ID}, got {number!r:.40}", INLINE)
+    _ = config.packed
+    return AdapterRef("", number, "", "")
+
+
 def adapter_for_wire(request: Any) -> AdapterRef | None:
     """Return the adapter as a request names it. Raises InvalidRequest that names what is wrong."""
     if request is None:
@@ -62,5 +170,5 @@ def adapter_for_wire(request: Any) -> AdapterRef | None:
     return AdapterRef(name, number, "", os.path.abspath(path) if path else "")
 
 
-def _invalid(field: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"{PARAM}: {field} {what}", param=PARAM)
+def _invalid(field: str, what: str, param: str = PARAM) -> InvalidRequest:
+    return InvalidRequest(f"{param}: {field} {what}", param=param)

@@ -17,6 +17,7 @@ from model_worker.device.out_of_memory import when_out_of_memory
 from model_worker.distributed.group import RankGroup
 from model_worker.membership import ALONE, Membership
 from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.memory.prompt_tables import PromptTables
 from model_worker.models.transformer import CausalLM
 from model_worker.runner.device_memory import TRIAL_TOKENS, free_beside_steps, make_kv_pool
 from model_worker.runner.embedding_runner import EmbeddingRunner
@@ -90,6 +91,7 @@ def _load_runner(
         "take a narrower --dtype or a larger --tp-size, or end what else uses the device",
     ):
         model, ops, checkpoint, rows = load_served_model(config, device, progress.note, group, layout.stage)
+    tables = None if rows is None else _prompt_tables(config, checkpoint, device)
     kv_layout = model.kv_layout
     world.smallest(0)  # all weights are there: what is free now is free for KV
     sizes = graph_sizes(config) if device.replays_launches and config.task == "generate" else ()
@@ -107,6 +109,7 @@ def _load_runner(
             "max_tokens": config.chunked_prefill_size,
             "records_steps": not config.disable_cuda_graph,
             "row_adapters": rows,
+            "prompt_tables": tables,
             "output_width": _output_width(config, checkpoint),
             "processors": processors,
         }
@@ -122,12 +125,13 @@ def _load_runner(
     def make_trial(some: Sequence[int]) -> ModelRunner:
         return make_runner(make_pool(-(-TRIAL_TOKENS // config.page_size)), some)
 
+    free_bytes = free_beside_steps(make_trial, sizes, device, config.chunked_prefill_size)
     bytes_per_token = kv_layout.bytes_per_token(kv_dtype)
     if layout.num_stages > 1 and not device.has_own_memory:  # all stages' together come out of one memory
         assert isinstance(checkpoint, ModelConfig), "settings with stages are refused for any other"
         bytes_per_token = bytes_per_token * checkpoint.num_layers // kv_layout.num_layers
     num_pages = size_kv_pool(
-        free_bytes=free_beside_steps(make_trial, sizes, device, config.chunked_prefill_size),
+        free_bytes=free_bytes,
         fraction=config.mem_fraction_static,
         bytes_per_token=bytes_per_token,
         page_size=config.page_size,
@@ -138,8 +142,14 @@ def _load_runner(
     # A plan names pages that every rank has.
     num_pages = world.smallest(num_pages)
     kv_pool = make_pool(num_pages)
-    _say_size(config, num_pages, (num_pages + 1) * kv_pool.bytes_per_page(), kv_dtype, device)
-    return make_runner(kv_pool, sizes), device, None if rows is None else _slots(config, model, device, group)
+    kv_bytes = (num_pages + 1) * kv_pool.bytes_per_page()
+    _say_size(config, num_pages, kv_bytes, kv_dtype, device)
+    slots = None
+    if rows is not None:
+        slots = _slots(config, model, device, group, tables)
+        left = max(0, free_bytes - group.size * kv_bytes)
+        slots.max_rows = int(config.lora_device_percent * left) // slots.row_bytes
+    return make_runner(kv_pool, sizes), device, slots
 
 
 def _processors(config: RuntimeConfig, device: Device, group: RankGroup) -> ProcessorRunner | None:
@@ -150,6 +160,14 @@ def _processors(config: RuntimeConfig, device: Device, group: RankGroup) -> Proc
     return ProcessorRunner(load_processors(paths), device, group, is_replicated=is_replicated)
 
 
+def _prompt_tables(config: RuntimeConfig, checkpoint: CheckpointConfig, device: Device) -> PromptTables:
+    assert isinstance(checkpoint, ModelConfig), "settings with adapters are refused for any other"
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return PromptTables(
+        device, config.max_running_requests, checkpoint.vocab_size, checkpoint.hidden_size, dtype
+    )
+
+
 def _output_width(config: RuntimeConfig, checkpoint: CheckpointConfig) -> int:
     """Numbers in a row of an additional output; 0 where there are none."""
     if not config.additional_outputs:
@@ -158,10 +176,19 @@ def _output_width(config: RuntimeConfig, checkpoint: CheckpointConfig) -> int:
     return checkpoint.hidden_size
 
 
-def _slots(config: RuntimeConfig, model: object, device: Device, group: RankGroup) -> AdapterSlots:
+def _slots(
+    config: RuntimeConfig, model: object, device: Device, group: RankGroup, tables: PromptTables | None
+) -> AdapterSlots:
     """Slots for adapters; those of the settings must fit the model. Raises ConfigError."""
     assert isinstance(model, CausalLM), "settings with adapters are refused for any other"
-    slots = AdapterSlots(model, device, max_rank=config.max_lora_rank, rank=group.rank)
+    slots = AdapterSlots(
+        model,
+        device,
+        max_rank=config.max_lora_rank,
+        tables=tables,
+        rank=group.rank,
+        num_threads=config.lora_load_workers,
+    )
     for path in config.adapter_paths.values():
         try:
             slots.check(Path(path))

@@ -105,6 +105,9 @@ class ModelWorker:
             device=device.name,
             attention_window=runner.attention_window,
             output_width=runner.output_width,
+            num_adapted_modules=0 if adapters is None else adapters.num_modules,
+            adapter_rows=0 if adapters is None else adapters.max_rows,
+            adapter_row_bytes=0 if adapters is None else adapters.row_bytes,
         )
 
     @property

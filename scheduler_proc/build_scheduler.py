@@ -7,6 +7,7 @@ from pathlib import Path
 from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.plan import WorkerReady
+from scheduler_proc.adapter_capacity import make_inline_store, make_slots
 from scheduler_proc.batching.composition import (
     BatchingSettings,
     make_batch_builder,
@@ -15,7 +16,6 @@ from scheduler_proc.batching.composition import (
 )
 from scheduler_proc.batching.prefill_adder import StepLimits
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.executor import AdapterDevice, AnyExecutor
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
@@ -69,7 +69,7 @@ def build_scheduler(
     sort_key = sort_key_of(policy, kv)
     lifecycle = Lifecycle(
         kv,
-        SlotPool(0 if adapters is None else config.max_loras, adapters, port.now_s),
+        make_slots(config, limits, adapters, port),
         output,
         port.now_s,
         sort_key=sort_key,
@@ -81,6 +81,7 @@ def build_scheduler(
         config.max_batch_size or limits.max_rows,
         cuts_prompts=not config.disable_chunked_prefill,
     )
+    inline = make_inline_store(config, limits, lifecycle, port)
     controls = Controls(
         lifecycle,
         make_questions(config, lifecycle, step_limits, limits.device, port),
@@ -89,6 +90,7 @@ def build_scheduler(
         profile=StepProfile(profile_dir, port),
         snapshots=SnapshotMaker(lifecycle, port.now_s, port.wall_s),
         calls=WorkerCalls(ranks, output, port),
+        inline=inline,
     )
     features = make_features(config, output, kv, port.now_s, grammar, limits.vocab_size)
     intake = Intake(
@@ -98,6 +100,7 @@ def build_scheduler(
         controls=controls,
         clock=port.now_s,
         suspects=suspects,
+        inline=inline,
     )
     builder = make_batch_builder(_batching(config, step_limits), lifecycle, policy, port)
     step_log = StepLog(kv, lifecycle.room, config.decode_log_interval, port.now_s)

@@ -66,6 +66,7 @@ def main(context: ProcessContext) -> None:
         new_tenants=TenantsFile(context.endpoints.tenants_file).read_new,
         grammar=masks,
         wait_for_grammar=Waiter([masks.socket] if masks else []).wait,
+        adapters_dir=context.endpoints.inline_adapters if config.enable_lora else None,
     )
     grammar = None
     if has_grammar:

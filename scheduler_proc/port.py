@@ -8,6 +8,7 @@
     masks              of the grammar process, and the time after a wait for them
     readiness          whether what a feature waits for is there
     tenants, clients   the launcher's table; whether one client is connected and no other
+    kept adapters      whose weights came with requests: what of them lies in the run directory
     epoch, randomness  given once
 
 Most parts take the time as `port.now_s` and know no port. The same answers of a port make the same plans, in
@@ -19,10 +20,14 @@ from __future__ import annotations
 import inspect
 import os
 import random
+import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from runtime.ring.adapters_file import GONE, KeptAdapter, all_kept, kept_in, read_kept
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.tenants import Tenants
 from runtime.wire.messages import FromGrammar, ToScheduler
@@ -70,10 +75,12 @@ class Port:
         seed: int | None = None,
         grammar: Inbox | None = None,
         wait_for_grammar: Callable[[float], object] = lambda _: None,
+        adapters_dir: Path | None = None,
     ) -> None:
         """`outboxes`: one for each detokenizer; `is_client_alone`: whether one client is connected and no
         other; `new_tenants`: as TenantsFile.read_new; `seed`: of the randomness, drawn where none is given.
-        `grammar`: where masks come, and `wait_for_grammar` waits for some.
+        `grammar`: where masks come, and `wait_for_grammar` waits for some. `adapters_dir`: where adapters lie
+        whose weights came with requests.
         """
         self.outboxes = outboxes
         self.epoch = epoch
@@ -86,6 +93,7 @@ class Port:
         self._new_tenants = new_tenants
         self._grammar = grammar
         self._wait_for_grammar = wait_for_grammar
+        self._adapters_dir = adapters_dir
         self.read_time()
 
     # -- time -----------------------------------------------------------------------------------------------
@@ -137,6 +145,27 @@ class Port:
             messages = self._grammar.drain()
             self.read_time()
         return messages
+
+    def kept_adapters(self) -> list[tuple[str, KeptAdapter]]:
+        """See KeptFiles."""
+        return [] if self._adapters_dir is None else list(all_kept(self._adapters_dir))
+
+    def kept_adapter(self, path: str) -> KeptAdapter | None:
+        """See KeptFiles."""
+        return None if self._adapters_dir is None else read_kept(Path(path))
+
+    def is_inline(self, path: str) -> bool:
+        """See KeptFiles."""
+        return self._adapters_dir is not None and Path(path).parent == kept_in(self._adapters_dir)
+
+    def remove_adapter(self, path: str) -> None:
+        """See KeptFiles. Its name is free at once; the files go in a thread, since a disk may be slow."""
+        gone = f"{path}.{time.monotonic_ns()}{GONE}"
+        try:
+            os.rename(path, gone)
+        except OSError:
+            return
+        threading.Thread(target=shutil.rmtree, args=(gone, True), daemon=True).start()
 
     def is_ready(self, feature: Readiness) -> bool:
         """Tell whether a waiting request may start, by this feature of it. Raises RequestError."""

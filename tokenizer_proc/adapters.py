@@ -1,31 +1,185 @@
-"""AdapterTable: which adapter a request means, and which version of its files there is now."""
+"""AdapterTable: which adapter a request means, and which version of its files there is now.
+
+InlineAdapters: those whose weights come with requests, made directories of the run directory.
+
+    incoming/CLIENT-TASK-DIGEST-SIZE   pieces so far, whichever tokenizer they come to
+    kept/TENANT-KIND-TASK              complete; the scheduler says whether it stays, and removes it
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import shutil
+import time
 from collections import OrderedDict
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
-from runtime.base.errors import Forbidden, InvalidRequest
-from runtime.checkpoint.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE, read_adapter
-from runtime.ring.adapters_file import AdaptersFile
+from runtime.base.errors import AdapterNotResident, Forbidden, InvalidRequest, Overloaded
+from runtime.checkpoint.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE
+from runtime.checkpoint.adapters.prompt_table import AdapterFiles, read_files
+from runtime.ring.adapters_file import AdaptersFile, KeptAdapter, incoming_in, kept_in, read_kept, write_kept
 from runtime.ring.tenants import OWNER
-from runtime.wire.plan import NO_LORA, AdapterRef
+from runtime.wire.plan import NO_LORA, AdapterPiece, AdapterRef
 
 PARAM = "lora_request"
+TABLE_PARAM = "prompt_adapter_request"
+TASK = {"lora": "task", "prompt": "table"}
+"""Names of those that came with requests, without their numbers."""
 MAX_KNOWN = 4096
 """Directories whose version is remembered."""
+PARAMS = {"lora": "lora_config", "prompt": "prompt_tuning_config"}
+INCOMING_S = 600.0
+"""How long an upload may rest before it is given up."""
+PieceAnswer: TypeAlias = dict[str, int | bool]
+
+
+class InlineAdapters:
+    """Asked in the tokenizer's thread. Whoever may generate may put what belongs to its own key."""
+
+    def __init__(self, folder: Path, max_rank: int, max_bytes: int) -> None:
+        """`max_bytes`: of one adapter's weights."""
+        self._folder = folder
+        self._max_rank = max_rank
+        self._max_bytes = max_bytes
+
+    def path_of(self, kind: str, number: int, tenant: str) -> Path:
+        """Return where a tenant's weights lie. Raises AdapterNotResident."""
+        path = self._path(kind, tenant, number)
+        if not path.is_dir():
+            raise not_resident(kind, number)
+        return path
+
+    def take(self, piece: AdapterPiece, client: int, tenant: str) -> PieceAnswer | AdapterPiece:
+        """Take a piece of what a client of the tenant sends. Return what it is to be told, or, when all is
+        there, what the scheduler is. Raises InvalidRequest.
+        """
+        if piece.size > self._max_bytes:
+            raise InvalidRequest(
+                f"{PARAMS[piece.kind]}: weights of {piece.size} bytes; the cache has {self._max_bytes} "
+                "(--lora-host-cache-size)",
+                param=PARAMS[piece.kind],
+                code="request_too_large",
+            )
+        kept = read_kept(self._path(piece.kind, tenant, piece.task_id))
+        if kept is not None:
+            if kept.digest != piece.digest:
+                raise _refused(piece, f"task_id {piece.task_id} stands for other weights")
+            return {"is_resident": True}
+        incoming = incoming_in(self._folder)
+        name = f"{client:x}-{piece.task_id:x}-{piece.digest[:16]}-{piece.size:x}"
+        try:
+            if piece.folder:
+                shutil.rmtree(
+                    incoming / name, ignore_errors=True
+                )  # begun by the question whether it is there
+                source = incoming / piece.folder
+                if source.parent != incoming or not piece.folder[0].isalnum() or not source.is_dir():
+                    raise _refused(piece, "there is no such directory")
+                return self._place(source, piece, tenant)
+            return self._append(incoming / name, piece, tenant)
+        except OSError as error:
+            shutil.rmtree(incoming / (piece.folder or name), ignore_errors=True)
+            raise _refused(piece, f"the weights cannot be kept: {error.strerror}") from None
+
+    def _append(self, folder: Path, piece: AdapterPiece, tenant: str) -> PieceAnswer | AdapterPiece:
+        if piece.config:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._check_others(folder.parent, piece)
+            folder.mkdir(parents=True, mode=0o700)
+            (folder / CONFIG_FILE).write_bytes(piece.config)
+            (folder / WEIGHTS_FILE).touch()
+            return {"is_resident": False, "offset": 0}
+        file = folder / WEIGHTS_FILE
+        there = file.stat().st_size if file.exists() else -1
+        if piece.offset + len(piece.data) > piece.size or not piece.data:
+            raise _refused(piece, "a piece beyond the end")
+        if there == piece.offset:
+            with file.open("ab") as out:
+                out.write(piece.data)
+        elif there < piece.offset + len(piece.data):  # else it is made again after a restart
+            raise _refused(piece, "the pieces are not in order; send them again")
+        if piece.offset + len(piece.data) < piece.size:
+            return {"is_resident": False, "offset": piece.offset + len(piece.data)}
+        return self._place(folder, piece, tenant)
+
+    def _place(self, source: Path, piece: AdapterPiece, tenant: str) -> AdapterPiece:
+        """Check a directory that is complete, and put it where requests look for it."""
+        try:
+            weights = source / WEIGHTS_FILE
+            if weights.is_symlink() or weights.stat().st_size != piece.size:
+                raise _refused(piece, "the weights are not as long as was said")
+            try:
+                config = read_files(source, self._max_rank, is_table=piece.kind == "prompt")
+            except InvalidRequest as error:
+                reason = error.message.replace(f"the adapter in {source}", PARAMS[piece.kind])
+                reason = reason.replace(f"{source}/", "")
+                raise InvalidRequest(reason, param=PARAMS[piece.kind], code=error.code) from None
+            # The time is part of the version: the same weights have the same one whenever they come, so
+            # that what the KV cache holds of them is found again.
+            time_ns = int(piece.digest[:15], 16)
+            os.utime(weights, ns=(time_ns, time_ns))
+            write_kept(source, KeptAdapter(piece.digest, piece.task_id, config.num_rows, piece.size))
+            path = self._path(piece.kind, tenant, piece.task_id)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            source.rename(path)
+        except BaseException:
+            shutil.rmtree(source, ignore_errors=True)
+            raise
+        return msgspec.structs.replace(
+            piece, config=b"", data=b"", folder="", num_rows=config.num_rows, path=str(path)
+        )
+
+    def _check_others(self, incoming: Path, piece: AdapterPiece) -> None:
+        """Give up uploads that rest. Raises Overloaded where the others are to have all the room."""
+        size = piece.size
+        with contextlib.suppress(OSError):
+            for folder in incoming.iterdir():
+                if time.time() - folder.stat().st_mtime > INCOMING_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+                elif "-" in folder.name:
+                    size += int(folder.name.rpartition("-")[2], 16)
+        if size > self._max_bytes:
+            raise Overloaded(
+                f"{PARAMS[piece.kind]}: others send as much as may come at once; try again later"
+            )
+
+    def _path(self, kind: str, tenant: str, task_id: int) -> Path:
+        who = hashlib.blake2b(tenant.encode(), digest_size=8).hexdigest() if tenant else "owner"
+        return kept_in(self._folder) / f"{who}-{kind}-{task_id}"
+
+
+def _refused(piece: AdapterPiece, what: str) -> InvalidRequest:
+    param = PARAMS[piece.kind]
+    return InvalidRequest(f"{param}: {what}", param=param)
+
+
+def not_resident(kind: str, number: int) -> AdapterNotResident:
+    """Return the refusal of a task id whose weights are not kept, or of such a table."""
+    what = f"the weights of task_id {number}" if kind == "lora" else "the vectors"
+    param = PARAMS[kind]
+    return AdapterNotResident(f"{param}: {what} are not kept, or no longer; send them again", param=param)
 
 
 class AdapterTable:
-    """`listed`: adapters that are served by name; None: no adapters are served."""
+    """`listed`: adapters that are served by name; None: no adapters are served. `inline`: those that came
+    with requests.
+    """
 
-    def __init__(self, listed: AdaptersFile | None = None, max_rank: int = 0) -> None:
+    def __init__(
+        self,
+        listed: AdaptersFile | None = None,
+        max_rank: int = 0,
+        inline: InlineAdapters | None = None,
+    ) -> None:
         self._listed = listed
         self._max_rank = max_rank
-        self._versions: OrderedDict[str, tuple[object, str]] = OrderedDict()
+        self._inline = inline
+        self._versions: OrderedDict[tuple[str, str], tuple[object, AdapterFiles]] = OrderedDict()
 
     def resolved(self, asked: AdapterRef | None, tenant: str) -> AdapterRef | None:
         """Return the adapter with its path and version. Raises InvalidRequest when there is none that can be
@@ -35,6 +189,8 @@ class AdapterTable:
             return None
         if self._listed is None:
             raise InvalidRequest(NO_LORA, param=PARAM, code="lora_not_enabled")
+        if not asked.name:
+            return self._of_task(asked, tenant, "lora")
         if not asked.path:
             known = self._listed.read().get(asked.name)
             if known is None:
@@ -48,21 +204,56 @@ class AdapterTable:
             raise Forbidden("lora_request: this key may name adapters of the launch, and no paths")
         else:
             asked = msgspec.structs.replace(asked, pinned=False)
-        return msgspec.structs.replace(asked, version=self._version(asked.path))
+        return _with_files(asked, self._known(asked.path, "lora", PARAM))
 
-    def _version(self, path: str) -> str:
-        """Return the version of the files as they are now; they are read when they have changed."""
+    def resolved_table(self, asked: AdapterRef | None, tenant: str) -> AdapterRef | None:
+        """Return a prompt table with its version and size. Raises as `resolved`."""
+        if asked is None:
+            return None
+        if self._listed is None:
+            raise InvalidRequest(NO_LORA, param=TABLE_PARAM, code="lora_not_enabled")
+        if not asked.name:
+            return self._of_task(asked, tenant, "prompt")
+        if tenant != OWNER:
+            raise Forbidden(f"{TABLE_PARAM}: this key may name no paths")
+        return _with_files(
+            msgspec.structs.replace(asked, pinned=False), self._known(asked.path, "prompt", TABLE_PARAM)
+        )
+
+    def put(self, piece: AdapterPiece, client: int, tenant: str) -> PieceAnswer | AdapterPiece:
+        """See InlineAdapters.take."""
+        if self._inline is None:
+            raise InvalidRequest(NO_LORA, param=PARAMS[piece.kind], code="lora_not_enabled")
+        return self._inline.take(piece, client, tenant)
+
+    def _of_task(self, asked: AdapterRef, tenant: str, kind: str) -> AdapterRef:
+        assert self._inline is not None
+        path = str(self._inline.path_of(kind, asked.id, tenant))
+        try:
+            known = self._known(path, kind, PARAMS[kind])
+        except InvalidRequest:  # it was removed a moment ago
+            raise not_resident(kind, asked.id) from None
+        return _with_files(AdapterRef(f"{TASK[kind]}-{asked.id}", asked.id, "", path), known)
+
+    def _known(self, path: str, kind: str, param: str) -> AdapterFiles:
+        """Return what the files are now; they are read when they have changed."""
         stamp = _stamp(path)
-        known = self._versions.get(path)
+        known = self._versions.get((kind, path))
         if known is None or known[0] != stamp:
             try:
-                known = stamp, read_adapter(Path(path), self._max_rank).version
+                known = stamp, read_files(Path(path), self._max_rank, is_table=kind == "prompt")
             except InvalidRequest as error:
-                raise InvalidRequest(error.message, param=PARAM, code=error.code) from None
-            self._versions[path] = known
+                raise InvalidRequest(error.message, param=param, code=error.code) from None
+            self._versions[kind, path] = known
             if len(self._versions) > MAX_KNOWN:
                 self._versions.popitem(last=False)
         return known[1]
+
+
+def _with_files(ref: AdapterRef, files: AdapterFiles) -> AdapterRef:
+    return msgspec.structs.replace(
+        ref, version=files.version, num_rows=files.num_rows, num_virtual=files.num_virtual
+    )
 
 
 def _stamp(path: str) -> object:

@@ -13,12 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+import numpy as np
+
 from runtime.base.errors import Forbidden, Overloaded, RequestError
 from runtime.ring.tenants import OWNER, THE_OWNER, Tenant
 from runtime.text.codec import PromptEncoder
 from runtime.wire.format import IntArray
 from runtime.wire.handle import describe
 from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest
+from runtime.wire.plan import AdapterPiece
 from runtime.wire.transport import Inbox, Outbox
 from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.admission import QueueAdmission
@@ -84,7 +88,8 @@ class TokenizerLoop:
         self._admission = admission
         self._tenant_named = tenant_named
         self._sequences = SequenceMaker(secret, shares_prefixes=shares_prefixes)
-        self._jobs = JobMaker(tokenizer, validator.vocab_size, adapters or AdapterTable())
+        self._adapters = adapters or AdapterTable()
+        self._jobs = JobMaker(tokenizer, validator.vocab_size, self._adapters)
         self._clock = clock
         self._receipt = clock()
         """Receipt of the message that is being handled."""
@@ -152,6 +157,9 @@ class TokenizerLoop:
         """Pass on what needs no tokenizer."""
         if isinstance(message, AbortRequest):
             self._long.mark_aborted(message)
+        elif message.adapter is not None:
+            self._put_adapter(message, message.adapter)
+            return
         elif not may_ask(self._tenant_named(message.tenant), message):
             if not self._arrivals.try_spend(message.tenant):
                 return
@@ -162,6 +170,20 @@ class TokenizerLoop:
             self._routes.to_client(message.client).send(message)
             return
         self._routes.scheduler.send(message)
+
+    def _put_adapter(self, message: ControlRequest, piece: AdapterPiece) -> None:
+        """Take weights in; when all are there the scheduler answers, else this tokenizer."""
+        try:
+            if not self._tenant_named(message.tenant).may("user"):
+                raise Forbidden("lora_config: this key may not generate")
+            taken = self._adapters.put(piece, message.client, message.tenant)
+        except RequestError as error:
+            self._routes.refuse_control(message, error)
+            return
+        if isinstance(taken, AdapterPiece):
+            self._routes.scheduler.send(msgspec.structs.replace(message, adapter=taken))
+        else:
+            self._routes.answer(message, taken)
 
     def close(self) -> None:
         self._long.close()
@@ -189,7 +211,7 @@ class TokenizerLoop:
         self._turn_chars += sum(map(len, request.sampling.bad_words)) + len(request.prediction)
         job = self._jobs.make(request, self._receipt, is_again=not is_new)
         if field == "input_ids":
-            self._pass_on(job, field, self._validator.input_ids(request))
+            self._pass_on(job, field, self._validator.input_ids(request, job.num_addressed))
         elif field == "messages":
             self._take_messages(job, field)
         else:
@@ -329,9 +351,13 @@ class TokenizerLoop:
         """
         max_len = self._admission.max_len
         ids = self._validator.truncated(job.sampling, ids, max_len)
+        if job.num_in_front:
+            first = self._validator.vocab_size
+            ids = np.concatenate([np.arange(first, first + job.num_in_front, dtype=np.int32), ids])
         self._validator.check_prompt(field, ids, max_len)
         # All are made before the first is sent: a request is refused as a whole or not at all.
-        sequences = list(self._sequences.make(job, ids, job.trace_at(self._clock().monotonic_s)))
+        first = self._validator.vocab_size
+        sequences = list(self._sequences.make(job, ids, job.trace_at(self._clock().monotonic_s), first))
         self._admission.on_way.pass_on(job.request.tenant, len(sequences))
         for sequence in sequences:
             self._routes.scheduler.send(sequence)

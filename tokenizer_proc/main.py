@@ -14,7 +14,7 @@ from runtime.ring.tcp_gate import TcpGate
 from runtime.text.selection import open_tokenizer
 from runtime.wire.messages import ToTokenizer
 from runtime.wire.transport import JoinedInbox, Waiter, ZmqInbox
-from tokenizer_proc.adapters import AdapterTable
+from tokenizer_proc.adapters import AdapterTable, InlineAdapters
 from tokenizer_proc.admission import QueueAdmission
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.recovery import is_recovering
@@ -109,6 +109,11 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenant
             if config.enable_lora
             else None,
             config.max_lora_rank,
+            InlineAdapters(
+                context.endpoints.inline_adapters, config.max_lora_rank, config.lora_host_cache_size
+            )
+            if config.enable_lora
+            else None,
         ),
     )
 

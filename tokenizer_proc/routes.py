@@ -50,5 +50,9 @@ class Routes:
 
     def refuse_control(self, message: ControlRequest, error: RequestError) -> None:
         """Answer a control call with an error."""
-        body = msgspec.Raw(msgspec.msgpack.encode(error_info(error)))
-        self.to_client(message.client).send(ControlReply(message.client, message.number, body, ok=False))
+        self.answer(message, error_info(error), ok=False)
+
+    def answer(self, message: ControlRequest, body: object, *, ok: bool = True) -> None:
+        """Answer a control call."""
+        raw = msgspec.Raw(msgspec.msgpack.encode(body))
+        self.to_client(message.client).send(ControlReply(message.client, message.number, raw, ok=ok))

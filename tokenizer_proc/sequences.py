@@ -23,6 +23,7 @@ from tokenizer_proc.bad_words import with_bad_words_as_ids
 from tokenizer_proc.receipt import Receipt
 
 PROMPT_TAIL_TOKENS = 8
+NO_BOUND = 1 << 31
 NAMESPACE_BYTES = 16
 TENANT_BYTES = 8
 # Of a handle's index, which has two bytes.
@@ -48,6 +49,19 @@ class Job:
     """Packed: the request's prediction."""
     adapter: AdapterRef | None = None
     """The request's, with its version."""
+    prompt_table: AdapterRef | None = None
+    """Likewise."""
+
+    @property
+    def num_in_front(self) -> int:
+        """Return how many virtual tokens are put in front of the prompt."""
+        table, asked = self.prompt_table, self.request.prompt_table
+        return table.num_virtual if table is not None and asked is not None and asked.name else 0
+
+    @property
+    def num_addressed(self) -> int:
+        """Return how many ids from the vocabulary's size on the prompt may have."""
+        return 0 if self.prompt_table is None or self.num_in_front else self.prompt_table.num_virtual
 
     def trace_at(self, now_s: float) -> TraceStamps | None:
         """Return the request's trace, if it is sampled, with the time in the tokenizer."""
@@ -77,6 +91,7 @@ class JobMaker:
             is_again=is_again,
             prediction_ids=self._prediction_ids(request.prediction),
             adapter=self._adapters.resolved(request.adapter, request.tenant),
+            prompt_table=self._adapters.resolved_table(request.prompt_table, request.tenant),
         )
 
     def _prediction_ids(self, text: str) -> bytes:
@@ -103,15 +118,19 @@ class SequenceMaker:
         self._shares_prefixes = shares_prefixes
         self._encode_open = msgspec.msgpack.Encoder().encode
 
-    def make(self, job: Job, ids: IntArray, trace: TraceStamps | None = None) -> Iterator[TokenizedRequest]:
+    def make(
+        self, job: Job, ids: IntArray, trace: TraceStamps | None = None, vocab_size: int = NO_BOUND
+    ) -> Iterator[TokenizedRequest]:
         """The sequences of a request with the prompt `ids`; those of a beam search are one to the scheduler.
-        `trace`: the request's, by now.
+        `trace`: the request's, by now. Ids from vocab_size on are virtual tokens.
         """
         request, resume = job.request, job.request.resume
         input_ids = pack_ids(ids)
         tenant = "" if self._shares_prefixes else request.tenant
-        space = namespace(tenant, request.cache_salt, self._secret, job.adapter)
-        opens = [msgspec.Raw(self._encode_open(_stream_open(job, handle, ids))) for handle in job.handles]
+        contents = (job.adapter, job.prompt_table)
+        space = namespace(tenant, request.cache_salt, self._secret, *contents, extra_ids=request.extra_ids)
+        words = ids if job.prompt_table is None else ids[ids < vocab_size]
+        opens = [msgspec.Raw(self._encode_open(_stream_open(job, handle, words))) for handle in job.handles]
         is_search = job.sampling.num_beams > 1
         for number, handle in enumerate(job.handles[:1] if is_search else job.handles):
             yield TokenizedRequest(
@@ -136,6 +155,7 @@ class SequenceMaker:
                 processors=request.processors,
                 label=request.label if request.processors else "",
                 more_opens=tuple(opens[1:]) if is_search else (),
+                prompt_table=job.prompt_table,
             )
 
 
@@ -156,20 +176,26 @@ def _stream_open(job: Job, handle: bytes, ids: IntArray) -> StreamOpen:
     )
 
 
-def namespace(tenant: str, cache_salt: str, secret: bytes, adapter: AdapterRef | None = None) -> bytes:
-    """Return where a request's KV may be shared: empty for the owner without a salt and an adapter; else
-    TENANT_BYTES for the tenant, zeros for the owner, and NAMESPACE_BYTES each for the salt and the version of
-    the adapter, if there is one. All are keyed, so that nobody can compute a salt of the same namespace.
+def namespace(
+    tenant: str, cache_salt: str, secret: bytes, *contents: AdapterRef | None, extra_ids: bytes = b""
+) -> bytes:
+    """Return where a request's KV may be shared: empty for the owner without a salt and contents; else
+    TENANT_BYTES for the tenant, zeros for the owner, and NAMESPACE_BYTES each for the salt, and for the
+    versions of adapter and prompt table with its extra ids, if there are any. All are keyed, so that nobody
+    can compute a salt of the same namespace.
     """
-    if not tenant and not cache_salt and adapter is None:
+    refs = [each for each in contents if each is not None]
+    if not tenant and not cache_salt and not refs:
         return b""
     space = bytes(TENANT_BYTES)
     if tenant:
         space = hashlib.blake2b(tenant.encode(), digest_size=TENANT_BYTES, key=secret).digest()
     if cache_salt:
         space += hashlib.blake2b(cache_salt.encode(), digest_size=NAMESPACE_BYTES, key=secret).digest()
-    if adapter is not None:
-        identity = "\0".join((adapter.name, adapter.version, adapter.path)).encode()
+    if refs:
+        identity = "\0".join(text for each in refs for text in (each.name, each.version, each.path)).encode()
+        if extra_ids:
+            identity += b"\0\0" + extra_ids
         space += hashlib.blake2b(
             identity, digest_size=NAMESPACE_BYTES, key=secret, person=b"adapter"
         ).digest()

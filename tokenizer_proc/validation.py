@@ -25,7 +25,7 @@ from runtime.wire.messages import (
     Resume,
     Task,
 )
-from runtime.wire.plan import PROCESSORS, check_calls
+from runtime.wire.plan import PROCESSORS, AdapterRef, check_calls
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import ProcessStatus
 from runtime.wire.transport import DECODE_ERRORS
@@ -33,6 +33,7 @@ from tokenizer_proc.sequences import sequence_handles
 
 PromptField = Literal["text", "input_ids", "messages"]
 RETRY_AFTER_S = 1.0
+EXTRA_ID_BYTES = 8
 MAX_PREDICTION_CHARS = 1 << 16
 """50 ms of encoding."""
 READ_ONLY = frozenset(("server_info", "iteration_stats", "request_stats"))
@@ -74,6 +75,8 @@ class Validator:
         self._check_guesses(request)
         if request.adapter is not None and request.task == "embed":
             raise InvalidRequest("lora_request: an embedding has no adapter", param="lora_request")
+        if request.prompt_table is not None:
+            _check_prompt_table(request, request.prompt_table)
         if request.processors and request.task == "embed":
             raise InvalidRequest(f"{PROCESSORS}: an embedding has no logits", param=PROCESSORS)
         given: list[PromptField] = []
@@ -113,10 +116,12 @@ class Validator:
         """Return the definitions of tools for the chat template. Raises InvalidRequest."""
         return decode_tools(request.tools)
 
-    def input_ids(self, request: GenerateRequest) -> IntArray:
-        """The ids of a prompt that came as ids. Raises InvalidRequest."""
+    def input_ids(self, request: GenerateRequest, num_virtual: int = 0) -> IntArray:
+        """The ids of a prompt that came as ids, which may address so many virtual tokens. Raises
+        InvalidRequest.
+        """
         assert request.input_ids is not None
-        return self._ids("input_ids", request.input_ids)
+        return self._ids("input_ids", request.input_ids, num_virtual)
 
     def check_text(self, field: PromptField, text: str, max_token_chars: int | None, max_len: int) -> None:
         """Refuse a text that cannot fit, whatever its tokens are, before the work of encoding it.
@@ -203,16 +208,28 @@ class Validator:
         if not math.isfinite(resume.cumulative_logprob):
             raise InvalidRequest("resume: cumulative_logprob must be finite", param="resume")
 
-    def _ids(self, field: str, packed: bytes) -> IntArray:
+    def _ids(self, field: str, packed: bytes, num_virtual: int = 0) -> IntArray:
         if len(packed) % TOKEN_BYTES:
             raise InvalidRequest(f"{field}: {len(packed)} bytes are not whole int32 ids", param=field)
         ids = unpack_ids(packed)
-        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
+        end = self.vocab_size + num_virtual
+        outside = ids[(ids < 0) | (ids >= end)]
         if len(outside):
             raise InvalidRequest(
-                f"{field}: token id {outside[0]} is not between 0 and {self.vocab_size - 1}", param=field
+                f"{field}: token id {outside[0]} is not between 0 and {end - 1}", param=field
             )
         return ids
+
+
+def _check_prompt_table(request: GenerateRequest, table: AdapterRef) -> None:
+    param = "prompt_adapter_request" if table.name else "prompt_tuning_config"
+    if request.task == "embed":
+        raise InvalidRequest(f"{param}: an embedding has no virtual tokens", param=param)
+    if request.sampling.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs: virtual tokens have none", param="prompt_logprobs")
+    num_ids = len(request.input_ids or b"") // TOKEN_BYTES
+    if request.extra_ids and len(request.extra_ids) != EXTRA_ID_BYTES * num_ids:
+        raise InvalidRequest(f"{param}: input_token_extra_ids has one for each id of the prompt", param=param)
 
 
 def check_task(asked: Task, served: Task) -> None:

@@ -1,7 +1,7 @@
 """Cost of LoRA adapters on a CPU: a decode step and a chunk of a prompt, with and without them, in turns.
 
     python -m benchmarks.cpu.bench_lora [--model qwen-0.5b] [--dtype bfloat16] [--batch 8] [--chunk 2048]
-                                    [--rank 16] [--rounds 9]
+                                    [--rank 16] [--rounds 9] [--only decode]
 
     off       a model that takes no adapters
     unused    one that does, and every row is the base model's
@@ -215,6 +215,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--load-rank", type=int, default=0)
+    parser.add_argument("--only", choices=["decode", "chunk"], help="kind of step; default: both")
     parser.add_argument("--steps", type=int, default=4, help="decode steps of a round")
     options = parser.parse_args()
     without, with_adapters = (BenchedModel(options, takes_adapters=takes) for takes in (False, True))
@@ -236,6 +237,8 @@ def main() -> None:
 
     results: dict[str, Any] = {}
     for kind, names in (("decode", ("off", *slots)), ("chunk", ("off", "unused", "one"))):
+        if options.only not in (None, kind):
+            continue
         results[kind] = measure({name: case(name, kind) for name in names}, options.rounds)
         for name, figures in results[kind].items():
             print(f"{kind:>7} {name:>7}: {figures}", flush=True)

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 from carousel.client.core.batch import MAX_IN_FLIGHT
+from carousel.client.core.puts import put
 from carousel.client.core.request_builder import TokenIds, is_single_prompt, one_per_prompt
 from carousel.client.core.ring_state import RING_TIMEOUT_S
 from carousel.client.core.session import deadline_after
 from carousel.client.own_runtime import OwnRuntime
 from carousel.client.sync import CONNECT_TIMEOUT_S
-from carousel.trtllm.executor_config import ExecutorConfig, KvCacheConfig, SchedulerConfig
+from carousel.trtllm.executor_config import ExecutorConfig, KvCacheConfig, PeftCacheConfig, SchedulerConfig
 from carousel.trtllm.executor_stats import ExecutorStats, StatsReader
 from carousel.trtllm.generation_request import GenerationRequest
 from carousel.trtllm.generation_result import GenerationResult
@@ -74,6 +75,7 @@ class GenerationExecutor(StatsReader):
         executor_config: ExecutorConfig | None = None,
         scheduler_config: SchedulerConfig | None = None,
         kv_cache_config: KvCacheConfig | None = None,
+        peft_cache_config: PeftCacheConfig | None = None,
         preset: str | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_S,
         ring_timeout: float = RING_TIMEOUT_S,
@@ -104,6 +106,7 @@ class GenerationExecutor(StatsReader):
             "executor_config": executor_config,
             "scheduler_config": scheduler_config,
             "kv_cache_config": kv_cache_config,
+            "peft_cache_config": peft_cache_config,
             "preset": preset,
             **settings,
         }
@@ -115,14 +118,17 @@ class GenerationExecutor(StatsReader):
     # -- requests and their results --------------------------------------------------------------------------
 
     def submit(self, request: GenerationRequest) -> GenerationResult:
-        """Give the request its id and send it on its way; waits for nothing.
+        """Give the request its id and send it on its way; waits for nothing but weights of a lora_config that
+        the runtime has not got.
 
         Raises: InvalidRequest, Overloaded, RingClosed; the request then has no id. What the runtime refuses
         comes from the result.
         """
+        submission = request.submission()
+        put(self._session, submission, None)
         with self._submit_lock:
             request.check_unsubmitted()
-            state, mailbox = self._session.open_request(request.submission())
+            state, mailbox = self._session.open_request(submission)
             request.set_id(state.number + 1)
         return GenerationResult(request, state, mailbox, self)
 

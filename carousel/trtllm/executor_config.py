@@ -174,6 +174,67 @@ def checked_outputs(value: Any, name: str = "additional_model_outputs") -> tuple
 
 
 @dataclass(slots=True, kw_only=True)
+class PeftCacheConfig:
+    """Caches of LoRA adapters, which are served then. Rows are ranks of all modules, added up."""
+
+    num_host_module_layer: int = 0
+    """Rows of weights that came with requests; goes before host_cache_size."""
+    num_device_module_layer: int = 0
+    """Rows on the device; goes before device_cache_percent."""
+    optimal_adapter_size: int = 8
+    """An adapter of this rank on all modules takes one page."""
+    max_adapter_size: int = 64
+    """One of a larger rank is refused."""
+    num_put_workers: int = 1
+    """Tokenizers take weights in: tokenizer_workers."""
+    num_ensure_workers: int = 1
+    """Threads that bring adapters to the device."""
+    num_copy_streams: int = 1
+    """One is what is built."""
+    max_pages_per_block_host: int = 24
+    """Weights on the host are files, and those on the device are allocated layer by layer: not by blocks."""
+    max_pages_per_block_device: int = 24
+    device_cache_percent: float | None = None
+    """Share of the memory left beside weights and KV cache. None: as many adapters as max_loras says, of the
+    largest rank.
+    """
+    host_cache_size: int | None = None
+    """Bytes; None is 1 GiB."""
+
+    def asked(self) -> AskedSettings:
+        """The settings that it stands for. Raises ConfigError."""
+        unbuilt = {
+            "num_put_workers": (1,),
+            "num_copy_streams": (1,),
+            "max_pages_per_block_host": (24,),
+            "max_pages_per_block_device": (24, 8),
+        }
+        _refuse_unbuilt(self, "peft_cache_config", unbuilt)
+        asked = nothing_asked()
+        asked.add("peft_cache_config", "enable_lora", True, is_default=False)
+        for name, (setting, default, least) in PEFT_COUNTS.items():
+            field, value = f"peft_cache_config.{name}", getattr(self, name)
+            if value is not None:
+                asked.add(field, setting, _count(field, value, least=least), is_default=value == default)
+        if self.device_cache_percent is not None:
+            field = "peft_cache_config.device_cache_percent"
+            value = _fraction(field, self.device_cache_percent)
+            asked.add(field, "lora_device_percent", value, is_default=False)
+        return asked
+
+
+PEFT_COUNTS = {
+    "num_host_module_layer": ("lora_host_rows", 0, 0),
+    "num_device_module_layer": ("lora_device_rows", 0, 0),
+    "optimal_adapter_size": ("lora_page_rank", 8, 1),
+    "max_adapter_size": ("max_lora_rank", 64, 1),
+    "num_ensure_workers": ("lora_load_workers", 1, 1),
+    "host_cache_size": ("lora_host_cache_size", 1 << 30, 1),
+}
+"""Field of PeftCacheConfig -> the setting that it is another name of, its default, and its least value."""
+
+
+@dataclass(slots=True, kw_only=True)
 class ExecutorConfig:
     """An executor's configuration as a whole. Its defaults are TensorRT-LLM's."""
 
@@ -202,9 +263,10 @@ class ExecutorConfig:
     """Guides are kept without it, too."""
     additional_model_outputs: list[AdditionalModelOutput] | None = None
     """Those that requests may ask for: additional_output."""
+    peft_cache_config: PeftCacheConfig | None = None
+    """Given: LoRA adapters are served."""
     parallel_config: Any = None
     """Not built, nor what follows."""
-    peft_cache_config: Any = None
     logits_post_processor_config: Any = None
     decoding_config: Any = None
     use_gpu_direct_storage: bool = False
@@ -237,6 +299,8 @@ class ExecutorConfig:
         if self.scheduler_config is not None or batching == "INFLIGHT":
             asked.extend(asked_of("scheduler_config", self.scheduler_config or SchedulerConfig()))
         asked.extend(asked_of("kv_cache_config", self.kv_cache_config or KvCacheConfig()))
+        if self.peft_cache_config is not None:
+            asked.extend(asked_of("peft_cache_config", self.peft_cache_config))
         self._add_guides(asked)
         self._add_outputs(asked)
         self._add_flags(asked)
@@ -288,7 +352,6 @@ COUNTS = {
 UNBUILT: dict[str, tuple[Any, ...]] = {
     "max_beam_width": (1,),
     "parallel_config": (None,),
-    "peft_cache_config": (None,),
     "logits_post_processor_config": (None,),
     "decoding_config": (None,),
     "use_gpu_direct_storage": (False,),
@@ -304,10 +367,11 @@ UNBUILT: dict[str, tuple[Any, ...]] = {
     "fail_fast_on_attention_window_too_large": (False,),
 }
 """Field of ExecutorConfig -> the values with which it asks for nothing."""
-CONFIGS: dict[str, type[ExecutorConfig | SchedulerConfig | KvCacheConfig]] = {
+CONFIGS: dict[str, type[ExecutorConfig | SchedulerConfig | KvCacheConfig | PeftCacheConfig]] = {
     "executor_config": ExecutorConfig,
     "scheduler_config": SchedulerConfig,
     "kv_cache_config": KvCacheConfig,
+    "peft_cache_config": PeftCacheConfig,
 }
 """Arguments of `GenerationExecutor.create` that are such objects."""
 
@@ -323,7 +387,7 @@ def without_configs(given: Mapping[str, Any]) -> tuple[dict[str, Any], AskedSett
     """The arguments that are no such objects, and what those that are ask for. Raises ConfigError."""
     asked = nothing_asked()
     if given.get("executor_config") is not None:
-        for name in ("scheduler_config", "kv_cache_config"):
+        for name in ("scheduler_config", "kv_cache_config", "peft_cache_config"):
             if given.get(name) is not None:
                 raise ConfigError(f"{name}: give it as a field of executor_config, which is given, too")
     for name in CONFIGS:

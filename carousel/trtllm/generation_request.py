@@ -17,7 +17,8 @@ from carousel.client.core.request_builder import (
     TokenIds,
     build_request,
 )
-from carousel.lora import LoRARequest
+from carousel.lora import LoraConfig, LoRARequest
+from carousel.prompt_tables import PromptAdapterRequest, PromptTuningConfig
 from carousel.retention import KvCacheRetentionConfig
 from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 from carousel.trtllm.executor_config import (
@@ -33,10 +34,7 @@ NOT_BUILT = frozenset(
         "disaggregated_params",
         "logits_post_processor_name",
         "logits_processor",
-        "lora_config",
         "multimodal_params",
-        "prompt_adapter_request",
-        "prompt_tuning_config",
     }
 )
 """Arguments that callers of TensorRT-LLM's executor know and that would do nothing here."""
@@ -60,6 +58,9 @@ class GenerationRequest:
     guided_decoding_params: what the output must look like.
     external_draft_tokens_config: guesses at the beginning of the output, of each of its sequences.
     lora_request: the adapter that it is computed with.
+    lora_config: an adapter without a directory, whose weights come with the first request that names it.
+    prompt_adapter_request: virtual tokens that stand in front of the prompt.
+    prompt_tuning_config: virtual tokens that come with the request.
     additional_model_outputs: what is wanted of the model's inside, as AdditionalModelOutput.
     exclude_input_from_output: False puts the input in front of the output's token ids; not in a stream.
     """
@@ -84,6 +85,9 @@ class GenerationRequest:
         guided_decoding_params: GuidedDecodingParams | StructuredOutputsParams | None = None,
         external_draft_tokens_config: ExternalDraftTokensConfig | None = None,
         lora_request: LoRARequest | None = None,
+        lora_config: LoraConfig | None = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
+        prompt_tuning_config: PromptTuningConfig | None = None,
         additional_model_outputs: Sequence[AdditionalModelOutput] | None = None,
         **others: Any,
     ) -> None:
@@ -131,6 +135,9 @@ class GenerationRequest:
             )
         self.external_draft_tokens_config = external_draft_tokens_config
         self.lora_request = lora_request
+        self.lora_config = lora_config
+        self.prompt_adapter_request = prompt_adapter_request
+        self.prompt_tuning_config = prompt_tuning_config
         self._id = 0
 
     @property
@@ -167,6 +174,12 @@ class GenerationRequest:
             options["time_limit"] = self.allotted_time_ms / 1000
         if self.lora_request is not None:
             options["lora_request"] = self.lora_request
+        if self.lora_config is not None:
+            options["lora_config"] = self.lora_config
+        if self.prompt_adapter_request is not None:
+            options["prompt_adapter_request"] = self.prompt_adapter_request
+        if self.prompt_tuning_config is not None:
+            options["prompt_tuning_config"] = self.prompt_tuning_config
         return Submission(self.input_token_ids, self.sampling_params, self.streaming, options)
 
     def check(self) -> None:

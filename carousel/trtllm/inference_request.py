@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from carousel.client.core.request_builder import MAX_ID
+from carousel.lora import LoraConfig
+from carousel.prompt_tables import PromptTuningConfig
 from carousel.trtllm.generation_request import MAX_UINT64, GenerationRequest
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.columns import examples
@@ -36,11 +38,12 @@ WORD_LISTS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, WordsKind)}
 """[1, 2, n]: the ids of all words, one behind the other, and where each of them ends; unused places -1."""
 FLAGS = ("streaming", "return_log_probs", "return_context_logits", "return_generation_logits")
 OTHERS = ("input_ids", "beam_width", "end_id", "pad_id", "top_p_reset_ids")
+ADAPTERS = ("lora_task_id", "prompt_embedding_table")
 SPELLINGS = {alias: p.array for p in ARRAYS for alias in p.aliases}
 """Other names of an array."""
 OF_DRAW = frozenset(examples(DRAWABLE))
 """Without any of them the most likely id is taken."""
-KNOWN = frozenset({*INTEGERS, *FLOATS, *WORD_LISTS, *FLAGS, *OTHERS})
+KNOWN = frozenset({*INTEGERS, *FLOATS, *WORD_LISTS, *FLAGS, *OTHERS, *ADAPTERS})
 WRITTEN_AS = {field: name for name, field in (INTEGERS | FLOATS | WORD_LISTS).items()}
 WRITTEN_AS["stop_token_ids"] = "end_id"
 
@@ -99,6 +102,14 @@ class InputArrays:
         if min(ids) < 0 or max(ids) > MAX_ID:
             raise InvalidRequest(f"{name}: token ids must be from 0 to {MAX_ID}", param=name)
         return ids
+
+    def matrix(self, name: str) -> npt.NDArray[Any]:
+        """Vectors of an array of shape [1, n, width]."""
+        array = self._array(name, "float")
+        if array.ndim != 3 or array.shape[0] != 1:
+            raise InvalidRequest(f"{name}: shape [1, n, width], got {list(array.shape)}", param=name)
+        vectors: npt.NDArray[Any] = array[0]
+        return vectors
 
     def words(self, name: str) -> WordList:
         """Word ids of an array of shape [1, 2, n]."""
@@ -162,7 +173,12 @@ def generation_request(arrays: InputArrays, *, has_context: bool, has_generation
     except InvalidRequest as error:
         name = WRITTEN_AS.get(error.param or "", error.param)
         raise InvalidRequest(f"{name}: {error.message}", param=name, code=error.code) from None
-    return GenerationRequest(arrays.ids("input_ids"), sampling, streaming=flags["streaming"])
+    options: dict[str, Any] = {}
+    if "lora_task_id" in arrays:
+        options["lora_config"] = LoraConfig(arrays.scalar("lora_task_id", "integer"))
+    if "prompt_embedding_table" in arrays:
+        options["prompt_tuning_config"] = PromptTuningConfig(arrays.matrix("prompt_embedding_table"))
+    return GenerationRequest(arrays.ids("input_ids"), sampling, streaming=flags["streaming"], **options)
 
 
 def padding_id(arrays: InputArrays) -> int:

@@ -1,6 +1,6 @@
 """AdapterSlots: loads adapters into slots of the device while steps are computed, and says what became of it.
 
-    load      the slot is emptied in the order of the plans; a thread reads and packs, niced, one at a time
+    load      the slot is emptied in the order of the plans; threads read and pack, niced
     answers   what is ready is installed in the order of the plans, and said
 
 So a plan that is launched behind an answer computes with the adapter, and the forward waits for no disk.
@@ -19,23 +19,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from model_worker.adapters.tensors import adapted_modules, check_fit, read_parts
+from model_worker.adapters.tensors import (
+    AdapterFile,
+    adapted_modules,
+    check_fit,
+    largest_row_bytes,
+    read_parts,
+)
 from model_worker.device.base import Device, Ticket
 from model_worker.layers.linear import Linear
+from model_worker.memory.prompt_tables import PromptTables
 from model_worker.models.transformer import CausalLM
 from model_worker.ops.adapters import PackedAdapter
 from runtime.base.errors import InvalidRequest, ModelError
-from runtime.checkpoint.adapters.lora_config import read_adapter, version_of
+from runtime.checkpoint.adapters.lora_config import read_adapter, refused, version_of
+from runtime.checkpoint.adapters.prompt_table import TENSOR, read_prompt_table
 from runtime.wire.format import MAX_SHORT_CHARS
-from runtime.wire.plan import AdapterFailed, AdapterLoaded, LoadAdapter
+from runtime.wire.plan import AdapterFailed, AdapterLoaded, AdapterRef, LoadAdapter
 
 logger = logging.getLogger(__name__)
 
 NICENESS = 10
 
 AdapterAnswer = AdapterLoaded | AdapterFailed
-Packed = Mapping[Linear, PackedAdapter]
+Packed = Mapping[Linear, PackedAdapter] | Tensor
+"""An adapter, or a prompt table."""
 
 
 class _Load(NamedTuple):
@@ -50,21 +60,51 @@ class _Load(NamedTuple):
 class AdapterSlots:
     """Asked in the thread that launches plans."""
 
-    def __init__(self, model: CausalLM, device: Device, *, max_rank: int, rank: int = 0) -> None:
-        """model: one that takes adapters, and is bound. rank: this one, of those that have parts of it."""
+    def __init__(
+        self,
+        model: CausalLM,
+        device: Device,
+        *,
+        max_rank: int,
+        tables: PromptTables | None = None,
+        rank: int = 0,
+        num_threads: int = 1,
+    ) -> None:
+        """model: one that takes adapters, and is bound. tables: of its rows
+        with virtual tokens. rank: this one, of those that have parts of it.
+        num_threads: loads at the same time.
+        """
+        self.max_rows = 0
+        """Ranks of all modules of all adapters that their share of the memory has room for; 0: they have no
+        share.
+        """
         self._model = model
         self._modules = adapted_modules(model)
+        self._tables = tables
         self._device = device
         self._max_rank = max_rank
         self._rank = rank
         self._current: dict[int, _Load] = {}
         self._read: queue.SimpleQueue[tuple[_Load, Packed | str]] = queue.SimpleQueue()
-        self._thread = ThreadPoolExecutor(1, "adapters")
-        num_threads = torch.get_num_threads()
-        self._thread.submit(_be_nice).result()
-        torch.set_num_threads(num_threads)  # for threads to come, which take the last number that was set
+        self._threads = ThreadPoolExecutor(num_threads, "adapters")
+        num_own = torch.get_num_threads()
+        all_begun = threading.Barrier(num_threads + 1)
+        for _ in range(num_threads):
+            self._threads.submit(_be_nice, all_begun)
+        all_begun.wait()
+        torch.set_num_threads(num_own)  # for threads to come, which take the last number that was set
         self.on_news: Callable[[], None] = lambda: None
         """Called in another thread when there is an answer."""
+
+    @property
+    def num_modules(self) -> int:
+        """Linear layers of the checkpoint that an adapter may change."""
+        return len(self._modules)
+
+    @property
+    def row_bytes(self) -> int:
+        """Most bytes that a rank of 1 takes on one of them, on all ranks together."""
+        return largest_row_bytes(self._model, self._modules)
 
     def check(self, path: Path) -> None:
         """Raise InvalidRequest for an adapter that the model cannot be served with, as far as shapes tell."""
@@ -74,7 +114,7 @@ class AdapterSlots:
         """See LoadAdapter; a load that is replaced or dropped before it is ready is not answered."""
         emptied = self._install(asked.slot, {})
         self._current[asked.slot] = load = _Load(asked, emptied, time.monotonic())
-        self._thread.submit(self._read_and_pack, load)
+        self._threads.submit(self._read_and_pack, load)
 
     def drop(self, slot: int) -> None:
         """See DropAdapter."""
@@ -92,7 +132,7 @@ class AdapterSlots:
 
     def close(self) -> None:
         """Begin no load that has not begun."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _finish(self, load: _Load, packed: Packed | str) -> AdapterAnswer:
         slot, ref, number = load.asked.slot, load.asked.ref, load.asked.number
@@ -100,16 +140,21 @@ class AdapterSlots:
             del self._current[slot]
             return AdapterFailed(self._rank, slot, ref.version, packed[:MAX_SHORT_CHARS], number)
         self._install(slot, packed)
-        num_bytes = sum(each.num_bytes for each in packed.values())
+        parts = (packed,) if isinstance(packed, Tensor) else packed.values()
+        num_bytes = sum(each.nbytes if isinstance(each, Tensor) else each.num_bytes for each in parts)
         load_s = time.monotonic() - load.began_s
         logger.info("loaded adapter %s: %.1f MiB in %.2f s", ref.name, num_bytes / (1 << 20), load_s)
         return AdapterLoaded(self._rank, slot, ref.version, num_bytes, load_s, number)
 
     def _install(self, slot: int, packed: Packed) -> Ticket[None]:
         def install() -> None:
+            table = packed if isinstance(packed, Tensor) else None
+            adapted = {} if isinstance(packed, Tensor) else packed
+            if self._tables is not None:
+                self._tables.install(slot, table)
             for _, layer in self._modules.values():
                 assert layer.adapters is not None, "a model that takes adapters"
-                layer.adapters.install(slot, packed.get(layer))
+                layer.adapters.install(slot, adapted.get(layer))
 
         return self._device.forward_stream.launch(install)
 
@@ -135,18 +180,38 @@ class AdapterSlots:
     @torch.inference_mode()
     def _packed(self, load: _Load) -> Packed:
         ref = load.asked.ref
+        if ref.num_virtual:
+            return self._packed_table(ref)
         config = read_adapter(Path(ref.path), self._max_rank)
         check_fit(self._model, self._modules, config)
         packed: dict[Linear, PackedAdapter] = {}
         for layer, parts in read_parts(self._model, self._modules, config):
             assert layer.adapters is not None
             packed[layer] = layer.adapters.pack(load.asked.slot, parts)
-        if ref.version not in ("", config.version) or version_of(config.path) != config.version:
-            raise InvalidRequest(f"the files in {ref.path} have changed since the adapter was asked for")
+        _check_unchanged(ref, config.version)
         return packed
 
+    def _packed_table(self, ref: AdapterRef) -> Tensor:
+        assert self._tables is not None, "a prompt table for a model that takes none"
+        config = read_prompt_table(Path(ref.path))
+        with AdapterFile(config.weights) as file:
+            table = file.read(TENSOR)
+        if config.width != self._tables.width:
+            reason = f"{TENSOR} has vectors of {config.width}, and the model's are of {self._tables.width}"
+            raise refused(config.path, reason)
+        if not torch.isfinite(table).all():
+            raise refused(config.path, f"{TENSOR} has values that are no finite numbers")
+        _check_unchanged(ref, config.version)
+        return self._tables.pack(table)
 
-def _be_nice() -> None:
+
+def _check_unchanged(ref: AdapterRef, version: str) -> None:
+    if ref.version not in ("", version) or version_of(Path(ref.path)) != version:
+        raise InvalidRequest(f"the files in {ref.path} have changed since the adapter was asked for")
+
+
+def _be_nice(all_begun: threading.Barrier) -> None:
     """Take what others leave of the cores, and one at most."""
     torch.set_num_threads(1)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    all_begun.wait()

@@ -57,6 +57,14 @@ def check_fit(model: CausalLM, modules: Mapping[str, AdaptedModule], config: Ada
             raise refused(config.path, reason)
 
 
+def largest_row_bytes(model: CausalLM, modules: Mapping[str, AdaptedModule]) -> int:
+    """Return the most bytes that A and B of rank 1 take on one of the modules, uncut."""
+    return max(
+        sum(_outer_shape(model, name, where)) * where.layer.outer_weight(1).itemsize
+        for name, where in modules.items()
+    )
+
+
 def read_parts(
     model: CausalLM, modules: Mapping[str, AdaptedModule], config: AdapterConfig
 ) -> Iterator[tuple[Linear, list[LoraPart]]]:
@@ -134,11 +142,15 @@ def _part(model: CausalLM, module: AdapterModule, where: AdaptedModule, a: Tenso
 
 def _shape_of(model: CausalLM, module: AdapterModule, where: AdaptedModule) -> tuple[int, int]:
     """Return outputs and inputs of the module in the checkpoint, on all ranks together."""
-    name = f"{own_name_of(model, module.name)}.weight"
+    return _outer_shape(model, own_name_of(model, module.name), where)
+
+
+def _outer_shape(model: CausalLM, name: str, where: AdaptedModule) -> tuple[int, int]:
+    """Return the same by the module's name in the checkpoint."""
     shapes = [
         piece.shape
         for each, piece in where.layer.outer_weight(1).targets(f"{where.own_name}.weight")
-        if checkpoint_name(model, each) == name
+        if checkpoint_name(model, each) == f"{name}.weight"
     ]
     return shapes[0][0], where.layer.weight.cuts[1].total
 

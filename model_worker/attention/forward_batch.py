@@ -32,6 +32,7 @@ class ForwardBatch:
     adapter_rows: Tensor | None = None  # [T] int64, each token's row; None: none has an adapter
     attn_metadata: object | None = None  # set and read by the attention backend alone
     arrived: tuple[Tensor, Tensor] | None = None  # see Decoder.forward; of a pipeline stage but the first
+    virtual: tuple[Tensor, Tensor] | None = None  # virtual tokens: where they stand, and their vectors
     taps: StepTaps | None = None  # where the model hands named tensors to; None: nobody wants any
 
     @property

@@ -94,6 +94,9 @@ class Decoder(BoundLayer):
         else:
             assert self.is_first, "a stage with nothing from the one before"
             residual = self.embed_tokens(batch.input_ids)
+            if batch.virtual is not None:
+                where, vectors = batch.virtual
+                residual[where] = vectors
         cos_sin = window_cos_sin = self.rotary.cos_sin(batch.positions)
         if self.window_rotary is not None:
             window_cos_sin = self.window_rotary.cos_sin(batch.positions)

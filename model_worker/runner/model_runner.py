@@ -19,6 +19,7 @@ from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.memory.prompt_tables import PromptTables
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.models.base import Model
 from model_worker.ops.adapters import RowAdapters
@@ -67,6 +68,7 @@ class ModelRunner:
         max_tokens: int = 0,
         records_steps: bool = True,
         row_adapters: RowAdapters | None = None,
+        prompt_tables: PromptTables | None = None,
         processors: ProcessorRunner | None = None,
         output_width: int = 0,
         has_logits: bool = True,
@@ -75,8 +77,8 @@ class ModelRunner:
         the ranks of the model. graph_sizes: batch sizes of decodes that `warm_up` records as graphs, where
         model and backend can. max_guesses: of a row in such a step. max_tokens: of the largest step that
         it computes; 0: of a short prompt. records_steps: those are, and on a CPU steps of kernels alone.
-        row_adapters: those of a model that takes adapters. processors: logits processors that this rank
-        calls. output_width: numbers in a row of an additional output; 0: rows want none.
+        row_adapters, prompt_tables: those of a model that takes adapters. processors: logits processors that
+        this rank calls. output_width: numbers in a row of an additional output; 0: rows want none.
         has_logits: as make_sampler's.
         """
         self.vocab_size = vocab_size
@@ -109,6 +111,7 @@ class ModelRunner:
         self._max_tokens = max_tokens
         self._group = group
         self._row_adapters = row_adapters
+        self._tables = prompt_tables
         self.output_width = output_width
         self._taps = Taps(device) if output_width else None
 
@@ -134,6 +137,8 @@ class ModelRunner:
             output_indices=inputs.output_indices,
             adapter_rows=inputs.token_rows,
         )
+        if self._tables is not None and self._tables.are_in(plan):
+            batch.virtual = self._tables.take(plan, batch.input_ids)
         return batch, inputs.who
 
     def _change_tables(self, plan: BatchPlan) -> None:
@@ -149,6 +154,8 @@ class ModelRunner:
             if self._row_adapters is not None:
                 for setup in plan.setups:
                     self._row_adapters.set_row(setup.row, setup.adapter_slot)
+            if self._tables is not None:
+                self._tables.open_rows(plan.setups)
         if plan.page_copies:
             src, dst = np.array(plan.page_copies, np.int64).T
             self.kv_pool.copy_pages(self._device.tensor(src), self._device.tensor(dst))
@@ -162,6 +169,7 @@ class ModelRunner:
             self._recording is None
             or not self._recording.fits(plan)
             or (taps is not None and taps.of_rows(plan))
+            or (self._tables is not None and self._tables.are_in(plan))
         ):
             return self._compute(plan)
         if plan.setups or plan.page_copies:

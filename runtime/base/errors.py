@@ -5,6 +5,7 @@ CarouselError
 │   ├── InvalidRequest    400, names the field
 │   ├── Unauthorized      401
 │   ├── Forbidden         403
+│   ├── AdapterNotResident 404, weights that came with a request are not kept any more
 │   ├── Overloaded        503, says when to try again
 │   │   └── RateLimited   429, a tenant has as much as it may have
 │   └── RequestAborted    499, the client or the server ended it
@@ -68,6 +69,13 @@ class Forbidden(RequestError):
 
     status = 403
     code = "permission_denied"
+
+
+class AdapterNotResident(RequestError):
+    """The request names weights that the runtime does not keep, or no longer: send them again."""
+
+    status = 404
+    code = "adapter_not_resident"
 
 
 class Overloaded(RequestError):

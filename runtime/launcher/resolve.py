@@ -22,6 +22,7 @@ from runtime.ring.endpoints import tcp_endpoints
 from runtime.ring.tenants import read_tenants
 from runtime.settings.config import SETTINGS, RuntimeConfig
 from runtime.settings.graph_sizes import graph_sizes
+from runtime.settings.model_settings import AdapterSettings
 from runtime.settings.server_settings import HTTP_SETTINGS
 
 logger = logging.getLogger(__name__)
@@ -252,7 +253,7 @@ def _with_adapters(config: RuntimeConfig, device: str, has_spec: bool) -> Runtim
     paths = config.adapter_paths
     if not (config.enable_lora or paths):
         default = RuntimeConfig()
-        for name in ("max_loras", "max_lora_rank", "allow_lora_updates", "lora_dir"):
+        for name in AdapterSettings.__annotations__.keys() - {"TITLE", "enable_lora", "lora_modules"}:
             if getattr(config, name) != getattr(default, name):
                 raise ConfigError(f"{name}: no adapters are served; add --enable-lora, or leave it out")
         return config
@@ -265,6 +266,12 @@ def _with_adapters(config: RuntimeConfig, device: str, has_spec: bool) -> Runtim
         )
     if config.task == "embed":
         raise ConfigError("enable_lora: an embedding model has no adapters")
+    if device != "cpu":
+        for name in ("lora_device_rows", "lora_device_percent"):
+            if getattr(config, name):
+                raise ConfigError(
+                    f"{name}: a GPU's tables are for --max-loras adapters of --max-lora-rank; lower these"
+                )
     modules = {name: Path(path).absolute() for name, path in paths.items()}
     for path in modules.values():
         try:

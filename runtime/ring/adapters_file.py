@@ -1,10 +1,13 @@
-"""AdaptersFile: which adapters the processes of a launch serve by name, which may change while it runs."""
+"""AdaptersFile: which adapters the processes of a launch serve by name, which may change while it runs.
+
+Adapters that came with requests are directories of the run directory, each with a note of what it is.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +15,9 @@ import msgspec
 
 from runtime.ring.launch_state import write_atomically
 
+NOTE = "kept.json"
+GONE = ".gone"
+"""Behind the name of one that is being removed."""
 FIRST_ID = 1 << 32
 """Ids of adapters with names begin here; callers' own are below."""
 
@@ -93,3 +99,47 @@ class AdaptersFile:
             return msgspec.json.decode(self._path.read_bytes(), type=_Content)
         except FileNotFoundError:
             return _Content(self._launched.next_id, dict(self._launched.adapters))
+
+
+class KeptAdapter(msgspec.Struct, frozen=True):
+    digest: str
+    """SHA-256 of config and weights."""
+    task_id: int
+    num_rows: int
+    """The same as AdapterRef's."""
+    num_bytes: int
+    """Size of its weights."""
+
+
+def incoming_in(folder: Path) -> Path:
+    """Directory of those that are on their way."""
+    return folder / "incoming"
+
+
+def kept_in(folder: Path) -> Path:
+    """Directory of those that are complete."""
+    return folder / "kept"
+
+
+def read_kept(path: Path) -> KeptAdapter | None:
+    """Return the note of a directory; None where there is none."""
+    try:
+        return msgspec.json.decode((path / NOTE).read_bytes(), type=KeptAdapter)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_kept(path: Path, kept: KeptAdapter) -> None:
+    """Write the note of a directory. Raises OSError."""
+    (path / NOTE).write_bytes(msgspec.json.encode(kept))
+
+
+def all_kept(folder: Path) -> Iterator[tuple[str, KeptAdapter]]:
+    """Yield the paths of those that are complete, the one that was put first before the others, and their
+    notes.
+    """
+    found = kept_in(folder)
+    paths = sorted(found.iterdir(), key=lambda path: path.stat().st_ctime_ns) if found.is_dir() else []
+    for path in paths:
+        if path.suffix != GONE and (kept := read_kept(path)) is not None:
+            yield str(path), kept

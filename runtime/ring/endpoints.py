@@ -125,6 +125,11 @@ class Endpoints:
         return self.run_dir / "nodes"
 
     @property
+    def inline_adapters(self) -> Path:
+        """Adapters whose weights came with requests, as `runtime.ring.adapters_file` has them."""
+        return self.run_dir / "adapters"
+
+    @property
     def keys_dir(self) -> Path:
         """Keys of a launch that is served over TCP and was given none: as `runtime.ring.keys` makes them."""
         return self.run_dir / "keys"

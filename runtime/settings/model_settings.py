@@ -236,6 +236,37 @@ class AdapterSettings(ModelSettings, frozen=True, forbid_unknown_fields=True):
         bool, setting("adapters may be loaded and unloaded over HTTP while it runs; needs --lora-dir")
     ] = False
     lora_dir: Annotated[str, setting("directory below which adapters are that may be loaded over HTTP")] = ""
+    lora_host_cache_size: Annotated[
+        int,
+        setting("bytes of weights that came with requests which are kept in the run directory", ge=1),
+    ] = 1 << 30
+    lora_host_rows: Annotated[
+        int,
+        setting(
+            "the same as rows: ranks of all modules of the adapters, added up; goes before "
+            "--lora-host-cache-size",
+            ge=0,
+        ),
+    ] = 0
+    lora_device_rows: Annotated[
+        int, setting("rows of the adapters that lie on the device; 0: as --lora-device-percent says", ge=0)
+    ] = 0
+    lora_device_percent: Annotated[
+        float,
+        setting(
+            "share, from 0 to 1, of the memory left beside weights and KV cache that adapters on the device "
+            "take; 0: what --max-loras of --max-lora-rank need",
+            ge=0.0,
+            le=1.0,
+        ),
+    ] = 0.0
+    lora_page_rank: Annotated[
+        int,
+        setting("an adapter of this rank on all modules takes one page of the caches", ge=1, le=512),
+    ] = 8
+    lora_load_workers: Annotated[
+        int, setting("threads that bring adapters to the device, beside the steps", ge=1, le=16)
+    ] = 1
 
 
 class NodeSettings(AdapterSettings, frozen=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from msgspec import Meta, Raw, field
 from msgspec.structs import astuple
 
 from runtime.wire.format import (
+    MAX_PROMPT_TOKENS,
     TURNS,
     ClientId,
     Count,
@@ -32,6 +33,7 @@ from runtime.wire.perf_metrics import RequestPerfMetrics, TraceStamps
 from runtime.wire.plan import (
     AdapterFailed,
     AdapterLoaded,
+    AdapterPiece,
     AdapterRef,
     BatchPlan,
     CallRank,
@@ -140,6 +142,12 @@ class GenerateRequest(Message, frozen=True):
     """None: it is not sampled."""
     processors: ProcessorCalls = ()
     """Logits processors of the launch that its output is drawn with."""
+    prompt_table: AdapterRef | None = None
+    """Vectors of virtual tokens. With a name, they all stand in front of the prompt; else the prompt's ids
+    from the vocabulary's size on are rows of it.
+    """
+    extra_ids: Annotated[bytes, Meta(max_length=8 * MAX_PROMPT_TOKENS)] = b""
+    """Packed uint64, of the prompt's ids: only requests with equal ones share prefixes."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -161,6 +169,7 @@ CommandOp: TypeAlias = Literal[
     "stop_profile",
     "drop_adapter",
     "collective_rpc",
+    "put_adapter",
 ]
 ControlOp: TypeAlias = Literal[QuestionOp, CommandOp]
 PauseMode: TypeAlias = Literal["in_place", "retract", "abort"]
@@ -193,6 +202,8 @@ class ControlRequest(Message, frozen=True):
     """
     call: RankCall | None = None
     """For collective_rpc."""
+    adapter: AdapterPiece | None = None
+    """For put_adapter."""
 
 
 # -- tokenizer → scheduler → detokenizer -------------------------------------------------------------------
@@ -251,6 +262,7 @@ class TokenizedRequest(Message, frozen=True):
     """StreamOpens of a beam search's other sequences: their handles have the next indexes. Sequence i of a
     request is the hypothesis of rank i, also where it is made again alone.
     """
+    prompt_table: AdapterRef | None = None
 
 
 class StopMatched(Message, frozen=True):

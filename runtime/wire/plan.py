@@ -25,6 +25,7 @@ TensorName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=80)]
 """
 OutputNames: TypeAlias = Annotated[tuple[Label, ...], Meta(max_length=16)]
 NO_ADAPTER = -1
+MAX_PIECE_BYTES = 1 << 20
 """The slot of a row that is computed by the base model alone."""
 NO_LORA = "this server serves no LoRA adapters: it was started without --enable-lora"
 
@@ -117,6 +118,8 @@ class RowSetup(Record, frozen=True):
     """Its logits processors."""
     outputs: OutputNames = ()
     """Additional outputs that it wants."""
+    prompt_slot: Annotated[int, Meta(ge=-1, lt=1 << 31)] = NO_ADAPTER
+    """The prompt table that its ids from the vocabulary's size on are rows of."""
 
     @staticmethod
     def of(
@@ -239,13 +242,42 @@ class AdapterRef(Record, frozen=True):
 
     name: Label
     id: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
-    """The caller's number for it; one id is one path."""
+    """The caller's number for it; one id is one path. With an empty name it is the number of weights that
+    came with a request.
+    """
     version: Annotated[str, Meta(max_length=64)]
     """Digest of the files (runtime.checkpoint.adapters): other files are another version."""
     path: Annotated[str, Meta(max_length=4096)]
     """Directory with adapter_config.json and adapter_model.safetensors."""
     pinned: bool = False
     """Others do not take its slot, once it has one."""
+    num_rows: Count = 0
+    """Ranks of all its modules, added up; the tokenizer says it."""
+    num_virtual: Count = 0
+    """Vectors of a prompt table, which stand for the ids from the vocabulary's size on; 0: it is a LoRA. The
+    tokenizer says it.
+    """
+
+
+class AdapterPiece(Record, frozen=True):
+    """Some of an adapter's weights, on their way into the run directory. The first one has the config."""
+
+    kind: Literal["lora", "prompt"]
+    task_id: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """SHA-256 of config and weights."""
+    size: Annotated[int, Meta(ge=1, lt=1 << 48)]
+    """Bytes of all the weights."""
+    config: Annotated[bytes, Meta(max_length=MAX_PIECE_BYTES)] = b""
+    offset: Annotated[int, Meta(ge=0, lt=1 << 48)] = 0
+    data: Annotated[bytes, Meta(max_length=MAX_PIECE_BYTES)] = b""
+    """Bytes of the weights from the offset on; none: is it there?"""
+    folder: Annotated[str, Meta(max_length=64)] = ""
+    """Directory among those that are on their way in which a client of this machine has written it all."""
+    num_rows: Count = 0
+    """From the tokenizer to the scheduler: as AdapterRef's."""
+    path: Annotated[str, Meta(max_length=4096)] = ""
+    """From the tokenizer to the scheduler: where it lies now."""
 
 
 class LoadAdapter(Message, frozen=True):
@@ -405,6 +437,12 @@ class WorkerReady(Message, frozen=True):
     """Tokens that the layer which looks back the farthest sees, the newest included; 0: one sees all."""
     output_width: Count = 0
     """Numbers in a row of an additional output."""
+    num_adapted_modules: Count = 0
+    """Linear layers of the checkpoint that adapters may change; 0: none are served."""
+    adapter_rows: Count = 0
+    """Rows of such adapters that --lora-device-percent leaves room for; 0: it says nothing."""
+    adapter_row_bytes: Count = 0
+    """Most bytes that one of rank 1 takes on one of them, on all ranks together."""
 
 
 class WorkerFailed(Message, frozen=True):

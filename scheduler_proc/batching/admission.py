@@ -116,7 +116,7 @@ class Admission:
         """
         if req.features and not all(map(self._is_ready, req.features)):
             return False
-        slots = combined_cost(req.features, req.adapter).slots
+        slots = combined_cost(req.features, req.contents).slots
         return not slots or self._lifecycle.slots.prepare(slots, req.seq)
 
     def order(self) -> Iterable[int]:

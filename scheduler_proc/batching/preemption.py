@@ -56,7 +56,7 @@ class Preemption:
                 continue
             self._kv.cache.lock(prefix.node)
             locked.append(prefix)
-            cost = combined_cost(req.features, req.adapter)
+            cost = combined_cost(req.features, req.contents)
             num_missing = self._capacity.pages_for(req) - prefix.num_pages + cost.pages
             if req.priority <= lowest:
                 num_rows += cost.rows

@@ -135,7 +135,7 @@ class PrefillAdder:
     def try_admit(self, req: Request, prefix: Prefix) -> bool:
         """A row and the first chunk for a waiting request, if it fits beside what was promised to others."""
         kv = self._kv
-        cost = combined_cost(req.features, req.adapter)
+        cost = combined_cost(req.features, req.contents)
         self.was_withheld = False
         if not self.can_admit or (cost is not NO_COST and not self._can_afford(cost)):
             return False
@@ -151,8 +151,7 @@ class PrefillAdder:
             return False
         if cost.slots:
             req.slots, numbers = cost.slots, self._slots.take(cost.slots, req.seq)
-            if req.adapter is not None:
-                req.adapter_slot = numbers[0]
+            req.note_slots(numbers)
         num_taken = kv.seat(req, prefix, num_new)
         if req.group is not None:
             num_taken += seat_others(kv, req.group)

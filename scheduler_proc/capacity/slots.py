@@ -21,6 +21,9 @@ from runtime.base.errors import InvalidRequest
 from runtime.wire.plan import AdapterFailed, AdapterLoaded
 from scheduler_proc.core.executor import AdapterDevice
 
+NO_PAGES = 0
+"""Pages of what has no size, or of a device whose pages nobody counts."""
+
 SlotKey: TypeAlias = Any
 """Hashable contents of a slot, an AdapterRef for a device; requests with an equal one share the slot."""
 MAX_PASSED = 128
@@ -48,6 +51,7 @@ class Slot:
     num_bytes: int = 0
     is_retired: bool = False
     """It is emptied when nobody leases it."""
+    num_pages: int = NO_PAGES
 
 
 @dataclass(slots=True)
@@ -66,7 +70,9 @@ class SlotCounts:
 
 
 class SlotPool:
-    """`device` loads what is prepared; None: contents are there at once."""
+    """`device` loads what is prepared; None: contents are there at once. `max_pages`: what all contents have
+    together, each as many as its rows need, of which a page has `page_rows`; 0: nobody counts.
+    """
 
     def __init__(
         self,
@@ -74,12 +80,19 @@ class SlotPool:
         device: AdapterDevice | None = None,
         clock: Callable[[], float] = lambda: 0.0,
         max_passed: int = MAX_PASSED,
+        *,
+        max_pages: int = NO_PAGES,
+        page_rows: int = 1,
     ) -> None:
+        self.max_pages = max_pages
+        self._page_rows = page_rows
         self.num_slots = num_slots
         self.counts = SlotCounts()
         self.num_requests_of: Counter[str] = Counter()
         """Leases by the name of the adapter."""
         self.device = device
+        self.on_failed: Callable[[SlotKey, str], str] = lambda _, message: message
+        """Called with what could not be loaded and why; returns what requests are told."""
         self._clock = clock
         self._max_passed = max_passed
         self._slots = [Slot(number) for number in range(num_slots)]
@@ -137,16 +150,14 @@ class SlotPool:
 
     def _try_load(self, key: SlotKey, seq: int) -> bool:
         """Give it a slot if there is room. Return whether it is there by now."""
-        slot = self._room()
+        num_pages = self._pages_of(key)
+        slot = self._room(num_pages)
         if slot is None:
             if self._newest - seq >= self._max_passed // 2 and key not in self._drained_for:
                 self._drained_for.add(key)
-                self._drain(seq)
+                self._drain(seq, num_pages)
             return False
-        if slot.key is not None:
-            del self._slot_of[slot.key]
-            self.counts.num_evicted += 1
-        slot.key, slot.was_leased, slot.num_bytes = key, False, 0
+        slot.key, slot.was_leased, slot.num_bytes, slot.num_pages = key, False, 0, num_pages
         slot.is_ready = self.device is None
         if getattr(key, "pinned", False) or getattr(key, "name", None) in self._pinned_from:
             self._note_pin(key, key.id)
@@ -158,11 +169,29 @@ class SlotPool:
             self.device.load_adapter(slot.number, key)
         return slot.is_ready
 
-    def _room(self) -> Slot | None:
-        """An empty slot, or the least recently used one that nobody leases and no older request waits for."""
+    def _pages_of(self, key: SlotKey) -> int:
+        """Raises InvalidRequest for more than all others can ever leave free."""
+        if not self.max_pages:
+            return NO_PAGES
+        needed = max(1, -(-getattr(key, "num_rows", 0) // self._page_rows))
+        pinned = sum(
+            slot.num_pages for slot in self._slots if slot.key is not None and self._is_pinned(slot.key)
+        )
+        if needed > self.max_pages - pinned:
+            raise InvalidRequest(
+                f"lora_request: the adapter takes {needed} pages of the device; there are {self.max_pages}, "
+                f"and {pinned} are pinned (--lora-device-rows, --lora-device-percent)",
+                param="lora_request",
+                code="no_room_for_adapter",
+            )
+        return needed
+
+    def _room(self, num_pages: int) -> Slot | None:
+        """Return an empty slot when there are so many pages; for them, and for a slot, goes what was used
+        least recently, nobody leases and no older request waits for. None: not even so.
+        """
         free = [slot for slot in self._slots if slot.key is None]
-        if free:
-            return free[0]
+        num_free = self.max_pages - sum(slot.num_pages for slot in self._slots)
         idle = [
             slot
             for slot in self._slots
@@ -171,18 +200,36 @@ class SlotPool:
             and slot.key not in self._wanted
             and not self._is_pinned(slot.key)
         ]
-        return min(idle, key=lambda slot: slot.used_at, default=None)
+        going: list[Slot] = []
+        for slot in sorted(idle, key=lambda slot: slot.used_at):
+            if (free or going) and num_free >= num_pages:
+                break
+            going.append(slot)
+            num_free += slot.num_pages
+        if num_free < num_pages or not (free or going):
+            return None
+        self.counts.num_evicted += len(going)
+        for slot in going:
+            # Loading empties a slot, too; only what nothing is loaded to needs to be told.
+            if free or slot is not going[-1]:
+                self._drop(slot)
+            else:
+                self._forget(slot)
+        return free[0] if free else going[-1]
 
-    def _drain(self, seq: int) -> None:
-        """Have no more younger requests lease the slot that will be empty soonest."""
-        leased = [
-            slot
-            for slot in self._slots
-            if slot.num_leases and slot.key not in self._draining and not self._is_pinned(slot.key)
-        ]
-        if leased:
-            slot = min(leased, key=lambda slot: (slot.num_leases, slot.used_at))
+    def _drain(self, seq: int, num_pages: int) -> None:
+        """Have no more younger requests lease the slots that will be empty soonest, as many as are needed."""
+        others = [slot for slot in self._slots if slot.key is not None and not self._is_pinned(slot.key)]
+        leased = [slot for slot in others if slot.num_leases and slot.key not in self._draining]
+        num_free = self.max_pages - sum(slot.num_pages for slot in self._slots)
+        num_free += sum(
+            slot.num_pages for slot in others if not slot.num_leases and slot.key not in self._wanted
+        )
+        for slot in sorted(leased, key=lambda slot: (slot.num_leases, slot.used_at)):
             self._draining[slot.key] = seq
+            num_free += slot.num_pages
+            if num_free >= num_pages:
+                break
 
     def _is_pinned(self, key: SlotKey) -> bool:
         return getattr(key, "pinned", False) and key.id >= self._pinned_from[key.name]
@@ -249,12 +296,14 @@ class SlotPool:
                 self._drop(slot)
             return
         self.counts.num_failed += 1
-        self._failures[slot.key] = (answer.message, self._clock() + FAILED_S)
+        message = self.on_failed(slot.key, answer.message)
+        self._failures[slot.key] = (message, self._clock() + FAILED_S)
         self._forget(slot)
 
     def _forget(self, slot: Slot) -> None:
         del self._slot_of[slot.key]
         slot.key, slot.is_ready, slot.is_retired, slot.num_bytes = None, False, False, 0
+        slot.num_pages = NO_PAGES
 
     # -- unloading ------------------------------------------------------------------------------------------
 
@@ -288,6 +337,9 @@ class SlotPool:
             "num_adapters": len(self._slot_of),
             "num_adapters_in_use": self.num_used,
             "adapter_bytes": sum(slot.num_bytes for slot in self._slots),
+            "adapter_page_rows": self._page_rows,
+            "num_device_pages": sum(slot.num_pages for slot in self._slots),
+            "max_device_pages": self.max_pages,
             "num_adapter_hits": counts.num_hits,
             "num_adapter_misses": counts.num_misses,
             "num_adapter_loads": counts.num_loads,
@@ -312,4 +364,5 @@ class SlotPool:
         held = {slot.key: slot for slot in self._slots if slot.key is not None}
         assert held == self._slot_of
         assert all(slot.is_ready for slot in self._slots if slot.num_leases)
-        assert not any(slot.num_leases for slot in self._slots if slot.key is None)
+        assert not any(slot.num_leases or slot.num_pages for slot in self._slots if slot.key is None)
+        assert not self.max_pages or sum(slot.num_pages for slot in self._slots) <= self.max_pages

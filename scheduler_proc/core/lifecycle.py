@@ -123,6 +123,8 @@ class Lifecycle:
         if self.on_finish is not None:
             self.on_finish(req)
         cached_tokens = req.cached_tokens if req.cached_tokens > 0 else 0
+        if cached_tokens and req.prompt_table is not None:
+            cached_tokens -= req.num_virtual_of(cached_tokens)
         closed = Closed(req.handle, reason, stop_token, cached_tokens, error)
         for feature in req.features:
             closed = feature.closing(closed)

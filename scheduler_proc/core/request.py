@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
 import numpy as np
 
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
@@ -166,6 +167,12 @@ class Request:
     """Contents of slots of the device that it leases while it holds a row."""
     adapter_slot: int = NO_ADAPTER
     """Number of its adapter's slot in the stay that begins."""
+    prompt_table: AdapterRef | None = None
+    """Vectors of the virtual tokens among its ids."""
+    first_virtual: int = 0
+    """Ids from here on are virtual tokens."""
+    prompt_slot: int = NO_ADAPTER
+    """Number of their slot, likewise."""
     tenant: str = ""
     """Whose it is: see runtime.ring.tenants."""
     account: Account[Request] = None  # type: ignore[assignment]
@@ -191,7 +198,7 @@ class Request:
 
     def forget_slots(self) -> None:
         """Its slots of the device are given back."""
-        self.slots, self.adapter_slot = (), NO_ADAPTER
+        self.slots, self.adapter_slot, self.prompt_slot = (), NO_ADAPTER, NO_ADAPTER
 
     def forget_output(self) -> None:
         """Keep the prompt alone of the tokens of one that waits for its next row."""
@@ -263,9 +270,28 @@ class Request:
                     return tokens[: i + 1]
         return tokens
 
+    @property
+    def contents(self) -> tuple[AdapterRef, ...]:
+        """Return what it needs on the device: adapter, then prompt table."""
+        if self.adapter is None and self.prompt_table is None:
+            return ()
+        return tuple(each for each in (self.adapter, self.prompt_table) if each is not None)
+
+    def num_virtual_of(self, num_tokens: int) -> int:
+        """Return how many of its first tokens are virtual."""
+        return int(np.count_nonzero(self.tokens[:num_tokens] >= self.first_virtual))
+
+    def note_slots(self, numbers: tuple[int, ...]) -> None:
+        """Take the numbers of the slots of its contents, which come first."""
+        own = iter(numbers)
+        if self.adapter is not None:
+            self.adapter_slot = next(own)
+        if self.prompt_table is not None:
+            self.prompt_slot = next(own)
+
     def row_setup(self, row: int) -> RowSetup:
         """Return what the device keeps for one stay. Called while the tokens are still parked."""
-        return RowSetup.of(
+        setup = RowSetup.of(
             row,
             self.num_prompt,
             self.sampling,
@@ -275,6 +301,9 @@ class Request:
             adapter_slot=self.adapter_slot,
             processing=self.processing,
         )
+        if self.prompt_table is None:
+            return setup
+        return msgspec.structs.replace(setup, prompt_slot=self.prompt_slot)
 
 
 FeatureFactory: TypeAlias = "Callable[[Request], RequestFeature | None]"

@@ -92,9 +92,8 @@ class RequestFeature:
         """The request has finished."""
 
 
-def combined_cost(features: Sequence[RequestFeature], adapter: Hashable = None) -> Cost:
-    """Return what all of them need together, with the request's adapter."""
-    own_slots = () if adapter is None else (adapter,)
+def combined_cost(features: Sequence[RequestFeature], own_slots: tuple[Hashable, ...] = ()) -> Cost:
+    """Return what all of them need together, with the request's own slots: see Request.contents."""
     if not features:
         return Cost(slots=own_slots) if own_slots else NO_COST
     costs = [feature.cost() for feature in features]

@@ -16,18 +16,21 @@ class AdapterIds:
 
     def __init__(self, max_ids: int = MAX_IDS) -> None:
         self._max_ids = max_ids
-        self._of: OrderedDict[int, tuple[str, str]] = OrderedDict()
+        self._of: OrderedDict[tuple[bool, int], tuple[str, str]] = OrderedDict()
+        """By whether it is a prompt table, and id."""
 
     def check(self, adapter: AdapterRef) -> None:
         """Raises InvalidRequest when its id has been used with another name or path."""
         asked = adapter.name, adapter.path
-        known = self._of.setdefault(adapter.id, asked)
-        self._of.move_to_end(adapter.id)
+        key = adapter.num_virtual > 0, adapter.id
+        known = self._of.setdefault(key, asked)
+        self._of.move_to_end(key)
         if len(self._of) > self._max_ids:
             self._of.popitem(last=False)
         if known != asked:
             what = "name" if known[0] != adapter.name else "path"
+            param = "prompt_adapter_request" if key[0] else "lora_request"
             raise InvalidRequest(
-                f"lora_request: id {adapter.id} was used with another {what}; an id stands for one adapter",
-                param="lora_request",
+                f"{param}: id {adapter.id} was used with another {what}; an id stands for one adapter",
+                param=param,
             )

@@ -7,6 +7,7 @@ flush_cache                      everything that no running request uses
 pause_…, continue_generation     no step is launched; those in flight are committed, what comes is received
 start_profile, stop_profile      StepProfile
 collective_rpc                   a method of the ranks, between two steps: WorkerCalls
+put_adapter                      InlineStore: whether weights that have come with a request are kept
 snapshot                         what is held at this moment, of bounded cost: SnapshotMaker
 """
 
@@ -17,8 +18,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from runtime.base.errors import Forbidden, InvalidRequest, RequestError
+from runtime.ring.tenants import Role
 from runtime.wire.error_info import error_info
 from runtime.wire.messages import ControlOp, ControlRequest
+from runtime.wire.plan import NO_LORA
+from scheduler_proc.capacity.inline_store import InlineStore
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import reply_to
 from scheduler_proc.intake.worker_calls import WorkerCalls
@@ -49,14 +53,17 @@ class Controls:
         profile: StepProfile,
         snapshots: SnapshotMaker,
         calls: WorkerCalls,
+        inline: InlineStore | None = None,
     ) -> None:
         """`questions`: requests for statistics, of which some wait for the next step. `max_len`: tokens that
-        a sequence may have. `settings`: what server_info shows besides.
+        a sequence may have. `settings`: what server_info shows besides. `inline`: adapters that came
+        with requests.
         """
         self.questions = questions
         self.profile = profile
         self.calls = calls
         self._lifecycle = lifecycle
+        self._inline = inline
         self._settings = {**(settings or {}), "max_len": max_len}
         self._answers: dict[ControlOp, Callable[[ControlRequest], object]] = {
             "server_info": lambda _: self._server_info(),
@@ -68,6 +75,7 @@ class Controls:
             "start_profile": lambda request: self.profile.start(request.num_steps),
             "stop_profile": lambda _: self.profile.stop(),
             "drop_adapter": lambda request: {"num_dropped": lifecycle.slots.retire(request.label)},
+            "put_adapter": self._put_adapter,
             "snapshot": lambda _: snapshots.make(),
             "collective_rpc": self.calls.begin,
             "timeline": _ask_detokenizers,
@@ -96,10 +104,11 @@ class Controls:
         return not (self._lifecycle.serving.is_paused or self.calls.is_open)
 
     def _check_role(self, request: ControlRequest) -> None:
-        """Raises Forbidden unless it is an admin who asks."""
+        """Raises Forbidden unless it is an admin who asks, or a user who brings what is his own."""
         tenant = self._lifecycle.accounts.tenants.named(request.tenant)
-        if not tenant.may("admin"):
-            raise Forbidden(f"{request.op} needs the role admin; this key has the role {tenant.role}")
+        role: Role = "user" if request.op == "put_adapter" else "admin"
+        if not tenant.may(role):
+            raise Forbidden(f"{request.op} needs the role {role}; this key has the role {tenant.role}")
 
     def forget(self, client: int, tenant: str) -> None:
         """It has gone, and its questions with it: those of this tenant, if it is not the owner."""
@@ -133,8 +142,15 @@ class Controls:
             "queue_time_sum_s": lifecycle.queue_times.sum_s,
             "tenants": lifecycle.accounts.figures(),
             **lifecycle.slots.figures(),
+            **({} if self._inline is None else self._inline.figures()),
             **self.questions.stats.totals(),
         }
+
+    def _put_adapter(self, request: ControlRequest) -> Answer:
+        if self._inline is None or request.adapter is None:
+            raise InvalidRequest(NO_LORA, param="lora_config", code="lora_not_enabled")
+        self._inline.put(request.adapter.path)
+        return {"is_resident": True}
 
     def _flush_cache(self) -> Answer:
         """Flush the cache; what running requests use becomes evictable when they end."""

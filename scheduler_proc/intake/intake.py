@@ -15,6 +15,7 @@ from runtime.wire.error_info import error_info
 from runtime.wire.handle import attempt_of, client_of, sequence_key
 from runtime.wire.messages import AbortRequest, GuideRefused, StopMatched, TokenizedRequest, ToScheduler
 from scheduler_proc.cache.tenants import tenant_of
+from scheduler_proc.capacity.inline_store import InlineStore
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import FeatureFactory, Request
 from scheduler_proc.core.solitary import quarantined
@@ -36,9 +37,10 @@ class Intake:
         controls: Controls,
         clock: Callable[[], float],
         suspects: Suspects = NO_SUSPECTS,
+        inline: InlineStore | None = None,
     ) -> None:
-        """`suspects`: under whom earlier engines have died."""
-        self.maker = RequestMaker(lifecycle, limits, factories, clock=clock)
+        """`suspects`: under whom earlier engines have died. `inline`: adapters that came with requests."""
+        self.maker = RequestMaker(lifecycle, limits, factories, clock=clock, inline=inline)
         self.suspects = suspects
         self._lifecycle = lifecycle
         self._controls = controls

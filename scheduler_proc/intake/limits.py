@@ -73,7 +73,8 @@ class Limits:
 
     def check(self, message: TokenizedRequest) -> int:
         """The number of its prompt tokens. Raises InvalidRequest when it can never run, or may not."""
-        check_ids("input_ids", message.input_ids, self.vocab_size)
+        num_virtual = 0 if message.prompt_table is None else message.prompt_table.num_virtual
+        check_ids("input_ids", message.input_ids, self.vocab_size + num_virtual)
         num_prompt = len(message.input_ids) // TOKEN_BYTES
         if not num_prompt:
             raise InvalidRequest("the prompt is empty", param="input_ids")

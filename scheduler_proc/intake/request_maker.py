@@ -11,6 +11,7 @@ from runtime.wire.messages import TokenizedRequest
 from runtime.wire.plan import NO_LORA, AdapterRef, RowProcessing
 from runtime.wire.retention import Retention
 from scheduler_proc.cache.pages.retained_pages import RetainedPages, retained_pages
+from scheduler_proc.capacity.inline_store import InlineStore
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import FeatureFactory, Request, StopIds
 from scheduler_proc.features.base import Cost, RequestFeature, combined_cost
@@ -30,7 +31,10 @@ class RequestMaker:
         factories: tuple[FeatureFactory, ...],
         *,
         clock: Callable[[], float],
+        inline: InlineStore | None = None,
     ) -> None:
+        """`inline`: adapters that came with requests."""
+        self._inline = inline
         self.limits = limits
         self.factories = factories
         self.tenant_limits = TenantLimiter(
@@ -80,9 +84,12 @@ class RequestMaker:
             tenant=message.tenant,
             is_again=message.is_again,
             adapter=message.adapter,
+            prompt_table=message.prompt_table,
+            first_virtual=limits.vocab_size,
             trace=message.trace,
         )
-        self._check_adapter(message.adapter)
+        for contents in req.contents:
+            self._check_adapter(contents)
         self._attach_features(req)
         return req
 
@@ -128,12 +135,13 @@ class RequestMaker:
         wanted.validate()
         return retained_pages(wanted, num_prompt, kv.page_size)
 
-    def _check_adapter(self, adapter: AdapterRef | None) -> None:
-        if adapter is None:
-            return
+    def _check_adapter(self, adapter: AdapterRef) -> None:
         if not self._lifecycle.slots.num_slots:
             raise InvalidRequest(NO_LORA, param="lora_request", code="lora_not_enabled")
-        self._adapter_ids.check(adapter)
+        if self._inline is not None and self._inline.has(adapter.path):
+            self._inline.use(adapter)
+        else:
+            self._adapter_ids.check(adapter)
 
     def _attach_features(self, req: Request) -> None:
         features: tuple[RequestFeature, ...] = ()
@@ -143,7 +151,7 @@ class RequestMaker:
                 if feature is not None:
                     features += (feature,)
             if features:
-                self._check_cost(combined_cost(features, req.adapter))
+                self._check_cost(combined_cost(features, req.contents))
         except RequestError:
             for feature in features:  # what they have begun elsewhere ends
                 feature.release()

@@ -188,7 +188,7 @@ class SnapshotMaker:
         for feature in req.features:
             if awaited := feature.awaited:
                 return awaited
-        if not self._lifecycle.slots.can_hold(combined_cost(req.features, req.adapter).slots):
+        if not self._lifecycle.slots.can_hold(combined_cost(req.features, req.contents).slots):
             return "adapter"
         if self._kv.still_awaits(req):
             return "prefix"

@@ -80,6 +80,7 @@ class Connection:
         self._lanes: list[Lane] = []
         self._poller = zmq.Poller()
         self._target = target
+        self.run_dir = target.run_dir
         self._watch = target.open_watch()
         self._ring = RingState(target.name, is_remote=target.wants_status, ring_timeout_s=ring_timeout_s)
         self._on_message = on_message

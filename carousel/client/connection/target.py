@@ -28,6 +28,8 @@ class Target(Protocol):
     """Ask the server for RingStatus messages."""
     no_answer_hint: str
     """Likely reason when nobody answers."""
+    run_dir: Path | None
+    """None over TCP."""
     max_frame_bytes: int
     """Longest request that the server's sockets take."""
 
@@ -52,7 +54,7 @@ class RunDirTarget:
     def __init__(self, run_dir: Path) -> None:
         """Raises ConfigError for a directory that another user may have put there."""
         check_run_dir(run_dir)
-        self.run_dir = run_dir
+        self.run_dir: Path | None = run_dir
         self.name = str(run_dir)
         self._endpoints = Endpoints(run_dir)
 
@@ -73,6 +75,7 @@ class TcpTarget:
     """A ring elsewhere, or on this machine by its ports."""
 
     wants_status = True
+    run_dir: Path | None = None
     max_frame_bytes = MAX_TCP_FRAME_BYTES
     no_answer_hint = "it may not be there, may still be loading its model, or may not know the client's key"
 

@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from carousel.client.core.mailbox import Item
+from carousel.client.core.puts import put
 from carousel.client.core.request_builder import Submission
 from carousel.client.core.request_state import RequestState
 from carousel.client.core.result import Completion
@@ -53,6 +54,8 @@ class CompletionBatch:
 
         Raises: RequestError, RingClosed, TimeoutError.
         """
+        for submission in self._submissions[:1]:  # all have the same options
+            put(self._session, submission, self._deadline)
         max_in_flight = min(self._session.max_in_flight(), MAX_IN_FLIGHT)
         try:
             while self._waiting or self._open:

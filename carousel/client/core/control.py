@@ -10,7 +10,7 @@ import msgspec
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import MAX_LABEL_CHARS
 from runtime.wire.messages import MAX_PROFILE_STEPS, PauseMode
-from runtime.wire.plan import MAX_CALL_BYTES, MAX_CALL_S, MAX_RANKS, RankCall
+from runtime.wire.plan import MAX_CALL_BYTES, MAX_CALL_S, MAX_RANKS, AdapterPiece, RankCall
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,6 +23,7 @@ class ControlArguments(TypedDict, total=False):
     label: str
     after: int
     call: RankCall
+    adapter: AdapterPiece
 
 
 def check_mode(mode: PauseMode) -> PauseMode:

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from carousel.client.tracing.trace_context import trace_for_wire
-from carousel.lora import LoRARequest, adapter_for_wire
+from carousel.lora import LoraConfig, LoRARequest, adapter_for_wire, inline_for_wire
+from carousel.prompt_tables import PromptAdapterRequest, PromptTuningConfig, table_for_wire
 from carousel.retention import KvCacheRetentionConfig, retention_for_wire
 from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams, guide_for_wire
 from runtime.base.errors import InvalidRequest
@@ -46,7 +47,7 @@ from runtime.wire.messages import (
     GenerateRequest,
     Task,
 )
-from runtime.wire.plan import PROCESSORS, ProcessorCall, ProcessorCalls, check_calls
+from runtime.wire.plan import PROCESSORS, AdapterRef, ProcessorCall, ProcessorCalls, check_calls
 from runtime.wire.sampling_params import SamplingParams
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -123,6 +124,12 @@ class RequestOptions(EmbedOptions, total=False):
     """W3C's name of the caller's span. If it is sampled, each sequence ends with its `trace_stamps`."""
     lora_request: LoRARequest | None
     """Adapter that it is computed with; None: the model alone."""
+    lora_config: LoraConfig | None
+    """Adapter without a directory, whose weights come with the first request that names it."""
+    prompt_adapter_request: PromptAdapterRequest | None
+    """Virtual tokens that stand in front of the prompt."""
+    prompt_tuning_config: PromptTuningConfig | None
+    """Virtual tokens that come with the request; the prompt's ids say where they stand."""
     logits_processors: Sequence[Mapping[str, Any]] | None
     """Processors of the launch, in the order in which they are called: {"name": ..., "args": {...}} each."""
 
@@ -207,6 +214,7 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
         _refuse_for_other_prompts("continue_final_message", continues)
         _refuse_for_other_prompts("chat_template_kwargs", template_kwargs)
         _refuse_for_other_prompts("tools", tools)
+    tuning = options.get("prompt_tuning_config")
     add_generation_prompt = _ends_with_header(options.get("add_generation_prompt"), continues)
     return GenerateRequest(
         handle,
@@ -232,9 +240,18 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
         draft_ids=_draft_ids(options.get("draft_token_ids")),
         prediction=_prediction(options.get("prediction", "")),
         trace=trace_for_wire(options.get("traceparent")),
-        adapter=adapter_for_wire(options.get("lora_request")),
+        adapter=_adapter(options),
         processors=_processor_calls(options.get("logits_processors")),
+        prompt_table=table_for_wire(options.get("prompt_adapter_request"), tuning),
+        extra_ids=b"" if tuning is None else tuning.extra_ids,
     )
+
+
+def _adapter(options: RequestOptions) -> AdapterRef | None:
+    named, inline = adapter_for_wire(options.get("lora_request")), inline_for_wire(options.get("lora_config"))
+    if named is not None and inline is not None:
+        raise InvalidRequest("lora_config: give it or lora_request, not both", param="lora_config")
+    return named or inline
 
 
 def _processor_calls(processors: Any) -> ProcessorCalls:

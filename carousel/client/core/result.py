@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from runtime.base.errors import (
+    AdapterNotResident,
     Forbidden,
     InvalidRequest,
     Overloaded,
@@ -167,6 +168,8 @@ def error_from_info(info: ErrorInfo) -> RequestError:
         return Overloaded(message, code=info.code, retry_after_s=info.retry_after_s)
     if info.status == Overloaded.status and info.code == Overloaded.code:
         return Overloaded(message)
+    if info.code == AdapterNotResident.code:
+        return AdapterNotResident(message, param=param)
     for kind in (InvalidRequest, Unauthorized, Forbidden, RequestAborted):
         if info.status == kind.status:
             return kind(message, param=param, code=info.code)

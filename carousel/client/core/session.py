@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -64,6 +65,8 @@ class Ring(Protocol):
     """Sequences that the ring lets wait; valid, as all that follows, once `opened` is resolved."""
     client_ids: tuple[int, ...]
     """One for each detokenizer."""
+    run_dir: Path | None
+    """The ring's run directory, where it is on this machine; None over TCP."""
 
     @property
     def generation(self) -> int:

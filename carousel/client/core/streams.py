@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Self, TypeAlias
 
 from carousel.client.core.mailbox import Item, Mailbox
+from carousel.client.core.puts import put, put_async
 from carousel.client.core.request_builder import Submission
 from carousel.client.core.request_state import RequestState, num_logprob_bytes
 from carousel.client.core.result import Completion, Delta
@@ -61,6 +62,7 @@ class ResultStream(_Stream):
         super().__init__()
         self.state: RequestState
         """All that has been received so far."""
+        put(session, submission, deadline)
         self.state, self._mailbox = session.open_request(submission)
         self._session = session
         self._deadline = deadline
@@ -161,6 +163,7 @@ class AsyncResultStream(_Stream):
             session = await self._connect()
             if self._closed:
                 raise RequestAborted("the stream was closed before its request was made")
+            await put_async(session, self._submission)
             self._session = session
             self.state, self._mailbox = session.open_request(self._submission)
         if self.state.error is None:

@@ -216,6 +216,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "logits_post_processor_name": ("",),
     "logits_processor": (),
     "lora_config": (),
+    "lora_task_id": (),
+    "prompt_embedding_table": (),
     "multimodal_params": (),
     "prompt_adapter_request": (),
     "prompt_token_ids": (),

@@ -108,6 +108,11 @@ class AdapterConfig(Struct, frozen=True):
         return max(module.rank for module in self.modules)
 
     @property
+    def num_rows(self) -> int:
+        """Return the ranks of all modules, added up."""
+        return sum(module.rank for module in self.modules)
+
+    @property
     def weights(self) -> Path:
         return self.path / WEIGHTS_FILE
 
@@ -144,14 +149,14 @@ def read_adapter(path: Path, max_rank: int) -> AdapterConfig:
     try:
         weights = path / WEIGHTS_FILE
         if not weights.is_file():
-            raise refused(path, _why_no_weights(path))
+            raise refused(path, why_no_weights(path))
         tensors, status = read_header(weights), weights.stat()
     except OSError as error:
         raise refused(path, f"{WEIGHTS_FILE} cannot be read: {error.strerror}") from None
     except ModelError as error:
         raise refused(path, str(error)) from None
     targets = _targets(path, file)
-    config = AdapterConfig(path, _version(data, status), _modules(path, file, targets, tensors), targets)
+    config = AdapterConfig(path, files_version(data, status), _modules(path, file, targets, tensors), targets)
     if config.rank > max_rank:
         raise refused(path, f"r: rank {config.rank} is above --max-lora-rank {max_rank}")
     return config
@@ -159,10 +164,11 @@ def read_adapter(path: Path, max_rank: int) -> AdapterConfig:
 
 def version_of(path: Path) -> str:
     """Return the version of what the directory has now. Raises InvalidRequest and OSError."""
-    return _version(_read_config(path)[0], (path / WEIGHTS_FILE).stat())
+    return files_version(decoded_config(path)[0], (path / WEIGHTS_FILE).stat())
 
 
-def _version(config: bytes, weights: os.stat_result) -> str:
+def files_version(config: bytes, weights: os.stat_result) -> str:
+    """Return the digest of a config, and of size and time of weights."""
     digest = hashlib.sha256(config + msgspec.json.encode([weights.st_size, weights.st_mtime_ns]))
     return digest.hexdigest()[:32]
 
@@ -172,7 +178,8 @@ def refused(path: Path, reason: str) -> InvalidRequest:
     return InvalidRequest(f"the adapter in {path}: {reason}", param="adapter", code="invalid_adapter")
 
 
-def _why_no_weights(path: Path) -> str:
+def why_no_weights(path: Path) -> str:
+    """Return what is wrong with a directory without weights."""
     if (path / "adapter_model.bin").is_file():
         return f"adapter_model.bin is a pickle, which is not read: save it as {WEIGHTS_FILE}"
     return f"it has no {WEIGHTS_FILE}"
@@ -180,6 +187,16 @@ def _why_no_weights(path: Path) -> str:
 
 def _read_config(path: Path) -> tuple[bytes, _ConfigFile]:
     """Return adapter_config.json, and what it says."""
+    data, raw = decoded_config(path)
+    _refuse_what_is_not_read(path, raw)
+    try:
+        return data, msgspec.convert(raw, _ConfigFile)
+    except msgspec.ValidationError as error:
+        raise refused(path, f"{CONFIG_FILE} cannot be read: {error}") from None
+
+
+def decoded_config(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """Return adapter_config.json as it is and decoded. Raises InvalidRequest."""
     if not path.is_dir():
         raise refused(path, "there is no such directory")
     try:
@@ -190,9 +207,7 @@ def _read_config(path: Path) -> tuple[bytes, _ConfigFile]:
     if len(data) > MAX_CONFIG_BYTES:
         raise refused(path, f"{CONFIG_FILE} is larger than {MAX_CONFIG_BYTES} bytes")
     try:
-        raw = msgspec.json.decode(data, type=dict[str, Any])
-        _refuse_what_is_not_read(path, raw)
-        return data, msgspec.convert(raw, _ConfigFile)
+        return data, msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise refused(path, f"{CONFIG_FILE} cannot be read: {error}") from None
 

@@ -180,6 +180,8 @@ def attach_speculation(
                 else "the server was started without --speculative-algorithm NGRAM"
             )
             raise InvalidRequest(f"prediction: nothing looks in it, as {has}", param="prediction")
+        if req.prompt_table is not None:
+            most = 0  # what its index finds may be virtual tokens, which nothing samples
         return Speculation(req, most, cost) if most or req.draft_ids else None
 
     return attach

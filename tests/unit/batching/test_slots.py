@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -35,6 +35,72 @@ def loaded(slot: int) -> AdapterLoaded:
 def pool(num_slots: int, max_passed: int = 8, now: list[float] | None = None) -> tuple[SlotPool, Device]:
     device, times = Device(), now or [0.0]
     return SlotPool(num_slots, device, lambda: times[0], max_passed), device
+
+
+class Sized(NamedTuple):
+    """A key with rows, and no name or pin."""
+
+    number: int
+    num_rows: int
+
+
+def sized_pool(num_slots: int, max_pages: int) -> tuple[SlotPool, Device]:
+    device = Device()
+    return SlotPool(num_slots, device, lambda: 0.0, 8, max_pages=max_pages, page_rows=8), device
+
+
+def bring(slots: SlotPool, device: Device, key: Sized, seq: int) -> None:
+    """Load it, lease it, and give it back."""
+    slots.begin_step()
+    assert not slots.prepare((key,), seq)
+    slots.receive(loaded(device.loads[-1][0]))
+    slots.begin_step()
+    assert slots.prepare((key,), seq)
+    slots.take((key,), seq)
+    slots.give_back((key,))
+    slots.check()
+
+
+def test_contents_take_the_pages_of_their_rows_and_go_until_there_are_enough() -> None:
+    slots, device = sized_pool(8, max_pages=4)
+    small = [Sized(number, 8) for number in range(4)]
+    for number, key in enumerate(small):
+        bring(slots, device, key, number)
+    figures = slots.figures()
+    assert (figures["num_device_pages"], figures["max_device_pages"], figures["num_adapters"]) == (4, 4, 4)
+    bring(slots, device, Sized(9, 9), 10)  # two pages: the two oldest go, though slots are free
+    assert slots.counts.num_evicted == 2
+    assert [slots.can_hold((key,)) for key in small] == [False, False, True, True]
+    assert slots.figures()["num_device_pages"] == 4
+    bring(slots, device, Sized(10, 32), 11)
+    assert (slots.num_held, slots.figures()["num_device_pages"]) == (1, 4)
+    with pytest.raises(InvalidRequest, match="takes 5 pages of the device; there are 4"):
+        slots.prepare((Sized(11, 33),), 12)
+
+
+def test_pages_that_others_lease_are_waited_for_and_drained() -> None:
+    slots, device = sized_pool(8, max_pages=2)
+    for number in range(2):
+        key = Sized(number, 8)
+        bring(slots, device, key, number)
+        slots.take((key,), number)
+    wide = Sized(5, 16)
+    for seq in range(3, 10):  # passed by others, until both are drained
+        slots.begin_step()
+        assert not slots.prepare((wide,), 2)
+        for number in range(2):
+            if slots.prepare((Sized(number, 8),), seq):
+                slots.take((Sized(number, 8),), seq)
+                slots.give_back((Sized(number, 8),))
+    slots.begin_step()
+    assert not slots.prepare((wide,), 2)
+    assert not any(slots.prepare((Sized(number, 8),), 20) for number in range(2))
+    for number in range(2):
+        slots.give_back((Sized(number, 8),))
+    slots.begin_step()
+    assert not slots.prepare((wide,), 2)
+    assert device.loads[-1][1] == wide
+    slots.check()
 
 
 def lease(slots: SlotPool, key: str, seq: int) -> None:

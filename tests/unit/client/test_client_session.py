@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,7 @@ class Events:
     has_room = True
     max_waiting = 100
     client_ids: tuple[int, ...] = CLIENT_IDS
+    run_dir: Path | None = None
 
     def __init__(self, **about: Any) -> None:
         self.now = 1000.0

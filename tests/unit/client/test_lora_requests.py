@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from carousel import GenerationRequest, InvalidRequest, LoRARequest
+from carousel import GenerationRequest, InvalidRequest, LoraConfig, LoRARequest
 from carousel.client.core.request_builder import Submission, build_request
 from runtime.wire.handle import make_handle
 from runtime.wire.plan import AdapterRef
@@ -59,6 +61,49 @@ def test_a_generation_request_takes_one() -> None:
     request = GenerationRequest([1, 2], lora_request=LoRARequest("sql", 3))
     assert build_request(HANDLE, request.submission()).adapter == AdapterRef("sql", 3, "", "")
     with pytest.raises(InvalidRequest, match="lora_config"):
-        GenerationRequest([1, 2], lora_config=object())
+        GenerationRequest([1, 2], lora_config=object()).check()  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="lora_request"):
         GenerationRequest([1, 2], lora_request="sql").check()  # type: ignore[arg-type]
+
+
+WEIGHTS = {"x.lora_A.weight": np.zeros((2, 3), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (LoraConfig(0), "task_id"),
+        (LoraConfig(True), "task_id"),
+        (LoraConfig(1 << 63), "task_id"),
+        (LoraConfig(1, {}, {}), "weights must be arrays by their names"),
+        (LoraConfig(1, np.zeros((2, 3)), {}), "weights must be arrays by their names"),  # type: ignore[arg-type]
+        (LoraConfig(1, {"x": np.zeros(3)}, {}), "an array of float32, float16, bfloat16, got float64"),
+        (LoraConfig(1, {"x": [1.0]}, {}), "an array of"),
+        (LoraConfig(1, {1: WEIGHTS}, {}), "no text"),  # type: ignore[dict-item]
+        (LoraConfig(1, WEIGHTS), "config must be what"),
+        (LoraConfig(1, WEIGHTS, {"r": object()}), "config cannot be written as JSON"),
+        (LoraConfig(1, None, {"r": 1}), "there are none"),
+        ("x", "must be a LoraConfig"),
+    ],
+)
+def test_weights_that_cannot_be_sent_are_an_error_at_the_call(config: Any, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        build_request(HANDLE, Submission("x", options={"lora_config": config}))
+    assert caught.value.param == "lora_config"
+
+
+def test_weights_are_the_file_that_others_read(tmp_path: Path) -> None:
+    packed = LoraConfig(1, {**WEIGHTS, "y": np.ones(5, np.float16)}, {"r": 2}).packed
+    assert packed is not None
+    (tmp_path / "x.safetensors").write_bytes(packed.weights)
+    loaded = load_file(tmp_path / "x.safetensors")
+    assert {name: (each.dtype.name, each.shape) for name, each in loaded.items()} == {
+        "x.lora_A.weight": ("float32", (2, 3)),
+        "y": ("float16", (5,)),
+    }
+    assert packed.config == b'{"peft_type": "LORA", "r": 2}'
+    request = build_request(HANDLE, Submission("x", options={"lora_config": LoraConfig(9)}))
+    assert request.adapter == AdapterRef("", 9, "", "")
+    both: Any = {"lora_config": LoraConfig(9), "lora_request": LoRARequest("a", 1)}
+    with pytest.raises(InvalidRequest, match="not both"):
+        build_request(HANDLE, Submission("x", options=both))

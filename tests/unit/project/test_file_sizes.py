@@ -11,7 +11,7 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 90
 OWN_LIMITS = {
     "scheduler_proc/scheduler.py": 300,
-    "carousel/__init__.py": 130,
+    "carousel/__init__.py": 140,
 }
 
 

@@ -55,12 +55,13 @@ FLOORS: dict[str, set[str]] = {
     "carousel.client.tracing": {"runtime.base", "runtime.wire"},
     "carousel.client.core": {
         "carousel.client.tracing",
-        *("carousel.lora", "carousel.retention", "carousel.structured_outputs"),
+        *("carousel.lora", "carousel.prompt_tables", "carousel.retention", "carousel.structured_outputs"),
         *("runtime.base", "runtime.sampling", "runtime.wire", "runtime.ring"),
     },
     "carousel.client.connection": {"carousel.client.core", "runtime.base", "runtime.wire", "runtime.ring"},
     "carousel.trtllm": {
         "carousel.lora",
+        "carousel.prompt_tables",
         "carousel.retention",
         "carousel.structured_outputs",
         "carousel.client",
@@ -148,7 +149,7 @@ SCHEDULER_ORDER = [
     {"preemption", "request_scheduler"},
     {"chosen_batch"},
     {"batch_builder"},
-    {"composition", "feature_factories", "scheduler"},
+    {"adapter_capacity", "composition", "feature_factories", "scheduler"},
     {"build_scheduler", "loop"},
     {"heartbeat"},
     {"main"},

@@ -248,11 +248,12 @@ REFUSED_WORDS = """
     exclude_input_from_output external_draft_tokens_config flat_logprobs function_call guided_decoding
     guided_decoding_params guided_whitespace_pattern http_worker_ipc image_data image_max_dynamic_patch
     images_config input_embeds kv_router_hint log_metrics logits_post_processor_name logits_processor
-    logprob_token_ids lookahead_config lora_config lora_id lora_request max_dynamic_patch
+    logprob_token_ids lookahead_config lora_config lora_id lora_request lora_task_id max_dynamic_patch
     max_thinking_tokens media_io_kwargs min_dynamic_patch mm_content_hashes mm_hashes mm_processor_kwargs
     moderation multi_item_delimiter_indices multimodal_params need_wait_for_mm_inputs ngram_corpus_id
-    no_stop_trim num_items_assigned positional_embed_overrides prompt_adapter_request prompt_embeds
-    prompt_ignore_length prompt_logprobs_start prompt_token_ids prompt_tuning_config query_token_ids
+    no_stop_trim num_items_assigned positional_embed_overrides prompt_adapter_request prompt_embedding_table
+    prompt_embeds prompt_ignore_length
+    prompt_logprobs_start prompt_token_ids prompt_tuning_config query_token_ids
     repetition_detection request_id request_output_len require_reasoning return_all_generated_tokens
     return_bytes return_cached_tokens_details return_context_logits return_encoder_output return_entropy
     return_flat_raw_top_logprobs return_flat_raw_top_logprobs_b64 return_generation_logits

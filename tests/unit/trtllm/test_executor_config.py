@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from carousel import CapacitySchedulerPolicy, ConfigError, ExecutorConfig, KvCacheConfig, SchedulerConfig
+from carousel import (
+    CapacitySchedulerPolicy,
+    ConfigError,
+    ExecutorConfig,
+    KvCacheConfig,
+    PeftCacheConfig,
+    SchedulerConfig,
+)
 from carousel.trtllm.executor_config import COUNTS, UNBUILT, AdditionalModelOutput
 from carousel.trtllm.executor_settings import runtime_settings
 from runtime.settings.config import RuntimeConfig, from_values
@@ -149,6 +156,15 @@ def test_keywords_beside_an_object_win_over_its_defaults_and_may_not_contradict_
             ({"kv_cache_config": _with(KvCacheConfig(), each.name, "x")}, f"kv_cache_config.{each.name}")
             for each in dataclasses.fields(KvCacheConfig)
         ),
+        *(
+            (
+                {"peft_cache_config": _with(PeftCacheConfig(), each.name, "x")},
+                f"peft_cache_config.{each.name}",
+            )
+            for each in dataclasses.fields(PeftCacheConfig)
+        ),
+        ({"peft_cache_config": PeftCacheConfig(num_put_workers=2)}, "num_put_workers"),
+        ({"peft_cache_config": PeftCacheConfig(optimal_adapter_size=0)}, "optimal_adapter_size"),
         ({"kv_cache_config": KvCacheConfig(max_attention_window=[8, 9])}, "layer to layer"),
         ({"kv_cache_config": KvCacheConfig(free_gpu_memory_fraction=1.5)}, "free_gpu_memory_fraction"),
         ({"kv_cache_config": KvCacheConfig(max_tokens=True)}, "max_tokens"),
@@ -186,3 +202,25 @@ def test_an_unknown_field_is_a_type_error() -> None:
 def test_an_empty_folder_is_a_variable_that_is_not_set(keyword: str) -> None:
     with pytest.raises(ConfigError, match=f"^{keyword}: the value is empty"):
         runtime_settings({keyword: ""})
+
+
+def test_a_cache_of_adapters_is_settings_and_serves_adapters() -> None:
+    given = PeftCacheConfig(
+        num_device_module_layer=100, host_cache_size=5, device_cache_percent=0.5, num_ensure_workers=2
+    )
+    for arguments in (
+        {"peft_cache_config": given},
+        {"executor_config": ExecutorConfig(peft_cache_config=given)},
+    ):
+        settings = runtime_settings(arguments)
+        wanted = {
+            "enable_lora": True,
+            "lora_device_rows": 100,
+            "lora_host_cache_size": 5,
+            "lora_device_percent": 0.5,
+            "lora_load_workers": 2,
+            "lora_page_rank": 8,
+            "max_lora_rank": 64,
+        }
+        assert {name: settings[name] for name in wanted} == wanted
+    assert "enable_lora" not in runtime_settings({"executor_config": ExecutorConfig()})

@@ -246,3 +246,24 @@ def test_a_streamed_response_has_the_new_tokens_and_the_sums_so_far() -> None:
     assert [each["sequence_length"].item() for each in responses] == [4, 6, 6]
     assert [each["cum_log_probs"].item() for each in responses] == [-1.0, -1.75, -1.75]
     assert [each["output_log_probs"].shape for each in responses] == [(1, 1, 1), (1, 1, 2), (1, 1, 0)]
+
+
+def test_adapters_by_their_number_and_vectors_of_virtual_tokens() -> None:
+    inputs: dict[str, Any] = {"input_ids": [[1, 9]], "request_output_len": [3], "lora_task_id": [5]}
+    table = np.ones((1, 2, 4), np.float32)
+    request = generation_request(
+        InputArrays({**inputs, "prompt_embedding_table": table}), has_context=False, has_generation=False
+    )
+    assert request.lora_config is not None
+    assert (request.lora_config.task_id, request.lora_config.weights) == (5, None)
+    assert request.prompt_tuning_config is not None
+    assert request.prompt_tuning_config.embedding_table.shape == (2, 4)
+    for name, value in (
+        ("prompt_embedding_table", table[0]),
+        ("lora_weights", table),
+        ("lora_task_id", [0.5]),
+    ):
+        with pytest.raises(InvalidRequest, match=name):
+            generation_request(
+                InputArrays({**inputs, name: value}), has_context=False, has_generation=False
+            ).check()

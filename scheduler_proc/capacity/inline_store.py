@@ -1,0 +1,135 @@
+"""InlineStore: which adapters that came with requests are kept in the run directory, and which go for others.
+
+What no live request is computed with goes first, the least recently used; where that is not enough, what is
+new is refused. Knows no file.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from runtime.base.errors import AdapterNotResident, InvalidRequest
+from runtime.ring.adapters_file import KeptAdapter
+from runtime.wire.plan import AdapterRef
+
+PARAM = "lora_config"
+MAX_KEPT = 4096
+"""Adapters and prompt tables, however small they are."""
+
+
+class KeptFiles(Protocol):
+    """Directories of the adapters, which the run directory has."""
+
+    def kept_adapters(self) -> list[tuple[str, KeptAdapter]]:
+        """Return those that are there, by their paths."""
+
+    def kept_adapter(self, path: str) -> KeptAdapter | None:
+        """Return one of them; None: there is none."""
+
+    def is_inline(self, path: str) -> bool:
+        """Tell whether a path is where one of them lies, or lay."""
+
+    def remove_adapter(self, path: str) -> None:
+        """Have its directory removed."""
+
+
+class InlineStore:
+    """Bounded in bytes, or in rows where a number of them is given."""
+
+    def __init__(
+        self,
+        files: KeptFiles,
+        in_use: Callable[[], Iterable[str]],
+        *,
+        max_bytes: int,
+        max_rows: int = 0,
+        page_rows: int = 1,
+    ) -> None:
+        """in_use: paths of the adapters of live requests. max_rows: whole pages of `page_rows` count, and
+        bytes do not; 0: bytes count.
+        """
+        self._files = files
+        self._in_use = in_use
+        self._page_rows = page_rows
+        self._is_by_pages = max_rows > 0
+        self._room = max_rows // page_rows if max_rows else max_bytes
+        self._kept: OrderedDict[str, KeptAdapter] = OrderedDict()
+        self._num_used = 0
+        self.num_evicted = 0
+        for path, kept in files.kept_adapters():
+            self._add(path, kept)
+
+    def put(self, path: str) -> None:
+        """Keep a directory that is complete. Raises InvalidRequest where there is no room for it; it is then
+        removed.
+        """
+        if path in self._kept:
+            self._kept.move_to_end(path)
+            return
+        kept = self._files.kept_adapter(path)
+        if kept is None:
+            raise AdapterNotResident("lora_config: the weights are not kept any more", param=PARAM)
+        needed = self._size(kept)
+        if not self._has_room(needed):
+            in_use = frozenset(self._in_use())
+            for each in [each for each in self._kept if each not in in_use]:
+                self._remove(each)
+                self.num_evicted += 1
+                if self._has_room(needed):
+                    break
+        if not self._has_room(needed):
+            self._files.remove_adapter(path)
+            unit = "pages" if self._is_by_pages else "bytes"
+            raise InvalidRequest(
+                f"lora_config: the weights take {needed} {unit}; {self._room - self._num_used} of "
+                f"{self._room} are not in use (--lora-host-cache-size, --lora-host-rows)",
+                param=PARAM,
+                code="no_room_for_adapter",
+            )
+        self._add(path, kept)
+
+    def has(self, path: str) -> bool:
+        """Tell whether this is a directory of one that came with a request, kept or not."""
+        return self._files.is_inline(path)
+
+    def use(self, adapter: AdapterRef) -> None:
+        """Note that a request asks for weights that it names by their task id. Raises AdapterNotResident."""
+        if adapter.path in self._kept:
+            self._kept.move_to_end(adapter.path)
+            return
+        self.put(adapter.path)  # a tokenizer ended before it could say so
+
+    def note_failure(self, adapter: AdapterRef, message: str) -> str:
+        """Forget what the device cannot load. Return the message without a directory of the runtime's."""
+        if adapter.path not in self._kept:
+            return message
+        self._remove(adapter.path)
+        return message.replace(f"the adapter in {adapter.path}", "lora_config")
+
+    def _has_room(self, needed: int) -> bool:
+        return self._num_used + needed <= self._room and len(self._kept) < MAX_KEPT
+
+    def _add(self, path: str, kept: KeptAdapter) -> None:
+        self._kept[path] = kept
+        self._num_used += self._size(kept)
+
+    def _size(self, kept: KeptAdapter) -> int:
+        return -(-kept.num_rows // self._page_rows) if self._is_by_pages else kept.num_bytes
+
+    def _remove(self, path: str) -> None:
+        self._num_used -= self._size(self._kept.pop(path))
+        self._files.remove_adapter(path)
+
+    def figures(self) -> Mapping[str, int]:
+        """Return what server_info tells."""
+        pages = [-(-kept.num_rows // self._page_rows) for kept in self._kept.values()]
+        return {
+            "num_host_adapters": len(self._kept),
+            "num_host_pages": sum(pages),
+            "max_host_pages": self._room if self._is_by_pages else 0,
+            "host_adapter_bytes": sum(kept.num_bytes for kept in self._kept.values()),
+            "max_host_adapter_bytes": 0 if self._is_by_pages else self._room,
+            "num_host_evictions": self.num_evicted,
+        }
