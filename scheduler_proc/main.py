@@ -14,6 +14,7 @@ from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.ring.process import ProcessContext, run_process
 from runtime.ring.roster import Roster, Suspects
 from runtime.ring.tenants import TenantsFile
+from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import MAX_SHORT_CHARS
 from runtime.wire.messages import ErrorInfo
 from runtime.wire.plan import WorkerReady
@@ -39,6 +40,13 @@ class ServingExecutor(AnyExecutor, AdapterDevice, CalledRanks, Protocol):
     """An executor whose worker has said what it can hold."""
 
     limits: WorkerReady
+
+
+def _has_ranks_here(config: RuntimeConfig) -> bool:
+    """Tell whether all ranks can answer calls: on CUDA the first lives in here, and its followers, as ranks
+    of other nodes, send nothing to this process.
+    """
+    return config.nnodes == 1 and (config.device == "cpu" or config.tp_size == 1)
 
 
 def main(context: ProcessContext) -> None:
@@ -83,7 +91,7 @@ def main(context: ProcessContext) -> None:
         suspects=Suspects.read(context.endpoints.suspects_file),
         grammar=grammar,
         adapters=executor if config.enable_lora else None,
-        ranks=None if config.device == "cuda" and config.tp_size > 1 else executor,
+        ranks=executor if _has_ranks_here(config) else None,
     )
     lifecycle = scheduler.lifecycle
     if context.was_paused:

@@ -65,7 +65,10 @@ class WorkerCalls:
         if call is None:
             raise InvalidRequest("collective_rpc: the request has no call", param="method")
         if self._ranks is None:
-            raise InvalidRequest("collective_rpc: not built for several CUDA devices", code="unsupported")
+            raise InvalidRequest(
+                "collective_rpc: not built for several CUDA devices, nor for several nodes",
+                code="unsupported",
+            )
         num_ranks = self._ranks.num_ranks
         if wrong := [rank for rank in call.ranks if rank >= num_ranks]:
             problem = f"ranks: there is no rank {wrong[0]}; there are {num_ranks}, from 0"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from carousel import Client, SamplingParams
+from carousel import Client, InvalidRequest, SamplingParams
 from tests.cpu.parallel.test_tensor_parallel_launch import mixed_requests
 from tests.harness.nodes import HOST, OTHER, Nodes, listening_hosts, nodes
 from tests.harness.ring.launched import is_alive, launched, leftovers, wait_until
@@ -135,6 +135,11 @@ def test_a_stopped_process_on_another_node_costs_no_request(
 
     with Client(two_nodes.run_dir) as client:
         assert streams_of(client, stop) == expected_streams
+
+
+def test_ranks_of_several_nodes_cannot_be_called_yet(two_nodes: Nodes) -> None:
+    with Client(two_nodes.run_dir) as client, pytest.raises(InvalidRequest, match="nor for several nodes"):
+        client.collective_rpc("ping")
 
 
 def test_ctrl_c_on_node_0_ends_all_and_leaves_nothing(two_nodes: Nodes) -> None:

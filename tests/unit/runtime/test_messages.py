@@ -67,6 +67,8 @@ SAMPLES: list[Message] = [
     ),
     plan.SampleMasks(0, ((1, b"\xff"),)),
     plan.LoadAdapter(2, plan.AdapterRef("name", 1, "version", "/adapters/name")),
+    plan.CallRank(3, "ping", b"[[],{}]"),
+    plan.RankAnswer(1, 3, b"7"),
     plan.DropAdapter(2),
     plan.WorkerCommand("shutdown"),
     plan.StepResult(0, pack_ids([1]), num_top=2, top_ids=pack_ids([1, 2])),
