@@ -25,6 +25,7 @@ class _Output(ModelOutput):  # type: ignore[misc]
 
     last_hidden_state: Tensor | None = None
     past_key_values: Any = None
+    cache: Any = None  # its name from transformers 5.24 on
     hidden_states: Any = None
     attentions: Any = None
     cross_attentions: Any = None

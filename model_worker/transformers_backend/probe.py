@@ -26,6 +26,7 @@ _WITHOUT_EFFECT = {
     "cache_position",
     "use_cache",
     "past_key_values",
+    "cache",
     "output_attentions",
     "output_hidden_states",
     "output_router_logits",

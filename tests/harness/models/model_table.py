@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runtime.checkpoint.architectures import ARCHITECTURES, TEXT_PARTS, Windowed
 from tests.harness.models.model_registry import FAMILIES, MULTIMODAL, QUANTIZED, RANK_COUNTS
-from tests.harness.models.transformers_registry import REFUSED, SERVED
+from tests.harness.models.transformers_registry import REFUSED, SERVED, SERVED_FROM
 
 MODELS_DOC = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 BEGIN = "<!-- begin of the {} table: python -m tests.harness.models.model_table -->\n"
@@ -73,7 +73,8 @@ def refused_table() -> str:
     lines = ["| `model_type` | with | why not |", "| --- | --- | --- |"]
     for name, (recipe, reason) in REFUSED.items():
         detail = name.removeprefix(recipe.model_type).strip("_").replace("_", " ")
-        lines.append(f"| `{recipe.model_type}` | {detail} | {reason} |")
+        later = f"; served from transformers {SERVED_FROM[name]} on" if name in SERVED_FROM else ""
+        lines.append(f"| `{recipe.model_type}` | {detail} | {reason}{later} |")
     return "\n".join(lines) + "\n"
 
 

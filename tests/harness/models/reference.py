@@ -6,6 +6,7 @@ attention (test_transformers_backend.py).
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,14 +98,15 @@ def reference_logits(hf: PreTrainedModel, ids: list[int]) -> torch.Tensor:
 
 @torch.inference_mode()
 def _reference_by_token(hf: PreTrainedModel, ids: list[int], num_prompt: int) -> torch.Tensor:
+    cache = "cache" if "cache" in inspect.signature(hf.forward).parameters else "past_key_values"
     out = hf(torch.tensor([ids[:num_prompt]]), use_cache=True)
     logits = [out.logits[0]]
     for position in range(num_prompt, len(ids)):
         out = hf(
             torch.tensor([[ids[position]]]),
             position_ids=torch.tensor([[position]]),
-            past_key_values=out.past_key_values,
             use_cache=True,
+            **{cache: getattr(out, cache)},
         )
         logits.append(out.logits[0])
     return torch.cat(logits)

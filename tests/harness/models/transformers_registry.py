@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import transformers
+from packaging.version import Version
 from transformers import CONFIG_MAPPING
 
 from tests.harness.models.model_registry import TINY, VOCAB_SIZE, Case
@@ -146,3 +148,10 @@ REFUSED: dict[str, tuple[Recipe, str]] = {
     "mpt": (_tiny("mpt", d_model=64, n_heads=4, n_layers=2, max_seq_len=128), "its attention is its own"),
     "qwen3_next": (_tiny("qwen3_next", **_EXPERTS, head_dim=16), "layers of kind linear_attention"),
 }
+SERVED_FROM = {"codegen": "5.24", "gptj": "5.24"}
+"""Of these, versions of transformers that compute attention as others do, so that they are served."""
+
+
+def is_served_by_now(name: str) -> bool:
+    """Tell whether the installed transformers library serves what earlier versions of it do not."""
+    return name in SERVED_FROM and Version(transformers.__version__) >= Version(SERVED_FROM[name])

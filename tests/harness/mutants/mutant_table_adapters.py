@@ -36,7 +36,7 @@ ADAPTER_MUTANTS = [
         "a namespace without the adapter's version",
         MODULE,
         "namespace",
-        "adapter.version, ",
+        "each.version, ",
         "",
         7,
         WITH_ADAPTERS,
