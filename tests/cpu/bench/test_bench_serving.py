@@ -143,9 +143,9 @@ def test_logprobs_cost_bytes_that_are_shown(launch: Launched) -> None:
     assert code == 0, printed
     assert without["extra_bytes"] == 0
     assert with_them["extra_bytes"] > 6 * 8 * 2 * len("-0.0")
-    # How many tokens share a chunk differs from run to run, and a chunk's other bytes with it.
-    assert with_them["received_bytes"] - with_them["extra_bytes"] > 0
-    assert with_them["received_bytes"] > without["received_bytes"]
+    # How many tokens share a chunk differs from run to run, and a chunk's other bytes with it: totals of two
+    # runs say nothing of each other.
+    assert with_them["received_bytes"] > with_them["extra_bytes"]
     assert "Logprobs and logits per output token:" in printed
     code, over_zmq, printed = bench(*address(launch, "sdk"), *flags, *asked)
     assert code == 0, printed

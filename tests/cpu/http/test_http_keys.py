@@ -91,12 +91,18 @@ SERVED = (200, 415)
 
 def filled(path: str) -> str:
     """Return a path with its parameters."""
-    return path.replace("{name:path}", "fake").replace("{request_id:path}", "nobody")
+    return (
+        path.replace("{name:path}", "fake")
+        .replace("{request_id:path}", "nobody")
+        .replace("{file}", "none.json.gz")
+    )
 
 
 def is_unknown(path: str, response: httpx.Response) -> bool:
-    """Tell whether it was looked for: of nobody's request there is no timeline."""
-    return path.startswith("/timelines/") and response.json()["error"]["code"] == "timeline_not_found"
+    """Tell whether it was looked for: of nobody's request there is no timeline, and no profile was taken."""
+    codes = {"/timelines/": "timeline_not_found", "/profiles/": "profile_not_found"}
+    expected = next((code for prefix, code in codes.items() if path.startswith(prefix)), None)
+    return expected is not None and response.json()["error"]["code"] == expected
 
 
 @pytest.mark.parametrize(("method", "path"), routes())
