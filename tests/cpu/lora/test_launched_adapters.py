@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from carousel import Client, InvalidRequest, LoRARequest, SamplingParams
 from tests.harness.adapters import write_adapter
 from tests.harness.models.adapted import ADAPTERS, merged, save_adapter
+from tests.harness.ring.beam_draws import assert_same, found_of, plain_draw, searched
 from tests.harness.ring.launched import ROOT, Launched, launched
 
 PROMPT = list(range(100, 148))
@@ -68,7 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for seed, name in enumerate((*NAMES, "own")):
         save(base, folder / name, seed)
     modules = ",".join(f"{name}={folder / name}" for name in NAMES)
-    arguments = ("--dtype", "float32", "--lora-modules", modules, "--max-loras", "2")
+    arguments = ("--dtype", "float32", "--lora-modules", modules, "--max-loras", "2", "--max-beam-width", "4")
     with launched(*arguments) as launch, Client(launch.run_dir) as client:
         yield Served(launch, client, folder, base)
 
@@ -95,6 +96,18 @@ def test_each_way_to_ask_gives_what_merged_weights_give(served: Served) -> None:
             timeout=60,
         ).json()
         assert reply["output_ids"] == ids
+
+
+def test_a_beam_search_with_an_adapter_finds_what_merged_weights_find(served: Served) -> None:
+    draw = plain_draw(PROMPT, NUM_TOKENS)
+    found = {}
+    for name in ("", "sql"):
+        model = merged(served.base, served.path(name)) if name else served.base
+        asked = LoRARequest(name, 1) if name else None
+        completion = served.client.generate(PROMPT, draw.sampling, lora_request=asked)
+        found[name] = found_of(completion.outputs)
+        assert_same(found[name], searched(model, draw, [model.generation_config.eos_token_id]), draw)
+    assert found[""] != found["sql"]
 
 
 def test_prefixes_are_shared_within_an_adapter_and_with_nobody_else(served: Served) -> None:

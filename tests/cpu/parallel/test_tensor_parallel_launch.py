@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from carousel import Client, SamplingParams
-from tests.harness.ring.launched import Launched, is_alive, launched, leftovers, wait_until
+from tests.harness.ring.beam_draws import assert_same, found_of, plain_draw, searched
+from tests.harness.ring.launched import ROOT, Launched, is_alive, launched, leftovers, wait_until
 
 NUM_MIXED = 100
 NUM_FOUR = 10
@@ -21,6 +24,7 @@ NUM_FOUR = 10
 POOL = (
     *("--dtype", "float32", "--no-http", "--max-total-tokens", "512", "--max-running-requests", "24"),
     *("--schedule-conservativeness", "0.1", "--page-size", "4"),
+    *("--max-beam-width", "4"),
 )
 TIMEOUT_S = 240.0
 
@@ -80,6 +84,15 @@ def test_a_hundred_mixed_requests_have_the_tokens_of_one_rank(
         assert tokens_of(client, NUM_MIXED) == expected
         assert all(list(stream)[-1].finish_reason == "abort" for stream in given_up)
         assert client.server_info()["num_retracted"] > 0, "the small pool forced nobody to give way"
+
+
+def test_a_beam_search_over_two_ranks_finds_what_transformers_finds(two_ranks: Launched) -> None:
+    model = AutoModelForCausalLM.from_pretrained(ROOT / "carousel" / "demo_model", dtype=torch.float32)
+    draw = plain_draw(list(range(100, 148)), 24)
+    with Client(two_ranks.run_dir) as client:
+        completion = client.generate(draw.prompt, draw.sampling, timeout=TIMEOUT_S)
+    wanted = searched(model, draw, [model.generation_config.eos_token_id])
+    assert_same(found_of(completion.outputs), wanted, draw)
 
 
 def test_each_rank_is_a_process_that_state_json_names(two_ranks: Launched) -> None:

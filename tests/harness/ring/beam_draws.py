@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from carousel import CompletionOutput
 from runtime.wire.handle import next_sibling
 from runtime.wire.sampling_params import SamplingParams
 from tests.harness.ring.serving_ring import Generated
@@ -71,6 +72,16 @@ def draws(seed: int, count: int, vocab_size: int, max_tokens: int) -> list[Draw]
             )
         )
     return made
+
+
+def plain_draw(prompt: list[int], num_tokens: int) -> Draw:
+    """Return a search of width 4 for two hypotheses, with everything else as it is by default."""
+    return Draw(prompt, 4, 1.0, 0, num_tokens, (), 2)
+
+
+def found_of(outputs: Sequence[CompletionOutput]) -> list[Found]:
+    """Return the hypotheses of a client's completion."""
+    return [Found(list(output.token_ids), output.score or 0.0) for output in outputs]
 
 
 def searched(model: PreTrainedModel, draw: Draw, eos_ids: Sequence[int]) -> list[Found]:
