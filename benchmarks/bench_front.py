@@ -29,7 +29,7 @@ from bench_serving.backends.base import Backend, GenerationOptions
 from bench_serving.backends.openai import OpenAIBackend
 from bench_serving.backends.sdk import SdkBackend
 from bench_serving.datasets.base import LoadConversation, TokenizerSource
-from bench_serving.datasets.random_prompts import random_ids
+from bench_serving.datasets.random_prompts import random_ids, random_text
 from bench_serving.http_client import HttpClient
 from bench_serving.load import Render, Traffic, as_messages, as_text, run_load
 from benchmarks.process_cpu import children_of, cpu_by_role, cpu_of, machine_busy
@@ -41,6 +41,7 @@ from runtime.text.tokenizer import load
 DEMO_MODEL_NAME = "carousel-demo"
 TIMEOUT_S = 120.0
 WAYS = ("http", "chat", "tools", "sdk", "offline")
+CHATS = ("chat", "tools")
 TOOLS: list[object] = [{"type": "function", "function": {"name": "f"}}]
 ROLES = ("client", "api", "tokenizer", "scheduler", "worker", "detokenizer")
 
@@ -140,7 +141,8 @@ def run(args: argparse.Namespace) -> dict[str, list[Sample]]:
                 # Prompts of their own, so that no way finds another one's in the prefix cache.
                 rng = np.random.default_rng([number, order])
                 lengths = {"input_len": args.input_len, "output_len": args.output_len}
-                prompts = random_ids(source, rng, args.streams, **lengths, range_ratio=1.0)
+                draw = random_text if name in CHATS else random_ids  # a conversation is of texts
+                prompts = draw(source, rng, args.streams, **lengths, range_ratio=1.0)
                 sample = measure(way, prompts, launcher_pid)
                 if number:  # the first round is the warm-up
                     samples.setdefault(name, []).append(sample)
