@@ -1,4 +1,4 @@
-"""What a search finds is what transformers' `generate(num_beams=...)` finds: tokens, order, ends and scores.
+"""Beam searches against transformers' `generate(num_beams=...)`: the same tokens, order, ends and scores.
 
 The scheduler and the worker as they are, in float32, all searches of a model at once. `-m full` draws 2,000.
 """

@@ -99,7 +99,7 @@ def test_a_killed_rank_on_another_node_costs_no_request(
 def test_a_killed_agent_that_comes_back_costs_no_request(
     two_nodes: Nodes, expected_streams: list[list[int]]
 ) -> None:
-    """What has started it starts it again, as Slurm, Kubernetes or systemd do."""
+    """The test starts it again, as Slurm, Kubernetes or systemd do."""
     ranks = []
 
     def kill_agent() -> None:

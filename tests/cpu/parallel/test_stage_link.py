@@ -77,7 +77,7 @@ def test_steps_go_round_in_their_order(num_stages: int, tp_size: int, tmp_path: 
 
 
 def test_tokens_that_nobody_takes_hold_up_nobody(tmp_path: Path) -> None:
-    """As many as there may be: one step more than stages in flight, and the one that is being computed."""
+    """The link holds the most there can be: a step more than stages in flight, and the computed one."""
     with links(tmp_path, 2) as (first, last):
         assert not first.has_tokens
         for step in range(1, 5):

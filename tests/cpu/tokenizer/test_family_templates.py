@@ -66,7 +66,7 @@ def test_each_template_is_named() -> None:
 @pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_prompts_are_those_of_transformers_byte_for_byte(name: str, count: int) -> None:
-    """What OpenAI's clients send becomes the prompt that transformers makes of the same conversation."""
+    """A conversation as OpenAI's clients send it becomes the prompt that transformers makes of it."""
     tokenizer = made.byte_level()
     wrapper = tokenizer._chat_template._wrapper
     wrapper.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})

@@ -24,7 +24,7 @@ PLAIN = SamplingParams(max_tokens=4)
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """What the program's tracer has exported."""
+    """Spans that the program's tracer has exported."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

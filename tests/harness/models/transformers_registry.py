@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[Recipe, str]] = {
     "qwen3_next": (_tiny("qwen3_next", **_EXPERTS, head_dim=16), "layers of kind linear_attention"),
 }
 SERVED_FROM = {"codegen": "5.24", "gptj": "5.24"}
-"""Of these, versions of transformers that compute attention as others do, so that they are served."""
+"""First version of transformers, by name, in which a model computes attention as others do and is served."""
 
 
 def is_served_by_now(name: str) -> bool:

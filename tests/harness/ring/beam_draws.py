@@ -18,7 +18,7 @@ WIDTHS = (2, 3, 4, 8)
 PENALTIES = (-1.0, 0.0, 0.7, 1.0, 2.0)
 STOPPING = {0: False, 1: True, 2: "never"}
 SCORE_TOLERANCE = 1e-5
-"""Of a score, as a share of it where it is above 1."""
+"""Largest difference of two scores that counts as none, as a share of the score where that is above 1."""
 
 
 class Draw(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a pipeline of stages must be given: steps that every stage can compute at the same time."""
+"""Checks of what a pipeline of stages is given: steps that every stage can compute at the same time."""
 
 from __future__ import annotations
 
