@@ -24,8 +24,8 @@ NUM_FOUR = 10
 POOL = (
     *("--dtype", "float32", "--no-http", "--max-total-tokens", "512", "--max-running-requests", "24"),
     *("--schedule-conservativeness", "0.1", "--page-size", "4"),
-    *("--max-beam-width", "4"),
 )
+BEAMS = ("--max-beam-width", "4")
 TIMEOUT_S = 240.0
 
 
@@ -65,7 +65,7 @@ def tokens_of(client: Client, num_requests: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def two_ranks() -> Iterator[Launched]:
-    with launched("--tp-size", "2", *POOL) as launch:
+    with launched("--tp-size", "2", *POOL, *BEAMS) as launch:
         yield launch
 
 
