@@ -10,7 +10,12 @@ from runtime.settings.config import RuntimeConfig
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.output import Output
 from scheduler_proc.core.request import FeatureFactory
-from scheduler_proc.features.beam_search.beam_search import NO_BEAMS, BeamSettings, attach_beam_search
+from scheduler_proc.features.beam_search.beam_search import (
+    DEFAULTS,
+    NO_BEAMS,
+    BeamSettings,
+    attach_beam_search,
+)
 from scheduler_proc.features.embedding import attach_embedding
 from scheduler_proc.features.generation_logits import attach_generation_logits
 from scheduler_proc.features.grammar_client import GrammarClient
@@ -56,7 +61,7 @@ def make_features(
         speculates=speculation.has_ngram,
         is_static=config.batching == "static",
     )
-    beams = BeamSettings(config.max_beam_width, vocab_size)
+    beams = BeamSettings(config.max_beam_width, vocab_size, *DEFAULTS[config.beam_defaults])
     factories = feature_factories(output, kv, clock, speculation, step_cost, grammar, beams)
     return Features((processors, *factories), step_cost if speculation.has_ngram else None)
 

@@ -125,12 +125,13 @@ class BatchManager:
         are those of GenerationExecutor.create.
 
         Raises: ConfigError for a model_type or scheduler_config that is none of MODEL_TYPES and POLICIES, for
-        V1 with another policy than STATIC_BATCH, and for beams; otherwise what GenerationExecutor.create
-        does.
+        V1 with another policy than STATIC_BATCH, and for a max_beam_width below 1; otherwise what
+        GenerationExecutor.create does.
         """
         settings |= _batching_settings(model_type, scheduler_config)
-        if max_beam_width != 1:
-            raise ConfigError(f"max_beam_width: {max_beam_width} is not supported; 1 is")
+        if isinstance(max_beam_width, bool) or not isinstance(max_beam_width, int) or max_beam_width < 1:
+            raise ConfigError(f"max_beam_width: {max_beam_width!r} is no width; 1 searches nothing")
+        settings["max_beam_width"] = max_beam_width
         executor = GenerationExecutor.create(engine_dir=engine_dir, **settings)
         try:
             manager = cls(

@@ -239,7 +239,7 @@ class ExecutorConfig:
     """An executor's configuration as a whole. Its defaults are TensorRT-LLM's."""
 
     max_beam_width: int = 1
-    """There are no beams."""
+    """Beams of a request that searches, at most."""
     scheduler_config: SchedulerConfig | None = None
     """None is SchedulerConfig(), with static batching its static_batch."""
     kv_cache_config: KvCacheConfig | None = None
@@ -247,7 +247,7 @@ class ExecutorConfig:
     enable_chunked_context: bool = True
     """False: each prompt is computed whole, in one step; one of more than max_num_tokens is refused."""
     normalize_log_probs: bool = True
-    """About beams alone: either value means the same with one."""
+    """About sampling: logprobs are of the whole vocabulary with either value, and so are those of beams."""
     iter_stats_max_iterations: int = 1000
     request_stats_max_iterations: int = 0
     batching_type: str | Enum = "INFLIGHT"
@@ -332,6 +332,9 @@ class ExecutorConfig:
             asked.add(f"executor_config.{name}", name, value, is_default=value is default)
 
     def _add_counts(self, asked: AskedSettings) -> None:
+        asked.add("executor_config", "beam_defaults", "trtllm", is_default=True)
+        field, width = "executor_config.max_beam_width", self.max_beam_width
+        asked.add(field, "max_beam_width", _count(field, width), is_default=width == 1)
         for name, setting in COUNTS.items():
             value = getattr(self, name)
             if value is not None:
@@ -350,7 +353,6 @@ COUNTS = {
 }
 """Field of ExecutorConfig -> the setting that it is another name of."""
 UNBUILT: dict[str, tuple[Any, ...]] = {
-    "max_beam_width": (1,),
     "parallel_config": (None,),
     "logits_post_processor_config": (None,),
     "decoding_config": (None,),

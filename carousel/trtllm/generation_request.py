@@ -153,7 +153,8 @@ class GenerationRequest:
     @property
     def num_sequences(self) -> int:
         """How many are generated, also those that `best_of` does not choose."""
-        return self.sampling_params.best_of or self.sampling_params.n
+        sampling = self.sampling_params
+        return sampling.n if sampling.use_beam_search else sampling.best_of or sampling.n
 
     def submission(self) -> Submission:
         """The request as the client library takes it."""

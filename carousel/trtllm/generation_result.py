@@ -19,7 +19,7 @@ from carousel.client.core.result import PromptLogprobs
 from carousel.client.core.session import deadline_after
 from carousel.trtllm.generation_output import Extent, GenerationOutput
 from carousel.trtllm.generation_request import GenerationRequest
-from carousel.trtllm.responses import Response, response_of
+from carousel.trtllm.responses import Response, response_of, response_of_beams
 from carousel.trtllm.result_mailbox import ResultMailbox
 from runtime.base.errors import CarouselError
 from runtime.wire.format import FloatArray
@@ -188,17 +188,20 @@ class GenerationResult:
         """Return the next response with what `take_output` gives or raises. None: nothing is new."""
         request = self.request
         try:
+            if self._searches:
+                return self._take_beams()
             output = self.take_output()
         except CarouselError as error:
             return Response(request.id, request.client_id, error)
         return None if output is None else response_of(request, output, is_final=self.is_exhausted)
 
     def num_ready(self) -> int:
-        """How many times `take_output` would give or raise something now."""
+        """How many times `take_response` would give something now."""
         with self.lock:
             self._fold()
             num_errors = int(self._state.error is not None and not self._error_taken)
-            return num_errors + sum(self._has_news(index) for index in range(len(self._taken)))
+            num_news = sum(self._has_news(index) for index in range(len(self._taken)))
+            return num_errors + (min(1, num_news) if self._searches else num_news)
 
     @property
     def is_exhausted(self) -> bool:
@@ -212,6 +215,11 @@ class GenerationResult:
             listener()
 
     # -- under the lock --------------------------------------------------------------------------------------
+
+    @property
+    def _searches(self) -> bool:
+        """Its sequences are the beams of one search, which come together."""
+        return self._state.request.sampling.num_beams > 1
 
     @property
     def _chooses(self) -> bool:
@@ -231,7 +239,7 @@ class GenerationResult:
         taken = self._taken[index]
         if taken.is_end:
             return False
-        if self._chooses:
+        if self._chooses or self._searches:
             return self._state.is_complete
         sequence = self._state.sequences[index]
         if sequence.finish_reason is not None:
@@ -239,6 +247,19 @@ class GenerationResult:
         return self.streaming and (
             len(sequence.token_ids) > taken.num_tokens or sequence.num_chars > taken.num_chars
         )
+
+    def _take_beams(self) -> Response | None:
+        """Return the response with what the search has found. Raises the error that has ended it, once."""
+        with self.lock:
+            self._fold()
+            if any(self._has_news(index) for index in range(len(self._taken))):
+                beams = [self._take(each, index) for index, each in enumerate(self._state.chosen())]
+            elif self._error_taken or self._state.error is None:
+                return None
+            else:
+                self._error_taken = True
+                self._state.check()
+        return response_of_beams(self.request, beams, self._state.total_usage())
 
     def _take(self, sequence: SequenceState, index: int) -> GenerationOutput:
         output = self._output(sequence, index)

@@ -19,8 +19,8 @@ from carousel.trtllm.generation_request import MAX_UINT64, GenerationRequest
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.columns import examples
 from runtime.sampling.features import DRAWABLE
-from runtime.sampling.kinds import Integer, Number, WordsKind
-from runtime.sampling.table import PARAMETERS
+from runtime.sampling.kinds import Integer, Number, Stopping, WordsKind
+from runtime.sampling.table import MAX_BEAMS, PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
 
 TensorKind: TypeAlias = Literal["integer", "float", "boolean"]
@@ -32,7 +32,7 @@ NO_END = -1
 
 ARRAYS = tuple(p for p in PARAMETERS if p.array)
 # Name of the array -> field of SamplingParams, for those that hold one value, [1] or [1, 1].
-INTEGERS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Integer)}
+INTEGERS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Integer | Stopping)}
 FLOATS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Number)}
 WORD_LISTS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, WordsKind)}
 """[1, 2, n]: the ids of all words, one behind the other, and where each of them ends; unused places -1."""
@@ -43,6 +43,8 @@ SPELLINGS = {alias: p.array for p in ARRAYS for alias in p.aliases}
 """Other names of an array."""
 OF_DRAW = frozenset(examples(DRAWABLE))
 """Without any of them the most likely id is taken."""
+OF_BEAMS = {"length_penalty": 0.0, "early_stopping": 1}
+"""Field of SamplingParams that means something with beams alone -> TensorRT-LLM's default."""
 KNOWN = frozenset({*INTEGERS, *FLOATS, *WORD_LISTS, *FLAGS, *OTHERS, *ADAPTERS})
 WRITTEN_AS = {field: name for name, field in (INTEGERS | FLOATS | WORD_LISTS).items()}
 WRITTEN_AS["stop_token_ids"] = "end_id"
@@ -149,8 +151,6 @@ def generation_request(arrays: InputArrays, *, has_context: bool, has_generation
     Raises: InvalidRequest that names the array.
     """
     flags = {name: name in arrays and arrays.scalar(name, "boolean") for name in FLAGS}
-    if "beam_width" in arrays and arrays.scalar("beam_width", "integer") != 1:
-        raise InvalidRequest("beam_width: other than 1 is not supported", param="beam_width")
     fields: dict[str, Any] = {
         "return_context_logits": flags["return_context_logits"] and has_context,
         "return_generation_logits": flags["return_generation_logits"] and has_generation,
@@ -167,6 +167,7 @@ def generation_request(arrays: InputArrays, *, has_context: bool, has_generation
     if "end_id" in arrays:
         end_id = arrays.scalar("end_id", "integer")
         fields |= {"ignore_eos": True, "stop_token_ids": () if end_id == NO_END else (end_id,)}
+    fields |= _beams(arrays, fields)
     sampling = SamplingParams(**fields)
     try:
         sampling.validate()
@@ -179,6 +180,24 @@ def generation_request(arrays: InputArrays, *, has_context: bool, has_generation
     if "prompt_embedding_table" in arrays:
         options["prompt_tuning_config"] = PromptTuningConfig(arrays.matrix("prompt_embedding_table"))
     return GenerationRequest(arrays.ids("input_ids"), sampling, streaming=flags["streaming"], **options)
+
+
+def _beams(arrays: InputArrays, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the arrays say of a search, all of whose beams are the result. Raises InvalidRequest."""
+    width = arrays.scalar("beam_width", "integer") if "beam_width" in arrays else 1
+    if width == 1:
+        for field in OF_BEAMS:
+            if field in fields:
+                name = WRITTEN_AS[field]
+                raise InvalidRequest(f"{name}: with one beam it means nothing; leave it out", param=name)
+        return {}
+    if not 1 < width <= MAX_BEAMS:
+        raise InvalidRequest(f"beam_width must be from 1 to {MAX_BEAMS}, got {width}", param="beam_width")
+    search: dict[str, Any] = {"use_beam_search": True, "beam_width": width, "n": width}
+    search |= {field: value for field, value in OF_BEAMS.items() if field not in fields}
+    if "early_stopping" in fields:
+        search["early_stopping"] = Stopping().accept("early_stopping", fields["early_stopping"])
+    return search
 
 
 def padding_id(arrays: InputArrays) -> int:

@@ -24,46 +24,59 @@ class OutputTensors:
         self._request = request
         self._padding_id = padding_id
         num_input = len(request.input_token_ids)
-        self._num_tokens = num_input
+        self._num_tokens = [num_input] * _num_beams(request)
         # A wish beyond the context is cut to it; so is the room for its output.
         max_tokens = request.sampling_params.max_tokens
         wanted = max_len if max_tokens is None else num_input + max_tokens
         self._max_len = max(num_input, min(wanted, max_len))
-        self._cum_log_prob = 0.0
+        self._cum_log_probs = [0.0] * len(self._num_tokens)
 
     def of(self, result: Result) -> list[NamedTensor]:
-        """The next response's, in this order, on the host:
+        """The next response's, in this order, on the host. There is one beam unless the request searches:
 
-        output_ids        int32 [1, 1, max_len], the input and the output, filled up with the padding id; of a
-                          stream [1, 1, new tokens]
-        sequence_length   int32 [1, 1], input and output so far
+        output_ids        int32 [1, beams, max_len], the input and the output, filled up with the padding id;
+                          of a stream [1, 1, new tokens]
+        sequence_length   int32 [1, beams], input and output so far
         context_logits    float32 [1, input tokens, vocabulary] with the last response; else [1, 1, 1]
         generation_logits float32 [1, 1, output tokens, vocabulary] with the last response; else [1, 1, 1, 1]
-        output_log_probs  float32 [1, 1, new tokens]; 0 when not asked for
-        cum_log_probs     float32 [1, 1], of the output so far; 0 when not asked for
+        output_log_probs  float32 [1, beams, new tokens of the longest]; 0 behind the end of a shorter one,
+                          and when not asked for
+        cum_log_probs     float32 [1, beams], of the output so far; 0 when not asked for, but of a search
         """
-        (new_ids,) = result.output_token_ids
-        self._num_tokens += len(new_ids)
-        log_probs = np.zeros((1, 1, len(new_ids)), np.float32)
-        if result.log_probs is not None:
-            log_probs[0] = result.log_probs
-            self._cum_log_prob += sum(result.log_probs[0])
+        beams = result.output_token_ids
+        log_probs = np.zeros((1, len(beams), max(map(len, beams))), np.float32)
+        for beam, new_ids in enumerate(beams):
+            self._num_tokens[beam] += len(new_ids)
+            if result.log_probs is not None:
+                log_probs[0, beam, : len(new_ids)] = result.log_probs[beam]
+                self._cum_log_probs[beam] += sum(result.log_probs[beam])
+        if len(beams) > 1 and result.cum_log_probs is not None:
+            self._cum_log_probs = result.cum_log_probs
         context, generation = result.context_logits, result.generation_logits
         return [
-            NamedTensor("output_ids", self._output_ids(new_ids)),
-            NamedTensor("sequence_length", np.array([[self._num_tokens]], np.int32)),
+            NamedTensor("output_ids", self._output_ids(beams)),
+            NamedTensor("sequence_length", np.array([self._num_tokens], np.int32)),
             NamedTensor("context_logits", _dummy(3) if context is None else context[None]),
             NamedTensor("generation_logits", _dummy(4) if generation is None else generation[None]),
             NamedTensor("output_log_probs", log_probs),
-            NamedTensor("cum_log_probs", np.array([[self._cum_log_prob]], np.float32)),
+            NamedTensor("cum_log_probs", np.array([self._cum_log_probs], np.float32)),
         ]
 
-    def _output_ids(self, new_ids: list[int]) -> npt.NDArray[np.int32]:
+    def _output_ids(self, beams: list[list[int]]) -> npt.NDArray[np.int32]:
         if self._request.streaming:
-            return np.array(new_ids, np.int32).reshape(1, 1, -1)
-        ids = self._request.input_token_ids + new_ids
-        padding = [self._padding_id] * (self._max_len - len(ids))
-        return np.array(ids + padding, np.int32).reshape(1, 1, -1)
+            return np.array(beams, np.int32)[None]
+        whole = [self._request.input_token_ids + new_ids for new_ids in beams]
+        max_len = max(self._max_len, *map(len, whole))
+        output_ids = np.full((1, len(beams), max_len), self._padding_id, np.int32)
+        for beam, ids in enumerate(whole):
+            output_ids[0, beam, : len(ids)] = ids
+        return output_ids
+
+
+def _num_beams(request: GenerationRequest) -> int:
+    """Return the number of beams in a response."""
+    sampling = request.sampling_params
+    return sampling.n if sampling.use_beam_search else 1
 
 
 def _dummy(num_dimensions: int) -> npt.NDArray[np.float32]:

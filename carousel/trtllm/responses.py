@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from carousel.client.core.result import FinishReason
@@ -24,28 +25,34 @@ class AdditionalOutput:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Some output of one sequence. The outer lists have one entry for each beam, and there is one beam."""
+    """Some output of one sequence. The outer lists have one entry for each beam: one, unless the request
+    searches. What it has found is one result then, best first.
+    """
 
     sequence_index: int
-    """Which of the request's `n`."""
+    """Which of the request's `n`; 0 of a search."""
     is_sequence_final: bool
     """The last result of its sequence."""
     is_final: bool
     """The last result of its request."""
     output_token_ids: list[list[int]]
-    """[1][tokens]: of a stream the new ones, unless the request returns all; else all."""
+    """[beams][tokens]: of a stream the new ones, unless the request returns all; else all."""
     text: str
-    """Text of the same tokens; held back where they do not yet make whole characters."""
+    """Text of the first beam's tokens; held back where they do not yet make whole characters."""
     log_probs: list[list[float]] | None = None
-    """[1][tokens]: one for each generated token of output_token_ids; None when not asked for."""
+    """[beams][tokens]: one for each generated token of output_token_ids; None when not asked for."""
     cum_log_probs: list[float] | None = None
-    """[1]: the sum over the whole sequence, with its last result, when log probs were asked for."""
+    """[beams]: sums over whole sequences, with the last result, of a search or when log probs were asked
+    for.
+    """
     finish_reason: FinishReason | None = None
-    """With the last result of the sequence."""
+    """That of the first beam, with the last result of the sequence."""
+    finish_reasons: list[FinishReason] = field(default_factory=list)
+    """[beams], with the last result of the sequence."""
     stop_reason: str | int | None = None
     """Reason of a stop: a stop string, a stop word's text, a stop token id."""
     usage: Usage | None = None
-    """Usage of the sequence, with its last result."""
+    """Usage of the sequence, or of all beams together, with its last result."""
     context_logits: FloatArray | None = field(default=None, compare=False)
     """[input tokens, vocabulary], with the last result of each sequence, when asked for."""
     generation_logits: FloatArray | None = field(default=None, compare=False)
@@ -112,12 +119,39 @@ def response_of(request: GenerationRequest, output: GenerationOutput, *, is_fina
         log_probs=None if logprobs is None else [logprobs],
         cum_log_probs=None if total is None else [total],
         finish_reason=output.finish_reason,
+        finish_reasons=[] if output.finish_reason is None else [output.finish_reason],
         stop_reason=output.stop_reason,
         usage=output.usage,
         context_logits=output.context_logits if is_sequence_final else None,
         generation_logits=None if logits is None else logits[None],
         request_perf_metrics=output.request_perf_metrics,
         additional_outputs=_outputs(request, output) if is_sequence_final else [],
+    )
+    return Response(request.id, request.client_id, None, result)
+
+
+def response_of_beams(
+    request: GenerationRequest, beams: Sequence[GenerationOutput], usage: Usage | None
+) -> Response:
+    """Return the one response that is made of all that a search has found, best first."""
+    best = beams[0]
+    log_probs = None
+    if request.sampling_params.logprobs is not None:
+        log_probs = [[each.logprob for each in beam.logprobs] for beam in beams]
+    sums = [beam.cumulative_logprob for beam in beams]
+    result = Result(
+        sequence_index=0,
+        is_sequence_final=True,
+        is_final=True,
+        output_token_ids=[beam.token_ids for beam in beams],
+        text=best.text,
+        log_probs=log_probs,
+        cum_log_probs=[0.0 if each is None else each for each in sums],
+        finish_reason=best.finish_reason,
+        finish_reasons=[beam.finish_reason for beam in beams if beam.finish_reason is not None],
+        stop_reason=best.stop_reason,
+        usage=usage,
+        request_perf_metrics=best.request_perf_metrics,
     )
     return Response(request.id, request.client_id, None, result)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runtime.sampling.columns import FLOATS, INTEGERS
-from runtime.sampling.kinds import Integer, Kind, Number, WordsKind
+from runtime.sampling.kinds import Integer, Kind, Number, Stopping, WordsKind
 from runtime.sampling.table import PARAMETERS, Column
 
 LINE_LENGTH = 110
@@ -123,7 +123,12 @@ def docs_table() -> Iterator[str]:
         yield f"| {step} | `{p.name}` | {p.kind.described} | {default} | {p.doc} | {', '.join(names)} |"
 
 
-SHAPES: dict[type[Kind], str] = {Integer: "integer [1]", Number: "float [1]", WordsKind: "integer [1, 2, n]"}
+SHAPES: dict[type[Kind], str] = {
+    Integer: "integer [1]",
+    Stopping: "integer [1]",
+    Number: "float [1]",
+    WordsKind: "integer [1, 2, n]",
+}
 
 
 def docs_arrays() -> Iterator[str]:

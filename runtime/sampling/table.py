@@ -539,16 +539,18 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Number(low=-10.0, high=10.0),
         neutral=None,
         nullable=True,
+        array="len_penalty",
         doc="Score of a hypothesis of a beam search: the sum of its logprobs divided by its length to this "
-        "power; above 0 it favours long ones. None: 1.",
+        "power; above 0 it favours long ones. None: 1, unless the server's beam_defaults say 0.",
     ),
     Parameter(
         name="early_stopping",
         kind=Stopping(),
         neutral=None,
         nullable=True,
+        array="early_stopping",
         doc="When a beam search stops once `beam_width` hypotheses have ended: true or 1, at once; false or "
         "0, when the best beam has no better score at its length; any other number or never, when no beam "
-        "can come to a better one. None: false.",
+        "can come to a better one. None: false, unless the server's beam_defaults say true.",
     ),
 )

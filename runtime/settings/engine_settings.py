@@ -61,6 +61,13 @@ class SchedulerSettings(KVCacheSettings, frozen=True, forbid_unknown_fields=True
             "beams of a request that searches, at most: each takes a row; 1: no request may", ge=1, le=64
         ),
     ] = 1
+    beam_defaults: Annotated[
+        Literal["transformers", "trtllm"],
+        setting(
+            "what a search takes that does not say it: transformers is length_penalty 1, early_stopping "
+            "false; trtllm is 0 and true"
+        ),
+    ] = "transformers"
     max_queued_requests: Annotated[
         int,
         setting(

@@ -150,12 +150,12 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """
     length_penalty: float | None = None
     """Score of a hypothesis of a beam search: the sum of its logprobs divided by its length to this power;
-    above 0 it favours long ones. None: 1.
+    above 0 it favours long ones. None: 1, unless the server's beam_defaults say 0.
     """
     early_stopping: Annotated[int, Meta(ge=0, le=2)] | None = None
     """When a beam search stops once `beam_width` hypotheses have ended: true or 1, at once; false or 0, when
     the best beam has no better score at its length; any other number or never, when no beam can come to a
-    better one. None: false.
+    better one. None: false, unless the server's beam_defaults say true.
     """
     # Written by python -m runtime.sampling.generate, fields: end.
 

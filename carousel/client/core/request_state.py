@@ -419,7 +419,7 @@ class RequestState:
         embedding = first.tensor("embedding")
         return Completion(
             outputs=self.outputs(),
-            usage=self._total_usage(),
+            usage=self.total_usage(),
             prompt_logprobs=first.prompt_logprobs,
             context_logits=first.tensor("context_logits"),
             additional_context_outputs=first.additional_outputs("context"),
@@ -443,7 +443,8 @@ class RequestState:
         # `sorted` is stable: of equals the first one generated.
         return sorted(self.sequences, key=_rank)[:num_wanted]
 
-    def _total_usage(self) -> Usage:
+    def total_usage(self) -> Usage:
+        """Usage of all sequences of a request that has ended."""
         usages = [sequence.usage for sequence in self.sequences]
         first = usages[0]
         assert first is not None

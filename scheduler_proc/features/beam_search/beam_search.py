@@ -59,6 +59,8 @@ class BeamSettings(NamedTuple):
 
 
 NO_BEAMS = BeamSettings()
+DEFAULTS = {"transformers": (1.0, EarlyStopping.HEURISTIC), "trtllm": (0.0, EarlyStopping.AT_ONCE)}
+"""Length penalty and early stopping by the setting beam_defaults."""
 
 
 class BeamSearch(RequestFeature):

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
-from runtime.settings.config import DEMO_MODEL
+from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from runtime.wire.sampling_params import SamplingParams
 from tests.harness.models.model_registry import CASES
 from tests.harness.models.reference import make_checkpoint
@@ -90,6 +90,28 @@ def test_forbidden_ids_are_those_of_transformers_processors(name: str, tmp_path:
         some.append(draw._replace(bad_words=tuple(words[number % 3 :]), min_tokens=min_tokens))
     for draw, got in zip(some, run(path, some, Setting(beams=8)), strict=True):
         assert_same(got, searched(model, draw, eos_ids), draw)
+
+
+class PresetRing(Ring):
+    """With TensorRT-LLM's defaults."""
+
+    def settings(self, config: RuntimeConfig) -> RuntimeConfig:
+        return msgspec.structs.replace(config, beam_defaults="trtllm")
+
+
+def test_a_preset_says_what_a_search_takes_that_does_not_say_it() -> None:
+    draw = Draw([5, 6, 7, 8], 4, 0.0, 1, NUM_TOKENS, (), 4)
+    silent = msgspec.structs.replace(draw.sampling, length_penalty=None, early_stopping=None)
+    ring = PresetRing(DEMO_MODEL, Setting(beams=8))
+    try:
+        handles = [ring.submit(draw.prompt, each) for each in (draw.sampling, silent)]
+        generated = ring.run()
+    finally:
+        ring.close()
+    said, by_default = (found_by(generated, handle, draw.n) for handle in handles)
+    assert by_default == said
+    plain = run(DEMO_MODEL, [draw._replace(penalty=1.0, stopping=0)], Setting(beams=8))[0]
+    assert [each.score for each in plain] != [each.score for each in said]
 
 
 SETTINGS = {

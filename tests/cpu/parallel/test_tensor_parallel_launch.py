@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from carousel import Client, SamplingParams
+from carousel import Client, GenerationExecutor, GenerationRequest, SamplingParams
 from tests.harness.ring.beam_draws import assert_same, found_of, plain_draw, searched
 from tests.harness.ring.launched import ROOT, Launched, is_alive, launched, leftovers, wait_until
 
@@ -93,6 +93,13 @@ def test_a_beam_search_over_two_ranks_finds_what_transformers_finds(two_ranks: L
         completion = client.generate(draw.prompt, draw.sampling, timeout=TIMEOUT_S)
     wanted = searched(model, draw, [model.generation_config.eos_token_id])
     assert_same(found_of(completion.outputs), wanted, draw)
+    with GenerationExecutor.create(run_dir=two_ranks.run_dir) as executor:
+        request_id = executor.enqueue_request(GenerationRequest(draw.prompt, draw.sampling))
+        (response,) = executor.await_responses(request_id, timeout=TIMEOUT_S)
+    assert response.is_final
+    assert response.result.output_token_ids == [each.tokens for each in wanted]
+    sums = [output.cumulative_logprob for output in completion.outputs]
+    assert response.result.cum_log_probs == sums
 
 
 def test_each_rank_is_a_process_that_state_json_names(two_ranks: Launched) -> None:

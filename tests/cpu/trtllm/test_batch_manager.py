@@ -13,7 +13,7 @@ from runtime.settings.config import RuntimeConfig
 from runtime.wire.handle import sibling
 from runtime.wire.messages import TensorBatch, TensorEntry
 from tests.harness.ring.batch_manager_caller import LARGEST, Make, managers, request, statistics
-from tests.harness.ring.executor_back_ends import echo
+from tests.harness.ring.executor_back_ends import echo, spell_each
 from tests.harness.ring.fake_ring import failure, finish, output, spell
 
 
@@ -42,6 +42,17 @@ def test_a_request_that_is_not_streamed_has_one_response(make: Make) -> None:
     assert tensors["sequence_length"].tolist() == [[5]]
     assert tensors["context_logits"].shape == (1, 1, 1)
     assert tensors["generation_logits"].shape == (1, 1, 1, 1)
+
+
+def test_beams_are_rows_of_the_tensors(make: Make) -> None:
+    _, _, caller = make(spell_each("xy", "z"))
+    caller.give(request(1, "ab", beam_width=np.array([2])))
+    caller.wait_final()
+    ((_, tensors, is_final, error),) = caller.responses
+    assert (is_final, error) == (True, "")
+    assert tensors["output_ids"].tolist() == [[[97, 98, 120, 121, 0], [97, 98, 122, 0, 0]]]
+    assert tensors["sequence_length"].tolist() == [[4, 3]]
+    assert tensors["cum_log_probs"].shape == (1, 2)
 
 
 def test_a_stream_has_a_response_for_what_each_step_adds(make: Make) -> None:

@@ -180,7 +180,7 @@ def test_made_from_a_directory_it_owns_the_runtime(tmp_path: Path, monkeypatch: 
     [
         ("V2", 1, "MAX_UTILIZATION", "model_type: V2"),
         ("V1", 1, "MAX_UTILIZATION", "scheduler_config: V1 batches are closed"),
-        ("InflightFusedBatching", 2, "MAX_UTILIZATION", "max_beam_width: 2"),
+        ("InflightFusedBatching", 0, "MAX_UTILIZATION", "max_beam_width: 0"),
         ("InflightFusedBatching", 1, "GREEDY", "scheduler_config: GREEDY"),
     ],
 )
@@ -212,5 +212,6 @@ def test_types_and_policies_become_the_runtimes_settings(
 
     monkeypatch.setattr(GenerationExecutor, "create", create)
     with pytest.raises(RingClosed, match="far enough"):
-        BatchManager.create("tests", model_type, 1, scheduler_config, lambda _: [], lambda *_: None)
+        BatchManager.create("tests", model_type, 4, scheduler_config, lambda _: [], lambda *_: None)
     assert (given["batching_type"], given["capacity_scheduler"]) == (batching, capacity)
+    assert given["max_beam_width"] == 4

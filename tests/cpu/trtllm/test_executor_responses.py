@@ -313,6 +313,48 @@ def test_of_more_candidates_the_chosen_ones_are_responses_when_all_have_ended(ma
     assert [each.is_final for each in results] == [False, True]
 
 
+SEARCH = SamplingParams(n=2, use_beam_search=True, beam_width=3, logprobs=0)
+
+
+def test_what_a_search_finds_is_one_response_with_its_beams_in_order(make: Make) -> None:
+    executor, ring = make()
+    request_id = executor.enqueue_request(GenerationRequest([1], SEARCH))
+    request = ring.wait_request()
+    assert (request.sampling.num_beams, request.sampling.n) == (3, 2)
+    found = [("ab", floats(-0.5, -1.0), "stop", -1.5), ("c", floats(-2.0), "length", -2.0)]
+    # Of one that was made again each beam is searched for by itself: they may come in any order.
+    for index in (1, 0):
+        text, logprobs, reason, total = found[index]
+        end = finish(reason, len(text), cumulative_logprob=total)
+        ring.send(output(request, text, index=index, logprobs=logprobs, finish=end))
+        if index:
+            assert executor.await_responses(request_id, timeout=0.005) == []
+    (response,) = executor.await_responses(request_id, timeout=WAIT_S)
+    result = response.result
+    assert (result.sequence_index, result.is_sequence_final, response.is_final) == (0, True, True)
+    assert result.output_token_ids == [[97, 98], [99]]
+    assert (result.text, result.finish_reason, result.finish_reasons) == ("ab", "stop", ["stop", "length"])
+    assert (result.log_probs, result.cum_log_probs) == ([[-0.5, -1.0], [-2.0]], [-1.5, -2.0])
+    assert result.usage is not None
+    assert result.usage.completion_tokens == 3
+    assert executor.num_responses_ready() == 0
+
+
+def test_what_ends_a_search_is_its_one_response(make: Make) -> None:
+    executor, ring = make()
+    request_id = executor.enqueue_request(GenerationRequest([1], SEARCH))
+    request = ring.wait_request()
+    ring.send(*(output(request, "", index=index, finish=finish("abort")) for index in (0, 1)))
+    (response,) = executor.await_responses(request_id, timeout=WAIT_S)
+    assert (response.result.output_token_ids, response.result.finish_reason) == ([[], []], "abort")
+    request_id = executor.enqueue_request(GenerationRequest([1], SEARCH))
+    request = ring.wait_request(1)
+    ring.send(failure(request, "x", 400), failure(request, "x", 400, index=1))
+    (response,) = executor.await_responses(request_id, timeout=WAIT_S)
+    assert response.has_error()
+    assert response.is_final
+
+
 def test_an_aborted_request_still_gives_its_final_response(make: Make) -> None:
     executor, ring = make()
     request_id = executor.enqueue_request(request_of("x"))

@@ -247,7 +247,8 @@ REFUSED_WORDS = """
     data_parallel_rank decode_tp_size disagg_prefill_dp_rank ec_transfer_params echo encoder_urls
     exclude_input_from_output external_draft_tokens_config flat_logprobs function_call guided_decoding
     guided_decoding_params guided_whitespace_pattern http_worker_ipc image_data image_max_dynamic_patch
-    images_config input_embeds kv_router_hint log_metrics logits_post_processor_name logits_processor
+    images_config input_embeds kv_router_hint len_penalty log_metrics
+    logits_post_processor_name logits_processor
     logprob_token_ids lookahead_config lora_config lora_id lora_request lora_task_id max_dynamic_patch
     max_thinking_tokens media_io_kwargs min_dynamic_patch mm_content_hashes mm_hashes mm_processor_kwargs
     moderation multi_item_delimiter_indices multimodal_params need_wait_for_mm_inputs ngram_corpus_id

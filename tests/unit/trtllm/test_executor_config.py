@@ -21,12 +21,14 @@ from carousel.trtllm.executor_settings import runtime_settings
 from runtime.settings.config import RuntimeConfig, from_values
 
 TENSORRT_LLM = {
+    "beam_defaults": "trtllm",
     "batching_type": "inflight_fused",
     "capacity_scheduler": "guaranteed_no_evict",
     "disable_chunked_prefill": False,
     "disable_radix_cache": False,
     "gather_generation_logits": False,
     "iter_stats_max_iterations": 1000,
+    "max_beam_width": 1,
     "mem_fraction_static": 0.9,
     "request_stats_max_iterations": 0,
 }
@@ -61,6 +63,7 @@ def test_without_a_word_they_are_what_tensorrt_llm_does() -> None:
         (ExecutorConfig(max_batch_size=8), {"max_running_requests": 8}),
         (ExecutorConfig(max_num_tokens=64), {"chunked_prefill_size": 64}),
         (ExecutorConfig(max_queue_size=3), {"max_queued_requests": 3}),
+        (ExecutorConfig(max_beam_width=4), {"max_beam_width": 4}),
         (
             ExecutorConfig(enable_chunked_context=False),
             {"disable_chunked_prefill": True, "chunked_prefill_size": 8192},

@@ -112,6 +112,18 @@ def test_streaming_and_a_single_beam_are_arrays_too() -> None:
     assert converted(streaming=one(True), beam_width=one(1)).streaming
 
 
+@pytest.mark.parametrize(
+    ("arrays", "penalty", "stopping"),
+    [({}, 0.0, 1), ({"len_penalty": one(0.5)}, 0.5, 1), ({"early_stopping": one(7)}, 0.0, 2)],
+)
+def test_all_beams_are_the_result_by_the_executors_defaults(
+    arrays: dict[str, Any], penalty: float, stopping: int
+) -> None:
+    sampling = converted(beam_width=one(4), **arrays).sampling_params
+    assert (sampling.num_beams, sampling.n, sampling.temperature) == (4, 4, 0.0)
+    assert (sampling.length_penalty, sampling.early_stopping) == (penalty, stopping)
+
+
 def test_logits_that_the_runtime_does_not_gather_are_left_out() -> None:
     arrays = InputArrays(
         {
@@ -150,7 +162,10 @@ def test_logits_that_the_runtime_does_not_gather_are_left_out() -> None:
         ("top_p", one(0.0)),
         ("seed", np.array([7.0])),
         ("streaming", one(1)),
-        ("beam_width", one(2)),
+        ("beam_width", one(0)),
+        ("beam_width", one(65)),
+        ("len_penalty", one(0.5)),
+        ("early_stopping", one(1)),
         ("end_id", one(-2)),
         ("pad_id", one(-2)),
         ("stop_words_list", ids(1, 2)),
@@ -233,6 +248,18 @@ def test_logits_and_log_probs_keep_their_shapes() -> None:
     assert tensors["generation_logits"].shape == (1, 1, 2, 7)
     assert tensors["output_log_probs"].tolist() == [[[-1.0, -2.0]]]
     assert tensors["cum_log_probs"].tolist() == [[-3.0]]
+
+
+def test_beams_are_padded_each_to_the_longest_output() -> None:
+    search = SamplingParams(max_tokens=3, use_beam_search=True, beam_width=3, n=2)
+    result = Result(
+        0, True, True, [[4], [5, 6]], "", log_probs=[[-1.0], [-2.0, -0.5]], cum_log_probs=[-1.0, -2.5]
+    )
+    tensors = dict(OutputTensors(GenerationRequest([1], search), padding_id=9, max_len=64).of(result))
+    assert tensors["output_ids"].tolist() == [[[1, 4, 9, 9], [1, 5, 6, 9]]]
+    assert tensors["sequence_length"].tolist() == [[2, 3]]
+    assert tensors["output_log_probs"].tolist() == [[[-1.0, 0.0], [-2.0, -0.5]]]
+    assert tensors["cum_log_probs"].tolist() == [[-1.0, -2.5]]
 
 
 def test_a_streamed_response_has_the_new_tokens_and_the_sums_so_far() -> None:
