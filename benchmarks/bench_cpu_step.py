@@ -31,6 +31,7 @@ from model_worker.kernels.native.library import NativeKernels
 from model_worker.loading.loader import load_model
 from model_worker.ops.selection import make_ops
 from model_worker.quant.selection import select_quant_method
+from model_worker.runner.build_runner import build_runner
 from model_worker.runner.model_runner import ModelRunner
 from model_worker.worker import ModelWorker
 from runtime.checkpoint.model_config import ModelConfig
@@ -136,7 +137,7 @@ def make_runner(model: str, backend: str, dtype: torch.dtype, max_rows: int, max
     ops = make_ops(backend_name, device="cpu", dtype=dtype, head_dim=config.head_dim)
     weights.bind(ops)
     pool = filled_pool(weights.kv_layout, max_rows, max_len, dtype, "cpu")
-    runner = ModelRunner(
+    runner = build_runner(
         weights,
         pool,
         ops,

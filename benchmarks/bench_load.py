@@ -24,6 +24,7 @@ from model_worker.distributed.group import SoloGroup
 from model_worker.loading.loader import load_model
 from model_worker.loading.tensor_names import checkpoint_targets
 from model_worker.models.llama import SPEC
+from model_worker.models.parts import Parts
 from model_worker.models.transformer import CausalLM
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.weight_files import INDEX_FILE
@@ -57,7 +58,7 @@ def make_checkpoint(folder: Path, gib: float, dtype: torch.dtype) -> None:
         "dtype": "bfloat16",
     }
     (folder / "config.json").write_text(json.dumps(config))
-    empty = CausalLM(ModelConfig.from_path(folder), SPEC, dtype=torch.bfloat16, device="meta")
+    empty = CausalLM(Parts(ModelConfig.from_path(folder), SPEC, torch.bfloat16, "meta"))
     shapes = {name: pieces[0].shape for name, pieces in checkpoint_targets(empty).items()}
     shards: list[dict[str, torch.Tensor]] = [{} for _ in range(NUM_SHARDS)]
     files: dict[str, str] = {}

@@ -20,6 +20,7 @@ import torch
 from benchmarks.bench_cpu_step import QWEN, WiredWorker
 from benchmarks.decode_rows import filled_pool
 from model_worker.device import make_device
+from model_worker.runner.build_runner import build_runner
 from model_worker.runner.model_runner import ModelRunner
 from model_worker.served_model import load_served_model
 from runtime.checkpoint.model_config import ModelImpl
@@ -43,7 +44,7 @@ def make_runner(model: str, model_impl: ModelImpl, max_rows: int, max_len: int) 
         device = make_device("cpu", threaded=False)
         served = load_served_model(config, device, lambda loaded, total: None)
     pool = filled_pool(served.model.kv_layout, max_rows, max_len, torch.bfloat16, "cpu")
-    return ModelRunner(
+    return build_runner(
         served.model,
         pool,
         served.ops,

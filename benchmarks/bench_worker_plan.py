@@ -21,6 +21,7 @@ from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.device import make_device
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.ops.torch_ops import TorchOps
+from model_worker.runner.build_runner import build_runner
 from model_worker.runner.model_runner import ModelRunner
 from runtime.wire.format import pack_ids
 from runtime.wire.plan import BatchPlan, RowSetup
@@ -45,7 +46,7 @@ def make_runner(num_rows: int, page_size: int) -> ModelRunner:
     num_pages = num_rows * (MAX_LEN // page_size)
     # One small head, so that the pool of a real run's pages fits: applying a plan does not touch its memory.
     pool = MHATokenToKVPool(num_pages, page_size, 1, 1, 2, torch.bfloat16, device.torch_device)
-    return ModelRunner(
+    return build_runner(
         NoModel(), pool, TorchOps(), device, max_rows=num_rows, max_len=MAX_LEN, vocab_size=VOCAB
     )
 

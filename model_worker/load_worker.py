@@ -19,10 +19,9 @@ from model_worker.membership import ALONE, Membership
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.memory.prompt_tables import PromptTables
 from model_worker.models.transformer import CausalLM
-from model_worker.runner.device_memory import TRIAL_TOKENS, free_beside_steps, make_kv_pool
-from model_worker.runner.embedding_runner import EmbeddingRunner
-from model_worker.runner.model_runner import ModelRunner, size_kv_pool
-from model_worker.runner.stage_runner import StageRunner
+from model_worker.runner.build_runner import build_runner
+from model_worker.runner.device_memory import TRIAL_TOKENS, free_beside_steps, make_kv_pool, size_kv_pool
+from model_worker.runner.model_runner import ModelRunner
 from model_worker.sampling.processors.runner import ProcessorRunner, load_processors
 from model_worker.served_model import load_served_model
 from model_worker.worker import ModelWorker
@@ -115,12 +114,13 @@ def _load_runner(
         }
         if config.task == "embed":
             pooling = read_pooling(Path(config.model), config.pooling)
-            return EmbeddingRunner(model, kv_pool, ops, device, **options, pooling=pooling)
+            return build_runner(model, kv_pool, ops, device, **options, pooling=pooling)
         if link is not None:
-            assert isinstance(model, CausalLM), "settings with stages are refused for any other"
-            return StageRunner(model, kv_pool, ops, device, **options, link=link)
-        max_guesses = 0 if config.speculative_algorithm == "none" else config.speculative_num_draft_tokens
-        return ModelRunner(model, kv_pool, ops, device, **options, graph_sizes=sizes, max_guesses=max_guesses)
+            return build_runner(model, kv_pool, ops, device, **options, link=link)
+        options["graph_sizes"] = sizes
+        if config.speculative_algorithm != "none":
+            options["max_guesses"] = config.speculative_num_draft_tokens
+        return build_runner(model, kv_pool, ops, device, **options)
 
     def make_trial(some: Sequence[int]) -> ModelRunner:
         return make_runner(make_pool(-(-TRIAL_TOKENS // config.page_size)), some)

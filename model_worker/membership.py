@@ -16,7 +16,7 @@ from model_worker.distributed.layout import Layout
 from model_worker.distributed.selection import join_group
 from model_worker.distributed.stage_link import SlotSizes, StageLink
 from model_worker.distributed.torch_group import TorchGroup, meeting_at
-from model_worker.models.transformer import StageOutput
+from model_worker.models.decoder import StageOutput
 from model_worker.runner.warm_up import PROMPT_TOKENS
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
 from runtime.ring.nodes import addresses_of

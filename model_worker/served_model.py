@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -12,8 +12,7 @@ from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.loading.fill import Progress
 from model_worker.loading.loader import load_model
-from model_worker.memory.kv_pool import KVLayout
-from model_worker.models.base import Model
+from model_worker.models.base import LoadedModel
 from model_worker.ops.adapters import RowAdapters
 from model_worker.ops.base import Ops
 from model_worker.ops.selection import make_ops
@@ -23,14 +22,6 @@ from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
 from runtime.settings.config import RuntimeConfig
 from runtime.settings.layer_split import split_layers
-
-
-class LoadedModel(Model, Protocol):
-    @property
-    def kv_layout(self) -> KVLayout: ...
-
-    def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on."""
 
 
 class WorkerModel(NamedTuple):

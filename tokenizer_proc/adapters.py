@@ -23,7 +23,8 @@ from runtime.base.errors import AdapterNotResident, Forbidden, InvalidRequest, O
 from runtime.checkpoint.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE
 from runtime.checkpoint.adapters.prompt_table import AdapterFiles, read_files
 from runtime.ring.adapters_file import AdaptersFile, KeptAdapter, incoming_in, kept_in, read_kept, write_kept
-from runtime.ring.tenants import OWNER
+from runtime.ring.tenants import OWNER, Tenant
+from runtime.wire.messages import ControlRequest
 from runtime.wire.plan import NO_LORA, AdapterPiece, AdapterRef
 
 PARAM = "lora_request"
@@ -220,11 +221,19 @@ class AdapterTable:
             msgspec.structs.replace(asked, pinned=False), self._known(asked.path, "prompt", TABLE_PARAM)
         )
 
-    def put(self, piece: AdapterPiece, client: int, tenant: str) -> PieceAnswer | AdapterPiece:
-        """See InlineAdapters.take."""
+    def put(self, message: ControlRequest, tenant: Tenant) -> PieceAnswer | ControlRequest:
+        """Take in the piece of weights that a call by a key of the tenant brings. Return what the caller is
+        to be told, or, when all is there, the call as the scheduler is to have it. Raises Forbidden or
+        InvalidRequest.
+        """
+        piece = message.adapter
+        assert piece is not None
+        if not tenant.may("user"):
+            raise Forbidden("lora_config: this key may not generate")
         if self._inline is None:
             raise InvalidRequest(NO_LORA, param=PARAMS[piece.kind], code="lora_not_enabled")
-        return self._inline.take(piece, client, tenant)
+        taken = self._inline.take(piece, message.client, message.tenant)
+        return msgspec.structs.replace(message, adapter=taken) if isinstance(taken, AdapterPiece) else taken
 
     def _of_task(self, asked: AdapterRef, tenant: str, kind: str) -> AdapterRef:
         assert self._inline is not None

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from runtime.base.errors import Overloaded
 from runtime.ring.tenants import OWNER
 from runtime.wire.format import IntArray
 from runtime.wire.handle import client_of
 from runtime.wire.messages import AbortRequest
+from tokenizer_proc.arrivals import LONG_RETRY_S, rate_limited, share_of_chars
 from tokenizer_proc.sequences import Job
 from tokenizer_proc.turns import Turns
 from tokenizer_proc.validation import PromptField
@@ -57,6 +59,23 @@ class LongTexts:
     def num_chars(self, tenant: str) -> int:
         """Return what this tenant has waiting and in work."""
         return self._num_chars[tenant]
+
+    def check_room(self, job: Job, num_chars: int) -> None:
+        """Raise RateLimited or Overloaded where texts of the job's tenant that wait, with so many characters
+        more, were too much. One text may always wait, and the owner's that are made again after a restart.
+        """
+        tenant = job.request.tenant
+        own = self.num_chars(tenant)
+        limit = share_of_chars(own, self.total_chars, is_again=job.is_again)
+        if not own or own + num_chars <= limit:
+            return
+        if tenant != OWNER:
+            raise rate_limited(own)
+        if not job.is_again:
+            raise Overloaded(
+                f"texts of {own} characters wait to be encoded; try a long one again later",
+                retry_after_s=LONG_RETRY_S,
+            )
 
     def add(
         self,

@@ -13,26 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 import numpy as np
 
-from runtime.base.errors import Forbidden, Overloaded, RequestError
-from runtime.ring.tenants import OWNER, THE_OWNER, Tenant
+from runtime.base.errors import Forbidden, RequestError
+from runtime.ring.tenants import THE_OWNER, Tenant
 from runtime.text.codec import PromptEncoder
 from runtime.wire.format import IntArray
 from runtime.wire.handle import describe
 from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest
-from runtime.wire.plan import AdapterPiece
 from runtime.wire.transport import Inbox, Outbox
 from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.admission import QueueAdmission
-from tokenizer_proc.arrivals import (
-    CHARS_PER_MESSAGE,
-    LONG_RETRY_S,
-    Arrivals,
-    rate_limited,
-    share_of_chars,
-)
+from tokenizer_proc.arrivals import CHARS_PER_MESSAGE, Arrivals
 from tokenizer_proc.long_texts import LongPrompt, LongTexts
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.routes import Routes
@@ -158,7 +150,7 @@ class TokenizerLoop:
         if isinstance(message, AbortRequest):
             self._long.mark_aborted(message)
         elif message.adapter is not None:
-            self._put_adapter(message, message.adapter)
+            self._put_adapter(message)
             return
         elif not may_ask(self._tenant_named(message.tenant), message):
             if not self._arrivals.try_spend(message.tenant):
@@ -171,17 +163,15 @@ class TokenizerLoop:
             return
         self._routes.scheduler.send(message)
 
-    def _put_adapter(self, message: ControlRequest, piece: AdapterPiece) -> None:
+    def _put_adapter(self, message: ControlRequest) -> None:
         """Take weights in; when all are there the scheduler answers, else this tokenizer."""
         try:
-            if not self._tenant_named(message.tenant).may("user"):
-                raise Forbidden("lora_config: this key may not generate")
-            taken = self._adapters.put(piece, message.client, message.tenant)
+            taken = self._adapters.put(message, self._tenant_named(message.tenant))
         except RequestError as error:
             self._routes.refuse_control(message, error)
             return
-        if isinstance(taken, AdapterPiece):
-            self._routes.scheduler.send(msgspec.structs.replace(message, adapter=taken))
+        if isinstance(taken, ControlRequest):
+            self._routes.scheduler.send(taken)
         else:
             self._routes.answer(message, taken)
 
@@ -232,7 +222,7 @@ class TokenizerLoop:
             self._add_text(self._render(job, field))
             return
         if is_long:
-            self._check_long(job.request, num_chars)
+            self._long.check_room(job, num_chars)
         self._encode_later(
             job,
             field,
@@ -281,27 +271,12 @@ class TokenizerLoop:
         self._check_text(prompt)
         num_chars = len(prompt.text)
         if num_chars > MAX_BATCH_CHARS:
-            self._check_long(prompt.job.request, num_chars)
+            self._long.check_room(prompt.job, num_chars)
             self._encode_later(prompt.job, prompt.field, num_chars, partial(self._encode_one, prompt))
             return
         self._admission.on_way.begin(prompt.job.request.tenant, len(prompt.job.handles))
         self._batch.append(prompt)
         self._turn_chars += num_chars
-
-    def _check_long(self, request: GenerateRequest, num_chars: int) -> None:
-        """Raises Overloaded when too much of the tenant's waits for the threads; one text may always."""
-        tenant, is_again = request.tenant, not self._admission.is_new(request)
-        own = self._long.num_chars(tenant)
-        limit = share_of_chars(own, self._long.total_chars, is_again=is_again)
-        if not own or own + num_chars <= limit:
-            return
-        if tenant != OWNER:
-            raise rate_limited(own)
-        if not is_again:
-            raise Overloaded(
-                f"texts of {own} characters wait to be encoded; try a long one again later",
-                retry_after_s=LONG_RETRY_S,
-            )
 
     def _encode_batch(self) -> None:
         """Encode and pass on the texts collected so far."""

@@ -2,8 +2,8 @@
 
     python -m benchmarks.code.code_rules [--all]
 
-prints the lines of code by package, how many modules one neighbour alone imports, and the modules that import
-more of ours than they should. With --all lines are by folder, and all that is counted is named.
+prints the lines of code by package, and how many modules one neighbour alone imports. With --all lines are by
+folder, and all that is counted is named.
 """
 
 from __future__ import annotations
@@ -223,10 +223,6 @@ def main() -> None:
     print(f"{len(alone)} modules that one neighbour alone imports")
     for module, importer in alone.items() if shows_all else ():
         print(f"  {module} <- {importer.rpartition('.')[2]}")
-    most = imports.too_many()
-    print(f"{len(most)} modules that import more of ours than {MAX_IMPORTS}, or {MAX_IMPORTS_OF_A_ROOT}")
-    for words in most:
-        print(f"  {words}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from model_worker.kernels.linear import LoraPart
 from model_worker.loading.loader import load_model
 from model_worker.ops.adapters import RowAdapters
 from model_worker.ops.selection import make_ops
-from model_worker.runner.model_runner import ModelRunner
+from model_worker.runner.build_runner import build_runner
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.wire.format import pack_ids
 from runtime.wire.plan import NO_ADAPTER, AdapterLoaded, AdapterRef, BatchPlan, LoadAdapter
@@ -68,7 +68,7 @@ class BenchedModel:
                     assert layer.adapters is not None
                     layer.adapters.install(slot, layer.adapters.pack(slot, _parts(layer, options.rank)))
         max_len = max(CONTEXT, options.chunk)
-        runner = ModelRunner(
+        runner = build_runner(
             model,
             filled_pool(model.kv_layout, options.batch, max_len, dtype, "cpu"),
             ops,

@@ -20,10 +20,10 @@ from carousel.client.core.labels import LabelBook
 from carousel.client.core.mailbox import Mailbox, call_in_loop, make_mailboxes
 from carousel.client.core.request_builder import EmbedOptions, Prompt, RequestOptions, Submission, TokenIds
 from carousel.client.core.result import Completion
-from carousel.client.core.ring_state import RING_TIMEOUT_S
+from carousel.client.core.ring_state import CONNECT_TIMEOUT_S, RING_TIMEOUT_S
 from carousel.client.core.session import Session
 from carousel.client.core.streams import AsyncResultStream
-from carousel.client.sync import CONNECT_TIMEOUT_S, Client
+from carousel.client.sync import Client
 from runtime.base.errors import CarouselError, RingClosed
 from runtime.ring.tenants import OWNER
 from runtime.wire.sampling_params import SamplingParams

@@ -24,13 +24,11 @@ from carousel.client.core.request_builder import (
     one_per_prompt,
 )
 from carousel.client.core.result import Completion
-from carousel.client.core.ring_state import RING_TIMEOUT_S
+from carousel.client.core.ring_state import CONNECT_TIMEOUT_S, RING_TIMEOUT_S
 from carousel.client.core.session import Session, deadline_after
 from carousel.client.core.streams import ResultStream
 from runtime.base.errors import RingClosed
 from runtime.wire.sampling_params import SamplingParams
-
-CONNECT_TIMEOUT_S = 10.0
 
 
 class Client(ControlCalls):

@@ -16,14 +16,14 @@ from model_worker.loading.checkpoint_kv_scales import CheckpointKVScales
 from model_worker.loading.fill import Progress, fill_dummy, fill_from_files
 from model_worker.loading.tensor_names import attention_layers, checkpoint_targets, rename_of, stored_weights
 from model_worker.loading.text_part_files import has_own_head, log_what_is_left_out
-from model_worker.models.spec import ModelSpec
+from model_worker.models.parts import Parts
+from model_worker.models.spec import resolve_spec
 from model_worker.models.transformer import CausalLM
 from model_worker.ops.adapters import RowAdapters
 from model_worker.ops.base import Ops
 from model_worker.ops.torch_ops import TorchOps
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
-from runtime.base.registry import resolve
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.weight_files import weight_files
 
@@ -56,13 +56,12 @@ def load_model(
     none. layers: of this pipeline stage; nothing: all.
     Raises: ModelError that lists the weights that are missing, unexpected or of another shape; then no model.
     """
-    spec = resolve("model architecture", config.spec, {})
-    assert isinstance(spec, ModelSpec)
+    spec = resolve_spec(config.spec)
     files = [] if load_format == "dummy" else weight_files(model_path)
     rename = rename_of(config)
     if rename is not None and config.tie_word_embeddings and has_own_head(files, rename, spec):
         config = msgspec.structs.replace(config, tie_word_embeddings=False)
-    model = CausalLM(config, spec, dtype=dtype, device=device, group=group, quant=quant, layers=layers)
+    model = CausalLM(Parts(config, spec, dtype, device, group, quant, layers))
     if load_format == "dummy":
         fill_dummy(model)
         for layer in stored_weights(model).values():
@@ -70,7 +69,7 @@ def load_model(
     else:
         if rename is not None and group.rank == 0:
             log_what_is_left_out(files, rename)
-        whole = model if not layers else CausalLM(config, spec, dtype=dtype, device="meta", quant=quant)
+        whole = model if not layers else CausalLM(Parts(config, spec, dtype, "meta", quant=quant))
         kv_scales = CheckpointKVScales(files, list(attention_layers(whole)), rename)
         elsewhere = checkpoint_targets(whole).keys() - checkpoint_targets(model).keys()
         fill_from_files(model, files, kv_scales, progress, elsewhere)

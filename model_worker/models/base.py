@@ -8,7 +8,8 @@ from torch import Tensor
 
 from model_worker.attention.base import AttentionBackend
 from model_worker.attention.forward_batch import ForwardBatch
-from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.memory.kv_pool import KVLayout, MHATokenToKVPool
+from model_worker.ops.base import Ops
 
 
 class Model(Protocol):
@@ -17,3 +18,15 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden_size] -> logits [n, vocab_size] float32; on ranks other than 0 no rows."""
+
+
+class LoadedModel(Model, Protocol):
+    """A model whose weights are there."""
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        """Layers, heads and widths of the KV cache that it writes."""
+        ...
+
+    def bind(self, ops: Ops) -> None:
+        """Compute by ops from now on."""

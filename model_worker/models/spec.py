@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from runtime.base.registry import resolve
+
 # Whether a projection has a bias: "config" asks attention_bias or mlp_bias of the checkpoint's config.json.
 BiasRule = Literal["never", "always", "config"]
 
@@ -69,3 +71,10 @@ class ModelSpec:
 def has_bias(rule: BiasRule, config_says: bool) -> bool:
     """Resolve a rule against the checkpoint's own flag."""
     return config_says if rule == "config" else rule == "always"
+
+
+def resolve_spec(name: str) -> ModelSpec:
+    """Return the spec that `package.module:NAME` stands for. Raises ConfigError."""
+    spec = resolve("model architecture", name, {})
+    assert isinstance(spec, ModelSpec)
+    return spec

@@ -1,4 +1,4 @@
-"""Share of the device's memory that the KV cache may have, and its allocation."""
+"""Share of the device's memory that the KV cache may have, its size in pages, and its allocation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from model_worker.device.base import Device
 from model_worker.device.out_of_memory import when_out_of_memory
 from model_worker.memory.kv_pool import KVLayout, MHATokenToKVPool
 from model_worker.runner.model_runner import ModelRunner
+from runtime.base.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 # KV cache of a runner that only shows what it takes besides.
 TRIAL_TOKENS = 16
+# The host's memory belongs to other programs too. Arbitrary.
+MAX_CPU_KV_BYTES = 8 << 30
+CPU_KV_SHARE = 8
+"""One part in so many of the host's memory is the KV cache's, at most, where nobody says more."""
 STEP_REMEDY = (
     "lower --chunked-prefill-size or --max-running-requests, take a narrower --dtype or a larger --tp-size, "
     "or end what else uses the device"
@@ -76,3 +81,38 @@ def free_beside_steps(
         len(sizes),
     )
     return max(0, remaining)
+
+
+def size_kv_pool(
+    *,
+    free_bytes: int,
+    fraction: float,
+    bytes_per_token: int,
+    page_size: int,
+    max_total_tokens: int,
+    host_bytes: int | None = None,
+    num_sharing: int = 1,
+) -> int:
+    """Pages of the KV pool, the dummy page not counted: of what `fraction` of the free memory and
+    `max_total_tokens` allow, the smaller. num_sharing: pools that divide that memory.
+
+    max_total_tokens is rounded up to pages, so that a sequence of so many tokens fits. 0 sets no cap, but on
+    a CPU, which has `host_bytes` of memory, MAX_CPU_KV_BYTES and the share of CPU_KV_SHARE are then caps.
+    Raises: ConfigError when not even a prompt of one token and its answer fit.
+    """
+    budget = int(free_bytes * fraction)
+    if host_bytes is not None and not max_total_tokens:
+        budget = min(budget, MAX_CPU_KV_BYTES, host_bytes // CPU_KV_SHARE)
+    budget //= num_sharing
+    num_pages = budget // (bytes_per_token * page_size) - 1
+    if max_total_tokens:
+        num_pages = min(num_pages, -(-max_total_tokens // page_size))
+    if num_pages * page_size < 2:
+        raise ConfigError(
+            f"no room for a KV cache: mem_fraction_static {fraction:g} of {free_bytes >> 20} MiB free, "
+            f"max_total_tokens {max_total_tokens or 'not set'}, page_size {page_size}, "
+            f"{bytes_per_token} bytes a token: raise --mem-fraction-static or --max-total-tokens, lower "
+            "--chunked-prefill-size, --max-running-requests or --cuda-graph-max-bs, take a narrower --dtype, "
+            "or end what else uses the device"
+        )
+    return num_pages

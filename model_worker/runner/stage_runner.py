@@ -16,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.distributed.stage_link import StageLink
-from model_worker.models.transformer import CausalLM, StageOutput
+from model_worker.models.base import Model
+from model_worker.models.decoder import StageOutput
+from model_worker.models.transformer import CausalLM
 from model_worker.runner.model_runner import ModelRunner
 from model_worker.runner.recording.base import StageRecording
 from model_worker.runner.recording.selection import record_stage
 from model_worker.runner.step_output import ForwardOutput, StepOutput
+from model_worker.runner.step_tables import StepTokens
 from model_worker.sampling.columns import SampleRows
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.plan import BatchPlan
@@ -31,11 +33,12 @@ from runtime.wire.plan import BatchPlan
 class StageRunner(ModelRunner):
     """Steps are numbered as they come, so that every stage gives the same number to the same plan."""
 
-    def __init__(self, model: CausalLM, *args: Any, link: StageLink, **options: Any) -> None:
-        layout = link.layout
-        super().__init__(model, *args, **options, has_logits=layout.is_last)
+    def __init__(self, model: Model, *args: Any, link: StageLink, **options: Any) -> None:
+        """link: to the other stages. The rest: as ModelRunner's; the model is a CausalLM."""
+        super().__init__(model, *args, **options)
+        assert isinstance(model, CausalLM), "settings with stages are refused for any other"
         self._link = link
-        self._layout = layout
+        self._layout = link.layout
         self._stage_model = model
         self._program: StageRecording | None = None
         self._num_steps = 0
@@ -44,11 +47,11 @@ class StageRunner(ModelRunner):
         self._awaited: deque[tuple[int, SampleRows]] = deque()
         self._sampled_in = np.zeros(self.max_rows, np.int64)
 
-    def apply(self, plan: BatchPlan) -> tuple[ForwardBatch, SampleRows]:
+    def apply(self, plan: BatchPlan) -> StepTokens:
         """See ModelRunner; with the hidden states that have come for it."""
-        batch, who = super().apply(plan)
-        batch.arrived = self._arrived
-        return batch, who
+        tokens = super().apply(plan)
+        tokens.batch.arrived = self._arrived
+        return tokens
 
     @torch.inference_mode()
     def forward(self, plan: BatchPlan) -> ForwardOutput | StepOutput:
@@ -77,7 +80,7 @@ class StageRunner(ModelRunner):
             needed = self._sampled_in[unpack_ids(plan.rows)].max().item()
         while self._awaited and (self._awaited[0][0] <= needed or self._link.has_tokens):
             step, who = self._awaited.popleft()
-            self._future.store(who.rows, self._link.take_tokens(step))
+            self._tables.future.store(who.rows, self._link.take_tokens(step))
 
     def _compute_stage(self, plan: BatchPlan) -> StepOutput:
         """Compute the layers of a stage that is not the last. Tokens of its result are nobody's."""
@@ -134,5 +137,5 @@ class StageRunner(ModelRunner):
         return self._program
 
     def _record(self, decode: BatchPlan, on_progress: Any) -> None:
-        if self._records_steps and self._group.size == 1:
+        if self._records_steps and self._sampler.num_ranks == 1:
             self._program = record_stage(self._parts(decode), self._layout)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from model_worker.memory.kv_pool import DUMMY_PAGE
 from runtime.sampling.columns import examples
 from runtime.sampling.features import EDITS, LOGPROBS, TOP_P, TOP_P_DECAY, TRUNCATES
-from runtime.wire.format import pack_ids
+from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.plan import BatchPlan, RowSetup
 from runtime.wire.sampling_params import SamplingParams
 
@@ -30,6 +30,11 @@ def first_prompt(max_len: int, num_pages: int, page_size: int) -> BatchPlan:
     pages = np.arange(1, -(-(length + 1) // page_size) + 1)
     plan = chunks([length])
     return replace(plan, table_spans=pack_ids([0, 0, len(pages)]), table_pages=pack_ids(pages))
+
+
+def decode_behind(prompt: BatchPlan) -> BatchPlan:
+    """The token behind the first row of a plan of prompts."""
+    return decode_after(unpack_ids(prompt.lens).item(0))
 
 
 def decode_after(position: int) -> BatchPlan:
@@ -57,9 +62,9 @@ def longest_decode(max_len: int, page_size: int) -> BatchPlan:
     return replace(decode_after(max_len - 1), **on_dummy_page)
 
 
-def edited_decodes(position: int, vocab_size: int) -> Iterator[tuple[BatchPlan, dict[int, bytes]]]:
-    """That decode with all that a sampler launches and nothing records, and the masks of each."""
-    decode = decode_after(position)
+def edited_decodes(decode: BatchPlan, vocab_size: int) -> Iterator[tuple[BatchPlan, dict[int, bytes]]]:
+    """A decode of row 0 with all that a sampler launches and nothing records, and the masks of each."""
+    position = unpack_ids(decode.starts).item()
     edited = RowSetup.of(
         0,
         position,

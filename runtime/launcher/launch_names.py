@@ -8,6 +8,7 @@ import errno
 import logging
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 
 import zmq
 
@@ -17,7 +18,7 @@ from runtime.launcher.guardian import Guardian
 from runtime.launcher.launch_records import LaunchRecords
 from runtime.launcher.nodes.gate import NodeGate
 from runtime.launcher.tenants_reload import TenantsReload
-from runtime.ring.keys import make_keys
+from runtime.ring.keys import ServerKeys, make_keys
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.run_dir import RunDir
 from runtime.settings.config import RuntimeConfig
@@ -32,6 +33,8 @@ LISTEN_BACKLOG = 2048
 class LaunchNames:
     def __init__(self, config: RuntimeConfig) -> None:
         """Raises AddressInUse, ConfigError or StartError; nothing is left behind then."""
+        if config.curve_dir:
+            ServerKeys.read(Path(config.curve_dir))  # the processes read them too; here nothing runs yet
         self.run_dir = RunDir(config.run_dir)
         self.endpoints = self.run_dir.endpoints
         with ExitStack() as held:

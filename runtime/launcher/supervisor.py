@@ -20,20 +20,16 @@ import zmq
 from runtime.base.console import write_error, write_line
 from runtime.base.errors import EXIT_CONFIG, EXIT_DRAIN_CUT, EXIT_INTERNAL, EXIT_OK, ConfigError, StartError
 from runtime.launcher.children import Children
-from runtime.launcher.death_causes import DeathCauses
+from runtime.launcher.death_causes import Deaths
 from runtime.launcher.drain import Drain
 from runtime.launcher.hosts.host import ENGINE, Child, ProcessPlace, describe_exit, places
 from runtime.launcher.hosts.local import LocalHost
 from runtime.launcher.launch_names import LaunchNames
 from runtime.launcher.nodes.gate import NodeGate
-from runtime.launcher.restart_budget import RestartBudget
 from runtime.launcher.watchdog import Watchdog
-from runtime.ring.keys import ServerKeys
 from runtime.ring.launch_state import ChildState, LaunchState, write_atomically
 from runtime.ring.process import FIRST_EPOCH, LaunchFile
-from runtime.ring.roster import EngineDeaths
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.format import MAX_SHORT_CHARS
 from runtime.wire.messages import ProcessFailed, ProcessReady
 from runtime.wire.status_page import ProcessStatus
 
@@ -54,15 +50,10 @@ class Supervisor:
         """Take the signals, the run directory and the HTTP port. Raises
         AddressInUse, ConfigError or StartError; nothing is left behind then.
         """
-        if config.curve_dir:
-            ServerKeys.read(Path(config.curve_dir))  # the processes read them too; here nothing runs yet
         self.config = config
         self.info: dict[str, int | float | str] = {}
         """Facts that the processes told when they got ready, such as num_pages."""
         self._epoch = FIRST_EPOCH
-        self._causes = DeathCauses()
-        self._hung: set[Child] = set()
-        """Processes that are killed because their work loops stand still."""
         self._failure: ProcessFailed | None = None
         self._num_signals = 0
         self._state = "loading"
@@ -82,7 +73,7 @@ class Supervisor:
         self._keys_are_due = False
         self.names = LaunchNames(config)
         self._page, self._records = self.names.page, self.names.records
-        self._engine_deaths = EngineDeaths(self.names.endpoints)
+        self._deaths = Deaths(self.names.endpoints, self._page, config.restart_window)
         self._poller = zmq.Poller()
         self._poller.register(self.names.inbox.socket, zmq.POLLIN)
         nodes = self._nodes = self.names.nodes
@@ -91,7 +82,6 @@ class Supervisor:
         listeners = {"api": self.names.http, "worker": nodes.meeting if nodes else None}
         local = LocalHost(self.names.run_dir.path, self._poller, listeners)
         self._children = Children({0: local, **(nodes.hosts if nodes else {})})
-        self._budget = RestartBudget(config.restart_window)
         self._watchdog = Watchdog(self._page, config)
 
     def run(self) -> int:
@@ -222,7 +212,7 @@ class Supervisor:
             self._records.event("hang", process=child.place.name, pid=child.pid, reason=reason)
             self._last_words[child.place.name] = ProcessFailed(child.place.name, reason, EXIT_INTERNAL)
             if not is_stopped:
-                self._hung.add(child)
+                self._deaths.note_hang(child)
             self._children.kill(child)
         self._start_due()
         if self._keys_are_due and self.names.tenants.try_read():
@@ -302,13 +292,13 @@ class Supervisor:
     def _restart(self, child: Child, code: int, failure: ProcessFailed) -> None:
         config, unit = self.config, child.place.unit
         limit = config.max_engine_restarts if unit == ENGINE else config.max_restarts
-        now = time.monotonic()
+        seen_at = time.monotonic()
         others = [other for other in self._children if other.place.unit == unit]
         if code > 0:
             self._hear_of_nodes(others)
-        died_by_itself = self._may_be_a_request((child, *others), code)
+        died_by_itself = self._deaths.may_be_a_request((child, *others), code)
         was_ready = all(map(self._was_ready, (child, *others)))
-        delay_s = self._budget.spend(unit, limit, now, from_outside=not died_by_itself, was_ready=was_ready)
+        delay_s = self._deaths.spend_restart(unit, limit, by_itself=died_by_itself, was_ready=was_ready)
         if delay_s is None:
             self._records.event("budget_spent", unit=unit, restarts=limit)
             when = f"in {config.restart_window:g} s before" if was_ready else "without getting ready"
@@ -323,13 +313,13 @@ class Supervisor:
             self._reap(other)
         # Now that none of them changes the roster, and if they had taken in anything at all.
         if unit == ENGINE and died_by_itself and was_ready:
-            self._count_engine_death()
+            self._deaths.count_engine()
         self._epoch += 1
         logger.warning("%s: %s; restarting %s (epoch %d)", failure.role, failure.message, unit, self._epoch)
         self._records.event(
             "restart", unit=unit, reason=failure.message, epoch=self._epoch, delay=round(delay_s, 3)
         )
-        self._due.update({place: now + delay_s for place in places(config) if place.unit == unit})
+        self._due.update({place: seen_at + delay_s for place in places(config) if place.unit == unit})
         self._write_state()
 
     def _hear_of_nodes(self, others: Sequence[Child]) -> None:
@@ -340,24 +330,6 @@ class Supervisor:
         for other in others:
             while other.place.node and not other.has_ended(POLL_S) and time.monotonic() < deadline:
                 self._beat()
-
-    def _may_be_a_request(self, unit: Sequence[Child], code: int) -> bool:
-        """Tell whether the processes of a unit have ended by themselves, perhaps because of a request, and
-        not by somebody outside. `code`: how the first one did.
-        """
-        hung = not self._hung.isdisjoint(unit)
-        self._hung.difference_update(unit)
-        codes = [code, *(child.poll() for child in unit[1:])]
-        return self._causes.may_be_a_request([each for each in codes if each is not None], hung=hung)
-
-    def _count_engine_death(self) -> None:
-        """Note which sequences were there, for the engine that takes its place. Written here and not by the
-        thread: an engine that read the file too early would run again what has ended the one before.
-        """
-        try:
-            self._engine_deaths.count(self._page.read("scheduler").solitary)
-        except OSError as error:
-            logger.warning("who was there when the engine died is not counted: %s", error)
 
     def _start_due(self) -> None:
         if self._ends_at_once:
@@ -448,7 +420,7 @@ class Supervisor:
                     for place in self._due
                 ),
             ],
-            restarts=self._budget.counts,
+            restarts=self._deaths.restarts,
             info=self.info,
             error=f"{failure.role}: {failure.message}" if failure else "",
             exit_code=failure.exit_code if failure else EXIT_OK,
@@ -467,7 +439,7 @@ class Supervisor:
         self._children.end([child for child in self._children if child.place.role == "api"], API_EXIT_S)
         if self._nodes is not None:
             failure = self._failure
-            reason = f"{failure.role}: {failure.message}"[:MAX_SHORT_CHARS] if failure else ""
+            reason = f"{failure.role}: {failure.message}" if failure else ""
             self._nodes.stop(reason, failure.exit_code if failure else EXIT_OK)
         self._children.end(self._children, CHILD_EXIT_S)
         self._set_state("failed" if self._failure else "absent")

@@ -27,7 +27,7 @@ from model_worker.loading.loader import load_model
 from model_worker.models.transformer import CausalLM
 from model_worker.ops.triton_ops import TritonOps
 from model_worker.quant.selection import select_quant_method
-from model_worker.runner.model_runner import ModelRunner
+from model_worker.runner.build_runner import build_runner
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.wire.plan import BatchPlan
 
@@ -81,7 +81,7 @@ class DecodeSteps:
         self._device = device
         self._busy_ms: float | None = None
         pool = filled_pool(model.kv_layout, batch, context + 1, dtype, device.torch_device)
-        self._runner = ModelRunner(
+        self._runner = build_runner(
             model,
             pool,
             TritonOps(),

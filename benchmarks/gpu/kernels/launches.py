@@ -37,6 +37,7 @@ from model_worker.kernels.fp8_rows import FP8
 from model_worker.kernels.triton.call_site import launches_by_triton_alone
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
+from model_worker.models.parts import Parts
 from model_worker.models.spec import ModelSpec
 from model_worker.models.transformer import CausalLM
 from model_worker.ops.base import Ops
@@ -169,7 +170,7 @@ def model_of(name: str, device: CountingDevice, ops: Ops, dtype: torch.dtype = t
     spec = resolve("model architecture", config.spec, {})
     assert isinstance(spec, ModelSpec)
     quant = select_quant_method("auto", config.quantization, device.name)
-    model = CausalLM(config, spec, dtype=dtype, device=device.torch_device, quant=quant)
+    model = CausalLM(Parts(config, spec, dtype, device.torch_device, quant=quant))
     model.bind(ops)
     return model
 

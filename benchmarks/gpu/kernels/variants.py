@@ -28,7 +28,7 @@ from model_worker.kernels.triton import decode_attention, extend_attention
 from model_worker.kernels.triton.tiles import Gpu
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.ops.triton_ops import TritonOps
-from model_worker.runner.model_runner import ModelRunner
+from model_worker.runner.build_runner import build_runner
 
 TYPES = {
     torch.bool: "i1",
@@ -163,7 +163,7 @@ def variants_of(runner: Runner, gpu: Gpu, num_multiprocessors: int) -> list[str]
             runner.dtype,
             device.torch_device,
         )
-        ModelRunner(
+        build_runner(
             model,
             pool,
             ops,

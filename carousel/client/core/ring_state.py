@@ -15,6 +15,8 @@ from runtime.wire.format import SILENCE_S
 from runtime.wire.messages import ProcessState, RingStatus
 
 TICK_S = 0.1
+CONNECT_TIMEOUT_S = 10.0
+"""How long a client waits for a ring that it finds, before it gives up."""
 RING_TIMEOUT_S = 120.0
 """How long the ring may lack a process: a large model takes long to load."""
 RestartedRole: TypeAlias = Literal["engine", "tokenizer", "detokenizer"]

@@ -14,7 +14,7 @@ from model_worker.distributed.layout import Layout
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.models.base import Model
-from model_worker.models.transformer import StageOutput
+from model_worker.models.decoder import StageOutput
 from model_worker.ops.adapters import RowAdapters
 from model_worker.ops.base import Ops
 from model_worker.runner.future_map import FutureMap

@@ -17,7 +17,8 @@ from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.distributed.layout import Layout
 from model_worker.kernels.native.program import NotRecordable, Program
 from model_worker.kernels.native.step_calls import StepCall
-from model_worker.models.transformer import CausalLM, StageOutput
+from model_worker.models.decoder import StageOutput
+from model_worker.models.transformer import CausalLM
 from model_worker.runner.recording.base import StepParts
 from model_worker.runner.recording.forward_program import (
     MAX_SEQS,

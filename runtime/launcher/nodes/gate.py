@@ -39,6 +39,7 @@ from runtime.ring.node_messages import (
 from runtime.ring.nodes import NodeKeys, addresses_of
 from runtime.ring.process import FIRST_EPOCH
 from runtime.settings.config import RuntimeConfig
+from runtime.wire.format import MAX_SHORT_CHARS
 from runtime.wire.status_page import StatusPage
 from runtime.wire.transport import DECODE_ERRORS, BadFrames, MessageCodec, skip_more
 
@@ -135,7 +136,7 @@ class NodeGate:
         """Tell the agents that the launch is over, and wait a moment for them to end."""
         self._is_ending = True
         for host in self.hosts.values():
-            host.orders.append(StopNode(reason, exit_code))
+            host.orders.append(StopNode(reason[:MAX_SHORT_CHARS], exit_code))
         deadline = time.monotonic() + GOODBYE_S
         while len(self.missing) < len(self.hosts) and time.monotonic() < deadline:
             self.wait(PING_S)

@@ -16,7 +16,7 @@ from model_worker.ops.base import Ops
 from model_worker.ops.native_ops import NativeOps
 from model_worker.ops.torch_ops import TorchOps
 from model_worker.quant.int8 import Int8
-from model_worker.runner.model_runner import ModelRunner
+from model_worker.runner.build_runner import build_runner
 from model_worker.runner.recording.forward_program import ForwardProgram
 from model_worker.worker import ModelWorker
 from runtime.wire.plan import NO_ADAPTER
@@ -142,7 +142,7 @@ def worker(
             torch.float32,
             "cpu",
         )
-        runner = ModelRunner(
+        runner = build_runner(
             served.model,
             pool,
             ops,

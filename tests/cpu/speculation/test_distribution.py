@@ -15,7 +15,7 @@ from model_worker.device import make_device
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.models.base import Model
 from model_worker.ops.torch_ops import TorchOps
-from model_worker.runner.model_runner import ModelRunner
+from model_worker.runner.build_runner import build_runner
 from tests.harness.models.speculation import Generation, Proposer, no_guesses, runs_on
 
 VOCAB = 6
@@ -52,7 +52,7 @@ def _sequences(propose: Proposer) -> list[list[int]]:
     device = make_device("cpu", threaded=False)
     pool = MHATokenToKVPool(NUM_ROWS, PAGE_SIZE, 1, 1, 8, torch.float32, device.torch_device)
     limits: dict[str, Any] = {"max_rows": NUM_ROWS, "max_len": PAGE_SIZE, "vocab_size": VOCAB}
-    runner = ModelRunner(cast(Model, Chain()), pool, TorchOps(), device, **limits)
+    runner = build_runner(cast(Model, Chain()), pool, TorchOps(), device, **limits)
     found = []
     for i in range(NUM_ROUNDS):
         samplings: list[dict[str, Any]] = [

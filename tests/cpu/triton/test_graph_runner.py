@@ -107,8 +107,8 @@ def test_padding_touches_no_row_and_no_page_but_its_own(recorded: SetRing) -> No
     two = [SamplingParams(max_tokens=2, temperature=0.0, seed=1)] * 2
     recorded.generate(PROMPTS[:2], two, solo=False)
     runner = recorded._executor._worker._runner
-    assert runner._table.page_table[:-1].any()
-    assert not runner._table.page_table[-1].any()
+    assert runner._tables.pages.page_table[:-1].any()
+    assert not runner._tables.pages.page_table[-1].any()
 
 
 def config(model_path: Path, **settings: Any) -> RuntimeConfig:

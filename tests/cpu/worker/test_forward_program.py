@@ -28,6 +28,7 @@ from model_worker.ops.torch_ops import TorchOps
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.int8 import Int8
 from model_worker.quant.unquantized import UNQUANTIZED
+from model_worker.runner.build_runner import build_runner
 from model_worker.runner.model_runner import ModelRunner
 from model_worker.runner.recording.forward_program import ForwardProgram
 from model_worker.runner.recording.selection import record_steps
@@ -87,7 +88,7 @@ def _runner_of(
     for layer in range(config.num_layers):
         for buffer in pool.layer(layer):
             buffer.zero_()  # what is in no page that was written is compared, too
-    return ModelRunner(
+    return build_runner(
         model,
         pool,
         ops,

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from benchmarks.bench_cpu_step import QWEN
 from benchmarks.bench_load import run
 from model_worker.loading.tensor_names import checkpoint_targets
+from model_worker.models.parts import Parts
 from model_worker.models.qwen2 import SPEC
 from model_worker.models.transformer import CausalLM
 from runtime.checkpoint.model_config import ModelConfig
@@ -45,7 +46,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A model of Qwen2.5-0.5B's shape."""
     folder = tmp_path_factory.mktemp("qwen-0.5b")
     (folder / "config.json").write_text(json.dumps({**QWEN, "dtype": "bfloat16"}))
-    model = CausalLM(ModelConfig.from_path(folder), SPEC, dtype=torch.bfloat16, device="meta")
+    model = CausalLM(Parts(ModelConfig.from_path(folder), SPEC, torch.bfloat16, "meta"))
     shapes = {name: pieces[0].shape for name, pieces in checkpoint_targets(model).items()}
     weights = {name: torch.full(shape, 0.01, dtype=torch.bfloat16) for name, shape in shapes.items()}
     save_file(weights, folder / "model.safetensors")

@@ -10,7 +10,7 @@ import torch
 from msgspec import structs
 from transformers import LlamaForCausalLM
 
-from model_worker.runner.model_runner import MAX_CPU_KV_BYTES, size_kv_pool
+from model_worker.runner.device_memory import MAX_CPU_KV_BYTES, size_kv_pool
 from model_worker.worker import ModelWorker
 from runtime.base.errors import ConfigError, ExecutorError
 from runtime.wire.format import pack_ids, unpack_floats, unpack_ids

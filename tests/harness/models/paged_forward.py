@@ -12,7 +12,7 @@ from model_worker.attention.base import AttentionBackend
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.memory.kv_pool import MHATokenToKVPool
-from model_worker.served_model import LoadedModel
+from model_worker.models.base import LoadedModel
 
 
 class PagedForward:

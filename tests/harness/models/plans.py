@@ -14,7 +14,7 @@ from model_worker.device import make_device
 from model_worker.loading.loader import load_model
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.ops.torch_ops import TorchOps
-from model_worker.runner.model_runner import ModelRunner
+from model_worker.runner.build_runner import build_runner
 from model_worker.worker import ModelWorker
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.wire.format import pack_ids, unpack_ids
@@ -80,7 +80,7 @@ def make_worker(path: Path, page_size: int, *, threaded: bool = False) -> ModelW
     )
     ops = TorchOps()
     model = load_model(path, config, torch.float32, device.torch_device, ops=ops)
-    runner = ModelRunner(
+    runner = build_runner(
         model, pool, ops, device, max_rows=MAX_ROWS, max_len=MAX_LEN, vocab_size=config.vocab_size
     )
     return ModelWorker(runner, device)

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from model_worker.attention.base import AttentionBackend
-from model_worker.served_model import LoadedModel
+from model_worker.models.base import LoadedModel
 from runtime.base.cpu_isa import cpu_isa
 from tests.harness.models.model_registry import VOCAB_SIZE, Case
 from tests.harness.models.paged_forward import PagedForward

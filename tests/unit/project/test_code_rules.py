@@ -19,6 +19,9 @@ def test_product_code_keeps_the_rules() -> None:
     assert len(files) > 400
     assert not [fault for path in files for fault in faults(path)]
     assert not code_rules.names_defined_twice(files)
+    imports = Imports(files)
+    assert not imports.too_many()
+    assert imports.of.keys() >= code_rules.COMPOSITION_ROOTS
 
 
 @pytest.mark.parametrize(

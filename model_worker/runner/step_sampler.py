@@ -1,0 +1,102 @@
+"""StepSampler: the second half of a step, from logits to tokens, which the tables keep for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from model_worker.device.base import Device
+from model_worker.distributed.group import SOLO, RankGroup
+from model_worker.ops.base import Ops
+from model_worker.runner.step_output import ForwardOutput, StepOutput
+from model_worker.runner.step_tables import StepTables
+from model_worker.sampling.processors.runner import ProcessorRunner
+from model_worker.sampling.rank_samplers import make_sampler
+from model_worker.sampling.sampler import Sampler
+
+
+class StepSampler:
+    """Samples on the rank that has logits; the others are told its tokens."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        device: Device,
+        tables: StepTables,
+        *,
+        vocab_size: int,
+        group: RankGroup = SOLO,
+        processors: ProcessorRunner | None = None,
+        has_logits: bool = True,
+    ) -> None:
+        """group: the ranks of the model. processors: logits processors that this rank calls. has_logits: as
+        make_sampler's.
+        """
+        self._sampler = make_sampler(
+            group,
+            device,
+            max_rows=tables.max_rows,
+            max_len=tables.max_len,
+            vocab_size=vocab_size,
+            kernels=ops.sampling_kernels,
+            processors=processors,
+            has_logits=has_logits,
+        )
+        self._tables = tables
+        self._group = group
+        self._processors = processors
+        self.open_rows = self._sampler.open_rows
+        self.logprobs_of = self._sampler.logprobs_of
+
+    @property
+    def own(self) -> Sampler | None:
+        """The sampler; None: another rank samples."""
+        return self._sampler if isinstance(self._sampler, Sampler) else None
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that compute the model together."""
+        return self._group.size
+
+    @property
+    def is_first_rank(self) -> bool:
+        """True on the rank that hands over what is not sampled."""
+        return self._group.rank == 0
+
+    def sample(
+        self,
+        forward: ForwardOutput | StepOutput,
+        masks: Mapping[int, bytes],
+        processed: Sequence[tuple[int, bytes]] = (),
+    ) -> StepOutput:
+        """Sample the step's tokens, and remember them for plans that say -1. processed: see SampleMasks."""
+        if processed and self._processors is not None:
+            self._processors.expect(processed)
+        if isinstance(forward, StepOutput):
+            return forward
+        if forward.tokens is not None:
+            assert not masks, "masks for a step whose sampling was not deferred"
+            return StepOutput(forward.tokens)
+        return self._sample(forward, masks)
+
+    @torch.inference_mode()
+    def _sample(self, forward: ForwardOutput, masks: Mapping[int, bytes]) -> StepOutput:
+        tokens = None if forward.draw is None or masks else forward.draw()
+        if tokens is not None:
+            tokens = self._group.broadcast(tokens)
+            if forward.who.guesses is not None:
+                self._tables.remember(forward.who, tokens)
+            return StepOutput(tokens.int())
+        sampled = self._sampler.sample(forward.logits, forward.who, masks)
+        self._tables.remember(forward.who, sampled.tokens)
+        return StepOutput(
+            sampled.tokens.int(),
+            sampled.logprobs,
+            sampled.logprobs_of,
+            sampled.logits,
+            sampled.logits_of,
+            forward.prompt,
+            errors=sampled.errors,
+            tapped=forward.tapped,
+        )
