@@ -1,4 +1,4 @@
-"""Every family with adapters against the reference with the adapter in its weights, in float32.
+"""Every family with adapters that the PEFT library made, against what it merges, in float32.
 
 Each with torch operations and with the C++ kernels.
 """
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.ops.native_ops import NativeOps
 from model_worker.ops.torch_ops import TorchOps
-from tests.harness.models.adapted import ADAPTERS, adapted, merged, save_adapter
+from tests.harness.models.adapted import ADAPTERS, adapted, merged, save_adapter, save_peft_adapter
 from tests.harness.models.model_registry import CASES, FAMILIES, Case
 from tests.harness.models.native import native_kernels, needs_compiler
 from tests.harness.models.paged_forward import PagedForward
@@ -57,7 +57,7 @@ def test_an_adapter_computes_what_its_merged_weights_do(
     tmp_path: Path,
 ) -> None:
     case, hf, path = checkpoint
-    save_adapter(hf, ADAPTERS[name], tmp_path / "adapter")
+    save_peft_adapter(hf, ADAPTERS[name], tmp_path / "adapter")
     ops = TorchOps() if kernels is None else NativeOps(kernels)
     with adapted(path, ops, max_rows=NUM_ROWS) as served:
         served.load({2: tmp_path / "adapter"})

@@ -19,7 +19,6 @@ from model_worker.loading.loader import load_model
 from model_worker.models.transformer import CausalLM
 from model_worker.ops.adapters import RowAdapters
 from model_worker.ops.base import Ops
-from runtime.checkpoint.adapters.lora_config import read_adapter
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.wire.plan import AdapterLoaded, AdapterRef, LoadAdapter
 from tests.harness.adapters import write_adapter
@@ -77,20 +76,40 @@ def save_adapter(hf: PreTrainedModel, case: AdapterCase, path: Path, seed: int =
     write_adapter(path, shapes, rank=case.rank, ranks=ranks, seed=seed, **case.config)
 
 
-@torch.no_grad()
-def merged(hf: PreTrainedModel, path: Path) -> PreTrainedModel:
-    """Return a copy with the adapter in its weights: W + scaling * B A, in float32."""
-    from safetensors.torch import load_file
+def save_peft_adapter(hf: PreTrainedModel, case: AdapterCase, path: Path, seed: int = 1) -> None:
+    """Have the PEFT library make and write an adapter of random numbers for a model of transformers."""
+    from peft import LoraConfig, get_peft_model
 
-    config = read_adapter(path, MAX_RANK)
-    tensors = load_file(config.weights)
-    copied: PreTrainedModel = copy.deepcopy(hf)
-    for module in config.modules:
-        weight = copied.get_submodule(module.name).weight
-        assert isinstance(weight, nn.Parameter)
-        a, b = (tensors[module.tensor(side)].double() for side in "AB")
-        weight.copy_((weight.double() + module.scaling * (b @ a)).float())
-    return copied
+    changed = [name for name in linear_modules(hf) if case.changes(name)]
+    said = dict(case.config)
+    listed = sorted({name.rpartition(".")[2] for name in changed})
+    has_experts = any(".experts" in name for name, _ in hf.named_modules())
+    if has_experts and said.get("target_modules") == "all-linear":
+        said["target_modules"] = listed  # the library would adapt experts and routers too
+    said.setdefault("target_modules", listed)
+    config = LoraConfig(r=case.rank, lora_dropout=0.05, task_type="CAUSAL_LM", **said)
+    model = get_peft_model(copy.deepcopy(hf), config)
+    names = {
+        name.removeprefix("base_model.model.").rpartition(".lora_A")[0]
+        for name, _ in model.named_parameters()
+        if "lora_A" in name
+    }
+    assert names == set(changed), "the library adapts other modules"
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                scale = weight.shape[1] ** -0.5 if "lora_A" in name else 0.1
+                weight.copy_(scale * torch.randn(weight.shape, generator=rng))
+    model.save_pretrained(str(path))
+
+
+def merged(hf: PreTrainedModel, path: Path) -> PreTrainedModel:
+    """Return a copy with the adapter in its weights, as the PEFT library merges it."""
+    from peft import PeftModel
+
+    model: PreTrainedModel = PeftModel.from_pretrained(copy.deepcopy(hf), path).merge_and_unload()
+    return model.eval()
 
 
 class Adapted(NamedTuple):
