@@ -3,7 +3,8 @@
 One launch of the demo model, streams over HTTP that never run dry, and in turns: nobody looks; ten viewers
 ask as the page does; every request is sampled and its trace sent to a collector. Printed are tokens per
 second, and per second of CPU time of the launch, of each turn, and the medians of the ratios to the turn of
-nobody in the same round. The second says more where the machine has other work.
+nobody in the same round. The second says more where the machine has other work. Then, by process, the CPU
+time of a request of nobody's turns, and what the others' requests have used more: medians over the rounds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks.server import Server, launched
 VIEW_EVERY_S = 0.5
 """The page's own."""
 DRAIN_S = 0.5
+TURNS = ("nobody", "viewers", "sampled")
 SPAWN = multiprocessing.get_context("spawn")
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -150,6 +152,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each turn")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--viewers", type=int, default=10)
+    parser.add_argument("--turns", nargs="+", choices=TURNS[1:], default=TURNS[1:], help="besides nobody's")
     given = parser.parse_args()
     here, there = SPAWN.Pipe()
     taker, its_end = SPAWN.Pipe()
@@ -169,27 +172,44 @@ def main() -> None:
 
 
 def run(given: argparse.Namespace, server: Server, load_end: Connection) -> None:
-    turns = ["nobody", "viewers", "sampled"]
-    rates: dict[str, list[Rates]] = {turn: [] for turn in turns}
+    turns = ["nobody", *given.turns]
+    rounds: list[dict[str, Turn]] = []
     for number in range(given.rounds):
-        for turn in turns if number % 2 else reversed(turns):
-            rates[turn].append(measure(turn, given, server, load_end))
+        order = turns if number % 2 else turns[::-1]
+        rounds.append({turn: measure(turn, given, server, load_end) for turn in order})
     for turn in turns:
-        for at, words in enumerate(("tokens/s", "tokens per CPU second")):
-            values = [each[at] for each in rates[turn]]
-            ratios = [value / each[at] for value, each in zip(values, rates["nobody"], strict=True)]
+        for words in ("tokens/s", "tokens per CPU second"):
+            values = [each[turn].rate(words) for each in rounds]
+            ratios = [value / each["nobody"].rate(words) for value, each in zip(values, rounds, strict=True)]
             shown = " ".join(f"{value:.0f}" for value in values)
             print(f"{turn}: {words} {shown}; ratio to nobody {statistics.median(ratios):.3f}")
+    for role in sorted(rounds[0]["nobody"].cpu_s):
+        shown = f"{statistics.median(each['nobody'].request_ms(role, given.tokens) for each in rounds):.3f}"
+        for turn in given.turns:
+            more = [
+                each[turn].request_ms(role, given.tokens) - each["nobody"].request_ms(role, given.tokens)
+                for each in rounds
+            ]
+            spread = f"{min(more):+.3f} to {max(more):+.3f}"
+            shown += f", {turn} {statistics.median(more):+.3f} ({spread})"
+        print(f"{role}: ms of CPU a request: {shown}")
 
 
-class Rates(NamedTuple):
-    """Tokens of a turn, per second and per second of CPU time."""
+class Turn(NamedTuple):
+    num_tokens: int
+    seconds: float
+    cpu_s: dict[str, float]
+    """CPU time of each process of the launch."""
 
-    by_time: float
-    by_cpu: float
+    def rate(self, words: str) -> float:
+        return self.num_tokens / (self.seconds if words == "tokens/s" else sum(self.cpu_s.values()))
+
+    def request_ms(self, role: str, num_tokens: int) -> float:
+        """Milliseconds of CPU that a process has used for each `num_tokens` tokens."""
+        return 1000 * self.cpu_s[role] / self.num_tokens * num_tokens
 
 
-def measure(turn: str, given: argparse.Namespace, server: Server, load_end: Connection) -> Rates:
+def measure(turn: str, given: argparse.Namespace, server: Server, load_end: Connection) -> Turn:
     port = int(server.url.rpartition(":")[2])
     stop = SPAWN.Event()
     is_sampled = turn == "sampled"
@@ -198,12 +218,12 @@ def measure(turn: str, given: argparse.Namespace, server: Server, load_end: Conn
         # Those that run were begun in the turn before.
         time.sleep(DRAIN_S + given.tokens / 100)
         tell(load_end, is_sampled)
-        began, cpu_s = time.monotonic(), sum(cpu_by_role(server.launcher_pid).values())
+        began, before = time.monotonic(), cpu_by_role(server.launcher_pid)
         time.sleep(given.seconds)
         num_tokens = tell(load_end, is_sampled)
-        seconds, cpu_s = time.monotonic() - began, sum(cpu_by_role(server.launcher_pid).values()) - cpu_s
+        seconds, after = time.monotonic() - began, cpu_by_role(server.launcher_pid)
         stop.set()
-    return Rates(num_tokens / seconds, num_tokens / cpu_s)
+    return Turn(num_tokens, seconds, {role: cpu_s - before[role] for role, cpu_s in after.items()})
 
 
 def tell(load_end: Connection, is_sampled: bool) -> int:
