@@ -9,6 +9,7 @@ quarter as steady, but a quarter of the rows has stop strings and wants the logp
         five most likely ones
 beams   as steady, but every four rows are a beam search, of whose hypotheses three fork in every step
 guesses as steady, but every row makes three guesses in every step from its own output, all right
+sampled as steady and as churn, but every request is sampled for a trace
 waiting as steady, with 5,000 requests waiting for a row, and with as many waiting for pages beside free rows
 
 A step is timed as the process runs it: decoding the inbox, building and encoding the plan, decoding the
@@ -38,6 +39,7 @@ from runtime.sampling.features import LOGPROBS
 from runtime.wire.format import Message, pack_ids, unpack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import StreamOpen, TokenizedRequest, ToScheduler
+from runtime.wire.perf_metrics import TRACE_CONTEXT_BYTES, TraceStamps
 from runtime.wire.plan import BatchPlan, SampleMasks, StepResult
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import Frame, MemoryChannel, MessageCodec
@@ -189,6 +191,8 @@ class Case(NamedTuple):
     """Guesses of each row in each step."""
     num_beams: int = 1
     """Rows of each request, which searches with more than one."""
+    is_sampled: bool = False
+    """Its requests note their moments."""
 
 
 class Bench:
@@ -269,7 +273,9 @@ class Bench:
             sampling = msgspec.structs.replace(
                 sampling, use_beam_search=True, beam_width=self.case.num_beams, temperature=0.0
             )
-        return self._codec.encode(TokenizedRequest(handle, pack_ids(ids), sampling, stream_open))
+        trace = TraceStamps(bytes(TRACE_CONTEXT_BYTES)) if self.case.is_sampled else None
+        request = TokenizedRequest(handle, pack_ids(ids), sampling, stream_open, trace=trace)
+        return self._codec.encode(request)
 
     def step(self, frames: list[bytes]) -> float:
         """Seconds of one step."""
@@ -315,6 +321,8 @@ CASES = {
         for rows in (1, 64, 256)
     ],
     "beams": [Case(rows, 16, False, num_beams=4) for rows in (4, 32, 256)],
+    "sampled": [Case(64, 16, False, is_sampled=True), Case(256, 16, False, is_sampled=True)],
+    "sampled churn": [Case(64, 16, True, pool_scale=ROOMY, is_sampled=True)],
     "quarter": [Case(256, 16, False, logprobs_share=0.25)],
     **{
         f"waiting {policy}": [

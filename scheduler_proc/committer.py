@@ -60,12 +60,12 @@ class Committer:
         tokens = unpack_ids(result.tokens)
         held = batch.still_held()
         n = len(batch.order) - len(batch.loose)
-        self._commit_singles(batch.order[:n], tokens[:n], held[:n])
+        self._commit_singles(batch.order[:n], tokens[:n], held[:n], batch.step)
         if batch.loose:
             frames = handle.frames if result.tensors else ()
             self._commit_loose(batch.loose, held[n:], LooseResults(batch, result, tokens, frames))
 
-    def _commit_singles(self, rows: RowArray, tokens: IntArray, held: BoolArray) -> None:
+    def _commit_singles(self, rows: RowArray, tokens: IntArray, held: BoolArray, step: int) -> None:
         if not all_of(held):
             rows = rows[held]
             tokens = tokens[held]
@@ -73,6 +73,8 @@ class Committer:
             return
         self.step_log.note_tokens(len(rows))
         ended, stopped = self.rows.append_one(rows, tokens)
+        if self.rows.timed:
+            self.rows.note_time(rows, self._now_s(), step)
         self.output.add_each(self.rows.handle[rows], tokens)
         for row, by_stop in zip(ended.tolist(), stopped.tolist(), strict=True):
             req = self.rows.tenant[row]
@@ -137,6 +139,8 @@ class Committer:
         by_stop = req.stops_at(ids[-1], num_tokens - 1)
         if by_stop or num_tokens >= req.max_len:
             self._finish_at_end(req, by_stop)
+        elif scheduled.is_prefill and req.features:
+            self.rows.settle(req)
 
     def _finish_at_end(self, req: Request, by_stop: bool) -> None:
         if by_stop:

@@ -48,6 +48,11 @@ class RowColumns:
         self.needs_python: BoolArray = np.zeros(max_rows, np.bool_)
         self.urgency: IntArray = np.zeros(max_rows, np.int32)
         self.handle: npt.NDArray[np.void] = np.zeros(max_rows, "V16")
+        # Rows that are decoded plainly though their requests have features, and of their last tokens, if any
+        # was: when it was here, and by which step.
+        self.timed: set[int] = set()
+        self.token_s: npt.NDArray[np.float64] = np.zeros(max_rows, np.float64)
+        self.token_step: npt.NDArray[np.int64] = np.zeros(max_rows, np.int64)
         # Number of this stay, never used twice; 0: nobody holds the row.
         self.tenancy: TenancyArray = np.zeros(max_rows, np.int64)
         self._running: RowArray | None = None
@@ -93,6 +98,13 @@ class RowColumns:
         self.in_flight[row] = self.in_flight.item(row) - 1  # `-= 1` takes three times as long
         return start + n
 
+    def last_time(self, row: int) -> tuple[float, int] | None:
+        """Return when the last token of a row came, and the number of its step, also of one that has just
+        been given back; None where it came to the row's features.
+        """
+        step = self.token_step.item(row)
+        return (self.token_s.item(row), step) if step else None
+
     # -- the decode path ------------------------------------------------------------------------------------
 
     def ready(self, feeds_back: bool) -> RowArray:
@@ -126,6 +138,11 @@ class RowColumns:
         """A plan computes so many tokens of each row and samples so many times (0 or 1)."""
         self.kv_len[rows] += lens
         self.in_flight[rows] += samples
+
+    def note_time(self, rows: RowArray, now_s: float, step: int) -> None:
+        """Their tokens of a step are here. Called while there are `timed` rows."""
+        self.token_s[rows] = now_s
+        self.token_step[rows] = step
 
     def append_one(self, rows: RowArray, tokens: IntArray) -> tuple[RowArray, BoolArray]:
         """Commit one sampled token to each row. Returns the rows that end, and whether by a stop id."""

@@ -59,7 +59,8 @@ class Rows(RowColumns):
         if self._stops[row] is not req.stops:  # nearly all requests have the model's
             self._stops[row] = req.stops
             self.stop_ids[:, row] = req.stops.column
-        self.needs_python[row] = bool(req.features) or req.group is not None or not req.stops.fit_the_column
+        self.needs_python[row] = bool(req.features) or self._is_never_plain(req)
+        self.token_step[row] = 0
         self._num_further += req.head is not req
         self.urgency[row] = req.urgency
         self.handle[row] = req.handle
@@ -72,6 +73,17 @@ class Rows(RowColumns):
         req.num_given = num_tokens
         req.parked = b""
 
+    def settle(self, req: Request) -> None:
+        """The first token of a stay is here: from now on it is decoded plainly, if its features agree."""
+        row = req.row
+        if not self._is_never_plain(req) and all(feature.is_settled for feature in req.features):
+            self.needs_python[row] = False
+            self.timed.add(row)
+
+    @staticmethod
+    def _is_never_plain(req: Request) -> bool:
+        return req.group is not None or not req.stops.fit_the_column
+
     def release(self, req: Request) -> None:
         """Give the row back. What is in flight for it now belongs to nobody: see `still_held`."""
         row = req.row
@@ -82,6 +94,7 @@ class Rows(RowColumns):
         self._free.append(row)
         self._running = None
         self._setups.pop(row, None)
+        self.timed.discard(row)
         self._num_further -= req.head is not req
         if self._planned_when_committed:
             self._planned_when_committed = {mark for mark in self._planned_when_committed if mark[0] != row}

@@ -5,7 +5,8 @@
              for each chunk of prefill:   plan_chunk() ─ accept_prompt(), if it wanted positions of it
     finished                                           closing(), row_lost(), release()
 
-Only rows whose request has a feature are visited. A feature may end its request by raising RequestError from
+Only rows whose request has a feature are visited, and of those whose features are all settled, none after
+the first token of the stay. A feature may end its request by raising RequestError from
 any hook that says so; it must not raise anything else.
 """
 
@@ -75,6 +76,13 @@ class RequestFeature:
         them. Raises RequestError to end it.
         """
         return sampled.ids
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether it has nothing to plan or to see of the tokens that are still to come in this stay;
+        `rows.last_time` has the time of the last one. Asked when the first one is here.
+        """
+        return False
 
     def accept_prompt(self, result: PromptResult) -> None:
         """See what a chunk with `row.wanted` gave; called before the `accept` of the same step."""

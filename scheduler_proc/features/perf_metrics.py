@@ -23,9 +23,11 @@ class PerfMetrics(RequestFeature):
         self._first: tuple[float, int] | None = None
         """Time and step of its first token."""
         self._last: tuple[float, int] | None = None
-        """Time and step of its last token."""
+        """Time and step of its last token, of those that were seen here."""
+        self._row = -1
 
     def row_opened(self, row: int) -> None:
+        self._row = row
         if self._scheduled_s is None:
             self._scheduled_s = self._clock()
 
@@ -35,8 +37,21 @@ class PerfMetrics(RequestFeature):
             self._first = self._first or self._last
         return sampled.ids
 
+    @property
+    def is_settled(self) -> bool:
+        return True
+
+    def row_lost(self) -> None:
+        self._note_last()
+        self._row = -1
+
+    def _note_last(self) -> None:
+        if self._row >= 0:
+            self._last = self._req.rows.last_time(self._row) or self._last
+
     def closing(self, closed: Closed) -> Closed:
         req, kv = self._req, self._kv
+        self._note_last()
         first_s, first_step = self._first or (None, None)
         last_s, last_step = self._last or (None, None)
         num_pages = kv.num_pages.item(req.row) if req.row >= 0 else 0

@@ -25,7 +25,8 @@ class Stamps(RequestFeature):
         self._clock = clock
         self._stamps: list[Stamp] = []
         self._last: Stamp | None = None
-        """Its last token, so far."""
+        """Its last token, of those that were seen here."""
+        self._row = -1
         self._note("scheduler", req.seq)
 
     def _note(self, name: StampName, value: int = 0) -> None:
@@ -33,6 +34,7 @@ class Stamps(RequestFeature):
             self._stamps.append(Stamp(name, self._clock(), value))
 
     def row_opened(self, row: int) -> None:
+        self._row = row
         self._note("row", max(0, self._req.cached_tokens))
 
     def plan_chunk(self, row: ScheduledRow[Any]) -> None:
@@ -46,14 +48,27 @@ class Stamps(RequestFeature):
             self._last = Stamp("last_token", self._clock(), num_output)
         return sampled.ids
 
+    @property
+    def is_settled(self) -> bool:
+        return True
+
+    def _note_last(self) -> None:
+        """Note the last token of the stay, if that was not seen here."""
+        last = self._req.rows.last_time(self._row) if self._row >= 0 else None
+        if last is not None:
+            self._last = Stamp("last_token", last[0], self._req.num_output)
+
     def closing(self, closed: Closed) -> Closed:
+        self._note_last()
         ends = [] if self._last is None else [self._last]
         ends.append(Stamp("closed", self._clock(), self._req.num_output))
         return msgspec.structs.replace(closed, trace=self._trace.add(*self._stamps, *ends))
 
     def row_lost(self) -> None:
         if not self._req.finished:
+            self._note_last()
             self._note("retraction")
+        self._row = -1
 
 
 def attach_stamps(clock: Callable[[], float]) -> Callable[[Request], RequestFeature | None]:

@@ -91,6 +91,14 @@ STEP_MUTANTS = [
     Mutant(
         "features ignored by the decode lane", Rows, "plain_decodes", " & ~self.needs_python[rows]", "", 0
     ),
+    Mutant(
+        "features let go before they agree",
+        Rows,
+        "settle",
+        "all(feature.is_settled for feature in req.features)",
+        "True",
+        0,
+    ),
     Mutant("a token in flight taken for a known one", Rows, "next_ids", "= unknown", "= 1", 3),
     Mutant(
         "only the first stop id tested",

@@ -6,6 +6,8 @@ import pytest
 
 from runtime.wire.messages import AbortRequest, TokenizedRequest
 from runtime.wire.perf_metrics import MAX_STAMPS, Stamp, TraceStamps
+from scheduler_proc.core.samples import Sampled
+from scheduler_proc.features.stamps import Stamps
 from tests.harness.scheduler.scheduler_parts import message, run_until_idle, running
 from tests.harness.simulation.sim_system import System
 
@@ -100,3 +102,57 @@ def test_stamps_are_bounded_and_the_end_is_kept_where_there_is_room(num_before: 
         assert len(stamps) <= MAX_STAMPS
         if num_before < MAX_STAMPS:
             assert stamps[-1].name == "closed"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_after_the_first_token_a_sampled_row_is_decoded_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    num_seen, accept = 0, Stamps.accept
+
+    def counted(self: Stamps, sampled: Sampled) -> list[int]:
+        nonlocal num_seen
+        num_seen += 1
+        return accept(self, sampled)
+
+    monkeypatch.setattr(Stamps, "accept", counted)
+    with running(depth=depth) as system:
+        request = sampled(1, max_tokens=30)
+        run_until_idle(system, request)
+        assert num_seen == depth, "with one step of overlap the second has been planned before the first ends"
+        last, closed = stamps_of(system, request)[-2:]
+        assert (last.name, last.value, last.at_s) == ("last_token", 30, closed.at_s)
+        assert not system.kv.rows.timed
+
+
+def test_the_last_token_of_one_that_is_aborted_keeps_its_own_time() -> None:
+    with running() as system:
+        request = sampled(1, max_tokens=50)
+        system.inbox.send(request)
+        for _ in range(6):
+            system.step()
+        committed_s = system.now
+        system.pass_time(3.0)
+        run_until_idle(system, AbortRequest((request.handle,)))
+        last, closed = stamps_of(system, request)[-2:]
+        assert (last.name, closed.name) == ("last_token", "closed")
+        assert last.value == closed.value == len(system.detokenizer.tokens[request.handle])
+        assert last.at_s == pytest.approx(committed_s)
+        assert closed.at_s > committed_s + 2.0
+
+
+def test_one_that_ends_while_it_waits_again_has_its_last_token_of_before() -> None:
+    with running(max_rows=1) as system:
+        request = sampled(1, max_tokens=50)
+        system.inbox.send(request)
+        for _ in range(6):
+            system.step()
+        committed_s = system.now
+        (req,) = system.scheduler.lifecycle.requests.values()
+        system.scheduler.lifecycle.retract(req)
+        num_output = req.num_output
+        system.pass_time(3.0)
+        run_until_idle(system, AbortRequest((request.handle,)))
+        last = stamps_of(system, request)[-2]
+        assert (last.name, last.value) == ("last_token", num_output)
+        assert last.at_s == pytest.approx(committed_s)
