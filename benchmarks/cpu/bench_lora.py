@@ -2,6 +2,7 @@
 
     python -m benchmarks.cpu.bench_lora [--model qwen-0.5b] [--dtype bfloat16] [--batch 8] [--chunk 2048]
                                     [--rank 16] [--rounds 9] [--only decode]
+    python -m benchmarks.cpu.bench_lora --served --rounds 3 [--load-rank 91]
 
     off       a model that takes no adapters
     unused    one that does, and every row is the base model's
@@ -12,6 +13,10 @@ With --load-rank also decode steps of rows of the base model while an adapter of
 file, is read and packed again and again: the median and the 99th percentile of their times, in turns with
 steps beside which nothing is loaded.
 
+With --served only this: a launch with the model's shape and dummy weights; milliseconds between two tokens of
+four streams of the base model over HTTP, alone and while an adapter of that rank is loaded and unloaded over
+HTTP, in turns. For rank 91 of qwen-0.5b the file has 200 MB.
+
 Milliseconds, the median of the rounds, and how many times as long as `off` each takes: of the time on the
 clock, and of the CPU time of all threads, which other programs on the machine disturb less. The last line is
 JSON.
@@ -20,19 +25,24 @@ JSON.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.bench_cpu_step import SHAPES, WiredWorker
+from benchmarks.bench_cpu_step import QWEN, SHAPES, WiredWorker
+from benchmarks.cpu.guided import gaps_alone, gaps_of_streams, made_model
 from benchmarks.decode_rows import PAGE_SIZE, filled_pool, pages_for
+from benchmarks.server import launched
 from model_worker.adapters.slots import AdapterSlots
 from model_worker.device import make_device
 from model_worker.kernels.linear import LoraPart
@@ -45,6 +55,8 @@ from runtime.wire.format import pack_ids
 from runtime.wire.plan import NO_ADAPTER, AdapterLoaded, AdapterRef, BatchPlan, LoadAdapter
 
 CONTEXT = 256
+VOCAB_OF_LAUNCH = 32768
+LOADS_OF_ROUND = 3
 
 
 class BenchedModel:
@@ -149,6 +161,37 @@ def measure_beside_loads(model: BenchedModel, path: Path, num_steps: int) -> dic
     }
 
 
+def measure_served_beside_loads(rank: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Times between two tokens of streams, in turns alone and beside three loads."""
+    gaps: dict[str, list[float]] = {"alone": [], "loading": []}
+    with made_model(VOCAB_OF_LAUNCH) as folder:
+        (folder / "adapters" / "large").mkdir(parents=True)
+        save_adapter(folder / "adapters" / "large", QWEN, rank)
+        options = ("--model", str(folder), "--load-format", "dummy", "--dtype", "bfloat16")
+        lora = ("--allow-lora-updates", "--lora-dir", str(folder / "adapters"), "--enable-lora")
+        with launched(*options, *lora, "--max-lora-rank", str(rank), "--max-loras", "2") as server:
+            for _ in range(rounds):
+                gaps["alone"] += gaps_alone(server.url)
+                loads = threading.Thread(target=_load_and_unload, args=(server.url,))
+                loads.start()
+                gaps["loading"] += asyncio.run(gaps_of_streams(server.url, lambda: not loads.is_alive()))
+                loads.join()
+            info = httpx.get(f"{server.url}/server_info").json()
+    assert info["num_adapter_loads"] == LOADS_OF_ROUND * rounds, "not all loads were made"
+    load_s = info["adapter_load_s"] / info["num_adapter_loads"]
+    return {name: _percentiles(each) | {"gaps": len(each)} for name, each in gaps.items()} | {
+        "load": {"s": round(load_s, 2), "times": info["num_adapter_loads"]}
+    }
+
+
+def _load_and_unload(url: str) -> None:
+    for _ in range(LOADS_OF_ROUND):
+        for path, body in (("load", {"lora_path": "large"}), ("unload", {})):
+            body = {"lora_name": "large", **body}
+            answer = httpx.post(f"{url}/v1/{path}_lora_adapter", json=body, timeout=300)
+            assert answer.is_success, answer.text
+
+
 def _timed(step: Callable[[], object]) -> float:
     began = time.perf_counter()
     step()
@@ -217,7 +260,11 @@ def main() -> None:
     parser.add_argument("--load-rank", type=int, default=0)
     parser.add_argument("--only", choices=["decode", "chunk"], help="kind of step; default: both")
     parser.add_argument("--steps", type=int, default=4, help="decode steps of a round")
+    parser.add_argument("--served", action="store_true", help="a launch beside loads, and nothing else")
     options = parser.parse_args()
+    if options.served:
+        print(json.dumps(measure_served_beside_loads(options.load_rank or 91, options.rounds)))
+        return
     without, with_adapters = (BenchedModel(options, takes_adapters=takes) for takes in (False, True))
     slots = {
         "unused": [NO_ADAPTER] * options.batch,

@@ -108,15 +108,16 @@ class AdapterFile:
     def read(self, name: str) -> Tensor:
         """Read a tensor. Raises OSError where the file has become another one."""
         entry: StoredTensor = self._tensors[name]
-        data = bytearray(entry.num_bytes)
+        tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         self._file.seek(self._behind_header + entry.data_offsets[0])
-        view = memoryview(data)
+        # Memory that nobody has written to: its pages come with the data, while other threads run.
+        view = memoryview(tensor.view(-1).view(torch.uint8).numpy()) if entry.num_bytes else memoryview(b"")
         while view:
             num_read = self._file.readinto(view)  # type: ignore[attr-defined]
             if not num_read:
                 raise OSError(0, f"{self._path.name} has become shorter")
             view = view[num_read:]
-        return torch.frombuffer(data, dtype=DTYPES[entry.dtype]).view(entry.shape)
+        return tensor
 
 
 def _finite(config: AdapterConfig, module: AdapterModule, side: str, tensor: Tensor) -> Tensor:
