@@ -186,7 +186,7 @@ class PeftCacheConfig:
     max_adapter_size: int = 64
     """One of a larger rank is refused."""
     num_put_workers: int = 1
-    """Tokenizers take weights in: tokenizer_workers."""
+    """Tokenizers, which take in the weights that come with requests."""
     num_ensure_workers: int = 1
     """Threads that bring adapters to the device."""
     num_copy_streams: int = 1
@@ -204,7 +204,6 @@ class PeftCacheConfig:
     def asked(self) -> AskedSettings:
         """The settings that it stands for. Raises ConfigError."""
         unbuilt = {
-            "num_put_workers": (1,),
             "num_copy_streams": (1,),
             "max_pages_per_block_host": (24,),
             "max_pages_per_block_device": (24, 8),
@@ -228,6 +227,7 @@ PEFT_COUNTS = {
     "num_device_module_layer": ("lora_device_rows", 0, 0),
     "optimal_adapter_size": ("lora_page_rank", 8, 1),
     "max_adapter_size": ("max_lora_rank", 64, 1),
+    "num_put_workers": ("tokenizer_workers", 1, 1),
     "num_ensure_workers": ("lora_load_workers", 1, 1),
     "host_cache_size": ("lora_host_cache_size", 1 << 30, 1),
 }

@@ -111,7 +111,7 @@ class AdapterFile:
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         self._file.seek(self._behind_header + entry.data_offsets[0])
         # Memory that nobody has written to: its pages come with the data, while other threads run.
-        view = memoryview(tensor.view(-1).view(torch.uint8).numpy()) if entry.num_bytes else memoryview(b"")
+        view = tensor.view(-1).view(torch.uint8).numpy().data
         while view:
             num_read = self._file.readinto(view)  # type: ignore[attr-defined]
             if not num_read:

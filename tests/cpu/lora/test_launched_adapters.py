@@ -69,7 +69,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for seed, name in enumerate((*NAMES, "own")):
         save(base, folder / name, seed)
     modules = ",".join(f"{name}={folder / name}" for name in NAMES)
-    arguments = ("--dtype", "float32", "--lora-modules", modules, "--max-loras", "2", "--max-beam-width", "4")
+    arguments = (
+        *("--dtype", "float32", "--lora-modules", modules, "--max-loras", "2", "--max-beam-width", "4"),
+        # Few enough that somebody has to give way, and chunks.
+        *("--max-total-tokens", "1536", "--schedule-conservativeness", "0.1", "--chunked-prefill-size", "64"),
+    )
     with launched(*arguments) as launch, Client(launch.run_dir) as client:
         yield Served(launch, client, folder, base)
 
@@ -130,6 +134,33 @@ def test_more_adapters_than_slots_at_once_each_with_its_own_answer(served: Serve
     assert info["num_adapter_loads"] >= 4
     assert info["num_adapter_evictions"] >= 2
     assert info["adapter_requests"]["third"] >= 4
+
+
+@pytest.mark.parametrize("num_clients", [40, pytest.param(200, marks=pytest.mark.full)])
+def test_three_adapters_in_turn_for_two_slots_four_outputs_each(served: Served, num_clients: int) -> None:
+    """All at once, in chunks, in a pool that takes rows back: each has what merged weights give."""
+    prompts = [list(range(700 + 9 * number, 850 + 9 * number)) for number in range(3)]
+    wanted = {
+        (name, number): served.wanted(name, prompt)
+        for name in NAMES[:3]
+        for number, prompt in enumerate(prompts)
+    }
+    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, n=4)
+    before = served.info()
+
+    def ask(client: int) -> None:
+        name, number = NAMES[client % 3], client // 3 % 3
+        completion = served.client.generate(
+            prompts[number], sampling, lora_request=LoRARequest(name, 1), timeout=240
+        )
+        assert [output.token_ids for output in completion.outputs] == [wanted[name, number]] * 4
+
+    with ThreadPoolExecutor(num_clients) as threads:
+        assert len(list(threads.map(ask, range(num_clients)))) == num_clients
+    info = served.info()
+    assert info["num_retracted"] > before["num_retracted"], "nobody had to give way"
+    assert info["num_adapter_evictions"] > before["num_adapter_evictions"]
+    assert info["num_adapters_in_use"] == 0
 
 
 def test_a_directory_of_the_callers_own(served: Served) -> None:

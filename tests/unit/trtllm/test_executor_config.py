@@ -166,7 +166,8 @@ def test_keywords_beside_an_object_win_over_its_defaults_and_may_not_contradict_
             )
             for each in dataclasses.fields(PeftCacheConfig)
         ),
-        ({"peft_cache_config": PeftCacheConfig(num_put_workers=2)}, "num_put_workers"),
+        ({"peft_cache_config": PeftCacheConfig(num_put_workers=0)}, "num_put_workers"),
+        ({"peft_cache_config": PeftCacheConfig(num_copy_streams=2)}, "num_copy_streams"),
         ({"peft_cache_config": PeftCacheConfig(optimal_adapter_size=0)}, "optimal_adapter_size"),
         ({"kv_cache_config": KvCacheConfig(max_attention_window=[8, 9])}, "layer to layer"),
         ({"kv_cache_config": KvCacheConfig(free_gpu_memory_fraction=1.5)}, "free_gpu_memory_fraction"),
@@ -209,7 +210,11 @@ def test_an_empty_folder_is_a_variable_that_is_not_set(keyword: str) -> None:
 
 def test_a_cache_of_adapters_is_settings_and_serves_adapters() -> None:
     given = PeftCacheConfig(
-        num_device_module_layer=100, host_cache_size=5, device_cache_percent=0.5, num_ensure_workers=2
+        num_device_module_layer=100,
+        host_cache_size=5,
+        device_cache_percent=0.5,
+        num_put_workers=3,
+        num_ensure_workers=2,
     )
     for arguments in (
         {"peft_cache_config": given},
@@ -222,6 +227,7 @@ def test_a_cache_of_adapters_is_settings_and_serves_adapters() -> None:
             "lora_host_cache_size": 5,
             "lora_device_percent": 0.5,
             "lora_load_workers": 2,
+            "tokenizer_workers": 3,
             "lora_page_rank": 8,
             "max_lora_rank": 64,
         }
