@@ -172,16 +172,21 @@ def measure_served_beside_loads(rank: int, rounds: int) -> dict[str, dict[str, f
         with launched(*options, *lora, "--max-lora-rank", str(rank), "--max-loras", "2") as server:
             for _ in range(rounds):
                 gaps["alone"] += gaps_alone(server.url)
-                loads = threading.Thread(target=_load_and_unload, args=(server.url,))
-                loads.start()
-                gaps["loading"] += asyncio.run(gaps_of_streams(server.url, lambda: not loads.is_alive()))
-                loads.join()
+                gaps["loading"] += _gaps_beside_loads(server.url)
             info = httpx.get(f"{server.url}/server_info").json()
     assert info["num_adapter_loads"] == LOADS_OF_ROUND * rounds, "not all loads were made"
     load_s = info["adapter_load_s"] / info["num_adapter_loads"]
     return {name: _percentiles(each) | {"gaps": len(each)} for name, each in gaps.items()} | {
         "load": {"s": round(load_s, 2), "times": info["num_adapter_loads"]}
     }
+
+
+def _gaps_beside_loads(url: str) -> list[float]:
+    loads = threading.Thread(target=_load_and_unload, args=(url,))
+    loads.start()
+    gaps = asyncio.run(gaps_of_streams(url, lambda: not loads.is_alive()))
+    loads.join()
+    return gaps
 
 
 def _load_and_unload(url: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.kernels.fp8_rows import FP8, LARGEST
@@ -18,6 +18,7 @@ from model_worker.kernels.int8_linear import quantize_rows
 from model_worker.layers.linear import Linear
 from model_worker.loading.loader import load_model
 from model_worker.models.transformer import CausalLM
+from model_worker.ops.native_ops import NativeOps
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.fp8 import Fp8
 from model_worker.quant.int8 import Int8
@@ -27,7 +28,8 @@ from runtime.base.errors import ModelError
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.quantization import CheckpointQuantization
 from runtime.settings.config import DEMO_MODEL
-from tests.harness.models.native import needs_compiler
+from tests.harness.models.adapted import ADAPTERS, adapted, merged, save_peft_adapter
+from tests.harness.models.native import native_kernels, needs_compiler
 from tests.harness.models.paged_forward import PagedForward
 from tests.harness.models.plans import save_tiny_llama
 from tests.harness.models.rank_threads import on_ranks
@@ -146,17 +148,43 @@ def _apart(got: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_dequantised_weights_give_the_logits_of_transformers(form: str, tmp_path: Path) -> None:
-    meant = _write(tmp_path, form)
-    hf = AutoModelForCausalLM.from_pretrained(
+    expected = reference_logits(_reference(_write(tmp_path, form)), IDS)
+    got = _logits(_load(tmp_path, UNQUANTIZED))
+    assert _apart(got, expected) < TOLERANCE
+    assert _apart(_logits(_load(DEMO_MODEL, UNQUANTIZED)), expected) > 1e-3
+
+
+def _reference(meant: dict[str, Tensor]) -> PreTrainedModel:
+    """Return transformers' model with these weights."""
+    hf: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         DEMO_MODEL, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     missing, unexpected = hf.load_state_dict(meant, strict=False)
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}
-    expected = reference_logits(hf, IDS)
-    got = _logits(_load(tmp_path, UNQUANTIZED))
-    assert _apart(got, expected) < TOLERANCE
-    assert _apart(_logits(_load(DEMO_MODEL, UNQUANTIZED)), expected) > 1e-3
+    return hf
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", ["fp8", "fp8_block", "compressed_int8_channel"])
+def test_an_adapter_over_eight_bits_is_as_near_as_its_base(form: str, tmp_path: Path) -> None:
+    """Beside an adapter merged into what the weights stand for; int8 within the margin that it has alone."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    hf = _reference(_write(folder, form))
+    save_peft_adapter(hf, ADAPTERS["rank_16_rslora"], tmp_path / "adapter")
+    expected = reference_logits(merged(hf, tmp_path / "adapter"), IDS)
+    assert _apart(reference_logits(hf, IDS), expected) > 0.1, "an adapter that changes nothing"
+    is_int8 = form == "compressed_int8_channel"
+    ops = NativeOps(native_kernels())
+    with adapted(folder, ops, quant=Int8(stored=True) if is_int8 else UNQUANTIZED) as served:
+        served.load({1: tmp_path / "adapter"})
+        served.assign([-1, 1])
+        got = PagedForward(served.model, 16, backend=ops.attention).step([(1, IDS)])
+    if is_int8:
+        assert 0 < (got - expected).norm() < 0.08 * expected.norm()
+    else:
+        assert _apart(got, expected) < TOLERANCE
 
 
 @needs_compiler
