@@ -53,7 +53,7 @@ def go_on(kv: KVCacheManager, group: RowGroup, beams: Sequence[tuple[int, int]])
     """Continue a group with (number of a beam now, token) for each of its next beams. The first that
     continues a row keeps it, each other one takes over a row that nobody continues.
     """
-    assert len(beams) == group.width
+    assert len(beams) <= group.width
     before = group.beams
     kept = {before[parent].row for parent, _ in beams}
     free = [member for member in group.members if member.row not in kept]

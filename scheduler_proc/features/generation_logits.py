@@ -42,6 +42,8 @@ def attach_generation_logits(emit: EmitTensor) -> Callable[[Request], RequestFea
     """A factory for the intake: gives GenerationLogits to each request that asked."""
 
     def attach(req: Request) -> RequestFeature | None:
+        if req.group is not None:  # a search reads them itself
+            return None
         sampling = req.sampling
         wants_rows = sampling.return_generation_logits or sampling.additional_outputs
         return GenerationLogits(req, emit) if wants_rows else None

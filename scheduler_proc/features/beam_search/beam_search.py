@@ -8,7 +8,7 @@ rows are planned when their tokens are here. A request that loses its rows begin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from runtime.base.errors import InvalidRequest
 from runtime.sampling.table import PARAMETERS
 from runtime.wire.handle import next_sibling, split_handle
 from runtime.wire.messages import BeamScore, Closed, CloseReason, TokenLogprobs
+from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.cache.group_pages import keep_best, most_further_pages
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.request import Request, RowGroup
@@ -28,12 +29,14 @@ from scheduler_proc.features.beam_search.hypotheses import (
     Hypothesis,
     SearchSettings,
 )
+from scheduler_proc.features.beam_search.score_rules import SLACK, NextTokens, ScoreRules
 
 TAKEN = frozenset(
     {
         *("max_tokens", "temperature", "seed", "stop_token_ids", "ignore_eos", "skip_special_tokens"),
         *("include_stop_str_in_output", "logprobs", "n", "best_of", "truncate_prompt_tokens"),
-        *("min_tokens", "bad_words", "bad_words_ids"),
+        *("min_tokens", "bad_words", "bad_words_ids", "repetition_penalty", "presence_penalty"),
+        *("frequency_penalty", "logit_bias", "allowed_token_ids", "no_repeat_ngram_size"),
         *("return_perf_metrics", "use_beam_search", "beam_width", "length_penalty", "early_stopping"),
     }
 )
@@ -78,10 +81,8 @@ class BeamSearch(RequestFeature):
         self._first_rank = split_handle(req.handle)[2]
         self._has_logprobs = req.num_logprobs >= 0
         self._is_over = False
-        # What the device reports for each row; it draws nothing that anybody looks at.
-        req.sampling = msgspec.structs.replace(
-            req.sampling, temperature=0.0, logprobs=search.num_wanted, min_tokens=0, bad_words_ids=()
-        )
+        self._rules = ScoreRules.of(req.sampling)
+        req.sampling = _device_sampling(req.sampling, search, self._rules)
         req.min_len = 0
         req.group = RowGroup(req, search.width, self._choose)
 
@@ -114,18 +115,30 @@ class BeamSearch(RequestFeature):
         return self._hypotheses.ended[self._first_rank : self._first_rank + self._num_results]
 
     def _choose(self, results: list[Sampled]) -> Sequence[tuple[int, int]]:
-        tops = [each.logprobs for each in results]
-        most = self._search.num_wanted
+        assert self._req.group is not None
         beams = self._hypotheses.advance(
-            [top.top_ids[0, :most] for top in tops if top is not None],
-            [top.top[0, :most] for top in tops if top is not None],
+            [
+                self._next_tokens(beam, sampled)
+                for beam, sampled in zip(self._req.group.beams, results, strict=True)
+            ]
         )
         self._is_over = not beams
         return beams
 
+    def _next_tokens(self, beam: Request, sampled: Sampled) -> NextTokens:
+        most = self._search.num_wanted
+        assert sampled.logprobs is not None, "the row was planned without logprobs"
+        top_ids, top = sampled.logprobs.top_ids[0], sampled.logprobs.top[0]
+        if self._rules is None:
+            top_ids, top = top_ids[:most], top[:most]
+            return NextTokens(top_ids, top, top, (top_ids, top))
+        (logits,) = sampled.logits
+        row = np.frombuffer(logits.frame, np.float32)
+        return self._rules.best(beam.tokens, beam.num_prompt, row, (top_ids, top), most)
+
     def _closed(self, number: int, closed: Closed, winners: Sequence[Hypothesis]) -> Closed:
         handle = next_sibling(self._req.handle, number)
-        if not winners:
+        if number >= len(winners):  # of an end from outside, and where rules let no more be found
             return msgspec.structs.replace(closed, handle=handle)
         won = winners[number]
         links = won.path.from_the_first()
@@ -220,6 +233,17 @@ def attach_beam_search(
             )
 
     return attach
+
+
+def _device_sampling(
+    sampling: SamplingParams, search: SearchSettings, rules: ScoreRules | None
+) -> SamplingParams:
+    """Return what the device is asked for: to report, as it draws nothing that anybody looks at."""
+    neutral = {p.name: p.neutral for p in PARAMETERS if p.example is not None}
+    changes: dict[str, Any] = {"temperature": 0.0, "seed": sampling.seed, "logprobs": search.num_wanted}
+    if rules is not None:
+        changes |= {"logprobs": search.num_wanted + SLACK, "return_generation_logits": True}
+    return msgspec.structs.replace(sampling, **(neutral | changes))
 
 
 def _prompt_end(req: Request) -> tuple[int, ...]:

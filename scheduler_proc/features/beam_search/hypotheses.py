@@ -1,6 +1,6 @@
 """Hypotheses: the beams of one search and those that have ended, by the rules of transformers' `generate`.
 
-    candidate    a running beam and one more token; its sum is the beam's and the token's logprob, in float32
+    candidate    a running beam and one more token; its sum is the beam's and the token's score, in float32
     candidates   the best max(2, 1 + number of stop ids) * width of all beams, ties to the lower beam, then id
     ended        a candidate with a stop id, or with the last token there is room for; only the first `width`
                  candidates may end. Its score is sum / length ** length_penalty, the stop id counted
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.wire.format import FloatArray, IntArray
+from scheduler_proc.features.beam_search.score_rules import NextTokens
 
 
 class EarlyStopping(IntEnum):
@@ -79,7 +80,7 @@ class Hypothesis(NamedTuple):
 
     score: float
     logprob: float
-    """Sum over its tokens."""
+    """Sum over its tokens, by the model's own distribution."""
     path: Path
     by_stop: bool
     """Its last token is a stop id."""
@@ -98,28 +99,36 @@ class Hypotheses:
     def __init__(self, settings: SearchSettings) -> None:
         self._settings = settings
         self._sums: FloatArray = np.zeros(1, np.float32)
+        self._own_sums = self._sums
+        """Without what rules make of the model's logprobs."""
         self._paths: list[Path | None] = [None]
         self.ended: list[Hypothesis] = []
         """The best first; no more than the search is wide."""
         self.num_tokens = 0
         """Tokens of each beam that runs."""
 
-    def advance(self, top_ids: Sequence[IntArray], top: Sequence[FloatArray]) -> list[Continuation]:
-        """Give each beam its most likely next tokens, `num_wanted` of them or all there are, the most likely
-        first. Returns the beams that go on; none when the search has ended.
+    def advance(self, each: Sequence[NextTokens]) -> list[Continuation]:
+        """Give each beam its best next tokens, `num_wanted` of them or all that may come. Returns the beams
+        that go on, fewer than the search is wide where no more may; none when the search has ended.
         """
         settings, width = self._settings, self._settings.width
-        ids, logprobs = np.concatenate(top_ids), np.concatenate(top)
-        parents = np.repeat(np.arange(len(top), dtype=np.int32), [len(each) for each in top])
+        ids, scores = np.concatenate([one.ids for one in each]), np.concatenate([one.scores for one in each])
+        logprobs = np.concatenate([one.logprobs for one in each])
+        parents = np.repeat(np.arange(len(each), dtype=np.int32), [len(one.ids) for one in each])
         if self.num_tokens < settings.min_output or settings.bad_words:
-            allowed = np.concatenate([self._allowed(beam, each) for beam, each in enumerate(top_ids)])
-            ids, logprobs, parents = ids[allowed], logprobs[allowed], parents[allowed]
-        sums = logprobs + self._sums[parents]
+            allowed = np.concatenate([self._allowed(beam, one.ids) for beam, one in enumerate(each)])
+            ids, scores, parents, logprobs = (
+                ids[allowed],
+                scores[allowed],
+                parents[allowed],
+                logprobs[allowed],
+            )
+        sums, own_sums = scores + self._sums[parents], logprobs + self._own_sums[parents]
         best = np.lexsort((ids, parents, -sums))[: settings.num_candidates]
         self.num_tokens += 1
         is_last = self.num_tokens >= settings.max_output
         length = np.float32(float(self.num_tokens) ** settings.length_penalty)
-        reported = list(zip(top_ids, top, strict=True))
+        reported = [one.top for one in each]
         ended: list[Hypothesis] = []
         running: list[int] = []
         for place, at in enumerate(best.tolist()):
@@ -129,12 +138,12 @@ class Hypotheses:
                     running.append(at)
             elif place < width:
                 path = self._path(at, ids, logprobs, parents, reported)
-                ended.append(Hypothesis(float(sums[at] / length), sums.item(at), path, by_stop))
+                ended.append(Hypothesis(float(sums[at] / length), own_sums.item(at), path, by_stop))
         self._take_ended(ended)
         if is_last or not running:
             return []
         paths = [self._path(at, ids, logprobs, parents, reported) for at in running]
-        self._sums, self._paths = sums[running], list(paths)
+        self._sums, self._own_sums, self._paths = sums[running], own_sums[running], list(paths)
         if not self._may_improve():
             return []
         return [Continuation(parents.item(at), ids.item(at)) for at in running]

@@ -5,6 +5,7 @@ The scheduler and the worker as they are, in float32, all searches of a model at
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,45 @@ def test_forbidden_ids_are_those_of_transformers_processors(name: str, tmp_path:
         some.append(draw._replace(bad_words=tuple(words[number % 3 :]), min_tokens=min_tokens))
     for draw, got in zip(some, run(path, some, Setting(beams=8)), strict=True):
         assert_same(got, searched(model, draw, eos_ids), draw)
+
+
+def with_rules(draw: Draw, vocab_size: int, rng: random.Random) -> Draw:
+    """With some of the rules that transformers has processors for, now and then all of them."""
+    ids = sorted(set(draw.prompt))
+    changes: dict[str, Any] = {
+        "repetition": rng.choice([0.5, 0.8, 1.2, 3.0]),
+        "ngram": rng.choice([1, 2, 3]),
+        "bias": tuple(
+            (token, rng.choice([-20.0, -0.5, 0.5, 4.0]))
+            for token in {*rng.sample(range(1, vocab_size), 3), rng.choice(ids)}
+        ),
+        "allowed": tuple(
+            {*rng.sample(range(1, vocab_size), min(200, vocab_size // 2)), *ids[:3], *draw.more_stop_ids}
+        ),
+    }
+    names = rng.choice([[name] for name in changes] + [["repetition", "bias"], list(changes)])
+    return draw._replace(**{name: changes[name] for name in names})
+
+
+def check_rules(name: str, path: Path, num_draws: int, num_tokens: int, seed: int) -> None:
+    model, path = checkpoint(name, path)
+    eos_ids = CheckpointConfig.read(path).eos_token_ids
+    vocab_size, rng = model.config.get_text_config().vocab_size, random.Random(seed)
+    some = [with_rules(draw, vocab_size, rng) for draw in draws(seed, num_draws, vocab_size, num_tokens)]
+    for draw, got in zip(some, run(path, some, Setting(beams=8)), strict=True):
+        assert_same(got, searched(model, draw, eos_ids), draw)
+
+
+@pytest.mark.parametrize("name", ["demo", "llama"])
+def test_penalties_ngrams_bias_and_allowed_ids_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    check_rules(name, tmp_path, 30, NUM_TOKENS, seed=7)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", NUM_DRAWS)
+def test_rules_are_those_of_transformers_in_many_draws(name: str, tmp_path: Path) -> None:
+    check_rules(name, tmp_path, NUM_DRAWS_FULL // 2, 40, seed=8)
 
 
 class PresetRing(Ring):
@@ -182,7 +222,6 @@ def test_a_long_prompt_is_held_once_and_a_fork_takes_no_page() -> None:
     [
         ({"beam_width": 9}, "beam_width is 9; the server was started with --max-beam-width 8"),
         ({"top_p": 0.5}, "top_p: not together with use_beam_search"),
-        ({"repetition_penalty": 1.5}, "repetition_penalty: not together"),
         ({"stop": ("a",)}, "stop: not together"),
         ({"max_tokens": 2000}, "ask for fewer max_tokens or beams"),
     ],

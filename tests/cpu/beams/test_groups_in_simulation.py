@@ -35,7 +35,7 @@ def test_groups_among_other_requests_find_what_a_search_alone_finds() -> None:
     counts: Counter[str] = Counter()
     for seed in range(NUM_RUNS):
         counts += group_simulation.run(seed)
-    for what in ("searches", "steps of groups", "aborted", "replaced", "retracted"):
+    for what in ("searches", "searches with rules", "steps of groups", "aborted", "replaced", "retracted"):
         assert counts[what], f"the traffic has no {what}: it tests less than it says"
 
 
@@ -88,6 +88,13 @@ MUTANTS = [
         "self._hypotheses = Hypotheses(self._search)",
     ),
     mutant("rows of a group overlap", BeamSearch, "row_opened", "held, True, self", "held, False, self"),
+    mutant(
+        "rules look at the tokens of another beam",
+        BeamSearch,
+        "_next_tokens",
+        "beam.tokens,",
+        "self._req.tokens,",
+    ),
     mutant("other sequences get no terminal", BeamSearch, "closing", "self._output.close(other)"),
     mutant("owners are not taken off", PageAllocator, "_let_go", "self.num_more_owners[each] = left"),
     mutant("rows of groups count as requests", Rows, "acquire", "self._num_further += req.head is not req"),

@@ -31,6 +31,10 @@ class Draw(NamedTuple):
     n: int
     min_tokens: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
+    repetition: float = 1.0
+    ngram: int = 0
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed: tuple[int, ...] = ()
 
     @property
     def sampling(self) -> SamplingParams:
@@ -46,6 +50,10 @@ class Draw(NamedTuple):
             stop_token_ids=self.more_stop_ids,
             min_tokens=self.min_tokens,
             bad_words_ids=self.bad_words,
+            repetition_penalty=self.repetition,
+            no_repeat_ngram_size=self.ngram,
+            logit_bias=self.bias,
+            allowed_token_ids=self.allowed,
         )
 
 
@@ -103,6 +111,10 @@ def searched(model: PreTrainedModel, draw: Draw, eos_ids: Sequence[int]) -> list
             output_scores=True,
             min_new_tokens=draw.min_tokens or None,
             bad_words_ids=[list(word) for word in draw.bad_words] or None,
+            repetition_penalty=draw.repetition,
+            no_repeat_ngram_size=draw.ngram or None,
+            sequence_bias={(token,): bias for token, bias in draw.bias} or None,
+            prefix_allowed_tokens_fn=(lambda *_: list(draw.allowed)) if draw.allowed else None,
         )
     found = []
     for ids, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):

@@ -19,7 +19,7 @@ import numpy as np
 
 from runtime.base.errors import ExecutorError
 from runtime.sampling.features import LOGITS, LOGPROBS
-from runtime.wire.format import Message, pack_ids, unpack_ids
+from runtime.wire.format import FloatArray, Message, pack_ids, unpack_ids
 from runtime.wire.messages import ToDetokenizer
 from runtime.wire.plan import (
     AdapterFailed,
@@ -203,6 +203,8 @@ class FakeExecutor:
         """New tokens of all plans."""
         self.num_top = NUM_TOP
         """Most likely ids that are reported with each token."""
+        self.logits_of: Callable[[int], FloatArray] = fake_logits
+        """Logits that a hash stands for."""
         self._kv: IdArray = np.full((num_pages + 1, page_size), -7, np.int64)
         self._table: IdArray = np.zeros((max_rows, max_len // page_size + 2), np.int64)
         self._last_token: IdArray = np.full(max_rows, -9, np.int64)
@@ -321,7 +323,7 @@ class FakeExecutor:
         assert len(ids) == sum(lens)
         self.num_computed += len(ids)
         self._write_kv(rows, starts, lens, ids)
-        logits = FakeLogits()
+        logits = FakeLogits(self.logits_of)
         prompts = self._look_at_prompts(plan, rows, starts, lens, logits)
         if plan.defer_sampling:
             assert handle.masks is not None, "masks never came"
@@ -463,12 +465,13 @@ class FakeExecutor:
 class FakeLogits:
     """Raw logits of a step, each tensor with its frame."""
 
-    def __init__(self) -> None:
+    def __init__(self, logits_of: Callable[[int], FloatArray]) -> None:
+        self._logits_of = logits_of
         self.tensors: list[StepTensor] = []
         self.frames: list[Frame] = []
 
     def add(self, index: int, name: str, start: int, hashes: list[int]) -> None:
-        values = np.stack([fake_logits(h) for h in hashes])
+        values = np.stack([self._logits_of(h) for h in hashes])
         self.tensors.append(StepTensor(index, name, start, (len(hashes), VOCAB_SIZE)))
         self.frames.append(values.data if len(self.frames) % 2 else values.tobytes())
 

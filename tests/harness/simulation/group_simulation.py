@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from runtime.wire.format import pack_ids
+from runtime.wire.format import FloatArray, IntArray, pack_ids
 from runtime.wire.handle import make_handle, next_sibling, with_attempt
 from runtime.wire.messages import AbortRequest, ControlRequest, TokenizedRequest
 from runtime.wire.sampling_params import SamplingParams
@@ -30,6 +30,7 @@ from scheduler_proc.features.beam_search.hypotheses import (
     Hypothesis,
     SearchSettings,
 )
+from scheduler_proc.features.beam_search.score_rules import NextTokens, ScoreRules
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.waiting.waiting_room import FOR_EVER
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE, choose, fake_logprobs, hash_of, seen
@@ -60,6 +61,25 @@ class Asked:
         )
 
 
+def consistent_logits(h: int) -> FloatArray:
+    """[VOCAB_SIZE] float32: logits of which the fake logprobs are the log-softmax, but for a constant."""
+    _, ids, values = fake_logprobs(h, choose(h, None, ()), VOCAB_SIZE)
+    logits = np.empty(VOCAB_SIZE, np.float32)
+    logits[ids] = np.array(values, np.float32) + np.float32(h % 8)
+    return logits
+
+
+def next_tokens(
+    search: SearchSettings, rules: ScoreRules | None, asked: Asked, tokens: IntArray, h: int
+) -> NextTokens:
+    """Return what a search may go on with, by looking at the whole vocabulary where it has rules."""
+    _, ids, values = fake_logprobs(h, choose(h, None, ()), VOCAB_SIZE if rules else search.num_wanted)
+    top = np.array(ids, np.int32), np.array(values, np.float32)
+    if rules is None:
+        return NextTokens(*top, top[1], top)
+    return rules.best(tokens, len(asked.prompt), consistent_logits(h), top, search.num_wanted)
+
+
 def expected(asked: Asked, setting: Setting) -> list[Hypothesis]:
     """Return what a search finds that has every context at hand."""
     sampling, prompt = asked.sampling, asked.prompt
@@ -71,15 +91,15 @@ def expected(asked: Asked, setting: Setting) -> list[Hypothesis]:
         1.0 if sampling.length_penalty is None else sampling.length_penalty,
         EarlyStopping(sampling.early_stopping or 0),
     )
-    hypotheses = Hypotheses(search)
+    hypotheses, rules = Hypotheses(search), ScoreRules.of(sampling)
     contexts = [prompt]
     while contexts:
-        tops = []
+        each = []
         for context in contexts:
-            h = hash_of(seen(np.array(context, np.int64), setting.window), sampling.seed or 0, ())
-            _, ids, values = fake_logprobs(h, choose(h, None, ()), search.num_candidates)
-            tops.append((np.array(ids, np.int32), np.array(values, np.float32)))
-        beams = hypotheses.advance([ids for ids, _ in tops], [values for _, values in tops])
+            tokens = np.array(context, np.int32)
+            h = hash_of(seen(tokens.astype(np.int64), setting.window), sampling.seed or 0, ())
+            each.append(next_tokens(search, rules, asked, tokens, h))
+        beams = hypotheses.advance(each)
         contexts = [[*contexts[parent], token] for parent, token in beams]
     return hypotheses.ended
 
@@ -125,6 +145,7 @@ class GroupSimulation:
         )
         self.system = System(self.setting, rng)
         self.system.executor.num_top = NUM_TOP
+        self.system.executor.logits_of = consistent_logits
         self.counts: Counter[str] = Counter()
         self.asked: list[Asked] = []
         for number in range(14):
@@ -160,7 +181,22 @@ class GroupSimulation:
                 length_penalty=rng.choice([None, 0.0, 2.0]),
                 early_stopping=rng.choice([None, 0, 1, 2]),
             )
+            if rng.random() < 0.5:
+                sampling = self._with_rules(sampling)
         return Asked(make_handle(CLIENT, number), prompt, sampling)
+
+    def _with_rules(self, sampling: SamplingParams) -> SamplingParams:
+        """Some of them leave fewer tokens than the search is wide."""
+        rng = self.rng
+        changes: list[dict[str, Any]] = [
+            {"repetition_penalty": rng.choice([0.5, 1.5])},
+            {"presence_penalty": rng.choice([-1.5, 1.5]), "frequency_penalty": rng.choice([-0.5, 0.5])},
+            {"no_repeat_ngram_size": rng.choice([1, 2])},
+            {"logit_bias": ((rng.randrange(VOCAB_SIZE), rng.choice([-2.5, 2.5])),)},
+            {"allowed_token_ids": tuple(rng.sample(range(VOCAB_SIZE), rng.choice([2, 20])))},
+        ]
+        self.counts["searches with rules"] += 1
+        return msgspec.structs.replace(sampling, **rng.choice(changes))
 
     def _interfere(self) -> None:
         rng, system = self.rng, self.system
@@ -219,7 +255,7 @@ class GroupSimulation:
             assert self.system.kv.num_shared.item(req.row) <= req.num_prompt // self.setting.page_size
             if len(req.group.beams) > 1:
                 outputs = {each.tokens.tobytes() for each in req.group.beams}
-                assert len(outputs) == req.group.width, "two beams are the same"
+                assert len(outputs) == len(req.group.beams), "two beams are the same"
                 self.counts["steps of groups"] += 1
 
     def _judge(self) -> None:
@@ -252,8 +288,10 @@ class GroupSimulation:
             return
         won = expected(asked, self.setting)[: sampling.n]
         wanted = [[link.token for link in each.path.from_the_first()] for each in won]
+        # Rules may leave fewer hypotheses than were asked for.
+        wanted += [[]] * (sampling.n - len(won))
         assert got == wanted, "another hypothesis has won"
-        for each, hypothesis in zip(closed, won, strict=True):
+        for each, hypothesis in zip(closed, won, strict=False):
             assert each.beam is not None
             assert each.beam.score == hypothesis.score
             assert each.reason == ("stop" if hypothesis.by_stop else "length")

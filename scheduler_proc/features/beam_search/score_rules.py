@@ -1,0 +1,141 @@
+"""ScoreRules: what a search makes of a row of logits beside the model's own logprobs.
+
+Penalties, bias, n-grams and allowed ids work on log-softmax in float32, as transformers' processors do,
+before the running score is added. Their state is the tokens of prompt and hypothesis alone, which the row of
+a beam has: so nothing is to be moved when a beam forks. Knows no row, no page and no request.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.wire.format import FloatArray, IntArray
+from runtime.wire.sampling_params import SamplingParams
+
+SLACK = 32
+"""More of the likeliest tokens than are needed: where penalties take some of them away, the others are enough
+and nobody has to look at the whole vocabulary.
+"""
+
+
+class NextTokens(NamedTuple):
+    """Tokens that may come next in one beam, the best first."""
+
+    ids: IntArray
+    scores: FloatArray
+    """Numbers that are added to the sum of the beam."""
+    logprobs: FloatArray
+    """Logprobs of the same ids in the model's own distribution."""
+    top: tuple[IntArray, FloatArray]
+    """The most likely ids of that, and their logprobs."""
+
+
+class ScoreRules(NamedTuple):
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed: tuple[int, ...] = ()
+    """Nothing else comes. Empty: everything may."""
+    ngram: int = 0
+    """No sequence of so many tokens comes twice in prompt and output; 0: it may."""
+
+    @staticmethod
+    def of(sampling: SamplingParams) -> ScoreRules | None:
+        """Return those of a request; None when it has none."""
+        rules = ScoreRules(
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.logit_bias,
+            sampling.allowed_token_ids,
+            sampling.no_repeat_ngram_size,
+        )
+        return None if rules == NO_RULES else rules
+
+    def best(
+        self,
+        tokens: IntArray,
+        num_prompt: int,
+        logits: FloatArray,
+        top: tuple[IntArray, FloatArray],
+        num_best: int,
+    ) -> NextTokens:
+        """Return the best next tokens of one beam, fewer where fewer may come.
+
+        tokens: its prompt and output. logits [vocabulary]: the model's. top: the most likely ids and logprobs
+        of these, the most likely first.
+        """
+        top_ids, top_logprobs = top
+        logprobs = logits - np.float32(logits[top_ids[0]] - top_logprobs[0])
+        scores = self._scores(logprobs, tokens, num_prompt)
+        pool = self._pool(top_ids, tokens, num_prompt, len(scores))
+        values = scores[pool]
+        # Whatever is not in the pool has no better score than its logprob, which is no better than the last.
+        if not self.allowed and not _least_of_best(values, num_best) > top_logprobs[-1]:
+            pool = np.flatnonzero(scores >= _least_of_best(scores, num_best))
+            values = scores[pool]
+        order = np.lexsort((pool, -values))[:num_best]
+        order = order[values[order] > -np.inf]
+        ids = pool[order].astype(np.int32)
+        return NextTokens(ids, values[order], logprobs[ids], top)
+
+    def _scores(self, logprobs: FloatArray, tokens: IntArray, num_prompt: int) -> FloatArray:
+        scores = logprobs.copy()
+        if self.bias:
+            ids = np.array([each for each, _ in self.bias], np.intp)
+            scores[ids] += np.array([value for _, value in self.bias], np.float32)
+        seen = tokens[tokens < len(scores)]  # virtual tokens are none of the vocabulary
+        if self.repetition != 1.0:
+            values, penalty = scores[seen], np.float32(self.repetition)
+            scores[seen] = np.where(values < 0, values * penalty, values / penalty)
+        if self.presence or self.frequency:
+            ids, counts = np.unique(tokens[num_prompt:], return_counts=True)
+            penalties = self.presence + self.frequency * counts
+            scores[ids] -= penalties.astype(np.float32)
+        if 0 < self.ngram <= len(tokens):
+            scores[self._repeated(tokens)] = -np.inf
+        if self.allowed:
+            allowed = np.array(self.allowed, np.intp)
+            kept = scores[allowed]
+            scores.fill(-np.inf)
+            scores[allowed] = kept
+        return scores
+
+    def _repeated(self, tokens: IntArray) -> IntArray:
+        """Return the ids that would complete an n-gram a second time."""
+        size, last = self.ngram, tokens[self.ngram - 1 :]
+        is_same = np.ones(len(last), np.bool_)
+        for at in range(size - 1):
+            is_same &= tokens[at : at + len(last)] == tokens[len(tokens) - size + 1 + at]
+        return last[is_same]
+
+    def _pool(
+        self, top_ids: IntArray, tokens: IntArray, num_prompt: int, vocab_size: int
+    ) -> npt.NDArray[np.intp]:
+        """Return the ids that may be the best: the likeliest, and those whose score the rules raise."""
+        if self.allowed:
+            return np.unique(np.array(self.allowed, np.intp))
+        parts: list[npt.NDArray[Any]] = [
+            top_ids,
+            np.array([each for each, value in self.bias if value > 0], np.intp),
+        ]
+        if self.repetition < 1.0:
+            parts.append(tokens[tokens < vocab_size])
+        elif self.presence < 0 or self.frequency < 0:
+            parts.append(tokens[num_prompt:])
+        return np.unique(np.concatenate(parts))
+
+
+def _least_of_best(values: FloatArray, num_best: int) -> float:
+    """Return the last of so many best values; -inf where there are no more."""
+    if len(values) <= num_best:
+        return -np.inf
+    least: float = np.partition(values, -num_best)[-num_best].item()
+    return least
+
+
+NO_RULES = ScoreRules()
