@@ -29,14 +29,13 @@ from scheduler_proc.features.beam_search.hypotheses import (
     Hypothesis,
     SearchSettings,
 )
-from scheduler_proc.features.beam_search.score_rules import SLACK, NextTokens, ScoreRules
+from scheduler_proc.features.beam_search.score_rules import RULE_NAMES, SLACK, NextTokens, ScoreRules
 
 TAKEN = frozenset(
     {
         *("max_tokens", "temperature", "seed", "stop_token_ids", "ignore_eos", "skip_special_tokens"),
         *("include_stop_str_in_output", "logprobs", "n", "best_of", "truncate_prompt_tokens"),
-        *("min_tokens", "bad_words", "bad_words_ids", "repetition_penalty", "presence_penalty"),
-        *("frequency_penalty", "logit_bias", "allowed_token_ids", "no_repeat_ngram_size"),
+        *("min_tokens", "bad_words", "bad_words_ids", *RULE_NAMES),
         *("return_perf_metrics", "use_beam_search", "beam_width", "length_penalty", "early_stopping"),
     }
 )

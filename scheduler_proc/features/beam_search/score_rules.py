@@ -46,14 +46,7 @@ class ScoreRules(NamedTuple):
     @staticmethod
     def of(sampling: SamplingParams) -> ScoreRules | None:
         """Return those of a request; None when it has none."""
-        rules = ScoreRules(
-            sampling.repetition_penalty,
-            sampling.presence_penalty,
-            sampling.frequency_penalty,
-            sampling.logit_bias,
-            sampling.allowed_token_ids,
-            sampling.no_repeat_ngram_size,
-        )
+        rules = ScoreRules(*[getattr(sampling, name) for name in RULE_NAMES])
         return None if rules == NO_RULES else rules
 
     def best(
@@ -139,3 +132,8 @@ def _least_of_best(values: FloatArray, num_best: int) -> float:
 
 
 NO_RULES = ScoreRules()
+RULE_NAMES = (
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "allowed_token_ids", "no_repeat_ngram_size"),
+)
+"""Their sampling parameters, in the order of the fields."""
