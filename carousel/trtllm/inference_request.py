@@ -37,13 +37,13 @@ FLOATS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Number)}
 WORD_LISTS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, WordsKind)}
 """[1, 2, n]: the ids of all words, one behind the other, and where each of them ends; unused places -1."""
 FLAGS = ("streaming", "return_log_probs", "return_context_logits", "return_generation_logits")
-OTHERS = ("input_ids", "beam_width", "end_id", "pad_id", "top_p_reset_ids")
+OTHERS = ("input_ids", "beam_width", "beam_width_array", "end_id", "pad_id", "top_p_reset_ids")
 ADAPTERS = ("lora_task_id", "prompt_embedding_table")
 SPELLINGS = {alias: p.array for p in ARRAYS for alias in p.aliases}
 """Other names of an array."""
 OF_DRAW = frozenset(examples(DRAWABLE))
 """Without any of them the most likely id is taken."""
-OF_BEAMS = {"length_penalty": 0.0, "early_stopping": 1}
+OF_BEAMS = {"length_penalty": 0.0, "early_stopping": 1, "beam_search_diversity_rate": 0.0}
 """Field of SamplingParams that means something with beams alone -> TensorRT-LLM's default."""
 KNOWN = frozenset({*INTEGERS, *FLOATS, *WORD_LISTS, *FLAGS, *OTHERS, *ADAPTERS})
 WRITTEN_AS = {field: name for name, field in (INTEGERS | FLOATS | WORD_LISTS).items()}
@@ -184,7 +184,8 @@ def generation_request(arrays: InputArrays, *, has_context: bool, has_generation
 
 def _beams(arrays: InputArrays, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the arrays say of a search, all of whose beams are the result. Raises InvalidRequest."""
-    width = arrays.scalar("beam_width", "integer") if "beam_width" in arrays else 1
+    widths = arrays.ids("beam_width_array") if "beam_width_array" in arrays else []
+    width = arrays.scalar("beam_width", "integer") if "beam_width" in arrays else max(widths, default=1)
     if width == 1:
         for field in OF_BEAMS:
             if field in fields:
@@ -192,8 +193,10 @@ def _beams(arrays: InputArrays, fields: Mapping[str, Any]) -> dict[str, Any]:
                 raise InvalidRequest(f"{name}: with one beam it means nothing; leave it out", param=name)
         return {}
     if not 1 < width <= MAX_BEAMS:
-        raise InvalidRequest(f"beam_width must be from 1 to {MAX_BEAMS}, got {width}", param="beam_width")
+        name = "beam_width" if "beam_width" in arrays else "beam_width_array"
+        raise InvalidRequest(f"{name}: 1 to {MAX_BEAMS} beams, got {width}", param=name)
     search: dict[str, Any] = {"use_beam_search": True, "beam_width": width, "n": width}
+    search["beam_width_array"] = tuple(widths)
     search |= {field: value for field, value in OF_BEAMS.items() if field not in fields}
     if "early_stopping" in fields:
         search["early_stopping"] = Stopping().accept("early_stopping", fields["early_stopping"])

@@ -223,6 +223,44 @@ class Stopping(Kind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Counts(Kind):
+    """A list of numbers, none of which is a token id."""
+
+    high: int
+    max_length: int
+
+    @property
+    def callers(self) -> str:
+        return "Ids"
+
+    @property
+    def packed(self) -> str:
+        return f"Annotated[tuple[Annotated[int, Meta(ge=1, le={self.high})], ...], {self._length}]"
+
+    @property
+    def json(self) -> str:
+        return f"Annotated[list[Annotated[int, Meta(ge=1, le={self.high})]], {self._length}]"
+
+    @property
+    def described(self) -> str:
+        return f"at most {self.max_length} integers, 1 to {self.high}"
+
+    @property
+    def _length(self) -> str:
+        return f"Meta(max_length={self.max_length})"
+
+    def accept(self, name: str, value: Any) -> Any:
+        return as_tuple(name, value)
+
+    def check(self, name: str, value: Any) -> None:
+        each = Integer(low=1, high=self.high)
+        if len(value) > self.max_length:
+            raise InvalidRequest(f"{name} must be {self.described}, got {len(value)}", param=name)
+        for number in value:
+            each.check(name, number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextsKind(Kind):
     max_length: int
 

@@ -15,6 +15,7 @@ from runtime.sampling import features as bit
 from runtime.sampling.kinds import (
     MAX_WORD_IDS,
     Biases,
+    Counts,
     Flag,
     IdsKind,
     Integer,
@@ -36,6 +37,7 @@ MAX_TOKENS_LIMIT = 1 << 24
 MAX_TOP_K = 1 << 24
 MAX_SEQUENCES = 128
 MAX_BEAMS = 64
+MAX_WIDTHS = 8
 MAX_WORDS = 64
 MAX_NGRAM = 64
 SEEDS = 1 << 63
@@ -552,5 +554,20 @@ PARAMETERS: tuple[Parameter, ...] = (
         doc="When a beam search stops once `beam_width` hypotheses have ended: true or 1, at once; false or "
         "0, when the best beam has no better score at its length; any other number or never, when no beam "
         "can come to a better one. None: false, unless the server's beam_defaults say true.",
+    ),
+    Parameter(
+        name="beam_search_diversity_rate",
+        kind=Number(low=-100.0, high=100.0),
+        neutral=0.0,
+        array="beam_search_diversity_rate",
+        doc="Where a beam search compares candidates, those of its beam number i, counted from the best, "
+        "have i times so much more. No score or logprob has it.",
+    ),
+    Parameter(
+        name="beam_width_array",
+        kind=Counts(high=MAX_BEAMS, max_length=MAX_WIDTHS),
+        neutral=(),
+        doc="Beams of a beam search behind its first token, its second and so on; the last number holds from "
+        "there on. `beam_width` is the largest of them then.",
     ),
 )

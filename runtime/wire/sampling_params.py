@@ -23,7 +23,10 @@ StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 
 WITH_TOKEN_IDS = tuple((p.name, p.kind.token_ids) for p in PARAMETERS if isinstance(p.kind, IdKind))
 
-WITHOUT_BEAMS = (("length_penalty", (None, 1.0)), ("early_stopping", (None, 0, 1)))
+WITHOUT_BEAMS = (
+    *(("length_penalty", (None, 1.0)), ("early_stopping", (None, 0, 1))),
+    *(("beam_search_diversity_rate", (0.0,)), ("beam_width_array", ((),))),
+)
 """Values that callers write who do not search."""
 
 # What callers may write; the client library makes of them what the fields say.
@@ -157,6 +160,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     the best beam has no better score at its length; any other number or never, when no beam can come to a
     better one. None: false, unless the server's beam_defaults say true.
     """
+    beam_search_diversity_rate: float = 0.0
+    """Where a beam search compares candidates, those of its beam number i, counted from the best, have i
+    times so much more. No score or logprob has it.
+    """
+    beam_width_array: Annotated[tuple[Annotated[int, Meta(ge=1, le=64)], ...], Meta(max_length=8)] = ()
+    """Beams of a beam search behind its first token, its second and so on; the last number holds from there
+    on. `beam_width` is the largest of them then.
+    """
     # Written by python -m runtime.sampling.generate, fields: end.
 
     if TYPE_CHECKING:
@@ -205,6 +216,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             beam_width: int | None = None,
             length_penalty: float | None = None,
             early_stopping: bool | int | str | None = None,
+            beam_search_diversity_rate: float = 0.0,
+            beam_width_array: Ids = (),
             # Written by python -m runtime.sampling.generate, arguments: end.
         ) -> None:
             """Parameters of a request, each described at its field."""
@@ -312,7 +325,12 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             )
 
     def _check_beams(self) -> None:
-        width = self.beam_width or self.best_of or self.n
+        width = self.beam_width or max(self.beam_width_array, default=0) or self.best_of or self.n
+        if self.beam_width_array and width != max(self.beam_width_array):
+            raise InvalidRequest(
+                f"beam_width_array: its largest is {max(self.beam_width_array)}, but beam_width {width}",
+                param="beam_width_array",
+            )
         if self.n > width:
             raise InvalidRequest(f"n is {self.n}, more than beam_width, which is {width}", param="n")
         if self.temperature >= GREEDY_BELOW and self.temperature != 1.0:

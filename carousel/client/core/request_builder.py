@@ -48,7 +48,7 @@ from runtime.wire.messages import (
     Task,
 )
 from runtime.wire.plan import PROCESSORS, AdapterRef, ProcessorCall, ProcessorCalls, check_calls
-from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.sampling_params import WITHOUT_BEAMS, SamplingParams
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
@@ -388,11 +388,11 @@ def _for_wire(sampling: SamplingParams, stream: bool) -> SamplingParams:
 
 def _with_beams(sampling: SamplingParams, stream: bool) -> SamplingParams:
     """A search that is one beam wide is none."""
-    width = sampling.beam_width or sampling.best_of or sampling.n
+    most = max(sampling.beam_width_array, default=0)
+    width = sampling.beam_width or most or sampling.best_of or sampling.n
     if width == 1:
-        sampling = msgspec.structs.replace(
-            sampling, use_beam_search=False, length_penalty=None, early_stopping=None
-        )
+        neutral = {name: values[0] for name, values in WITHOUT_BEAMS}
+        sampling = msgspec.structs.replace(sampling, use_beam_search=False, **neutral)
     elif stream:
         raise InvalidRequest(
             "stream: which hypotheses of a beam search win is known at its end only; do not stream",

@@ -37,6 +37,7 @@ TAKEN = frozenset(
         *("include_stop_str_in_output", "logprobs", "n", "best_of", "truncate_prompt_tokens"),
         *("min_tokens", "bad_words", "bad_words_ids", *RULE_NAMES),
         *("return_perf_metrics", "use_beam_search", "beam_width", "length_penalty", "early_stopping"),
+        *("beam_search_diversity_rate", "beam_width_array"),
     }
 )
 """Sampling parameters that go together with a beam search."""
@@ -84,6 +85,11 @@ class BeamSearch(RequestFeature):
         req.sampling = _device_sampling(req.sampling, search, self._rules)
         req.min_len = 0
         req.group = RowGroup(req, search.width, self._choose)
+
+    @property
+    def num_beams(self) -> int:
+        """Beams that run, without those that do so for nothing."""
+        return self._hypotheses.num_beams
 
     def cost(self) -> Cost:
         req, width = self._req, self._search.width
@@ -190,6 +196,8 @@ def attach_beam_search(
             sampling.min_tokens,
             sampling.bad_words_ids,
             _prompt_end(req),
+            sampling.beam_search_diversity_rate,
+            sampling.beam_width_array,
         )
         if search.num_wanted > settings.vocab_size:
             raise InvalidRequest(

@@ -48,15 +48,24 @@ class SearchSettings(NamedTuple):
     prompt_end: tuple[int, ...] = ()
     """Last ids of the prompt, as many as the longest of these looks back at."""
 
-    @property
-    def num_candidates(self) -> int:
-        return max(2, 1 + len(self.stop_ids)) * self.width
+    diversity: float = 0.0
+    """Added to a candidate's sum for each beam before its own, where candidates are compared."""
+    widths: tuple[int, ...] = ()
+    """Beams behind each token, the last number for all that follow; empty: `width` from the first on."""
+
+    def width_at(self, num_tokens: int) -> int:
+        """Return how many beams go on from beams of so many tokens."""
+        return self.widths[min(num_tokens, len(self.widths) - 1)] if self.widths else self.width
+
+    def num_candidates(self, width: int) -> int:
+        """Return how many are looked at where so many beams go on."""
+        return max(2, 1 + len(self.stop_ids)) * width
 
     @property
     def num_wanted(self) -> int:
         """Most likely next tokens of each beam that must be known, since some of them may be forbidden."""
         num_stop_ids = len(self.stop_ids) if self.min_output else 0
-        return self.num_candidates + num_stop_ids + len(self.bad_words)
+        return self.num_candidates(self.width) + num_stop_ids + len(self.bad_words)
 
 
 class Path(NamedTuple):
@@ -93,6 +102,28 @@ class Continuation(NamedTuple):
     token: int
 
 
+class _Candidates(NamedTuple):
+    """Beams and one more token of each, all arrays by candidate."""
+
+    ids: IntArray
+    parents: IntArray
+    logprobs: FloatArray
+    sums: FloatArray
+    own_sums: FloatArray
+
+    def those(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> _Candidates:
+        """Return some of them."""
+        ids, parents, logprobs, sums, own_sums = self
+        return _Candidates(ids[which], parents[which], logprobs[which], sums[which], own_sums[which])
+
+    def best(self, count: int, diversity: float) -> _Candidates:
+        """Return the best of them, in order: ties to the lower beam, then to the lower id."""
+        compared = self.sums
+        if diversity:
+            compared = compared + np.float32(diversity) * self.parents
+        return self.those(np.lexsort((self.ids, self.parents, -compared))[:count])
+
+
 class Hypotheses:
     """One search. Beams are numbered from the best to the worst."""
 
@@ -104,62 +135,68 @@ class Hypotheses:
         self._paths: list[Path | None] = [None]
         self.ended: list[Hypothesis] = []
         """The best first; no more than the search is wide."""
+        self.num_beams = 1
+        """Beams that run, without those that do so for nothing."""
         self.num_tokens = 0
         """Tokens of each beam that runs."""
 
     def advance(self, each: Sequence[NextTokens]) -> list[Continuation]:
         """Give each beam its best next tokens, `num_wanted` of them or all that may come. Returns the beams
-        that go on, fewer than the search is wide where no more may; none when the search has ended.
+        that go on, at least as many as before; none when the search has ended.
         """
-        settings, width = self._settings, self._settings.width
-        ids, scores = np.concatenate([one.ids for one in each]), np.concatenate([one.scores for one in each])
-        logprobs = np.concatenate([one.logprobs for one in each])
-        parents = np.repeat(np.arange(len(each), dtype=np.int32), [len(one.ids) for one in each])
-        if self.num_tokens < settings.min_output or settings.bad_words:
-            allowed = np.concatenate([self._allowed(beam, one.ids) for beam, one in enumerate(each)])
-            ids, scores, parents, logprobs = (
-                ids[allowed],
-                scores[allowed],
-                parents[allowed],
-                logprobs[allowed],
-            )
-        sums, own_sums = scores + self._sums[parents], logprobs + self._own_sums[parents]
-        best = np.lexsort((ids, parents, -sums))[: settings.num_candidates]
+        settings, width = self._settings, self._settings.width_at(self.num_tokens)
+        found = self._candidates(each).best(settings.num_candidates(width), settings.diversity)
         self.num_tokens += 1
         is_last = self.num_tokens >= settings.max_output
         length = np.float32(float(self.num_tokens) ** settings.length_penalty)
-        reported = [one.top for one in each]
         ended: list[Hypothesis] = []
         running: list[int] = []
-        for place, at in enumerate(best.tolist()):
-            by_stop = ids.item(at) in settings.stop_ids
+        for place, token in enumerate(found.ids.tolist()):
+            by_stop = token in settings.stop_ids
             if not by_stop and not is_last:
                 if len(running) < width:
-                    running.append(at)
+                    running.append(place)
             elif place < width:
-                path = self._path(at, ids, logprobs, parents, reported)
-                ended.append(Hypothesis(float(sums[at] / length), own_sums.item(at), path, by_stop))
+                score, path = float(found.sums[place] / length), self._path(found, place, each)
+                ended.append(Hypothesis(score, found.own_sums.item(place), path, by_stop))
         self._take_ended(ended)
         if is_last or not running:
             return []
-        paths = [self._path(at, ids, logprobs, parents, reported) for at in running]
-        self._sums, self._own_sums, self._paths = sums[running], own_sums[running], list(paths)
+        # A row that has run goes on, for nothing where there are fewer beams: it has the pages for it.
+        running += running[:1] * (len(each) - len(running))
+        num_dead = len(running) - len(set(running))
+        paths = [self._path(found, place, each) for place in running]
+        self._sums, self._own_sums, self._paths = found.sums[running], found.own_sums[running], list(paths)
+        self.num_beams = len(running) - num_dead
+        self._sums[self.num_beams :] = -np.inf
         if not self._may_improve():
             return []
-        return [Continuation(parents.item(at), ids.item(at)) for at in running]
+        return [Continuation(found.parents.item(place), found.ids.item(place)) for place in running]
 
-    def _path(
-        self,
-        at: int,
-        ids: IntArray,
-        logprobs: FloatArray,
-        parents: IntArray,
-        reported: Sequence[tuple[IntArray, FloatArray]],
-    ) -> Path:
-        parent, num_top = parents.item(at), self._settings.num_top
-        top_ids, top = reported[parent]
+    def _candidates(self, each: Sequence[NextTokens]) -> _Candidates:
+        """Return all that may come next. From a beam that runs for nothing nothing does."""
+        settings = self._settings
+        ids, logprobs = (
+            np.concatenate([one.ids for one in each]),
+            np.concatenate([one.logprobs for one in each]),
+        )
+        parents = np.repeat(np.arange(len(each), dtype=np.int32), [len(one.ids) for one in each])
+        sums = np.concatenate([one.scores for one in each]) + self._sums[parents]
+        found = _Candidates(ids, parents, logprobs, sums, logprobs + self._own_sums[parents])
+        if self.num_beams < len(each):
+            found = found.those(parents < self.num_beams)
+        if self.num_tokens < settings.min_output or settings.bad_words:
+            live = each[: self.num_beams]
+            found = found.those(
+                np.concatenate([self._allowed(beam, one.ids) for beam, one in enumerate(live)])
+            )
+        return found
+
+    def _path(self, found: _Candidates, place: int, each: Sequence[NextTokens]) -> Path:
+        parent, num_top = found.parents.item(place), self._settings.num_top
+        top_ids, top = each[parent].top
         kept = (top_ids[:num_top].copy(), top[:num_top].copy())
-        return Path(ids.item(at), logprobs.item(at), self._paths[parent], kept)
+        return Path(found.ids.item(place), found.logprobs.item(place), self._paths[parent], kept)
 
     def _allowed(self, beam: int, ids: IntArray) -> npt.NDArray[np.bool_]:
         """Which of these ids may come next in a beam."""
@@ -198,5 +235,5 @@ class Hypotheses:
         length = self.num_tokens
         if settings.early_stopping is EarlyStopping.NEVER and settings.length_penalty > 0.0:
             length = settings.max_output
-        best = self._sums[0] / np.float32(float(length) ** settings.length_penalty)
+        best = self._sums.max() / np.float32(float(length) ** settings.length_penalty)
         return bool(best > self.ended[-1].score)

@@ -55,6 +55,15 @@ def test_a_search_reaches_the_ring_and_its_scores_come_back(
         assert [choice["cumulative_logprob"] for choice in choices] == [-2.0, -3.0]
 
 
+def test_diversity_and_widths_reach_the_ring(front: Front) -> None:
+    asked = {"use_beam_search": True, "beam_search_diversity_rate": -0.5, "beam_width_array": [2, 4, 8]}
+    for response in (front.complete(**asked), front.chat(**asked)):
+        assert response.status_code == 200, response.text
+        sampling = front.ring.requests[-1].sampling
+        assert (sampling.num_beams, sampling.beam_width_array) == (8, (2, 4, 8))
+        assert sampling.beam_search_diversity_rate == -0.5
+
+
 def test_generate_searches_too(front: Front) -> None:
     answers = front.post("/generate", text="x", sampling_params=SEARCH).json()
     assert front.ring.requests[-1].sampling.num_beams == 4
@@ -88,8 +97,13 @@ def test_what_does_not_search_samples_and_is_told_no_score(front: Front) -> None
         ({"stream": True}, "stream"),
         ({"length_penalty": 11}, "length_penalty"),
         ({"early_stopping": "x"}, "early_stopping"),
-        ({"beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate"),
-        ({"beam_width_array": [2, 4]}, "beam_width_array"),
+        ({"beam_search_diversity_rate": "x"}, "beam_search_diversity_rate"),
+        ({"beam_width_array": [2, 8]}, "beam_width_array"),
+        ({"beam_width_array": [4, 0]}, "beam_width_array[1]"),
+        ({"beam_width_array": [4] * 9}, "beam_width_array"),
+        ({"beam_width_array": [[4]]}, "beam_width_array[0]"),
+        ({"use_beam_search": False, "beam_width_array": [2, 4]}, "beam_width_array"),
+        ({"use_beam_search": False, "beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate"),
         ({"use_beam_search": False, "length_penalty": 2.0}, "length_penalty"),
     ],
 )

@@ -35,7 +35,15 @@ def test_groups_among_other_requests_find_what_a_search_alone_finds() -> None:
     counts: Counter[str] = Counter()
     for seed in range(NUM_RUNS):
         counts += group_simulation.run(seed)
-    for what in ("searches", "searches with rules", "steps of groups", "aborted", "replaced", "retracted"):
+    for what in (
+        "searches",
+        "searches with rules",
+        "searches of several widths",
+        "steps of groups",
+        "aborted",
+        "replaced",
+        "retracted",
+    ):
         assert counts[what], f"the traffic has no {what}: it tests less than it says"
 
 

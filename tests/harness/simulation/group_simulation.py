@@ -24,6 +24,7 @@ from runtime.wire.format import FloatArray, IntArray, pack_ids
 from runtime.wire.handle import make_handle, next_sibling, with_attempt
 from runtime.wire.messages import AbortRequest, ControlRequest, TokenizedRequest
 from runtime.wire.sampling_params import SamplingParams
+from scheduler_proc.features.beam_search.beam_search import BeamSearch
 from scheduler_proc.features.beam_search.hypotheses import (
     EarlyStopping,
     Hypotheses,
@@ -90,6 +91,8 @@ def expected(asked: Asked, setting: Setting) -> list[Hypothesis]:
         min(sampling.max_tokens, setting.max_len - len(prompt)),
         1.0 if sampling.length_penalty is None else sampling.length_penalty,
         EarlyStopping(sampling.early_stopping or 0),
+        diversity=sampling.beam_search_diversity_rate,
+        widths=sampling.beam_width_array,
     )
     hypotheses, rules = Hypotheses(search), ScoreRules.of(sampling)
     contexts = [prompt]
@@ -183,6 +186,15 @@ class GroupSimulation:
             )
             if rng.random() < 0.5:
                 sampling = self._with_rules(sampling)
+            if rng.random() < 0.3:
+                widths = [*[rng.randrange(1, width + 1) for _ in range(rng.randrange(1, 5))], width]
+                rng.shuffle(widths)
+                sampling = msgspec.structs.replace(sampling, beam_width_array=tuple(widths))
+                self.counts["searches of several widths"] += 1
+            if rng.random() < 0.3:
+                sampling = msgspec.structs.replace(
+                    sampling, beam_search_diversity_rate=rng.choice([-1.5, 0.5])
+                )
         return Asked(make_handle(CLIENT, number), prompt, sampling)
 
     def _with_rules(self, sampling: SamplingParams) -> SamplingParams:
@@ -255,7 +267,8 @@ class GroupSimulation:
             assert self.system.kv.num_shared.item(req.row) <= req.num_prompt // self.setting.page_size
             if len(req.group.beams) > 1:
                 outputs = {each.tokens.tobytes() for each in req.group.beams}
-                assert len(outputs) == len(req.group.beams), "two beams are the same"
+                (search,) = [each for each in req.features if isinstance(each, BeamSearch)]
+                assert len(outputs) == search.num_beams, "two beams are the same"
                 self.counts["steps of groups"] += 1
 
     def _judge(self) -> None:

@@ -26,6 +26,8 @@ def wired(stream: bool = False, **fields: Any) -> SamplingParams:
         ({"best_of": 3}, 3, 1),
         ({"n": 2}, 2, 2),
         ({"beam_width": 5, "best_of": 3}, 5, 1),
+        ({"beam_width_array": [2, 4, 3]}, 4, 1),
+        ({"beam_width_array": (4, 8), "beam_width": 8, "n": 2}, 8, 2),
     ],
 )
 def test_the_width_is_said_or_that_of_best_of_or_n(fields: dict[str, Any], width: int, n: int) -> None:
@@ -63,6 +65,12 @@ def test_forms_of_early_stopping(given: Any, on_the_wire: int) -> None:
         ({"n": 2, "early_stopping": 0.5}, "early_stopping"),
         ({"n": 2, "temperature": 0.7}, "temperature"),
         ({"n": 2, "stream": True}, "stream"),
+        ({"beam_search_diversity_rate": math.nan}, "beam_search_diversity_rate"),
+        ({"beam_width_array": [0]}, "beam_width_array"),
+        ({"beam_width_array": [65]}, "beam_width_array"),
+        ({"beam_width_array": [2] * 9}, "beam_width_array"),
+        ({"beam_width_array": [2, 4], "beam_width": 8}, "beam_width_array"),
+        ({"beam_width_array": [2, 4], "n": 5}, "n"),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:

@@ -242,7 +242,7 @@ REFUSED_VALUES: dict[str, Any] = {
 }
 REFUSED_WORDS = """
     add_special_tokens additional_model_outputs allotted_time_ms apply_batched_logits_processor audio_data
-    background bad bad_token_ids bad_words_list beam_search_diversity_rate beam_width_array best_of
+    background bad bad_token_ids bad_words_list best_of
     bootstrap_pair_key bootstrap_port bootstrap_room client_id custom_logit_processor custom_params
     data_parallel_rank decode_tp_size disagg_prefill_dp_rank ec_transfer_params echo encoder_urls
     exclude_input_from_output external_draft_tokens_config flat_logprobs function_call guided_decoding

@@ -124,6 +124,13 @@ def test_all_beams_are_the_result_by_the_executors_defaults(
     assert (sampling.length_penalty, sampling.early_stopping) == (penalty, stopping)
 
 
+def test_widths_and_diversity_are_arrays() -> None:
+    rate = one(0.5)
+    sampling = converted(beam_width_array=ids(2, 4), beam_search_diversity_rate=rate).sampling_params
+    assert (sampling.num_beams, sampling.n, sampling.beam_width_array) == (4, 4, (2, 4))
+    assert sampling.beam_search_diversity_rate == 0.5
+
+
 def test_logits_that_the_runtime_does_not_gather_are_left_out() -> None:
     arrays = InputArrays(
         {
@@ -166,6 +173,8 @@ def test_logits_that_the_runtime_does_not_gather_are_left_out() -> None:
         ("beam_width", one(65)),
         ("len_penalty", one(0.5)),
         ("early_stopping", one(1)),
+        ("beam_search_diversity_rate", one(0.5)),
+        ("beam_width_array", ids(2, 65)),
         ("end_id", one(-2)),
         ("pad_id", one(-2)),
         ("stop_words_list", ids(1, 2)),

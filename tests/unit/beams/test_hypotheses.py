@@ -1,0 +1,89 @@
+"""Searches of a toy model, computed by hand: diversity, and widths that change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from scheduler_proc.features.beam_search.hypotheses import Continuation, Hypotheses, SearchSettings
+from scheduler_proc.features.beam_search.score_rules import NextTokens
+
+STOP = 9
+
+
+def next_tokens(logprobs: Mapping[int, float]) -> NextTokens:
+    """Return tokens with these logprobs, the best first."""
+    ids = np.array(sorted(logprobs, key=lambda token: -logprobs[token]), np.int32)
+    values = np.array([logprobs[token] for token in ids.tolist()], np.float32)
+    return NextTokens(ids, values, values, (ids, values))
+
+
+def search(width: int, max_output: int = 10, **settings: object) -> Hypotheses:
+    return Hypotheses(SearchSettings(width, (STOP,), max_output, **settings))  # type: ignore[arg-type]
+
+
+# Behind the first token the beams are 1 (-1.0) and 2 (-1.2). Then:
+#   beam 0   5: -1.0 - 0.5 = -1.5   6: -1.0 - 0.6 = -1.6   7: -1.0 - 2.0 = -3.0
+#   beam 1   5: -1.2 - 0.5 = -1.7   6: -1.2 - 0.9 = -2.1   7: -1.2 - 2.0 = -3.2
+FIRST = {1: -1.0, 2: -1.2, 3: -3.0, 4: -4.0}
+SECOND = [{5: -0.5, 6: -0.6, 7: -2.0}, {5: -0.5, 6: -0.9, 7: -2.0}]
+
+
+@pytest.mark.parametrize(
+    ("rate", "wanted", "sums"),
+    [
+        (0.0, [(0, 5), (0, 6)], [-1.5, -1.6]),
+        # Beam 1 has half more: its best, -1.2, goes before that of beam 0, -1.5.
+        (0.5, [(1, 5), (0, 5)], [-1.7, -1.5]),
+        # Beam 1 has half less: none of it comes near.
+        (-0.5, [(0, 5), (0, 6)], [-1.5, -1.6]),
+    ],
+)
+def test_a_diversity_rate_prefers_lower_or_higher_beams_and_is_in_no_score(
+    rate: float, wanted: list[tuple[int, int]], sums: list[float]
+) -> None:
+    hypotheses = search(2, max_output=3, diversity=rate, length_penalty=0.0)
+    assert hypotheses.advance([next_tokens(FIRST)]) == [(0, 1), (0, 2)]
+    assert hypotheses.advance([next_tokens(each) for each in SECOND]) == wanted
+    assert hypotheses.advance([next_tokens({8: 0.0}), next_tokens({8: 0.0})]) == []
+    assert [each.score for each in hypotheses.ended] == pytest.approx(sorted(sums, reverse=True))
+
+
+def test_a_negative_rate_keeps_a_search_with_its_best_beam() -> None:
+    """Without it the second beam wins a place: -1.2 - 0.1 = -1.3 against -1.6 of the first one's second."""
+    for rate, wanted in ((0.0, [(1, 5), (0, 5)]), (-0.5, [(0, 5), (0, 6)])):
+        hypotheses = search(2, diversity=rate)
+        hypotheses.advance([next_tokens(FIRST)])
+        second = [SECOND[0], {5: -0.1, 6: -3.0, 7: -3.0}]
+        assert hypotheses.advance([next_tokens(each) for each in second]) == wanted
+
+
+def test_a_width_array_says_how_many_beams_go_on_from_each_token() -> None:
+    hypotheses = search(8, widths=(2, 4, 8))
+    uniform = next_tokens({token: -2.0 - token / 100 for token in range(20) if token != STOP})
+    counts, beams = [], [Continuation(0, 0)]
+    for _ in range(5):
+        beams = hypotheses.advance([uniform] * len(beams))
+        counts.append(len(beams))
+    assert counts == [2, 4, 8, 8, 8]
+
+
+def test_where_it_narrows_rows_go_on_for_nothing() -> None:
+    hypotheses = search(4, widths=(4, 2))
+    uniform = next_tokens({token: -2.0 - token / 100 for token in range(20) if token != STOP})
+    hypotheses.advance([uniform])
+    for _ in range(2):
+        beams = hypotheses.advance([uniform] * 4)
+        assert len(beams) == 4
+        assert hypotheses.num_beams == 2
+        assert len(set(beams[:2])) == 2
+        assert beams[2:] == [beams[0]] * 2
+
+
+def test_a_search_with_fewer_tokens_than_beams_goes_on_with_those() -> None:
+    hypotheses = search(4, max_output=2, length_penalty=0.0)
+    assert hypotheses.advance([next_tokens({1: -1.0, 2: -2.0})]) == [(0, 1), (0, 2)]
+    assert hypotheses.advance([next_tokens({5: -1.0}), next_tokens({})]) == []
+    assert [each.score for each in hypotheses.ended] == [-2.0]
