@@ -1,199 +1,199 @@
-"""OtlpTracing: traces of HTTP requests, sent to a collector by OpenTelemetry's SDK.
+"""OtlpTracing: traces of HTTP requests for a collector.
 
-The only module that imports it. Sampling, resource, protocol, headers, certificates and the sizes of batches
-are what OpenTelemetry's own variables (OTEL_*) say. Spans are made when a request has ended, of what its
-sequences brought back, and wait in a bounded queue for a thread of the SDK: no request waits for a collector.
+OpenTelemetry's SDK says which requests are sampled, and by which attributes the process is known, by its own
+variables (OTEL_*). Spans are encoded when a request has ended, of what its sequences brought back
+(`otlp_encoding`), and wait in a bounded queue for a thread that sends them (`otlp_export`): no request waits
+for a collector.
 """
 
 from __future__ import annotations
 
 import os
-import threading
+import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple, cast
 
 from opentelemetry import propagate, trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
 from carousel.client.core.request_builder import NUMBERS
 from carousel.client.tracing.phases import RequestPhase, phases_of
 from carousel.client.tracing.trace_context import SAMPLED
 from carousel.server.admin.metrics import Metrics
 from carousel.server.tracing.content import input_messages, output_messages
+from carousel.server.tracing.otlp_encoding import (
+    ERROR,
+    INTERNAL,
+    SERVER,
+    AttributeValue,
+    Encoded,
+    RequestEncoder,
+    TraceLimits,
+    encode_attributes,
+    encode_events,
+    encode_flags,
+    encode_ids,
+    encode_name,
+    encode_span,
+    encode_state,
+)
+from carousel.server.tracing.otlp_export import SpanExport, make_sender
 from carousel.server.tracing.tracing import EndedSequence, RequestTrace, TracedRequest, Tracing
 from runtime.base.errors import RequestError
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.sampling_params import SamplingParams
 
-DEFAULT_QUEUE, DEFAULT_BATCH = 768, 256
-"""Spans that wait, and that are sent at once: together 9 MB if each has all the stamps that there may be."""
 PLAIN = SamplingParams()
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/embeddings": "embeddings"}
-
-
-def make_exporter(config: RuntimeConfig, environment: Mapping[str, str] = os.environ) -> SpanExporter:
-    """OTLP over HTTP/protobuf, or over gRPC where OpenTelemetry's variables say so."""
-    protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get(
-        "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"
-    )
-    endpoint = config.otlp_traces_endpoint or None
-    exporter: SpanExporter
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-
-        exporter = GrpcExporter(endpoint=endpoint)
-    else:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-
-        exporter = HttpExporter(endpoint=endpoint)
-    return exporter
-
-
-class CountingExporter(SpanExporter):
-    """Passes on to another one, and counts what became of it."""
-
-    def __init__(self, inner: SpanExporter, metrics: Metrics) -> None:
-        self._inner = inner
-        self._metrics = metrics
-        self.num_tried = 0
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.num_tried += len(spans)
-        result = self._inner.export(spans)
-        has_taken = result is SpanExportResult.SUCCESS
-        counter = self._metrics.spans_exported if has_taken else self._metrics.spans_failed
-        counter.inc(len(spans))
-        return result
-
-    def shutdown(self) -> None:
-        self._inner.shutdown()
-
-
-class CountingProcessor(BatchSpanProcessor):
-    """Drops what its queue has no room for, and counts that."""
-
-    def __init__(self, exporter: CountingExporter, metrics: Metrics) -> None:
-        self._room = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or DEFAULT_QUEUE)
-        batch = int(os.environ.get("OTEL_BSP_MAX_EXPORT_BATCH_SIZE") or min(DEFAULT_BATCH, self._room))
-        super().__init__(exporter, max_queue_size=self._room, max_export_batch_size=batch)
-        self._exporter = exporter
-        self._metrics = metrics
-        self._num_taken = 0
-
-    def on_end(self, span: ReadableSpan) -> None:
-        if self._num_taken - self._exporter.num_tried >= self._room:
-            self._metrics.spans_dropped.inc()
-            return
-        self._num_taken += 1
-        super().on_end(span)
+CARRIED = (b"traceparent", b"tracestate", b"baggage")
+PHASE_NAMES = {
+    name: encode_name(name, INTERNAL) for name in ("tokenize", "queue", "prefill", "decode", "deliver")
+}
+PHASE_END, SPAN_ID_BYTES = encode_flags(is_remote=False), 8
 
 
 class OtlpTracing(Tracing):
     def __init__(self, config: RuntimeConfig, metrics: Metrics) -> None:
+        """Raises ConfigError for what OpenTelemetry's variables cannot mean."""
         super().__init__()
-        self._has_content = config.trace_content
+        self.has_content = config.trace_content
         environment = os.environ
         names = environment.get("OTEL_SERVICE_NAME", "") + environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
         is_named = bool(environment.get("OTEL_SERVICE_NAME")) or "service.name=" in names
         resource = Resource.create({} if is_named else {"service.name": "carousel"})
-        exporter = CountingExporter(make_exporter(config), metrics)
-        self._processor = CountingProcessor(exporter, metrics)
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(self._processor)
-        self._tracer = provider.get_tracer("carousel")
+        self._sampler, self._new_ids = provider.sampler, provider.id_generator
+        given = SpanLimits()
+        self.limits = TraceLimits(
+            given.max_span_attributes, given.max_span_attribute_length, given.max_events
+        )
+        encoder = RequestEncoder("carousel", provider.resource.attributes, provider.resource.schema_url)
+        self.export = SpanExport(make_sender(encoder.encode, config.otlp_traces_endpoint), metrics)
 
     def begin(self, asked: TracedRequest) -> RequestTrace:
-        headers: dict[str, str] = {}
+        carried: dict[str, str] = {}
         for name, value in asked.scope["headers"]:
-            if name in (b"traceparent", b"tracestate", b"baggage"):
+            if name in CARRIED:
                 key, text = name.decode(), value.decode("latin-1")
-                headers[key] = f"{headers[key]},{text}" if key in headers else text
-        wall_offset_ns = time.time_ns() - time.monotonic_ns()
+                carried[key] = f"{carried[key]},{text}" if key in carried else text
+        context = propagate.extract(carried, Context()) if carried else Context()
+        parent = trace.get_current_span(context).get_span_context()
+        trace_id = parent.trace_id if parent.is_valid else self._new_ids.generate_trace_id()
         operation = OPERATIONS.get(asked.scope["path"], "text_completion")
-        root = self._tracer.start_span(
+        attributes = _attributes(asked, operation)
+        result = self._sampler.should_sample(
+            context,
+            trace_id,
             f"{operation} {asked.model}",
-            context=propagate.extract(headers),
-            kind=trace.SpanKind.SERVER,
-            attributes=_attributes(asked, operation),
-            start_time=round(asked.received_s * 1e9) + wall_offset_ns,
+            trace.SpanKind.SERVER,
+            attributes,
         )
-        if not root.get_span_context().trace_flags.sampled:
+        if not result.decision.is_sampled():
             return RequestTrace(None)
-        if self._has_content and (messages := input_messages(asked.submissions)):
-            root.set_attribute("gen_ai.input.messages", messages)
-        return OtlpRequestTrace(self._tracer, root, asked, wall_offset_ns, has_content=self._has_content)
+        if self.has_content and (messages := input_messages(asked.submissions)):
+            attributes["gen_ai.input.messages"] = messages
+        state = result.trace_state.to_header() if result.trace_state else ""
+        given = cast("Mapping[str, AttributeValue]", result.attributes or {})
+        return OtlpRequestTrace(
+            self, asked, _Place(parent, trace_id, state), operation, {**attributes, **given}
+        )
 
     def close(self, timeout_s: float) -> None:
-        # In a thread that the end of the process does not wait for: the collector may not answer.
-        timeout_ms = round(timeout_s * 1000)
-        flush = threading.Thread(target=self._processor.force_flush, args=(timeout_ms,), daemon=True)
-        flush.start()
-        flush.join(timeout_s)
+        self.export.close(timeout_s)
+
+
+class _Place(NamedTuple):
+    """Place of a request among the spans of others."""
+
+    parent: trace.SpanContext
+    """Its caller's span; an invalid one is none."""
+    trace_id: int
+    tracestate: str
 
 
 class OtlpRequestTrace(RequestTrace):
     def __init__(
         self,
-        tracer: trace.Tracer,
-        root: trace.Span,
+        tracing: OtlpTracing,
         asked: TracedRequest,
-        wall_offset_ns: int,
-        *,
-        has_content: bool,
+        place: _Place,
+        operation: str,
+        attributes: dict[str, AttributeValue],
     ) -> None:
-        context = root.get_span_context()
-        super().__init__(f"00-{context.trace_id:032x}-{context.span_id:016x}-{SAMPLED:02x}")
-        self.has_content = has_content
-        self._tracer = tracer
-        self._root = root
+        parent = place.parent
+        self._trace_id = place.trace_id.to_bytes(16, "big")
+        self._span_id = random.randbytes(SPAN_ID_BYTES)
+        super().__init__(f"00-{self._trace_id.hex()}-{self._span_id.hex()}-{SAMPLED:02x}")
+        self.has_content = tracing.has_content
+        self._tracing = tracing
         self._asked = asked
-        self._wall_offset_ns = wall_offset_ns
+        self._parent_id = parent.span_id.to_bytes(SPAN_ID_BYTES, "big") if parent.is_valid else b""
+        self._state = encode_state(place.tracestate)
+        self._name = encode_name(f"{operation} {asked.model}", SERVER)
+        self._attributes = attributes
+        self._wall_offset_ns = time.time_ns() - time.monotonic_ns()
 
     def end(self, sequences: Sequence[EndedSequence], error: BaseException | None) -> None:
-        root, end_s = self._root, time.monotonic()
-        usages = [each.finish.usage for each in sequences]
-        # The sequences of a prompt share it.
-        prompts = {each.prompt: each.finish.usage.prompt_tokens for each in sequences}
-        root.set_attributes(
-            {
-                "gen_ai.response.model": self._asked.model,
-                "gen_ai.response.finish_reasons": [each.finish.reason for each in sequences],
-                "gen_ai.usage.input_tokens": sum(prompts.values()),
-                "gen_ai.usage.output_tokens": sum(usage.completion_tokens for usage in usages),
-            }
-        )
-        if self.has_content and sequences:
-            root.set_attribute("gen_ai.output.messages", output_messages(sequences))
-        if error is not None:
-            kind = error.code if isinstance(error, RequestError) and error.code else type(error).__name__
-            root.set_attribute("error.type", kind)
-            root.set_status(trace.StatusCode.ERROR)
-        parent = trace.set_span_in_context(root)
+        end_s = time.monotonic()
+        spans, num_dropped = [self._root(sequences, error, end_s)], 0
+        num_free = self._tracing.export.num_free
         for each in sequences:
             if each.finish.trace is not None:
+                about = self._encoded({"carousel.prompt": each.prompt, "carousel.sequence": each.index})
                 for phase in phases_of(each.finish.trace.stamps, self._asked.received_s, end_s):
-                    self._add(phase, each, parent)
-        root.end(self._wall_ns(end_s))
+                    if len(spans) < num_free:
+                        spans.append(self._phase(phase, about))
+                    else:
+                        num_dropped += 1
+        self._tracing.export.put(spans, num_dropped)
 
-    def _add(self, phase: RequestPhase, sequence: EndedSequence, parent: Any) -> None:
-        span = self._tracer.start_span(
-            phase.name,
-            context=parent,
-            attributes={"carousel.prompt": sequence.prompt, "carousel.sequence": sequence.index},
-            start_time=self._wall_ns(phase.start_s),
+    def _root(self, sequences: Sequence[EndedSequence], error: BaseException | None, end_s: float) -> bytes:
+        asked, attributes = self._asked, self._attributes
+        # The sequences of a prompt share it.
+        prompts = {each.prompt: each.finish.usage.prompt_tokens for each in sequences}
+        attributes["gen_ai.response.model"] = asked.model
+        attributes["gen_ai.response.finish_reasons"] = [each.finish.reason for each in sequences]
+        attributes["gen_ai.usage.input_tokens"] = sum(prompts.values())
+        attributes["gen_ai.usage.output_tokens"] = sum(
+            each.finish.usage.completion_tokens for each in sequences
         )
-        for stamp in phase.events:
-            span.add_event(stamp.name, {"value": stamp.value}, self._wall_ns(stamp.at_s))
-        span.end(self._wall_ns(phase.end_s))
+        if self.has_content and sequences:
+            attributes["gen_ai.output.messages"] = output_messages(sequences)
+        if error is not None:
+            kind = error.code if isinstance(error, RequestError) and error.code else type(error).__name__
+            attributes["error.type"] = kind
+        return encode_span(
+            encode_ids(self._trace_id, self._span_id, self._parent_id, self._state),
+            self._name,
+            self._wall_ns(asked.received_s),
+            self._wall_ns(end_s),
+            self._encoded(attributes),
+            Encoded(b""),
+            (b"" if error is None else ERROR) + encode_flags(is_remote=bool(self._parent_id)),
+        )
+
+    def _phase(self, phase: RequestPhase, about: Encoded) -> bytes:
+        return encode_span(
+            encode_ids(self._trace_id, random.randbytes(SPAN_ID_BYTES), self._span_id, self._state),
+            PHASE_NAMES[phase.name],
+            self._wall_ns(phase.start_s),
+            self._wall_ns(phase.end_s),
+            about,
+            encode_events(phase.events, self._wall_offset_ns, self._tracing.limits),
+            PHASE_END,
+        )
+
+    def _encoded(self, attributes: Mapping[str, AttributeValue]) -> Encoded:
+        return encode_attributes(attributes, self._tracing.limits)
 
     def _wall_ns(self, at_s: float) -> int:
         return round(at_s * 1e9) + self._wall_offset_ns
 
 
-def _attributes(asked: TracedRequest, operation: str) -> dict[str, Any]:
+def _attributes(asked: TracedRequest, operation: str) -> dict[str, AttributeValue]:
     """Return what is asked for, in the names of OpenTelemetry's conventions for generative models."""
     sampling = asked.submissions[0].sampling
     given = {

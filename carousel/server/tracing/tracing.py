@@ -78,4 +78,5 @@ def wants_traces(config: RuntimeConfig, environment: Mapping[str, str] = os.envi
 
 
 def has_opentelemetry() -> bool:
-    return find_spec("opentelemetry") is not None and find_spec("opentelemetry.sdk") is not None
+    names = ("opentelemetry", "opentelemetry.sdk", "requests")
+    return all(find_spec(name) is not None for name in names)  # in this order: a parent before what is in it

@@ -18,6 +18,11 @@ from tests.harness.ring.fake_ring import WAIT_S
 class Collector:
     def __init__(self) -> None:
         self.status = 200
+        self.statuses: list[int] = []
+        """Those of the next answers; afterwards `status`."""
+        self.retry_after = ""
+        self.headers: list[Any] = []
+        """Those of the requests so far."""
         self.delay_s = 0.0
         self.spans: list[Any] = []
         self.resources: list[dict[str, str]] = []
@@ -32,8 +37,12 @@ class Collector:
                     body = gzip.decompress(body)
                 time.sleep(collector.delay_s)
                 assert self.headers["Content-Type"] == "application/x-protobuf"
-                collector.take(body)
-                self.send_response(collector.status)
+                collector.headers.append(self.headers)
+                status = collector.statuses.pop(0) if collector.statuses else collector.status
+                collector.take(body, status)
+                self.send_response(status)
+                if collector.retry_after:
+                    self.send_header("Retry-After", collector.retry_after)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
@@ -46,11 +55,11 @@ class Collector:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
-    def take(self, body: bytes) -> None:
+    def take(self, body: bytes, status: int) -> None:
         request = ExportTraceServiceRequest.FromString(body)
         with self._changed:
             self.num_posts += 1
-            if self.status == 200:
+            if status == 200:
                 for of_resource in request.resource_spans:
                     self.resources.append(attributes_of(of_resource.resource))
                     for scope in of_resource.scope_spans:
