@@ -16,11 +16,13 @@ from carousel import Client, SamplingParams
 from carousel import StructuredOutputsParams as Guide
 from tests.cpu.parallel.test_tensor_parallel_launch import NUM_MIXED, POOL, TIMEOUT_S, tokens_of
 from tests.harness.models.native import needs_compiler
-from tests.harness.ring.launched import Launched, launched
+from tests.harness.ring.launched import Launched, is_alive, launched, wait_until
 
 LOGITS = ("--gather-context-logits", "--gather-generation-logits")
 NUM_STREAMS = 8
 NUM_TOKENS = 120
+STOPPED_S = 5.0
+"""Silence after which a stage is given up, at most."""
 
 pytestmark = needs_compiler
 
@@ -104,8 +106,16 @@ def test_a_guide_and_several_sequences(one_stage: Launched, two_stages: Launched
     assert len(texts[0]) == 4
 
 
-@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.full)])
-def test_streams_outlive_a_stage_that_is_killed(victim: int) -> None:
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        (1, signal.SIGKILL),
+        pytest.param(0, signal.SIGKILL, marks=pytest.mark.full),
+        pytest.param(0, signal.SIGSTOP, marks=pytest.mark.full),
+        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.full),
+    ],
+)
+def test_streams_outlive_a_stage_that_is_killed_or_stopped(victim: int, number: signal.Signals) -> None:
     """At a random moment; the engine starts again as one, and no client sees more than a pause."""
     sampling = [
         SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=n, logprobs=1) for n in range(NUM_STREAMS)
@@ -119,7 +129,10 @@ def test_streams_outlive_a_stage_that_is_killed(victim: int) -> None:
         for _ in range(random.Random(victim).randrange(8)):
             told[0].append(next(streams[0]))
         killed = launch.pid_of("worker", victim)
-        os.kill(killed, signal.SIGKILL)
+        os.kill(killed, number)
+        if number is signal.SIGSTOP:
+            acted_s = wait_until(lambda: not is_alive(killed), STOPPED_S, "a stopped stage is given up")
+            print(f"stage {victim}: acted on after {acted_s:.1f} s")
         for parts, stream in zip(told, streams, strict=True):
             parts.extend(stream)
         for parts, whole in zip(told, expected, strict=True):
