@@ -1,4 +1,4 @@
-"""Launches over two nodes of this machine: loopback addresses and run directories of their own."""
+"""Launches over nodes of this machine: loopback addresses and run directories of their own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.harness.ring.launched import Launched, free_ports
 
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
+THIRD = "127.0.0.4"
 NUM_PORTS = 6
 PORT_APART = 29500
 LISTENS = "0A"
@@ -21,7 +22,7 @@ LISTENS = "0A"
 
 
 class Nodes:
-    """Node 0, which has the ring, and node 1, which has an agent."""
+    """Node 0, which has the ring, and node 1, which has an agent; a third one if there are three."""
 
     def __init__(
         self,
@@ -29,22 +30,27 @@ class Nodes:
         apart: Apart | None = None,
         of_other: tuple[str, ...] = (),
         has_other: bool = True,
+        count: int = 2,
     ) -> None:
         """`apart`: networks of their own; on loopback addresses when not given. `of_other`: arguments that
-        node 1 alone has. `has_other`: False leaves it out.
+        node 1 alone has. `has_other`: False leaves it out. `count`: nodes, each with a rank.
         """
-        self.hosts = apart.addresses if apart else (HOST, OTHER)
-        self._prefixes = apart.prefixes if apart else ((), ())
+        self.hosts = apart.addresses if apart else (HOST, OTHER, THIRD)[:count]
+        self._prefixes = apart.prefixes if apart else ((),) * count
         self.port = PORT_APART if apart else free_ports(NUM_PORTS, HOST)
-        both = ("--device", "cpu", "--nnodes", "2", "--tp-size", "2", "--cpu-threads", "1", *arguments)
-        self._both = both
-        self._own: tuple[tuple[str, ...], ...] = ((), ("--node-addr", OTHER))
+        number = str(count)
+        self._both = (
+            *("--device", "cpu", "--nnodes", number, "--tp-size", number, "--cpu-threads", "1"),
+            *arguments,
+        )
+        self._own: tuple[tuple[str, ...], ...] = ((), *(("--node-addr", host) for host in self.hosts[1:]))
         if apart:
             self._own = tuple(
                 ("--trusted-network", name, "--node-key", apart.key) for name in apart.interfaces
             )
         self.zero = self.start(0)
         self._other = self.start(1, *of_other) if has_other else None
+        self.rest = [self.start(node) for node in range(2, count)]
 
     @property
     def other(self) -> Launched:
@@ -68,18 +74,20 @@ class Nodes:
 
     def pid_of_rank(self, rank: int) -> int:
         """Process of a rank: each node has one."""
-        return (self.other if rank else self.zero).pid_of("worker", rank)
+        return (self.zero, self.other, *self.rest)[rank].pid_of("worker", rank)
 
     def close(self) -> None:
         self.zero.close()
         if self._other is not None:
             self._other.close()
+        for each in self.rest:
+            each.close()
 
 
 @contextmanager
-def nodes(*arguments: str, apart: Apart | None = None) -> Iterator[Nodes]:
-    """Two nodes that serve; ended and cleaned up with the block."""
-    both = Nodes(*arguments, apart=apart)
+def nodes(*arguments: str, apart: Apart | None = None, count: int = 2) -> Iterator[Nodes]:
+    """Nodes that serve; ended and cleaned up with the block."""
+    both = Nodes(*arguments, apart=apart, count=count)
     try:
         try:
             both.zero.wait_ready()
