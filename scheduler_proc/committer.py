@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from runtime.base.errors import RequestError
 from runtime.wire.error_info import error_info
 from runtime.wire.format import BoolArray, IntArray, unpack_ids
@@ -59,8 +61,17 @@ class Committer:
         """Apply a finished step. What was computed for a stay that has ended is dropped."""
         tokens = unpack_ids(result.tokens)
         held = batch.still_held()
-        n = len(batch.order) - len(batch.loose)
+        n = len(batch.decodes) + len(batch.single)
         self._commit_singles(batch.order[:n], tokens[:n], held[:n], batch.step)
+        if batch.guesses is not None:
+            counts = unpack_ids(result.counts)[len(batch.single) :][: len(batch.guesses.rows)]
+            num_before, n = n, n + len(counts)
+            tokens = tokens[num_before:]
+            num_sampled = int(counts.sum())
+            self._commit_guesses(batch, tokens[:num_sampled], counts, held[num_before:n])
+            tokens = tokens[num_sampled:]
+        else:
+            tokens = tokens[n:]
         if batch.loose:
             frames = handle.frames if result.tensors else ()
             self._commit_loose(batch.loose, held[n:], LooseResults(batch, result, tokens, frames))
@@ -80,6 +91,44 @@ class Committer:
             req = self.rows.tenant[row]
             assert req is not None
             self._finish_at_end(req, by_stop)
+
+    def _commit_guesses(
+        self, batch: ScheduleBatch, tokens: IntArray, counts: IntArray, held: BoolArray
+    ) -> None:
+        """Do for all rows what `_commit_row` does for one whose only feature are guesses."""
+        guesses = batch.guesses
+        assert guesses is not None
+        rows, starts, num_drafted = guesses.rows, guesses.starts, guesses.counts
+        if not all_of(held):
+            tokens = tokens[np.repeat(held, counts)]
+            rows, starts, num_drafted, counts = rows[held], starts[held], num_drafted[held], counts[held]
+        if not len(rows):
+            return
+        kept, tokens, ended, stopped = self.rows.append_several(rows, tokens, counts)
+        num_accepted = kept - 1
+        self._take_back_rejected(rows, starts, num_drafted, num_accepted)
+        self.rows.num_accepted[rows] += num_accepted
+        self.stats.drafts.note_rows(num_drafted, num_accepted)
+        self.output.add_each(self.rows.handle[np.repeat(rows, kept)], tokens)
+        self.step_log.note_tokens(len(tokens))
+        lane = self.rows.guess_lane
+        assert lane is not None
+        lane.note(rows, num_drafted, num_accepted)
+        for at in ended.nonzero()[0].tolist():
+            req = self.rows.tenant[rows.item(at)]
+            assert req is not None
+            self._finish_at_end(req, stopped.item(at))
+
+    def _take_back_rejected(
+        self, rows: RowArray, starts: IntArray, num_drafted: IntArray, num_accepted: IntArray
+    ) -> None:
+        """KV of rejected guesses is overwritten by the next step."""
+        rejected = num_accepted < num_drafted
+        if not rejected.any():
+            return
+        rows = rows[rejected]
+        self.rows.kv_len[rows] = starts[rejected] + 1 + num_accepted[rejected]
+        self.kv.give_back_rejected(rows)
 
     def _commit_loose(
         self, loose: list[ScheduledRow[Request]], held: BoolArray, results: LooseResults
@@ -131,8 +180,8 @@ class Committer:
             num_accepted = len(ids) - 1
             if num_accepted < num_guesses:  # KV of rejected ones is overwritten by the next step
                 self.rows.kv_len[row] = scheduled.start + scheduled.num_known + num_accepted
-                self.kv.give_back_rejected(req)
-            req.num_accepted_drafts += num_accepted
+                self.kv.give_back_rejected(np.array([row]))
+            self.rows.num_accepted[row] += num_accepted
             self.stats.drafts.note_row(num_guesses, num_accepted)
         self.output.add(req.handle, ids)
         self.step_log.note_tokens(len(ids))

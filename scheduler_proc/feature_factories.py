@@ -81,7 +81,7 @@ def feature_factories(
     return (
         attach_beam_search(beams, kv, output),
         attach_guide(grammar),
-        attach_speculation(speculation, step_cost),
+        attach_speculation(speculation, step_cost, kv.rows),
         attach_prompt_outputs(output.add_prompt_logprobs, output.add_tensor),
         attach_generation_logits(output.add_tensor),
         attach_perf_metrics(kv, clock),

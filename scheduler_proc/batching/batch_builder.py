@@ -76,7 +76,7 @@ class BatchBuilder:
         return batch, adder.totals
 
     def _continue(self, ready: RowArray, batch: ScheduleBatch, adder: PrefillAdder) -> None:
-        """Decodes without anything to them at once, the others one by one."""
+        """Decodes without anything to them at once, then rows that guess; the others one by one."""
         if len(ready) > self._limits.max_requests:
             ready = self._whose_turn_it_is(ready)
         plain = self._rows.plain_decodes(ready)
@@ -84,9 +84,18 @@ class BatchBuilder:
         if adder.try_continue_together(decodes):
             if len(decodes) == len(ready):  # nearly always
                 return
-            ready = ready[~plain]
+            ready = self._continue_guessing(ready[~plain], adder)
         if len(ready):
             self._continue_one_by_one(ready, batch, adder)
+
+    def _continue_guessing(self, ready: RowArray, adder: PrefillAdder) -> RowArray:
+        """Continue rows that make guesses and nothing else, at once. Returns those that are left."""
+        lane = self._rows.guess_lane
+        chosen = None if lane is None else lane.choose(ready)
+        if lane is None or chosen is None:
+            return ready
+        rows, others = ready[chosen], ready[~chosen]
+        return others if adder.try_continue_guessing(rows, lane, len(others)) else ready
 
     def _whose_turn_it_is(self, ready: RowArray) -> RowArray:
         """Those that have been left out for the longest time, in the order of admission."""

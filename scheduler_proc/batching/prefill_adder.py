@@ -15,6 +15,7 @@ from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
 from scheduler_proc.capacity.base import CapacityPolicy
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.batch import ScheduleBatch
+from scheduler_proc.core.guesses import Guesses, GuessLane
 from scheduler_proc.core.request import Request, RowGroup
 from scheduler_proc.core.row_columns import RowArray
 from scheduler_proc.core.scheduled_row import ScheduledRow
@@ -108,6 +109,29 @@ class PrefillAdder:
         self._request_budget -= num_decodes
         return True
 
+    def try_continue_guessing(self, rows: RowArray, lane: GuessLane, num_to_come: int) -> bool:
+        """The next token and the guesses of all of these rows. False: budget or pages are short; take them
+        one by one. num_to_come: running rows that are continued behind them.
+        """
+        num_rows = len(rows)
+        if num_rows > self._token_budget or num_rows > self._request_budget:
+            return False
+        self._kv.give_back_unseen(rows)
+        if self._guards_growth and not self._capacity.may_grow(rows, self._rows.kv_len[rows] + 1):
+            return False
+        if not self._kv.try_reserve_next(rows):
+            return False
+        self._token_budget -= num_rows
+        self._request_budget -= num_rows
+        guesses = self._batch.guesses = lane.guess(rows)
+        guesses.cut_to(self._room_for_guesses(num_to_come))
+        self._token_budget -= guesses.total
+        return True
+
+    def _room_for_guesses(self, num_to_come: int) -> int:
+        """Half of what is left stays for prompts, so that guesses never keep them waiting."""
+        return max(0, self._token_budget - num_to_come) // 2
+
     def try_continue(self, req: Request) -> bool:
         """The next chunk (or decode token) of a request that holds a row, as much as the budget leaves.
 
@@ -168,11 +192,30 @@ class PrefillAdder:
         """Make room for the guesses of the batch, or cut them to the pages that their rows have. Called when
         nobody can lose a row for want of pages any more.
         """
+        if self._batch.guesses is not None:
+            self._reserve_all(self._batch.guesses)
         for scheduled in self._guessing:
             end, num_guesses = scheduled.start + scheduled.num_known, len(scheduled.guesses)
             num_fit = self._kv.num_pages.item(scheduled.row) * self._kv.page_size - end
             if num_fit < num_guesses and not self._try_reserve(scheduled.req, end + num_guesses):
                 scheduled.guesses = scheduled.guesses[:num_fit]
+
+    def _reserve_all(self, guesses: Guesses) -> None:
+        rows, kv = guesses.rows, self._kv
+        end = self._rows.kv_len[rows] + 1
+        num_fit = kv.num_pages[rows] * kv.page_size - end
+        short = (num_fit < guesses.counts).nonzero()[0]
+        if not len(short):
+            return
+        upto = (end + guesses.counts)[short]
+        is_allowed = not self._guards_growth or self._capacity.may_grow(rows[short], upto)
+        if is_allowed and kv.try_reserve_next(rows[short], upto):
+            return
+        for at, each in zip(short.tolist(), upto.tolist(), strict=True):
+            req = self._rows.tenant[rows.item(at)]
+            assert req is not None
+            if not self._try_reserve(req, each):
+                guesses.counts[at] = num_fit[at]
 
     def _can_afford(self, cost: Cost) -> bool:
         return self._rows.num_free >= cost.rows and self._slots.can_hold(cost.slots)
@@ -240,8 +283,7 @@ class PrefillAdder:
         if scheduled.make_mask is not None:
             scheduled.guesses = ()  # a mask is of one position
         if scheduled.guesses:
-            # Half of what is left stays for prompts, so that guesses never keep them waiting.
-            room = max(0, self._token_budget - self.num_to_come) // 2
+            room = self._room_for_guesses(self.num_to_come)
             if len(scheduled.guesses) > room:
                 scheduled.guesses = scheduled.guesses[:room]
             self._token_budget -= len(scheduled.guesses)

@@ -140,15 +140,20 @@ class KVCacheManager:
         self.pages.free(self.table[row, num_shared or self.num_gone.item(row) : upto])
         self.num_gone[row] = upto
 
-    def give_back_rejected(self, req: Request) -> None:
-        """Pages behind that of its newest token: only guesses that were rejected are in them."""
-        num_needed = self.num_pages_for(req.num_tokens)
-        if self.num_pages.item(req.row) > num_needed:
+    def give_back_rejected(self, rows: RowArray) -> None:
+        """Give back pages behind that of each row's newest token: only rejected guesses are in them."""
+        num_needed = -(-self.rows.num_tokens[rows] // self.page_size)
+        has_more = self.num_pages[rows] > num_needed
+        for row, num in zip(rows[has_more].tolist(), num_needed[has_more].tolist(), strict=True):
             self.guard.is_counted = False
-            self.pages.free(self.tables.cut(req.row, num_needed))
+            self.pages.free(self.tables.cut(row, num))
 
-    def try_reserve_next(self, rows: RowArray) -> bool:
-        """Room for one more token in each of the rows, evicting if need be. All or nothing."""
+    def try_reserve_next(self, rows: RowArray, upto: IntArray | None = None) -> bool:
+        """Room for one more token in each of the rows, or for its first `upto`, evicting if need be. All or
+        nothing.
+        """
+        if upto is not None:
+            return self._try_reserve_upto(rows, upto)
         have = self.num_pages[rows]
         full = self.rows.kv_len[rows] >= have * self.page_size
         if not all_of(full):
@@ -161,6 +166,23 @@ class KVCacheManager:
             return False
         self.guard.is_counted = False
         self.tables.append_one(rows, have, pages)
+        return True
+
+    def _try_reserve_upto(self, rows: RowArray, upto: IntArray) -> bool:
+        missing = -(-upto // self.page_size) - self.num_pages[rows]
+        short = missing > 0
+        if not short.any():
+            return True
+        rows, missing = rows[short], missing[short]
+        pages = self._try_take_pages(int(missing.sum()))
+        if pages is None:
+            return False
+        self.guard.is_counted = False
+        while len(rows):
+            now, pages = pages[: len(rows)], pages[len(rows) :]
+            self.tables.append_one(rows, self.num_pages[rows], now)
+            missing = missing - 1
+            rows, missing = rows[missing > 0], missing[missing > 0]
         return True
 
     def try_reserve(self, req: Request, upto: int) -> bool:

@@ -1,11 +1,11 @@
 """ScheduleBatch: what one step will compute, in the scheduler's terms, and its translation to a BatchPlan.
 
-Two lanes: plain decodes are one array of rows; a row with more to it than its next token is a ScheduledRow.
-The plan has the decodes first, then the single rows, whose result is one token that nobody looks at, then the
-loose ones:
+Three lanes: plain decodes are one array of rows; rows that make guesses and nothing else are arrays, too; any
+other row with more to it than its next token is a ScheduledRow. The plan has the decodes first, then the
+single rows, whose result is one token that nobody looks at, then those that guess, then the loose ones:
 
-    order   | decodes | single | loose |
-            |  one token each  | committed one by one
+    order   | decodes | single | guesses | loose |
+            |  one token each  |         | committed one by one
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from runtime.wire.format import BoolArray, IntArray, pack_ids
 from runtime.wire.plan import BatchPlan, PromptPositions
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.core.guesses import Guesses
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.row_columns import RowArray, TenancyArray
 from scheduler_proc.core.rows import Rows
@@ -33,6 +34,7 @@ class ScheduleBatch:
         self.rows = rows
         self.decodes = NO_ROWS
         self.single: list[ScheduledRow[Request]] = []
+        self.guesses: Guesses | None = None
         self.loose: list[ScheduledRow[Request]] = []
         self.order = NO_ROWS
         self.step = 0
@@ -41,17 +43,25 @@ class ScheduleBatch:
         self._tenancies: TenancyArray = np.empty(0, np.int64)
 
     def __len__(self) -> int:
-        return len(self.decodes) + len(self.single) + len(self.loose)
+        return len(self.decodes) + len(self.guessing) + len(self.single) + len(self.loose)
+
+    @property
+    def guessing(self) -> RowArray:
+        """Rows that make guesses and nothing else."""
+        return NO_ROWS if self.guesses is None else self.guesses.rows
 
     def taken(self) -> set[int]:
         """Rows that are in the batch."""
         rest = self.single + self.loose
-        return {*self.decodes.tolist(), *(scheduled.row for scheduled in rest)}
+        together = self.decodes.tolist() + self.guessing.tolist()
+        return {*together, *(scheduled.row for scheduled in rest)}
 
     def sampling_rows(self) -> RowArray:
         """Rows of which it samples a token."""
         rest = [scheduled.row for scheduled in self.single + self.loose if scheduled.samples]
-        return np.concatenate([self.decodes, np.array(rest, np.intp)]) if rest else self.decodes
+        if not rest and self.guesses is None:
+            return self.decodes
+        return np.concatenate([self.decodes, self.guessing, np.array(rest, np.intp)])
 
     @property
     def has_prefill(self) -> bool:
@@ -60,7 +70,8 @@ class ScheduleBatch:
 
     @property
     def num_guesses(self) -> int:
-        return sum(len(scheduled.guesses) for scheduled in self.loose)
+        loose = sum(len(scheduled.guesses) for scheduled in self.loose)
+        return loose if self.guesses is None else loose + self.guesses.total
 
     def add(self, scheduled: ScheduledRow[Request]) -> None:
         if scheduled.samples and not self.rows.needs_python.item(scheduled.row):
@@ -75,13 +86,10 @@ class ScheduleBatch:
         rest = self._rest = self.single + self.loose
         self.order, ids = decodes, rows.next_ids(decodes, FUTURE).tobytes()
         lens = samples = drafts = NO_COUNTS
-        if rest:
-            rest_rows = np.array([scheduled.row for scheduled in rest], np.intp)
+        if rest or self.guesses is not None:
+            rest_rows, rest_ids, lens, samples, drafts = self._rest_columns()
             self.order = np.concatenate([decodes, rest_rows])
-            ids = b"".join([ids, *[scheduled.input_ids(rows) for scheduled in rest]])
-            drafts = np.array([len(scheduled.guesses) for scheduled in rest], np.int32)
-            lens = np.array([scheduled.num_known for scheduled in rest], np.int32) + drafts
-            samples = np.array([scheduled.samples for scheduled in rest], np.int32)
+            ids += rest_ids
         self._tenancies = rows.tenancy[self.order]
         starts = rows.kv_len[self.order]
         writes = kv.tables.take_table_writes()
@@ -105,9 +113,31 @@ class ScheduleBatch:
             ),
         )
         rows.count_as_launched(decodes)
-        if rest:
+        if len(lens):
             rows.count_as_launched(rest_rows, lens, samples)
         return plan
+
+    def _rest_columns(self) -> tuple[RowArray, bytes, IntArray, IntArray, IntArray]:
+        """Return of all that are no decodes: rows, packed input ids, and the plan's lens, samples, drafts."""
+        rest, guesses, at = self._rest, self.guesses, len(self.single)
+        rows = np.array([scheduled.row for scheduled in rest], np.intp)
+        ids = [scheduled.input_ids(self.rows) for scheduled in rest]
+        drafts = np.array([len(scheduled.guesses) for scheduled in rest], np.int32)
+        lens = np.array([scheduled.num_known for scheduled in rest], np.int32) + drafts
+        samples = np.array([scheduled.samples for scheduled in rest], np.int32)
+        if guesses is not None:
+            guesses.starts = self.rows.kv_len[guesses.rows]
+            ids.insert(at, guesses.input_ids(self.rows, FUTURE))
+            if rest:
+                rows = np.concatenate([rows[:at], guesses.rows, rows[at:]])
+                drafts = np.concatenate([drafts[:at], guesses.counts, drafts[at:]])
+                lens = np.concatenate([lens[:at], guesses.counts + 1, lens[at:]])
+                ones = np.ones(len(guesses.rows), np.int32)
+                samples = np.concatenate([samples[:at], ones, samples[at:]])
+            else:
+                rows, drafts = guesses.rows, guesses.counts
+                lens, samples = drafts + 1, np.ones(len(rows), np.int32)
+        return rows, b"".join(ids), lens, samples, drafts
 
     def _prompt_positions(self) -> tuple[PromptPositions, ...]:
         first_place = len(self.order) - len(self.loose)

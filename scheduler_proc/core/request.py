@@ -135,8 +135,8 @@ class Request:
     """The first position of its prompt whose logits are still to be looked at: it has to be computed."""
     cached_tokens: int = -1
     """Prompt tokens found in the cache when it was first admitted; -1: not admitted yet."""
-    num_accepted_drafts: int = 0
-    """Guesses that were right: as many tokens of its output took no step of their own."""
+    num_accepted_before: int = 0
+    """Guesses that were right in stays that it has lost."""
     num_retractions: int = 0
     computed_len: int = 0
     """Tokens that were computed in stays that it has lost."""
@@ -245,6 +245,12 @@ class Request:
     @property
     def num_in_flight(self) -> int:
         return 0 if self.row < 0 else self.rows.in_flight.item(self.row)
+
+    @property
+    def num_accepted_drafts(self) -> int:
+        """Guesses that were right: as many tokens of its output took no step of their own."""
+        now = 0 if self.row < 0 else self.rows.num_accepted.item(self.row)
+        return self.num_accepted_before + now
 
     @property
     def predicted_len(self) -> int:

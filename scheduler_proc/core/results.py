@@ -24,10 +24,12 @@ class LooseResults:
     def __init__(
         self, batch: ScheduleBatch, result: StepResult, tokens: IntArray, frames: tuple[Frame, ...]
     ) -> None:
+        """`tokens`: those of these rows."""
         self._step = result.step
         self._place = len(batch.order) - len(batch.loose)
-        self._tokens: list[int] = tokens[self._place :].tolist()
-        self._counts = iter(unpack_ids(result.counts)[len(batch.single) :].tolist())
+        self._tokens: list[int] = tokens.tolist()
+        num_rest = len(batch.order) - len(batch.decodes)
+        self._counts = iter(unpack_ids(result.counts)[num_rest - len(batch.loose) :].tolist())
         self._chosen: FloatArray = unpack_floats(result.logprobs)
         shape = (len(self._chosen), result.num_top)
         self._top_ids: IntArray = unpack_ids(result.top_ids).reshape(shape)

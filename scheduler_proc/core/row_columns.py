@@ -46,6 +46,10 @@ class RowColumns:
         self.stop_ids: IntArray = np.full((MAX_STOP_IDS, max_rows), -1, np.int32)
         # Has features, or too many stop ids for the columns: never a plain decode.
         self.needs_python: BoolArray = np.zeros(max_rows, np.bool_)
+        # Nothing is attached to it but guesses that are made and verified for many rows at once: GuessLane.
+        self.only_guesses: BoolArray = np.zeros(max_rows, np.bool_)
+        # Guesses of this stay that were right.
+        self.num_accepted: IntArray = np.zeros(max_rows, np.int32)
         self.urgency: IntArray = np.zeros(max_rows, np.int32)
         self.handle: npt.NDArray[np.void] = np.zeros(max_rows, "V16")
         # Rows that are decoded plainly though their requests have features, and of their last tokens, if any
@@ -57,6 +61,9 @@ class RowColumns:
         self.tenancy: TenancyArray = np.zeros(max_rows, np.int64)
         self._running: RowArray | None = None
         self._planned_when_committed: set[tuple[int, Hashable]] = set()
+        # The same mark, of rows whose guesses are made for many at once.
+        self._guesses_when_committed: BoolArray = np.zeros(max_rows, np.bool_)
+        self._has_marked_many = False
 
     @property
     def running(self) -> RowArray:
@@ -80,15 +87,28 @@ class RowColumns:
         else:
             self._planned_when_committed.discard((row, owner))
 
+    def plan_all_when_committed(self, rows: RowArray, wanted: BoolArray) -> None:
+        """The same for what the GuessLane wants of several rows."""
+        self._guesses_when_committed[rows] = wanted
+        self._has_marked_many = True
+
     def is_planned_when_committed(self, row: int) -> bool:
         """Tell whether somebody wants the row to be planned when its tokens are here."""
-        return any(row == wanted for wanted, _ in self._planned_when_committed)
+        return self._guesses_when_committed.item(row) or any(
+            row == wanted for wanted, _ in self._planned_when_committed
+        )
 
     @property
     def must_commit_first(self) -> bool:
         """Tell whether a row that is planned when its tokens are here has one in flight."""
         rows = self._planned_when_committed
-        return bool(rows) and any(self.in_flight.item(row) for row, _ in rows)
+        if rows and any(self.in_flight.item(row) for row, _ in rows):
+            return True
+        if not self._has_marked_many:
+            return False
+        marked = self._guesses_when_committed.nonzero()[0]
+        self._has_marked_many = len(marked) > 0
+        return bool(self.in_flight[marked].any())
 
     def append(self, row: int, tokens: list[int]) -> int:
         """Commit what one sample gave a single row. Returns how many tokens it has now."""
@@ -159,3 +179,32 @@ class RowColumns:
             ended |= stopped
         places = ended.nonzero()[0]
         return rows[places], stopped[places]
+
+    def append_several(
+        self, rows: RowArray, tokens: IntArray, counts: IntArray
+    ) -> tuple[IntArray, IntArray, BoolArray, BoolArray]:
+        """Commit so many sampled tokens to each row, one at least, [sum(counts)] in their order; without
+        those behind a stop id or the length limit. Returns how many were kept of each row, these tokens,
+        which rows end, and which of these by a stop id.
+        """
+        at, most = self.num_tokens[rows], self.max_len[rows]
+        row_of = np.repeat(np.arange(len(rows)), counts)
+        first = np.cumsum(counts) - counts
+        nth = np.arange(len(tokens)) - first[row_of]
+        kept = np.minimum(counts, most - at)
+        is_stop_id = (self.stop_ids[:, rows[row_of]] == tokens).any(axis=0)
+        stopped = np.zeros(len(rows), np.bool_)
+        if is_stop_id.any():
+            is_stop_id &= (nth + at[row_of] >= self.min_len[rows[row_of]]) & (nth < kept[row_of])
+            places = np.flatnonzero(is_stop_id)
+            stopping, first_of = np.unique(row_of[places], return_index=True)
+            kept[stopping] = nth[places[first_of]] + 1
+            stopped[stopping] = True
+        is_kept = nth < kept[row_of]
+        if not all_of(is_kept):
+            row_of, nth, tokens = row_of[is_kept], nth[is_kept], tokens[is_kept]
+        self.tokens[rows[row_of], at[row_of] + nth] = tokens
+        at += kept
+        self.num_tokens[rows] = at
+        self.in_flight[rows] -= 1
+        return kept, tokens, stopped | (at >= most), stopped

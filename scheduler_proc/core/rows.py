@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runtime.wire.format import unpack_ids
 from runtime.wire.plan import RowSetup
+from scheduler_proc.core.guesses import GuessLane
 from scheduler_proc.core.request import Request, StopIds
 from scheduler_proc.core.row_columns import RowColumns
 
@@ -20,6 +21,8 @@ class Rows(RowColumns):
         self._num_further = 0  # rows of groups besides the first of each
         self._stops: list[StopIds | None] = [None] * max_rows  # whose column `stop_ids` has
         self._setups: dict[int, RowSetup] = {}
+        self.guess_lane: GuessLane | None = None
+        """The part that makes guesses for many rows at once; None where requests do not guess."""
 
     @property
     def num_free(self) -> int:
@@ -61,6 +64,8 @@ class Rows(RowColumns):
             self.stop_ids[:, row] = req.stops.column
         self.needs_python[row] = bool(req.features) or self._is_never_plain(req)
         self.token_step[row] = 0
+        self.only_guesses[row] = False
+        self.num_accepted[row] = 0
         self._num_further += req.head is not req
         self.urgency[row] = req.urgency
         self.handle[row] = req.handle
@@ -96,6 +101,8 @@ class Rows(RowColumns):
         self._setups.pop(row, None)
         self.timed.discard(row)
         self._num_further -= req.head is not req
+        req.num_accepted_before += self.num_accepted.item(row)
+        self._guesses_when_committed[row] = False
         if self._planned_when_committed:
             self._planned_when_committed = {mark for mark in self._planned_when_committed if mark[0] != row}
         req.row = -1

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import numpy as np
+
 from runtime.sampling.table import MAX_DRAFT_TOKENS
+from runtime.wire.format import IntArray
 
 NO_DRAFTS = (0, 0, 0)
 
@@ -24,6 +27,27 @@ class DraftTotals:
         self._rows_by_accepted[num_accepted] += 1
         drafted, accepted, requests = self._step
         self._step = (drafted + num_drafted, accepted + num_accepted, requests + 1)
+
+    def note_rows(self, num_drafted: IntArray, num_accepted: IntArray) -> None:
+        """The same for several rows, of which some had none."""
+        has_drafted = num_drafted > 0
+        num_rows = int(np.count_nonzero(has_drafted))
+        if not num_rows:
+            return
+        if num_rows < len(num_drafted):
+            num_drafted, num_accepted = num_drafted[has_drafted], num_accepted[has_drafted]
+        for numbers, counts in (
+            (num_drafted, self._rows_by_drafted),
+            (num_accepted, self._rows_by_accepted),
+        ):
+            for number, count in enumerate(np.bincount(numbers).tolist()):
+                counts[number] += count
+        drafted, accepted, requests = self._step
+        self._step = (
+            drafted + int(num_drafted.sum()),
+            accepted + int(num_accepted.sum()),
+            requests + num_rows,
+        )
 
     def take_step(self) -> tuple[int, int, int]:
         """(guesses, right ones, requests with some) since the last call."""

@@ -137,7 +137,7 @@ class StepStats:
             return
         queue = self._lifecycle.queue_times
         new = queue.num_added - self._num_admitted
-        num_sampling = len(batch.decodes) + len(batch.single)
+        num_sampling = len(batch.decodes) + len(batch.single) + len(batch.guessing)
         if batch.loose:
             num_sampling += sum(scheduled.samples for scheduled in batch.loose)
         self._pending.append(

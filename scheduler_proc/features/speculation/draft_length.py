@@ -1,6 +1,19 @@
-"""DraftLength: how many guesses a row makes, by how often its last ones were right."""
+"""DraftLength: how many guesses a row makes, by how often its last ones were right; DraftLengths: the same of
+many rows at once.
+"""
 
 from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.sampling.table import MAX_DRAFT_TOKENS
+from runtime.wire.format import BoolArray, IntArray
+from scheduler_proc.core.row_columns import RowArray
+
+Rates: TypeAlias = npt.NDArray[np.float64]
 
 FIRST_RATE = 0.5
 """Probability that a guess is right, before any was made."""
@@ -22,13 +35,14 @@ class DraftLength:
     so on with longer pauses.
     """
 
-    __slots__ = ("_is_known", "_pause", "_wait", "rate")
+    __slots__ = ("is_known", "pause", "rate", "wait")
 
     def __init__(self, rate: float = FIRST_RATE) -> None:
         self.rate = rate
-        self._is_known = False
-        self._pause = SHORTEST_PAUSE
-        self._wait = SHORTEST_PAUSE
+        self.is_known = False
+        """Some of its own were verified."""
+        self.pause = SHORTEST_PAUSE
+        self.wait = SHORTEST_PAUSE
 
     def num_drafts(self, most: int, bar: float, least: float = 0.0) -> int:
         """Return how many guesses to make: as many as are as likely as the bar says, and at most `most`; none
@@ -36,7 +50,7 @@ class DraftLength:
         """
         rate = likely = self.rate
         expected, count = 0.0, 0
-        if not self._is_known:
+        if not self.is_known:
             most, least = min(most, FIRST_DRAFTS), 0.0
         while count < most and likely >= bar:
             count += 1
@@ -44,23 +58,23 @@ class DraftLength:
             likely *= rate
         if expected < least:
             count = 0
-        if count or self._wait or bar >= 1.0:  # then not even a guess that is sure to be right is worth it
+        if count or self.wait or bar >= 1.0:  # then not even a guess that is sure to be right is worth it
             return count
         return min(1, most)
 
     def note_verified(self, num_drafted: int, num_accepted: int) -> None:
         """Learn from a step that has verified some; guesses behind the first wrong one say nothing."""
-        weight = WEIGHT if self._is_known else FIRST_WEIGHT
+        weight = WEIGHT if self.is_known else FIRST_WEIGHT
         self.rate = rate_after(self.rate, num_drafted, num_accepted, weight)
-        self._is_known = True
-        if not self._wait:
-            self._pause = SHORTEST_PAUSE if num_accepted else min(2 * self._pause, LONGEST_PAUSE)
-            self._wait = self._pause
+        self.is_known = True
+        if not self.wait:
+            self.pause = SHORTEST_PAUSE if num_accepted else min(2 * self.pause, LONGEST_PAUSE)
+            self.wait = self.pause
 
     def note_without(self) -> None:
         """Count a step in which it made none towards the pause."""
-        if self._wait:
-            self._wait -= 1
+        if self.wait:
+            self.wait -= 1
 
 
 def rate_after(rate: float, num_drafted: int, num_accepted: int, weight: float) -> float:
@@ -68,3 +82,75 @@ def rate_after(rate: float, num_drafted: int, num_accepted: int, weight: float) 
     keep = 1.0 - weight
     rate = 1.0 - (1.0 - rate) * keep**num_accepted
     return rate if num_accepted == num_drafted else rate * keep
+
+
+def powers(keep: float) -> Rates:
+    """[MAX_DRAFT_TOKENS + 1] what is left of a share after so many right guesses."""
+    return np.array([keep**n for n in range(MAX_DRAFT_TOKENS + 1)])
+
+
+KEPT, KEPT_FIRST = powers(1.0 - WEIGHT), powers(1.0 - FIRST_WEIGHT)
+
+
+class DraftLengths:
+    """Columns by row of all that a DraftLength keeps, which learn for many rows at once."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._rate: Rates = np.zeros(max_rows)
+        self._is_known: BoolArray = np.zeros(max_rows, np.bool_)
+        self._pause: IntArray = np.zeros(max_rows, np.int32)
+        self._wait: IntArray = np.zeros(max_rows, np.int32)
+
+    def put(self, row: int, length: DraftLength) -> None:
+        self._rate[row], self._is_known[row] = length.rate, length.is_known
+        self._pause[row], self._wait[row] = length.pause, length.wait
+
+    def give_back(self, row: int, length: DraftLength) -> None:
+        length.rate, length.is_known = self._rate.item(row), self._is_known.item(row)
+        length.pause, length.wait = self._pause.item(row), self._wait.item(row)
+
+    def num_drafts(self, rows: RowArray, most: IntArray, bar: float, least: float) -> IntArray:
+        """[n] guesses of each row: as DraftLength.num_drafts, of which each row has its own `most`."""
+        is_known = self._is_known[rows]
+        limit = most if is_known.all() else np.where(is_known, most, np.minimum(most, FIRST_DRAFTS))
+        likely = np.empty((int(limit.max(initial=0)), len(rows)))
+        likely[:] = self._rate[rows]
+        np.multiply.accumulate(likely, out=likely)
+        counted = (likely >= bar) & (np.arange(len(likely))[:, None] < limit)
+        count: IntArray = np.count_nonzero(counted, axis=0).astype(np.int32)
+        if least > 0.0:
+            count[is_known & ((likely * counted).sum(axis=0) < least)] = 0
+        if bar < 1.0:
+            tries = (count == 0) & (self._wait[rows] == 0)
+            if tries.any():
+                count[tries] = np.minimum(1, most[tries])
+        return count
+
+    def note(self, rows: RowArray, num_drafted: IntArray, num_accepted: IntArray) -> None:
+        """Learn from a step in which each of the rows has had so many verified, or made none."""
+        has_drafted = num_drafted > 0
+        if not has_drafted.all():
+            without = rows[~has_drafted]
+            self._wait[without] -= self._wait[without] > 0
+            rows, num_drafted, num_accepted = (
+                rows[has_drafted],
+                num_drafted[has_drafted],
+                num_accepted[has_drafted],
+            )
+            if not len(rows):
+                return
+        is_known, rate = self._is_known[rows], self._rate[rows]
+        kept = KEPT[num_accepted]
+        wrong = 1.0 - WEIGHT
+        if not is_known.all():
+            kept = np.where(is_known, kept, KEPT_FIRST[num_accepted])
+            wrong = np.where(is_known, wrong, 1.0 - FIRST_WEIGHT)  # type: ignore[assignment]
+            self._is_known[rows] = True
+        rate = 1.0 - (1.0 - rate) * kept
+        self._rate[rows] = np.where(num_accepted == num_drafted, rate, rate * wrong)
+        has_waited = self._wait[rows] == 0
+        if has_waited.any():
+            those, was_right = rows[has_waited], num_accepted[has_waited] > 0
+            longer = np.minimum(2 * self._pause[those], LONGEST_PAUSE)
+            self._pause[those] = np.where(was_right, SHORTEST_PAUSE, longer)
+            self._wait[those] = self._pause[those]

@@ -32,11 +32,18 @@ EMPTY = 0x2545F
 class NgramIndex:
     """Index of a sequence that grows. `find` looks for its own end, or for that of another one."""
 
-    def __init__(self, tokens: IntArray, max_len: int) -> None:
-        """`max_len`: tokens that the sequence may come to have; the table has room for about so many."""
+    def __init__(self, tokens: IntArray, max_len: int, slots: IntArray | None = None) -> None:
+        """`max_len`: tokens that the sequence may come to have; the table has room for about so many. slots:
+        what it may take for that, a power of two; None: memory of its own.
+        """
         self.tokens = array("i")  # not a list: its ints would be all over the memory
-        self._mask = (1 << (SLOTS_A_TOKEN * max_len - 1).bit_length()) - 1 & MAX_SLOTS - 1
-        self._table = np.zeros(self._mask + 1, np.int32)
+        self.mask = (1 << (SLOTS_A_TOKEN * max_len - 1).bit_length()) - 1 & MAX_SLOTS - 1
+        if slots is None:
+            self._table = np.zeros(self.mask + 1, np.int32)
+        else:
+            self.mask &= len(slots) - 1
+            self._table = slots[: self.mask + 1]
+            self._table[:] = 0
         self._slots = self._table.data
         self._end: Sequence[int] = ()
         """Hashes of the n-grams at the end, of one token, of two, ..."""
@@ -47,7 +54,7 @@ class NgramIndex:
         if len(new) > FEW_TOKENS:
             self._extend_at_once(np.array(new, np.int32))
             return
-        slots, mask, end = self._slots, self._mask, self._end
+        slots, mask, end = self._slots, self.mask, self._end
         at = len(self.tokens)
         for token in new:
             for h in end:
@@ -70,14 +77,28 @@ class NgramIndex:
         self.tokens.extend(new)
         self._end = end
 
+    def follow(self, new: Sequence[int]) -> None:
+        """Add tokens at the end that the table has already."""
+        if not new:
+            return
+        self.tokens.extend(new)
+        last, mask = self.tokens[-MAX_NGRAM:], self.mask
+        end = []
+        for n in range(1, len(last) + 1):
+            h = EMPTY
+            for token in last[-n:]:
+                h = h * FACTOR + token & mask
+            end.append(h)
+        self._end = end
+
     def find(self, other: NgramIndex | None = None) -> int:
         """Return the position of the token that followed the longest n-gram at the end when it came up last,
         -1 if it never has. other: the index whose end is looked for, in place of its own; it has room for
         as many tokens.
         """
-        tokens, slots, mask = self.tokens, self._slots, self._mask
+        tokens, slots, mask = self.tokens, self._slots, self.mask
         of = self if other is None else other
-        assert mask <= of._mask
+        assert mask <= of.mask
         end, hashes = of.tokens[-MAX_NGRAM:], of._end
         for n in range(len(hashes), 0, -1):
             at = slots[hashes[n - 1] & mask]
@@ -107,7 +128,7 @@ class NgramIndex:
         end: list[int] = []
         for n in range(1, min(MAX_NGRAM, len(seen)) + 1):
             # Then h[i] is of the n tokens up to first + n - 1 + i; what follows is one behind.
-            h = h[:-1] * FACTOR + seen[n - 1 :] & self._mask
+            h = h[:-1] * FACTOR + seen[n - 1 :] & self.mask
             # Of equal slots the last one is written last.
             self._table[h[:-1]] = np.arange(first + n, num_tokens, dtype=np.int32)
             end.append(h.item(-1))

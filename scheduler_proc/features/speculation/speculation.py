@@ -10,15 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import unpack_ids
 from runtime.wire.messages import Closed, DraftCounts
 from scheduler_proc.core.request import Request
+from scheduler_proc.core.rows import Rows
 from scheduler_proc.core.samples import Sampled
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.features.speculation.draft_length import DraftLength
+from scheduler_proc.features.speculation.guessing_rows import MIN_TOGETHER, GuessingRows
 from scheduler_proc.features.speculation.ngram_index import NgramIndex
 from scheduler_proc.features.speculation.step_cost import StepCost
 
@@ -30,6 +33,8 @@ class SpeculationSettings(NamedTuple):
     has_ngram: bool = False
     num_draft_tokens: int = 0
     """Guesses of a row in a step, at most."""
+    min_together: int = MIN_TOGETHER
+    """Rows from which on guesses are made for all at once."""
 
 
 class Speculation(RequestFeature):
@@ -37,8 +42,12 @@ class Speculation(RequestFeature):
     that report tokens.
     """
 
-    def __init__(self, req: Request, num_draft_tokens: int, cost: StepCost) -> None:
-        """`num_draft_tokens`: guesses in a step, at most; 0: the drafts of the request alone."""
+    def __init__(
+        self, req: Request, num_draft_tokens: int, cost: StepCost, lane: GuessingRows | None = None
+    ) -> None:
+        """`num_draft_tokens`: guesses in a step, at most; 0: the drafts of the request alone. lane: which the
+        row may join.
+        """
         self._req = req
         is_masked = req.guide is not None  # a mask is of one position
         self._most = 0 if is_masked else num_draft_tokens
@@ -55,23 +64,39 @@ class Speculation(RequestFeature):
         self._num_drafted = 0
         self._num_right = self._num_wrong = 0
         """Guesses of the prediction's."""
+        self._lane = lane if self._most and self._prediction is None else None
+        self._row = -1
+        self._is_together = False
+        """The lane has its row, and what is known of it."""
+        self._is_marked = False
 
     # -- hooks ----------------------------------------------------------------------------------------------
 
     def row_opened(self, row: int) -> None:
+        self._row = row
         self._cost.num_guessing += self._most > 0
+        if self._lane is not None and self._is_all_there_is():
+            self._lane.admit(row, self)
         self._plan_when_committed(bool(self._drafts) or self._num_drafts() > 0)
 
     def row_lost(self) -> None:
         self._cost.num_guessing -= self._most > 0
+        if self._is_together:
+            self._leave()
+        if self._lane is not None:
+            self._index = None  # its memory is the row's
 
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         req = self._req
+        if self._is_together:
+            self._leave()
         if not req.num_in_flight:
             room = req.max_len - req.num_tokens - 1
             row.guesses = self._guesses(room) if room > 0 else ()
 
     def accept(self, sampled: Sampled) -> list[int]:
+        if self._is_together:
+            self._leave()
         num_drafted, num_accepted = sampled.num_guesses, len(sampled.ids) - 1
         if num_drafted:
             self._num_drafted += num_drafted
@@ -87,13 +112,42 @@ class Speculation(RequestFeature):
         return sampled.ids
 
     def closing(self, closed: Closed) -> Closed:
+        if self._is_together:
+            self._leave()
         num_accepted = self._req.num_accepted_drafts
         counts = DraftCounts(self._num_drafted, num_accepted, self._num_right, self._num_wrong)
         return msgspec.structs.replace(closed, drafts=counts)
 
+    # -- with others ----------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Hand its row to the lane, which has something to do for it."""
+        assert self._lane is not None
+        self._is_together = self._is_adaptive = True
+        is_marked = self._is_marked
+        self._plan_when_committed(False)
+        self._lane.put(self._row, self._most, self._length, self._index_upto_now(), is_marked)
+
+    def _is_all_there_is(self) -> bool:
+        """Tell whether nothing but its n-grams needs to look at the tokens of its row one by one."""
+        req = self._req
+        return not self._drafts and req.features == (self,) and req.stops.fit_the_column
+
+    def _leave(self) -> None:
+        assert self._lane is not None
+        assert self._index is not None
+        self._is_together = False
+        row, rows = self._row, self._req.rows
+        self._num_drafted += self._lane.take_back(row, self._length, self._index)
+        if self._req.row == row:
+            is_marked = rows.is_planned_when_committed(row)
+            rows.plan_all_when_committed(np.array([row], np.intp), np.zeros(1, np.bool_))
+            self._plan_when_committed(is_marked)
+
     # -- what it guesses ------------------------------------------------------------------------------------
 
     def _plan_when_committed(self, wanted: bool) -> None:
+        self._is_marked = wanted
         self._req.rows.plan_when_committed(self._req.row, wanted, self)
 
     def _num_drafts(self) -> int:
@@ -148,7 +202,8 @@ class Speculation(RequestFeature):
         if index is None or num_indexed > num_tokens:
             num_predicted = 0 if self._prediction is None else len(self._prediction.tokens)
             max_len = max(min(req.max_len, num_tokens + MAX_OUTPUT_INDEXED), num_predicted)
-            index = self._index = NgramIndex(req.tokens, max_len)
+            slots = None if self._lane is None else self._lane.slots_of(req.row)
+            index = self._index = NgramIndex(req.tokens, max_len, slots)
         elif num_indexed < num_tokens:
             index.extend(req.tokens[num_indexed:].tolist())
         if new:
@@ -157,9 +212,10 @@ class Speculation(RequestFeature):
 
 
 def attach_speculation(
-    settings: SpeculationSettings, cost: StepCost
+    settings: SpeculationSettings, cost: StepCost, rows: Rows
 ) -> Callable[[Request], RequestFeature | None]:
     """A factory for the intake: gives Speculation to each request that may guess."""
+    lane = rows.guess_lane = GuessingRows(rows, cost, settings.min_together) if settings.has_ngram else None
 
     def attach(req: Request) -> RequestFeature | None:
         if req.group is not None:  # whose next tokens are known when all its rows have theirs
@@ -182,6 +238,6 @@ def attach_speculation(
             raise InvalidRequest(f"prediction: nothing looks in it, as {has}", param="prediction")
         if req.prompt_table is not None:
             most = 0  # what its index finds may be virtual tokens, which nothing samples
-        return Speculation(req, most, cost) if most or req.draft_ids else None
+        return Speculation(req, most, cost, lane) if most or req.draft_ids else None
 
     return attach

@@ -8,10 +8,13 @@ from scheduler_proc.cache.pages.page_tables import PageTables
 from scheduler_proc.committer import Committer
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.results import LooseResults
+from scheduler_proc.features.speculation.guessing_rows import GuessingRows
 from scheduler_proc.features.speculation.speculation import Speculation, SpeculationSettings
 from tests.harness.mutants.mutant_table import Mutant
 
 GUESSING = {"speculation": SpeculationSettings(True, 4), "page_size": 4, "num_pages": 60, "max_len": 120}
+
+TOGETHER = GUESSING | {"speculation": SpeculationSettings(True, 4, 1)}
 
 GUESS_MUTANTS = [
     Mutant(
@@ -36,8 +39,8 @@ GUESS_MUTANTS = [
         "pages of rejected guesses kept",
         KVCacheManager,
         "give_back_rejected",
-        "self.num_pages.item(req.row) > num_needed",
-        "False",
+        "self.num_pages[rows] > num_needed",
+        "self.num_pages[rows] < 0",
         1,
         changes=GUESSING,
     ),
@@ -81,8 +84,8 @@ GUESS_MUTANTS = [
         "accepted guesses counted with the token behind them",
         Committer,
         "_commit_row",
-        "req.num_accepted_drafts += num_accepted",
-        "req.num_accepted_drafts += num_accepted + 1",
+        "self.rows.num_accepted[row] += num_accepted",
+        "self.rows.num_accepted[row] += num_accepted + 1",
         0,
         changes=GUESSING,
     ),
@@ -94,5 +97,41 @@ GUESS_MUTANTS = [
         "pass",
         5,
         changes=GUESSING | {"num_pages": 22, "max_len": 88},
+    ),
+    Mutant(
+        "KV of guesses that were rejected together read later",
+        Committer,
+        "_take_back_rejected",
+        "starts[rejected] + 1",
+        "starts[rejected] + 2",
+        0,
+        changes=TOGETHER,
+    ),
+    Mutant(
+        "guesses of many rows without pages",
+        PrefillAdder,
+        "_reserve_all",
+        "guesses.counts[at] = num_fit[at]",
+        "pass",
+        2,
+        changes=TOGETHER | {"num_pages": 40, "max_len": 40, "page_size": 1},
+    ),
+    Mutant(
+        "many guesses beyond max_tokens",
+        GuessingRows,
+        "guess",
+        "- num_tokens - 1",
+        "- num_tokens + 8",
+        7,
+        changes=TOGETHER,
+    ),
+    Mutant(
+        "tokens of rows that guess together dealt to others",
+        Committer,
+        "commit",
+        "tokens = tokens[num_sampled:]",
+        "pass",
+        0,
+        changes=TOGETHER,
     ),
 ]

@@ -36,6 +36,7 @@ from scheduler_proc.feature_factories import feature_factories
 from scheduler_proc.features.beam_search.beam_search import BeamSettings
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.logits_processors import attach_logits_processors
+from scheduler_proc.features.speculation.guessing_rows import MIN_TOGETHER
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
@@ -226,7 +227,7 @@ class Setting:
             num_tenants=aside(rng).choice([1, 3, 3]),
             shares=aside(rng).choice(SHARES),
             cuts_prompts=random.Random(aside(rng).getrandbits(48)).random() < 0.8,
-            speculation=SpeculationSettings(random.Random(aside(rng).getrandbits(40)).random() < 0.5, 4),
+            speculation=draw_speculation(random.Random(aside(rng).getrandbits(40))),
             has_adapters=random.Random(aside(rng).getrandbits(36)).random() < 0.3,
             num_stages=random.Random(aside(rng).getrandbits(24)).choice([1, 1, 1, 2, 3, 4]),
         ).with_guides(random.Random(aside(rng).getrandbits(28)))
@@ -247,6 +248,11 @@ class Setting:
 def aside(rng: random.Random) -> random.Random:
     """The same randomness, from which may be drawn without changing what a seed draws otherwise."""
     return random.Random(hash(rng.getstate()[1]))
+
+
+def draw_speculation(rng: random.Random) -> SpeculationSettings:
+    """In half of the runs rows guess; in half of these all rows at once, however few they are."""
+    return SpeculationSettings(rng.random() < 0.5, 4, rng.choice([1, MIN_TOGETHER]))
 
 
 def draw_patience(rng: random.Random) -> Patience:

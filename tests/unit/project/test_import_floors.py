@@ -131,7 +131,7 @@ FLOORS: dict[str, set[str]] = {
 # Inside a package: part -> the parts that stand below it and that it may import.
 SCHEDULER_ORDER = [
     {"adapter_ids", "executor", "limits", "port", "row_columns", "samples", "sorted_requests", "tombstones"},
-    {"account", "scheduled_row"},
+    {"account", "guesses", "scheduled_row"},
     {"request"},
     {"rows"},
     {"deadlines", "phases", "serving_time", "solitary", "waiting_queue"},
