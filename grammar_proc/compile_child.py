@@ -1,30 +1,38 @@
-"""Child of the grammar process that tries guides: `python -m grammar_proc.compile_child TOKENIZER`, the
-directory of one.
+"""Nursery of the processes that try guides: `python -m grammar_proc.compile_child TOKENIZER`, the directory
+of one, with a socket for its stdin.
 
-Reads frames from stdin, each a length and a Guide, and writes a frame for each to stdout: a Compiled. It says
-once, with an empty frame, that it is there. Whoever started it kills it when a guide takes too long.
+It reads the vocabulary once. For each socket that it is sent it forks a child, which needs no start of its
+own, and dies with it. The child reads frames from its socket, each a length and a Guide, and writes a frame
+for each: a Compiled. It says once, with the number of its process, that it is there. Whoever asked for it
+kills it when a guide takes too long.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
+import signal
+import socket
 import struct
 import sys
+import warnings
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import msgspec
 
 from grammar_proc.guide_grammar import grammar_of, refused
 from grammar_proc.vocabulary import GrammarVocabulary, reason_of
 from runtime.base.errors import RequestError
+from runtime.base.parent import die_with_parent
 from runtime.wire.error_info import error_info
 from runtime.wire.format import Record
 from runtime.wire.guide import Guide
 from runtime.wire.messages import ErrorInfo
 
 LENGTH = struct.Struct("<I")
+PID = struct.Struct("<I")
 MAX_MEMORY = 4 << 30
 """Address space; what a guide needs beyond that is a reason to refuse it."""
 
@@ -57,9 +65,9 @@ def frame(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def main(vocabulary: GrammarVocabulary, source: BinaryIO, sink: BinaryIO) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    sink.write(frame(b""))
+def try_each(vocabulary: GrammarVocabulary, source: BinaryIO, sink: BinaryIO) -> None:
+    """Answer each guide that comes, until there are no more."""
+    sink.write(frame(PID.pack(os.getpid())))
     while True:
         sink.flush()
         head = source.read(LENGTH.size)
@@ -69,8 +77,39 @@ def main(vocabulary: GrammarVocabulary, source: BinaryIO, sink: BinaryIO) -> Non
         sink.write(frame(msgspec.msgpack.encode(try_guide(guide, vocabulary))))
 
 
+def be_child(vocabulary: GrammarVocabulary, fd: int, nursery_pid: int) -> NoReturn:
+    """Be one, which has the socket `fd`, and end. This process is a fork: no thread but this one is here."""
+    code = 1
+    try:
+        die_with_parent(nursery_pid)
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+        with socket.socket(fileno=fd) as link, link.makefile("rb") as source, link.makefile("wb") as sink:
+            try_each(vocabulary, source, sink)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def main(vocabulary: GrammarVocabulary, control: socket.socket) -> None:
+    """Fork a child for each socket that comes, until the other end closes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
+    warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside a thread, which waits for faults
+    own_pid = os.getpid()
+    gc.collect()
+    gc.freeze()
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not data:
+            return
+        for fd in fds:
+            if os.fork() == 0:
+                control.close()
+                be_child(vocabulary, fd, own_pid)
+            os.close(fd)
+
+
 if __name__ == "__main__":
-    # Anything that a library prints must not come between the frames.
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    main(GrammarVocabulary(Path(sys.argv[1]), num_threads=1), sys.stdin.buffer, out)
+    control = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a fork that kept it would hide that this process has ended
+    os.dup2(2, 1)  # what a library prints
+    main(GrammarVocabulary(Path(sys.argv[1]), num_threads=1), control)

@@ -2,28 +2,23 @@
 
     begin(guide) ──► waiting (8 at most) ──► a child, 3 s at most ──► grammar or refusal
 
-The children have one processor less than there are. One that takes longer than a moment goes on only when
-nobody else needs the processor, and is replaced afterwards. So may its end take long, once it is killed:
-nobody waits for that, but there are never more than twice as many processes as children.
+The children have one processor less than there are. One that takes longer than the guides of most people do
+goes on only when nobody else needs the processor, and is replaced afterwards. So may its end take long, once
+it is killed: nobody waits for that, but there are never more than twice as many processes as children.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import subprocess
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
 
 import msgspec
 
-from grammar_proc.compile_child import LENGTH, Compiled, frame
-from runtime.base.environment import child_environment
+from grammar_proc.children import CompileChild, Nursery
+from grammar_proc.compile_child import Compiled
 from runtime.base.errors import InvalidRequest, Overloaded
 from runtime.wire.error_info import error_info
 from runtime.wire.guide import Guide
@@ -38,13 +33,15 @@ MAX_START_S = 60.0
 RESTART_S = 1.0
 """Between a child that could not start and the next."""
 MOMENT_S = 0.2
-CLOSE_S = 0.2
+"""A guide that nobody wants any more may still be finished in that time."""
+FAIR_CPU_S = 0.03
+"""Time of a processor that each guide gets as all other work does."""
+MAX_CREDIT_S = 0.3
+CREDIT_SHARE = 0.02
+"""Beyond that guides together get so much of one processor, and at most MAX_CREDIT_S at once."""
 MAX_WAITING = 8
 MAX_REMEMBERED = 256
 MAX_CHILDREN = 8
-ENTRY = (sys.executable, "-P", "-m", "runtime.launcher.child")
-OOM_SCORE = 500
-READ_BYTES = 1 << 20
 RETRY_AFTER_S = 1.0
 
 
@@ -53,78 +50,21 @@ def key_of(guide: Guide) -> bytes:
     return hashlib.blake2b(msgspec.msgpack.encode(guide), digest_size=16).digest()
 
 
-class _Child:
-    """One process. It is ready once its empty frame has come."""
+class _Credit:
+    """Time of a processor that children may take from others, beyond what each guide has of it."""
 
-    def __init__(self, tokenizer: str) -> None:
-        self.process = subprocess.Popen(
-            # It ends with this process, and before it when memory is short.
-            [*ENTRY, str(os.getpid()), str(OOM_SCORE), "grammar_proc.compile_child", tokenizer],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=child_environment(),
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._in: IO[bytes] = self.process.stdin
-        self.out: IO[bytes] = self.process.stdout
-        for pipe in (self._in, self.out):
-            os.set_blocking(pipe.fileno(), False)
-        self._to_send = b""
-        self._received = bytearray()
-        self.is_ready = False
-        self.is_demoted = False
-        self.guide: bytes | None = None
-        """Key of what it tries."""
-        self.is_wanted = True
-        """Somebody waits for that."""
-        self.since = time.monotonic()
-        """When it began with it, or was started."""
-        self._cpu_before_s = 0.0
+    def __init__(self) -> None:
+        self._left_s = MAX_CREDIT_S
+        self._since = time.monotonic()
 
-    @property
-    def cpu_s(self) -> float:
-        """How long it has had a processor for what it tries."""
-        return _cpu_s(self.process.pid) - self._cpu_before_s
-
-    def give(self, key: bytes, guide: Guide, now: float) -> None:
-        self.guide, self.is_wanted, self.since = key, True, now
-        self._cpu_before_s = _cpu_s(self.process.pid)
-        self._to_send = frame(msgspec.msgpack.encode(guide))
-        self.pump()
-
-    def pump(self) -> None:
-        """Send what there is room for."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            while self._to_send:
-                self._to_send = self._to_send[os.write(self._in.fileno(), self._to_send) :]
-
-    def answer(self) -> bytes | None:
-        """Return the next frame that has come; None: none yet. Raises EOFError when there will be none."""
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self.out.fileno(), READ_BYTES):
-                self._received += data
-            raise EOFError
-        if len(self._received) < LENGTH.size:
-            return None
-        end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
-        if len(self._received) < end:
-            return None
-        data = bytes(self._received[LENGTH.size : end])
-        del self._received[:end]
-        return data
-
-    def demote(self) -> None:
-        self.is_demoted = True
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(self.process.pid, os.SCHED_IDLE, os.sched_param(0))
-
-    def kill(self) -> None:
-        """Does not wait: at the lowest priority its memory may take a minute to be given back."""
-        self.process.kill()
-        for pipe in (self._in, self.out):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+    def take(self, seconds: float, now: float) -> bool:
+        """Use so much of it. False: there is too little, and nothing was used."""
+        self._left_s = min(MAX_CREDIT_S, self._left_s + CREDIT_SHARE * (now - self._since))
+        self._since = now
+        if self._left_s < seconds:
+            return False
+        self._left_s -= seconds
+        return True
 
 
 class GuideCompiler:
@@ -134,10 +74,13 @@ class GuideCompiler:
         """`tokenizer`: the directory of one; `num_children`: as many as processors but one, where it is 0."""
         most = num_children or max(1, len(os.sched_getaffinity(0)) - 1)
         self._max_children = min(most, MAX_CHILDREN)
-        self._tokenizer = tokenizer
-        self._children = [_Child(tokenizer)]
-        self._ending: list[subprocess.Popen[bytes]] = []
+        self._nursery = Nursery(tokenizer)
+        self._children = [self._nursery.child()]
+        self._credit = _Credit()
+        self._ending: list[CompileChild] = []
         """Children that were killed."""
+        self._died: set[bytes] = set()
+        """Guides whose child died, and that are tried once more."""
         self._start_after = 0.0
         self._waiting: OrderedDict[bytes, tuple[Guide, float]] = OrderedDict()
         """With the time since when."""
@@ -146,12 +89,12 @@ class GuideCompiler:
     @property
     def is_busy(self) -> bool:
         """Something is tried, or waits for it."""
-        return bool(self._waiting) or any(child.guide is not None for child in self._children)
+        return bool(self._waiting) or any(child.key is not None for child in self._children)
 
     @property
     def files(self) -> list[int]:
         """Return what becomes readable when there is news."""
-        return [child.out.fileno() for child in self._children]
+        return [child.fileno() for child in self._children]
 
     def refusal(self, key: bytes) -> ErrorInfo | None:
         """Return why a guide was refused, if it was and that is remembered."""
@@ -162,13 +105,13 @@ class GuideCompiler:
     def begin(self, key: bytes, guide: Guide) -> None:
         """Have a guide tried, unless it is on its way. Raises Overloaded when too many wait."""
         for child in self._children:
-            if child.guide == key:
+            if child.key == key:
                 child.is_wanted = True
                 return
         if key in self._waiting:
             return
         # A guide for which a child is free, or can be started, does not wait for others.
-        num_idle = self._max_children - sum(child.guide is not None for child in self._children)
+        num_idle = self._max_children - sum(child.key is not None for child in self._children)
         if len(self._waiting) - num_idle >= MAX_WAITING:
             raise _overloaded(f"{MAX_WAITING} guides wait to be compiled already")
         self._waiting[key] = (guide, time.monotonic())
@@ -177,70 +120,98 @@ class GuideCompiler:
     def cancel(self, key: bytes) -> None:
         """Nobody waits for it any more."""
         self._waiting.pop(key, None)
+        self._died.discard(key)
         for child in self._children:
-            if child.guide == key:
+            if child.key == key:
                 child.is_wanted = False  # over in a moment, or killed
 
     def poll(self) -> Iterator[tuple[bytes, Compiled]]:
         """Return what has been tried since, and kill what takes too long."""
         now = time.monotonic()
-        self._ending = [process for process in self._ending if process.poll() is None]
+        for child in [child for child in self._ending if child.has_ended]:
+            child.forget()
+            self._ending.remove(child)
         for child in list(self._children):
             child.pump()
-            key = child.guide
+            key = child.key
             done = self._look(child, now)
             if done is not None and key is not None:
+                self._died.discard(key)
                 self._remember(key, done)
                 yield key, done
         while self._waiting and now - next(iter(self._waiting.values()))[1] >= MAX_WAIT_S:
             key, _ = self._waiting.popitem(last=False)
-            error = _overloaded(f"no process to compile it was free within {MAX_WAIT_S:g} s")
-            yield key, Compiled(error=error_info(error))
+            self._died.discard(key)
+            yield key, _not_now(f"no process to compile it was free within {MAX_WAIT_S:g} s")
         self._hand_out()
 
-    def _look(self, child: _Child, now: float) -> Compiled | None:
+    def _look(self, child: CompileChild, now: float) -> Compiled | None:
         """Return what a child says of its guide, or what is to be said of one that it cannot do."""
         try:
             data = child.answer()
+            if data is not None and not child.is_ready:
+                child.meet(data)
+                return None
         except EOFError:
             if not child.is_ready:
                 self._start_after = now + RESTART_S
             self._drop(child)
-            return _too_much("it takes too much memory to compile")
-        if data is not None and not child.is_ready:
-            child.is_ready = True
-            return None
+            return self._died_of(child, now)
         if data is not None:
-            child.guide = None
+            child.key = None
             if child.is_demoted:
                 self._drop(child)
             return msgspec.msgpack.decode(data, type=Compiled)
         busy_s = now - child.since
-        if child.guide is None:
+        if child.key is None:
             if not child.is_ready and busy_s >= MAX_START_S:
+                self._nursery.close()
                 self._drop(child)
         elif busy_s >= MAX_COMPILE_S:
             cpu_s = child.cpu_s
             self._drop(child)
             if cpu_s < MIN_CPU_S:
-                error = _overloaded(f"no processor was free to compile it within {MAX_COMPILE_S:g} s")
-                return Compiled(error=error_info(error))
+                return _not_now(f"no processor was free to compile it within {MAX_COMPILE_S:g} s")
             return _too_much(f"it takes more than {MAX_COMPILE_S:g} s to compile")
         elif busy_s >= MOMENT_S and not child.is_wanted:
             self._drop(child)
-        elif busy_s >= MOMENT_S and not child.is_demoted:
-            child.demote()
+        elif not child.is_demoted:
+            self._charge(child, now)
         return None
 
-    def _drop(self, child: _Child) -> None:
+    def _died_of(self, child: CompileChild, now: float) -> Compiled | None:
+        """Try its guide once more: it may have died with the process that forked it, or of memory that others
+        took.
+        """
+        key, guide = child.key, child.guide
+        if key is None or guide is None or not child.is_wanted:
+            return None
+        if key in self._died:
+            self._died.discard(key)
+            return _too_much("it takes too much memory to compile")
+        self._died.add(key)
+        self._waiting[key] = (guide, now)
+        self._waiting.move_to_end(key, last=False)
+        return None
+
+    def _charge(self, child: CompileChild, now: float) -> None:
+        """Let a child that has had its time take more of what guides have in common, or give way."""
+        seconds = child.cpu_s - FAIR_CPU_S - child.charged_s
+        if seconds > 0.0:
+            if self._credit.take(seconds, now):
+                child.charged_s += seconds
+            else:
+                child.demote()
+
+    def _drop(self, child: CompileChild) -> None:
         child.kill()
         self._children.remove(child)
-        self._ending.append(child.process)
+        self._ending.append(child)
 
     def _hand_out(self) -> None:
         now = time.monotonic()
         for child in self._children:
-            if self._waiting and child.is_ready and child.guide is None:
+            if self._waiting and child.is_ready and child.key is None:
                 key, (guide, _) = self._waiting.popitem(last=False)
                 child.give(key, guide, now)
         num_starting = sum(not child.is_ready for child in self._children)
@@ -250,7 +221,7 @@ class GuideCompiler:
         num_processes = num_children + len(self._ending)
         has_room = num_children < self._max_children and num_processes < 2 * self._max_children
         if has_room and now >= self._start_after:
-            self._children.append(_Child(self._tokenizer))
+            self._children.append(self._nursery.child())
 
     def _remember(self, key: bytes, result: Compiled) -> None:
         if result.error is not None and result.error.status == InvalidRequest.status:
@@ -261,24 +232,19 @@ class GuideCompiler:
     def close(self) -> None:
         for child in list(self._children):
             self._drop(child)
-        for process in self._ending:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(CLOSE_S)
-
-
-def _cpu_s(pid: int) -> float:
-    """How long a process has had a processor; 0.0 for one that is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        self._nursery.close()
+        for child in self._ending:
+            child.forget()
 
 
 def _overloaded(why: str) -> Overloaded:
     return Overloaded(
         f"the guide: {why}; try again later", code="too_many_guides", retry_after_s=RETRY_AFTER_S
     )
+
+
+def _not_now(why: str) -> Compiled:
+    return Compiled(error=error_info(_overloaded(why)))
 
 
 def _too_much(why: str) -> Compiled:

@@ -9,7 +9,6 @@ it runs the module as `python -m MODULE ARGUMENT ...` would.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import runpy
 import signal
@@ -17,19 +16,11 @@ import sys
 import threading
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from runtime.base.parent import die_with_parent
+
 OOM_SCORE_FILE = Path("/proc/self/oom_score_adj")
 MAX_OOM_SCORE = 1000
 FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent ends; end it now when that is gone already."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def raise_oom_score(by: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import select
 import signal
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from grammar_proc import compiler as compiling
+from grammar_proc.children import CompileChild
 from grammar_proc.compile_child import Compiled
 from grammar_proc.compiler import GuideCompiler, key_of
 from runtime.base.errors import Overloaded
@@ -21,6 +24,8 @@ from runtime.wire.guide import Guide
 
 TIMEOUT_S = 60.0
 SMALL = Guide("regex", "a+")
+WIDE = {"type": "object", "properties": {f"k{number}": {} for number in range(4000)}}
+"""Takes a second, and is refused."""
 
 
 @pytest.fixture
@@ -50,8 +55,10 @@ def compiled(compiler: GuideCompiler, guide: Guide) -> Compiled:
 
 
 def pid_of(compiler: GuideCompiler) -> int:
+    """Process of its only child, once that is there."""
+    until(compiler, lambda _: any(child.is_ready for child in compiler._children))
     (child,) = compiler._children
-    return child.process.pid
+    return child.pid
 
 
 def test_nobody_waits_for_the_end_of_a_child_and_those_that_end_are_bounded(
@@ -63,7 +70,7 @@ def test_nobody_waits_for_the_end_of_a_child_and_those_that_end_are_bounded(
     monkeypatch.setattr(compiling, "MIN_CPU_S", 0.0)
     with monkeypatch.context() as slow_end:
         slow_end.setattr(subprocess.Popen, "wait", never)
-        slow_end.setattr(subprocess.Popen, "poll", lambda _: None)  # as at the lowest priority
+        slow_end.setattr(CompileChild, "has_ended", property(lambda _: False))  # as at the lowest priority
         os.kill(pid_of(compiler), signal.SIGSTOP)
         result = compiled(compiler, SMALL)
         assert result.error is not None
@@ -107,6 +114,55 @@ def test_who_leaves_has_a_long_compilation_ended_and_costs_a_short_one_no_proces
     assert time.monotonic() - began < compiling.MAX_COMPILE_S
     assert compiled(compiler, SMALL).error is None
     assert pid_of(compiler) != pid
+
+
+def test_a_long_guide_gives_way_and_the_next_child_is_a_fork_at_hand(
+    compiler: GuideCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "MAX_COMPILE_S", 30.0)
+    nursery = compiler._nursery._process
+    long = Guide("json_schema", json.dumps(WIDE))
+    for _ in range(2):  # the first may use what guides have in common
+        pid = pid_of(compiler)
+        compiler.begin(key_of(long), long)
+        policies = set()
+        while compiler.is_busy:
+            list(compiler.poll())
+            with contextlib.suppress(ProcessLookupError):
+                policies.add(os.sched_getscheduler(pid))
+            time.sleep(0.005)
+        compiler._refused.clear()
+    assert policies == {os.SCHED_OTHER, os.SCHED_IDLE}
+    assert compiled(compiler, SMALL).error is None
+    assert pid_of(compiler) != pid
+    assert os.sched_getscheduler(pid_of(compiler)) == os.SCHED_OTHER
+    assert compiler._nursery._process is nursery
+
+
+def test_a_guide_whose_child_dies_is_tried_once_more(
+    compiler: GuideCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have died with the process of which it is a fork."""
+    key, nursery = key_of(SMALL), compiler._nursery._process
+    assert nursery is not None
+    os.kill(pid_of(compiler), signal.SIGSTOP)
+    compiler.begin(key, SMALL)
+    nursery.kill()
+    assert until(compiler, lambda got: key in got)[key].error is None
+    assert compiler._nursery._process is not nursery
+    monkeypatch.setattr(compiling, "MAX_COMPILE_S", 30.0)
+    long = Guide("json_schema", json.dumps(WIDE))
+    compiler.begin(key_of(long), long)
+    tried_by: list[int] = []
+    while (refusal := compiler.refusal(key_of(long))) is None:
+        list(compiler.poll())
+        time.sleep(0.01)
+        for child in compiler._children:
+            if child.key and child.pid not in tried_by:
+                tried_by.append(child.pid)
+                os.kill(child.pid, signal.SIGKILL)
+    assert len(tried_by) == 2
+    assert (refusal.status, refusal.code) == (400, "guide_too_large")
 
 
 def test_who_comes_back_gets_what_was_given_up(compiler: GuideCompiler) -> None:

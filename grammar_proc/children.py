@@ -1,0 +1,185 @@
+"""Children that try guides, as the grammar process sees them: a nursery that forks them, and each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from grammar_proc.compile_child import LENGTH, PID, frame
+from runtime.base.environment import child_environment
+from runtime.wire.guide import Guide
+
+ENTRY = (sys.executable, "-P", "-m", "runtime.launcher.child")
+OOM_SCORE = 500
+READ_BYTES = 1 << 20
+CLOSE_S = 0.2
+
+
+class Nursery:
+    """The process that has read the vocabulary, and forks. It is started when it is needed."""
+
+    def __init__(self, tokenizer: str) -> None:
+        """`tokenizer`: the directory of one."""
+        self._tokenizer = tokenizer
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def child(self) -> CompileChild:
+        """Ask for a child. It says itself when it is there, or its socket ends."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._send(theirs)
+            except OSError:  # it has ended
+                self.close()
+                self._send(theirs)
+        return CompileChild(ours)
+
+    def _send(self, theirs: socket.socket) -> None:
+        if self._process is None or self._control is None:
+            self._control, self._process = self._started()
+        socket.send_fds(self._control, [b"\1"], [theirs.fileno()])
+
+    def _started(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                # It ends with this process, and before it when memory is short.
+                [*ENTRY, str(os.getpid()), str(OOM_SCORE), "grammar_proc.compile_child", self._tokenizer],
+                stdin=theirs.fileno(),
+                env=child_environment(),
+            )
+        return ours, process
+
+    def close(self) -> None:
+        """Its children end with it."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSE_S)
+            self._process = None
+
+
+class CompileChild:
+    """One process. It is there once it has said its number."""
+
+    def __init__(self, link: socket.socket) -> None:
+        link.setblocking(False)
+        self.pid = 0
+        """0: it is not there yet."""
+        self.is_demoted = False
+        self.key: bytes | None = None
+        """Key of the guide that it tries."""
+        self.guide: Guide | None = None
+        self.is_wanted = True
+        """Somebody waits for that."""
+        self.since = time.monotonic()
+        """When it began with it, or was asked for."""
+        self.charged_s = 0.0
+        """How much of its time others have given up for it."""
+        self._link = link
+        self._pidfd = -1
+        self._to_send = b""
+        self._received = bytearray()
+        self._cpu_before_s = 0.0
+
+    def fileno(self) -> int:
+        return self._link.fileno()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.pid != 0
+
+    @property
+    def cpu_s(self) -> float:
+        """How long it has had a processor for what it tries."""
+        return _cpu_s(self.pid) - self._cpu_before_s
+
+    def give(self, key: bytes, guide: Guide, now: float) -> None:
+        self.key, self.guide = key, guide
+        self.is_wanted, self.since, self.charged_s = True, now, 0.0
+        self._cpu_before_s = _cpu_s(self.pid)
+        self._to_send = frame(msgspec.msgpack.encode(guide))
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what there is room for."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            while self._to_send:
+                self._to_send = self._to_send[self._link.send(self._to_send) :]
+
+    def answer(self) -> bytes | None:
+        """Return the next frame that has come; None: none yet. Raises EOFError when there will be none."""
+        try:
+            while data := self._link.recv(READ_BYTES):
+                self._received += data
+            raise EOFError
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            raise EOFError from None
+        if len(self._received) < LENGTH.size:
+            return None
+        end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
+        if len(self._received) < end:
+            return None
+        data = bytes(self._received[LENGTH.size : end])
+        del self._received[:end]
+        return data
+
+    def meet(self, data: bytes) -> None:
+        """Take what it says first. Raises EOFError when it has ended since."""
+        (pid,) = PID.unpack(data)
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise EOFError from None
+        self.pid = pid
+
+    def demote(self) -> None:
+        """From now on it runs when nobody else needs the processor. Without privileges there is no way
+        back.
+        """
+        self.is_demoted = True
+        if not self.has_ended:
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether its memory is given back, or soon will be."""
+        return self._pidfd < 0 or bool(select.select([self._pidfd], [], [], 0)[0])
+
+    def kill(self) -> None:
+        """Does not wait: at the lowest priority its memory may take a minute to be given back."""
+        self._link.close()
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def forget(self) -> None:
+        """It has ended."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def _cpu_s(pid: int) -> float:
+    """How long a process has had a processor; 0.0 for one that is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
