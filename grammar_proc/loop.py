@@ -16,9 +16,10 @@ import llguidance
 
 from grammar_proc.compile_child import Compiled
 from grammar_proc.compiler import GuideCompiler, key_of
-from grammar_proc.matchers import GuideBroken, Matchers
+from grammar_proc.matchers import GuideBroken, MaskPlace, Matchers
 from grammar_proc.vocabulary import GrammarVocabulary, reason_of
 from runtime.base.errors import InvalidRequest, RequestError
+from runtime.base.mask_memory import MaskMemory
 from runtime.wire.error_info import error_info
 from runtime.wire.format import Message
 from runtime.wire.messages import (
@@ -94,13 +95,15 @@ class GrammarLoop:
         self._compiler = compiler
         self._matchers = Matchers(vocabulary, on_progress)
         self._ready = ReadyGuides()
-        self._waits: dict[bytes, dict[bytes, bytes]] = {}
-        """By the key of a guide: the sequences that wait for it, with the output that each has."""
+        self._waits: dict[bytes, dict[bytes, OpenMatcher]] = {}
+        """By the key of a guide: the sequences that wait for it, by handle."""
         self._waiting_for: dict[bytes, bytes] = {}
         """Key of the guide that a sequence waits for."""
         self._thread = ThreadPoolExecutor(1, "compile")
         self._made: dict[bytes, tuple[Future[llguidance.LLMatcher], int]] = {}
         """With the length of the grammar."""
+        self._memory: MaskMemory | None = None
+        """The scheduler's, where masks are written."""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK)
         self._masks_out.send(GrammarStarted())
 
@@ -135,6 +138,7 @@ class GrammarLoop:
             self._close(message.handle)
         elif isinstance(message, ForgetMatchers):
             self._matchers.clear()
+            self._memory = None
             for handle in list(self._waiting_for):
                 self._close(handle)
 
@@ -145,7 +149,7 @@ class GrammarLoop:
         key = key_of(message.guide)
         start = self._ready.get(key)
         if start is not None:
-            self._begin(message.handle, start, message.output_ids)
+            self._begin(message, start)
             return
         refusal = self._compiler.refusal(key)
         if refusal is not None:
@@ -157,7 +161,7 @@ class GrammarLoop:
         except RequestError as error:
             self._refuse(message.handle, error_info(error))
             return
-        self._waits.setdefault(key, {})[message.handle] = message.output_ids
+        self._waits.setdefault(key, {})[message.handle] = message
         self._waiting_for[message.handle] = key
 
     def _close(self, handle: bytes) -> None:
@@ -198,20 +202,32 @@ class GrammarLoop:
                     self._refuse(handle, error)
                 continue
             self._ready.add(key, start, num_chars)
-            for handle, output_ids in waiting.items():
-                self._begin(handle, start, output_ids)
+            for message in waiting.values():
+                self._begin(message, start)
 
-    def _end_wait(self, key: bytes) -> dict[bytes, bytes]:
+    def _end_wait(self, key: bytes) -> dict[bytes, OpenMatcher]:
         waiting = self._waits.pop(key, {})
         for handle in waiting:
             del self._waiting_for[handle]
         return waiting
 
-    def _begin(self, handle: bytes, start: llguidance.LLMatcher, output_ids: bytes) -> None:
+    def _begin(self, message: OpenMatcher, start: llguidance.LLMatcher) -> None:
         try:
-            self._matchers.open(handle, start, output_ids)
+            self._matchers.open(message.handle, start, message.output_ids, self._place(message))
         except RequestError as error:
-            self._refuse(handle, error_info(error))
+            self._refuse(message.handle, error_info(error))
+
+    def _place(self, message: OpenMatcher) -> MaskPlace | None:
+        """Return where masks are to be written. None: they are to be sent, or who asked is gone."""
+        if not message.memory:
+            return None
+        try:
+            if self._memory is None or self._memory.name != message.memory:
+                self._memory = MaskMemory.open(message.memory)
+            self._memory.slot(message.slot)
+        except (OSError, ValueError, IndexError):
+            return None
+        return MaskPlace(self._memory, message.slot)
 
     def _refuse(self, handle: bytes, error: ErrorInfo) -> None:
         self._scheduler.send(GuideRefused(handle, error))

@@ -8,11 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import llguidance
+import numpy as np
 
 from grammar_proc.vocabulary import GrammarVocabulary, reason_of
 from runtime.base.errors import InvalidRequest
+from runtime.base.mask_memory import MaskMemory
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.messages import MatcherState
 
@@ -26,7 +29,14 @@ MAX_EXCESS_S = 0.5
 class _Entry:
     matcher: llguidance.LLMatcher
     num_tokens: int
+    place: MaskPlace | None
+    """Where its masks are written; None: they are sent."""
     excess_s: float = 0.0
+
+
+class MaskPlace(NamedTuple):
+    memory: MaskMemory
+    slot: int
 
 
 class GuideBroken(InvalidRequest):
@@ -57,13 +67,21 @@ class Matchers:
     def has_news(self) -> bool:
         return bool(self._changed)
 
-    def open(self, handle: bytes, start: llguidance.LLMatcher, output_ids: bytes) -> None:
-        """Begin where `start` is, and follow the output that there is. Raises InvalidRequest."""
+    def open(
+        self,
+        handle: bytes,
+        start: llguidance.LLMatcher,
+        output_ids: bytes,
+        place: MaskPlace | None = None,
+    ) -> None:
+        """Begin where `start` is, and follow the output that there is. `place`: where masks are written;
+        None: they are sent. Raises InvalidRequest.
+        """
         ids = _ids(output_ids)
         if ids is None:
             self.close(handle)
             raise _not_resumable()
-        entry = _Entry(start.deep_copy(), len(ids))
+        entry = _Entry(start.deep_copy(), len(ids), place)
         if ids and not self._consume(entry, ids):
             self.close(handle)
             raise _not_resumable()
@@ -98,8 +116,9 @@ class Matchers:
                 reason = reason_of(entry.matcher) or "it takes too long to find what may come next"
                 yield GuideBroken(handle, f"the guide is too complex: {reason}")
                 continue
-            packed = mask.tobytes() if mask.any() else b""
-            yield MatcherState(handle, entry.num_tokens, packed, entry.matcher.is_accepting())
+            yield MatcherState(
+                handle, entry.num_tokens, _kept(mask, entry.place), entry.matcher.is_accepting()
+            )
 
     def _consume(self, entry: _Entry, ids: list[int]) -> bool:
         self._on_progress()
@@ -124,6 +143,15 @@ class Matchers:
             entry.excess_s += max(0.0, seconds - FAIR_STEP_S)
             self._times_each = self._times_each or seconds > FAIR_STEP_S
         return made
+
+
+def _kept(mask: IntArray, place: MaskPlace | None) -> bytes | int:
+    """Write a mask to its slot, if it has one: see MatcherState.mask."""
+    if place is not None:
+        memory, slot = place
+        memory.write(slot, mask.view(np.uint8).data)
+        return slot if np.frombuffer(memory.slot(slot), np.uint8).any() else b""
+    return mask.tobytes() if mask.any() else b""
 
 
 def _not_resumable() -> InvalidRequest:

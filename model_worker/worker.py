@@ -20,7 +20,9 @@ from model_worker.device.out_of_memory import first_line, is_out_of_memory
 from model_worker.models.base import Model
 from model_worker.runner.model_runner import NO_MASKS, ModelRunner
 from model_worker.runner.step_output import ForwardOutput, StepOutput
+from model_worker.sampling.step_masks import MaskMap, MaskReader
 from runtime.base.errors import ExecutorError
+from runtime.wire.format import MaskBits
 from runtime.wire.plan import (
     BatchPlan,
     LoadAdapter,
@@ -94,6 +96,7 @@ class ModelWorker:
         self.adapters = adapters
         """Slots of adapters; None for a model that takes none."""
         self._device = device
+        self._mask_reader = MaskReader()
         self._deferred: WorkerStep | None = None
         self._failed: WorkerStep | None = None
         self.limits = WorkerReady(
@@ -149,13 +152,13 @@ class ModelWorker:
         self._deferred = None
         forward, step._forward = step._forward, None  # logits live no longer than they are needed
         assert forward is not None
-        self._sample(step, lambda: forward.value, dict(masks.masks), masks.processed)
+        self._sample(step, lambda: forward.value, MaskMap(masks, self._mask_reader), masks.processed)
 
     def _sample(
         self,
         step: WorkerStep,
         forward: Callable[[], ForwardOutput | StepOutput],
-        masks: Mapping[int, bytes] = NO_MASKS,
+        masks: Mapping[int, MaskBits] = NO_MASKS,
         processed: Sequence[tuple[int, bytes]] = (),
     ) -> None:
         runner = self._runner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -23,6 +24,19 @@ from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.observe.step_stats import StepStats
 
 
+class NumberedMasks(Protocol):
+    """Masks that the rows of a step name by the number of a slot."""
+
+    @property
+    def memory_name(self) -> str: ...
+
+    def note_launch(self, step: int) -> None:
+        """A step is about to be told slots."""
+
+    def note_commit(self, step: int) -> None:
+        """A step has been computed, and all before it."""
+
+
 class Committer:
     """Gives tokens to requests, and ends those that have all theirs."""
 
@@ -36,10 +50,15 @@ class Committer:
         self.step_log = step_log
         self.stats = stats
         self._now_s = now_s
+        self.mask_slots: NumberedMasks | None = None
 
     def masks(self, batch: ScheduleBatch) -> SampleMasks:
         """The masks that a step waits for. A row without one is let go; what is drawn for it is dropped."""
-        masks: list[tuple[int, bytes]] = []
+        masks: list[tuple[int, bytes | int]] = []
+        slots, memory = self.mask_slots, ""
+        if slots is not None:
+            slots.note_launch(batch.step)
+            memory = slots.memory_name
         began_s = self._now_s()
         for req, make_mask in batch.masked():
             try:
@@ -55,10 +74,12 @@ class Committer:
             else:
                 masks.append((req.row, mask))
         self.stats.mask_wait_s += self._now_s() - began_s
-        return SampleMasks(batch.step, tuple(masks), batch.processed())
+        return SampleMasks(batch.step, tuple(masks), batch.processed(), memory)
 
     def commit(self, batch: ScheduleBatch, result: StepResult, handle: StepHandle) -> None:
         """Apply a finished step. What was computed for a stay that has ended is dropped."""
+        if self.mask_slots is not None:
+            self.mask_slots.note_commit(batch.step)
         tokens = unpack_ids(result.tokens)
         held = batch.still_held()
         n = len(batch.decodes) + len(batch.single)

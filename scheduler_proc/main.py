@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runtime.base.errors import ExecutorError
+from runtime.base.mask_memory import MaskMemory
 from runtime.base.registry import resolve
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.ring.process import ProcessContext, run_process
@@ -22,6 +23,7 @@ from runtime.wire.transport import Waiter
 from scheduler_proc.build_scheduler import build_scheduler
 from scheduler_proc.core.executor import AdapterDevice, AnyExecutor
 from scheduler_proc.features.grammar_client import GrammarClient
+from scheduler_proc.features.mask_slots import MaskSlots
 from scheduler_proc.heartbeat import Heartbeat
 from scheduler_proc.intake.limits import max_live
 from scheduler_proc.intake.worker_calls import CalledRanks
@@ -79,7 +81,10 @@ def main(context: ProcessContext) -> None:
     grammar = None
     if has_grammar:
         to_grammar = context.outbox(context.endpoints.grammar_in)
-        grammar = GrammarClient(to_grammar.send, port.grammar_news, port.now_s)
+        num_slots = max_live(config, executor.limits)
+        memory = MaskMemory.create(num_slots, 4 * -(-executor.limits.vocab_size // 32))
+        slots = MaskSlots(memory, num_slots)
+        grammar = GrammarClient(to_grammar.send, port.grammar_news, port.now_s, slots)
     scheduler = build_scheduler(
         config,
         eos_ids,

@@ -25,9 +25,10 @@ from model_worker.runner.step_sampler import StepSampler
 from model_worker.runner.step_tables import StepTables, StepTokens
 from model_worker.runner.taps import Taps
 from runtime.base.errors import ConfigError
+from runtime.wire.format import MaskBits
 from runtime.wire.plan import BatchPlan
 
-NO_MASKS: Mapping[int, bytes] = MappingProxyType({})
+NO_MASKS: Mapping[int, MaskBits] = MappingProxyType({})
 
 
 class ModelRunner:
@@ -126,7 +127,7 @@ class ModelRunner:
     def sample(
         self,
         forward: ForwardOutput | StepOutput,
-        masks: Mapping[int, bytes],
+        masks: Mapping[int, MaskBits],
         processed: Sequence[tuple[int, bytes]] = (),
     ) -> StepOutput:
         """See StepSampler.sample."""
@@ -170,7 +171,7 @@ class ModelRunner:
     def _recorded_by(self) -> object | None:
         return self._recording
 
-    def _compute_and_sample(self, plan: BatchPlan, masks: Mapping[int, bytes] = NO_MASKS) -> None:
+    def _compute_and_sample(self, plan: BatchPlan, masks: Mapping[int, MaskBits] = NO_MASKS) -> None:
         self.sample(self.forward(plan), masks)
 
     def _record(self, decode: BatchPlan, on_progress: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from model_worker.runner.recording.selection import record_stage
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.runner.step_tables import StepTokens
 from model_worker.sampling.columns import SampleRows
-from runtime.wire.format import TOKEN_BYTES, unpack_ids
+from runtime.wire.format import TOKEN_BYTES, MaskBits, unpack_ids
 from runtime.wire.plan import BatchPlan
 
 
@@ -121,7 +121,7 @@ class StageRunner(ModelRunner):
     def sample(
         self,
         forward: ForwardOutput | StepOutput,
-        masks: Mapping[int, bytes],
+        masks: Mapping[int, MaskBits],
         processed: Sequence[tuple[int, bytes]] = (),
     ) -> StepOutput:
         """See ModelRunner; only the last stage has something to sample from."""

@@ -14,6 +14,7 @@ from model_worker.runner.step_tables import StepTables
 from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.rank_samplers import make_sampler
 from model_worker.sampling.sampler import Sampler
+from runtime.wire.format import MaskBits
 
 
 class StepSampler:
@@ -67,7 +68,7 @@ class StepSampler:
     def sample(
         self,
         forward: ForwardOutput | StepOutput,
-        masks: Mapping[int, bytes],
+        masks: Mapping[int, MaskBits],
         processed: Sequence[tuple[int, bytes]] = (),
     ) -> StepOutput:
         """Sample the step's tokens, and remember them for plans that say -1. processed: see SampleMasks."""
@@ -81,7 +82,7 @@ class StepSampler:
         return self._sample(forward, masks)
 
     @torch.inference_mode()
-    def _sample(self, forward: ForwardOutput, masks: Mapping[int, bytes]) -> StepOutput:
+    def _sample(self, forward: ForwardOutput, masks: Mapping[int, MaskBits]) -> StepOutput:
         tokens = None if forward.draw is None or masks else forward.draw()
         if tokens is not None:
             tokens = self._group.broadcast(tokens)

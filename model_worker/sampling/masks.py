@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
-from runtime.wire.format import LongArray
+from runtime.wire.format import LongArray, MaskBits
 
 WORD_BITS = 32
 
@@ -25,7 +25,7 @@ class StepMasks(NamedTuple):
 
 
 def stage_masks(
-    device: Device, rows_host: LongArray, masks: Mapping[int, bytes], vocab_size: int
+    device: Device, rows_host: LongArray, masks: Mapping[int, MaskBits], vocab_size: int
 ) -> StepMasks:
     """The masks, by row, of a step that samples rows_host. Ids beyond the end of a mask are forbidden; what
     it says of ids beyond the vocabulary is left out.

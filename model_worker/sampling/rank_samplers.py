@@ -19,6 +19,7 @@ from model_worker.sampling.logprobs import Logprobs, logprobs_of
 from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.sampler import Sampler
 from model_worker.sampling.step import StepSample
+from runtime.wire.format import MaskBits
 from runtime.wire.plan import RowSetup
 
 
@@ -46,7 +47,7 @@ class LeadingSampler(Sampler):
         )
         self._group = group
 
-    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> StepSample:
+    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, MaskBits]) -> StepSample:
         """See Sampler."""
         sampled = super().sample(logits, who, masks)
         sampled.tokens = self._group.broadcast(sampled.tokens.contiguous())
@@ -66,7 +67,7 @@ class FollowingSampler:
             for setup in setups:
                 self._processors.open_row(setup)
 
-    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> StepSample:
+    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, MaskBits]) -> StepSample:
         """Rank 0's tokens, and nothing else of what it has sampled."""
         if self._processors is not None:
             self._processors.run(logits, who.rows_host)

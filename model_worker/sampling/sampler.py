@@ -31,7 +31,7 @@ from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.step import SamplingStep, StepSample
 from model_worker.sampling.verification import looks_back, sample_in_turns
 from runtime.sampling.features import DRAWABLE, TRUNCATES
-from runtime.wire.format import LongArray
+from runtime.wire.format import LongArray, MaskBits
 from runtime.wire.plan import RowSetup
 
 
@@ -76,7 +76,7 @@ class Sampler:
                 if features.item(setup.row) & capability.bits:
                     capability.open_row(setup)
 
-    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> StepSample:
+    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, MaskBits]) -> StepSample:
         """One token for each of S rows.
 
         logits [S, V] float32 are overwritten. masks: row → bitmask, bit i of int32 word j allows 32 * j + i.
@@ -86,7 +86,7 @@ class Sampler:
             return sample_in_turns(self._sample, logits, who, masks, self._device)
         return self._sample(logits, who, masks)
 
-    def _sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> StepSample:
+    def _sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, MaskBits]) -> StepSample:
         step = SamplingStep(self._device, who, self._columns.features[who.rows_host], masks)
         # Most steps need a draw and nothing else.
         wanted = self._capabilities if step.present & ~DRAWABLE else ()

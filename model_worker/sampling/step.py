@@ -14,7 +14,7 @@ from model_worker.device.base import Device
 from model_worker.sampling.columns import FeatureArray, SampleRows, rows_with
 from model_worker.sampling.logprobs import Logprobs
 from runtime.sampling import features as bit
-from runtime.wire.format import LongArray
+from runtime.wire.format import LongArray, MaskBits
 
 MASKED = 1 << 30
 """Bit of a step some of whose rows have a mask. It is no feature of a row: a mask comes with its step."""
@@ -80,7 +80,7 @@ class SamplingStep:
     __slots__ = ("_found", "device", "features", "masks", "present", "who")
 
     def __init__(
-        self, device: Device, who: SampleRows, features: FeatureArray, masks: Mapping[int, bytes]
+        self, device: Device, who: SampleRows, features: FeatureArray, masks: Mapping[int, MaskBits]
     ) -> None:
         """features: the bits of each row; masks: by row, for some."""
         self.device = device

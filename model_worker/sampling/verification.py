@@ -19,13 +19,13 @@ from model_worker.sampling.guesses import NO_GUESS, first_places
 from model_worker.sampling.logprobs import Logprobs
 from model_worker.sampling.step import StepSample
 from runtime.sampling.features import REMEMBERS
-from runtime.wire.format import LongArray
+from runtime.wire.format import LongArray, MaskBits
 
-Sample = Callable[[Tensor, SampleRows, Mapping[int, bytes]], StepSample]
+Sample = Callable[[Tensor, SampleRows, Mapping[int, MaskBits]], StepSample]
 """Samples rows of logits, each of another row of the tables."""
 
 
-def looks_back(features: FeatureArray, who: SampleRows, masks: Mapping[int, bytes]) -> bool:
+def looks_back(features: FeatureArray, who: SampleRows, masks: Mapping[int, MaskBits]) -> bool:
     """Tell whether sampling looks back at the tokens of a row that has guesses; if not, all places are
     sampled at once. features: by row.
     """
@@ -36,7 +36,7 @@ def looks_back(features: FeatureArray, who: SampleRows, masks: Mapping[int, byte
 
 
 def sample_in_turns(
-    sample: Sample, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes], device: Device
+    sample: Sample, logits: Tensor, who: SampleRows, masks: Mapping[int, MaskBits], device: Device
 ) -> StepSample:
     """Sample the places that count; the tokens of others are 0. See Sampler.sample."""
     assert who.guesses is not None

@@ -45,6 +45,8 @@ Label: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=MAX_SHORT_CHARS)]
 PackedIds: TypeAlias = Annotated[bytes, Meta(max_length=MAX_PROMPT_TOKENS * TOKEN_BYTES)]
+MaskBits: TypeAlias = bytes | memoryview
+"""Bitmask of ids, wherever it lies."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 ClientId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 IntArray: TypeAlias = npt.NDArray[np.int32]

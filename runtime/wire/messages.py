@@ -386,6 +386,9 @@ class OpenMatcher(Message, frozen=True):
     guide: Guide
     output_ids: PackedIds = b""
     """Output that there is already."""
+    memory: Label = ""
+    """Where its masks are to be written (mask_memory); empty: they come in the answers."""
+    slot: Count = 0
 
 
 class AdvanceMatchers(Message, frozen=True):
@@ -396,7 +399,7 @@ class AdvanceMatchers(Message, frozen=True):
 
 
 class CloseMatcher(Message, frozen=True):
-    """The sequence has ended; who compiles for it alone may stop."""
+    """The sequence has ended, and its slot is another's; who compiles for it alone may stop."""
 
     handle: Handle
 
@@ -405,9 +408,9 @@ class MatcherState(Record, frozen=True):
     handle: Handle
     num_tokens: Count
     """Output tokens that the matcher has seen."""
-    mask: bytes
+    mask: bytes | Count
     """Bitmask of what may follow, stop ids apart: int32 words, bit i of word j allows id 32 * j + i. Empty:
-    nothing may.
+    nothing may. Or the slot in which it lies, and allows something.
     """
     is_complete: bool
     """The output may end here."""

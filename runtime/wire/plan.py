@@ -229,12 +229,16 @@ class SampleMasks(Message, frozen=True):
     """The masks that a plan with `defer_sampling` waits for, and the tokens that logits processors see."""
 
     step: Count
-    masks: tuple[tuple[int, bytes], ...]
-    """(row, bitmask): int32 words, bit i of word j allows token 32 * j + i."""
+    masks: tuple[tuple[int, bytes | Count], ...]
+    """(row, bitmask): int32 words, bit i of word j allows token 32 * j + i. Or the slot of `memory` in which
+    it lies.
+    """
     processed: tuple[tuple[int, bytes], ...] = ()
     """Rows whose logits processors are called, and [n] int32: the tokens that each has got since it was last
     one of them, or since its setup.
     """
+    memory: Label = ""
+    """See runtime.base.mask_memory."""
 
 
 class AdapterRef(Record, frozen=True):

@@ -170,7 +170,7 @@ class ScheduleBatch:
             if scheduled.make_mask is not None or scheduled.new_ids is not None
         )
 
-    def masked(self) -> list[tuple[Request, Callable[[], bytes | NoMask]]]:
+    def masked(self) -> list[tuple[Request, Callable[[], bytes | int | NoMask]]]:
         """The rows whose masks the plan defers to, if they still want their token, and what makes these."""
         held = self.still_held()[len(self.order) - len(self.loose) :].tolist()
         return [

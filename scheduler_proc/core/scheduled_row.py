@@ -55,7 +55,7 @@ class ScheduledRow(Generic[R]):
     is_prefill: bool
     guesses: Sequence[int] = ()
     """Ids to verify behind them."""
-    make_mask: Callable[[], bytes | NoMask] | None = None
+    make_mask: Callable[[], bytes | int | NoMask] | None = None
     """Makes the bitmask of allowed ids, or says why there is none; asked after every earlier step is
     committed. Raises RequestError to end the request.
     """

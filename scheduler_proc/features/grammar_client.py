@@ -22,6 +22,7 @@ from runtime.wire.messages import (
     OpenMatcher,
 )
 from runtime.wire.outbox import KeepingOutbox
+from scheduler_proc.features.mask_slots import NO_SLOT, MaskSlots
 
 MAX_WAIT_S = 0.04
 """For the masks of a step, from when they were asked for. All its rows wait with those that need one."""
@@ -46,12 +47,20 @@ class GuidedSequence(Protocol):
 
 
 class GrammarClient:
-    def __init__(self, send: Callable[[Message], bool], news: News, clock: Callable[[], float]) -> None:
-        """`send`: as Outbox.send."""
+    def __init__(
+        self,
+        send: Callable[[Message], bool],
+        news: News,
+        clock: Callable[[], float],
+        slots: MaskSlots | None = None,
+    ) -> None:
+        """`send`: as Outbox.send; `slots`: where masks lie; None: they come in messages."""
+        self.slots = slots
         self._outbox = KeepingOutbox[Message](send)
         self._news = news
         self._clock = clock
         self._sequences: dict[bytes, GuidedSequence] = {}
+        self._slot_of: dict[bytes, int] = {}
         self._new_ids: list[tuple[bytes, int, bytes]] = []
         self._wait_until = 0.0
         self._looked_s = -1.0
@@ -59,7 +68,32 @@ class GrammarClient:
 
     def open(self, sequence: GuidedSequence) -> None:
         self._sequences[sequence.handle] = sequence
-        self._outbox.send(OpenMatcher(sequence.handle, sequence.guide, sequence.output_ids))
+        self._open(sequence)
+
+    def _open(self, sequence: GuidedSequence) -> None:
+        handle = sequence.handle
+        slot = NO_SLOT if self.slots is None else self.slots.take()
+        if self.slots is None or slot == NO_SLOT:
+            self._outbox.send(OpenMatcher(handle, sequence.guide, sequence.output_ids))
+            return
+        self._slot_of[handle] = slot
+        memory = self.slots.memory.name
+        self._outbox.send(OpenMatcher(handle, sequence.guide, sequence.output_ids, memory, slot))
+
+    def bits_of(self, state: MatcherState) -> bytes | memoryview:
+        """Return the mask of an answer, wherever it lies."""
+        if isinstance(state.mask, bytes):
+            return state.mask
+        assert self.slots is not None
+        return self.slots.memory.slot(state.mask)
+
+    def put(self, state: MatcherState, mask: bytes) -> bytes | int:
+        """Have another mask lie where that of an answer does. Returns it, or its slot."""
+        if isinstance(state.mask, bytes):
+            return mask
+        assert self.slots is not None
+        self.slots.memory.write(state.mask, mask)
+        return state.mask
 
     def advance(self, handle: bytes, num_tokens: int, ids: list[int]) -> None:
         """Note new ids, after which there are so many; sent with those of other sequences of the step."""
@@ -67,7 +101,9 @@ class GrammarClient:
 
     def close(self, handle: bytes) -> None:
         del self._sequences[handle]
+        # Whoever gets the slot next is opened after this: it is not written for two.
         self._outbox.send(CloseMatcher(handle))
+        self._let_go(handle)
 
     def look(self) -> None:
         """Take what has come, once a turn for all that wait: time stands still in it."""
@@ -83,8 +119,12 @@ class GrammarClient:
                 continue
             for state in message.states:
                 sequence = self._sequences.get(state.handle)
-                if sequence is not None:
+                if sequence is not None and self._may_read(state):
                     sequence.state = state
+
+    def _may_read(self, state: MatcherState) -> bool:
+        """False: its mask lies in a slot that the sequence had before it was opened again."""
+        return isinstance(state.mask, bytes) or state.mask == self._slot_of.get(state.handle)
 
     def wait_for(self, sequence: GuidedSequence) -> bool:
         """Wait until the answer is of all the output. False: it is late."""
@@ -104,7 +144,16 @@ class GrammarClient:
         else:
             self._outbox.flush()
 
+    def _let_go(self, handle: bytes) -> None:
+        slot = self._slot_of.pop(handle, NO_SLOT)
+        if self.slots is not None:
+            self.slots.let_go(slot)
+
     def _open_again(self) -> None:
+        """Whoever wrote the slots is gone. Steps may still read them, so each sequence gets another."""
         self._new_ids.clear()
+        for handle in list(self._slot_of):
+            self._let_go(handle)
         for sequence in self._sequences.values():
-            self._outbox.send(OpenMatcher(sequence.handle, sequence.guide, sequence.output_ids))
+            sequence.state = None
+            self._open(sequence)

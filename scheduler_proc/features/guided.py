@@ -73,18 +73,18 @@ class Guided(RequestFeature):
     def release(self) -> None:
         self._client.close(self.handle)
 
-    def _mask(self) -> bytes | NoMask:
-        """Allow what the guide does, and stop ids where the output may end. Raises RequestError when that is
-        nothing, but for an output that is complete.
+    def _mask(self) -> bytes | int | NoMask:
+        """Allow what the guide does, and stop ids where the output may end: a mask, or the slot in which it
+        lies. Raises RequestError when that is nothing, but for an output that is complete.
         """
         if not self._client.wait_for(self):
             return NoMask.LATE
         state, req = self.state, self._req
         assert state is not None
         may_stop = state.is_complete and req.num_tokens >= req.min_len
-        if self._is_plain and not may_stop and state.mask:
+        if self._is_plain and not may_stop and state.mask != b"":
             return state.mask
-        mask = np.frombuffer(state.mask, np.uint8)
+        mask = np.frombuffer(self._client.bits_of(state), np.uint8)
         stops = self._stops if may_stop else self._stops[:0]
         if self._allowed is not None:
             mask, stops = _both(mask, self._allowed), _both(stops, self._allowed)
@@ -99,7 +99,7 @@ class Guided(RequestFeature):
                 code="grammar_unsatisfiable",
                 status=400,
             )
-        return _either(mask, stops).tobytes()
+        return self._client.put(state, _either(mask, stops).tobytes())
 
 
 def bits_of(ids: Collection[int]) -> BitArray:

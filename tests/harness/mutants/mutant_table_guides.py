@@ -6,6 +6,7 @@ from scheduler_proc.batching.prefill_adder import PrefillAdder
 from scheduler_proc.committer import Committer
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.guided import Guided
+from scheduler_proc.features.mask_slots import MaskSlots
 from scheduler_proc.intake.intake import Intake
 from tests.harness.mutants.mutant_table import Mutant
 
@@ -33,7 +34,7 @@ GUIDE_MUTANTS = [
     Mutant(
         "a matcher opened again without the output that there is",
         GrammarClient,
-        "_open_again",
+        "_open",
         "sequence.output_ids",
         "b''",
         0,
@@ -53,6 +54,51 @@ GUIDE_MUTANTS = [
         GrammarClient,
         "close",
         "self._outbox.send(CloseMatcher(handle))",
+        "pass",
+        0,
+        changes=GUIDES,
+    ),
+    Mutant(
+        "a slot given away while steps that were told it may read it",
+        MaskSlots,
+        "let_go",
+        "self._launched",
+        "0",
+        0,
+        changes=GUIDES,
+    ),
+    Mutant(
+        "a slot written by the next grammar process while a step reads it",
+        GrammarClient,
+        "_open_again",
+        "self._let_go(handle)",
+        "self.slots._free.append(self._slot_of.pop(handle))",
+        0,
+        changes=GUIDES,
+    ),
+    Mutant(
+        "a mask believed that a dead grammar process has told",
+        GrammarClient,
+        "_open_again",
+        "sequence.state = None",
+        "pass",
+        0,
+        changes=GUIDES,
+    ),
+    Mutant(
+        "a mask taken from another slot than the sequence's",
+        GrammarClient,
+        "_may_read",
+        "== self._slot_of.get(state.handle)",
+        ">= 0",
+        2,
+        changes=GUIDES,
+    ),
+    Mutant(
+        "a slot of a sequence that has ended kept",
+        GrammarClient,
+        "close",
+        "self._let_go(handle)",
         "pass",
         0,
         changes=GUIDES,

@@ -102,7 +102,7 @@ def fake_logits(h: int) -> npt.NDArray[np.float32]:
     return np.arange(VOCAB_SIZE, dtype=np.float32) + np.float32(h % 65536)
 
 
-def allowed_ids(mask: bytes) -> list[int]:
+def allowed_ids(mask: bytes | memoryview) -> list[int]:
     bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
     ids: list[int] = np.flatnonzero(bits).tolist()
     return ids

@@ -9,7 +9,7 @@ the prompt.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from model_worker.sampling.step_masks import MaskMap, MaskReader
 from runtime.base.errors import ExecutorError
 from runtime.sampling.features import LOGITS, LOGPROBS
-from runtime.wire.format import FloatArray, Message, pack_ids, unpack_ids
+from runtime.wire.format import FloatArray, MaskBits, Message, pack_ids, unpack_ids
 from runtime.wire.messages import ToDetokenizer
 from runtime.wire.plan import (
     AdapterFailed,
@@ -110,7 +111,7 @@ class FakeRow:
         has_phrases = any(len(word) > 1 for word in self.bad_words)
         return bool(self.numbers.presence or self.numbers.ngram or has_phrases)
 
-    def sample(self, context: IdArray, mask: bytes | None, window: int) -> tuple[int, int]:
+    def sample(self, context: IdArray, mask: MaskBits | None, window: int) -> tuple[int, int]:
         """(token, hash) of what follows the context, of whose KV the window is read; remembers it."""
         numbers = self.numbers
         assert not self.looks_back or len(self.history) == len(context), "a history of another length"
@@ -139,7 +140,9 @@ class FakeHandle:
         self.frames: tuple[Frame, ...] = ()
         self._data = b""
         self._error: BaseException | None = None
-        self.masks: dict[int, bytes] | None = None
+        self.masks: Mapping[int, MaskBits] | None = None
+        self.told: dict[int, bytes] = {}
+        """Those masks when the worker was told of them. It reads them later."""
         """None: they have not come."""
         self.processed: dict[int, bytes] = {}
         self.adapters: dict[int, Any] = {}
@@ -262,7 +265,8 @@ class FakeExecutor:
     def sample(self, handle: Any, masks: SampleMasks) -> None:
         assert handle.masks is None, "masks came twice"
         masks = msgspec.msgpack.decode(msgspec.msgpack.encode(masks), type=SampleMasks)
-        handle.masks = dict(masks.masks)
+        handle.masks = MaskMap(masks, MaskReader())
+        handle.told = {row: bytes(mask) for row, mask in handle.masks.items()}
         handle.processed = dict(masks.processed)
 
     def close(self) -> None:
@@ -328,6 +332,7 @@ class FakeExecutor:
         if plan.defer_sampling:
             assert handle.masks is not None, "masks never came"
         masks = handle.masks or {}
+        assert handle.told == {row: bytes(mask) for row, mask in masks.items()}, "a mask was written over"
         for row in rows:
             self._rows[row].is_told = row in handle.processed
         for row, new_ids in handle.processed.items():
@@ -372,7 +377,7 @@ class FakeExecutor:
         lens: list[int],
         samples: list[int],
         drafts: list[int],
-        masks: dict[int, bytes],
+        masks: Mapping[int, MaskBits],
         logits: FakeLogits,
     ) -> StepResult:
         tokens: list[int] = []
@@ -417,7 +422,7 @@ class FakeExecutor:
                 h = prompt_hash(seen(self._context(row, position + 1), self.window))
                 logits.add(index, f"generation_{TAP}", position, [h])
 
-    def _sample(self, row: int, end: int, num_drafts: int, mask: bytes | None) -> list[tuple[int, int]]:
+    def _sample(self, row: int, end: int, num_drafts: int, mask: MaskBits | None) -> list[tuple[int, int]]:
         """(token, hash) of each accepted position: with
         drafts, as many as the model agrees with, and one more.
         """

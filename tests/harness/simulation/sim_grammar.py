@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from runtime.base.mask_memory import MaskMemory
 from runtime.wire.format import Message, unpack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.messages import (
@@ -23,9 +24,11 @@ from runtime.wire.messages import (
     OpenMatcher,
 )
 from scheduler_proc.features.grammar_client import GrammarClient
+from scheduler_proc.features.mask_slots import MaskSlots
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 
 MAX_DELAY_S = 0.4
+NUM_SLOTS = 64
 CLOSES_AT = 11
 """Output tokens with which the guide `short` is complete, and nothing may follow."""
 GUIDES = ("short", "long", "open")
@@ -68,14 +71,18 @@ class FakeGrammar:
         self._guides: dict[bytes, str] = {}
         self._ids: dict[bytes, list[int]] = {}
         self._answers: list[tuple[float, FromGrammar]] = []
+        self._slot_of: dict[bytes, int] = {}
+        self._unwritten: dict[bytes, tuple[MatcherState, bytes]] = {}
         self.is_dead = False
 
     @property
     def num_open(self) -> int:
         return len(self._ids)
 
-    def client(self, clock: Callable[[], float]) -> GrammarClient:
-        made = self._client = GrammarClient(self.send, self.news, clock)
+    def client(self, clock: Callable[[], float], num_slots: int = NUM_SLOTS) -> GrammarClient:
+        """`num_slots`: of the memory in which masks lie; sequences beyond that have theirs in messages."""
+        self.slots = MaskSlots(MaskMemory.create(NUM_SLOTS, -(-VOCAB_SIZE // 32) * 4), num_slots)
+        made = self._client = GrammarClient(self.send, self.news, clock, self.slots)
         return made
 
     def catch_up(self) -> None:
@@ -89,6 +96,10 @@ class FakeGrammar:
         if self.is_dead:
             return True  # into a socket that nobody reads
         if isinstance(message, OpenMatcher):
+            self._slot_of.pop(message.handle, None)
+            if message.memory:
+                assert message.memory == self.slots.memory.name
+                self._slot_of[message.handle] = message.slot
             self._open(message.handle, message.guide, unpack_ids(message.output_ids).tolist())
         elif isinstance(message, AdvanceMatchers):
             for handle, num_tokens, packed in message.entries:
@@ -99,6 +110,7 @@ class FakeGrammar:
                     self._answer(handle)
         elif isinstance(message, CloseMatcher):
             self._ids.pop(message.handle, None)
+            self._unwritten.pop(message.handle, None)
         else:
             assert isinstance(message, ForgetMatchers)
         return True
@@ -120,8 +132,20 @@ class FakeGrammar:
         is_late = self._rng.random() < self.late
         self.num_late += is_late
         delay_s = self._rng.uniform(0.0, MAX_DELAY_S) if is_late else 0.0
-        state = MatcherState(handle, len(ids), mask, place.is_complete)
+        slot = self._slot_of.get(handle)
+        kept = slot if slot is not None and mask else mask
+        state = MatcherState(handle, len(ids), kept, place.is_complete)
+        if slot is not None and is_late:
+            self._unwritten[handle] = (state, mask)
+        elif slot is not None:
+            self.slots.memory.write(slot, mask)
         self._answers.append((self.now_s() + delay_s, MatcherStates((state,))))
+
+    def _write(self, state: MatcherState) -> None:
+        """A mask that is late is made when it is told; nothing is written for who has ended or gone on."""
+        newest, mask = self._unwritten.get(state.handle, (None, b""))
+        if newest is state:
+            self.slots.memory.write(self._slot_of[state.handle], mask)
 
     def news(self, wait_s: float) -> list[FromGrammar]:
         if wait_s > 0.0:
@@ -130,6 +154,9 @@ class FakeGrammar:
                 self.pass_time(wait_s)
         due = self._is_due()
         self._answers = [each for each in self._answers if each not in due]
+        for _, answer in due:
+            if isinstance(answer, MatcherStates):
+                self._write(answer.states[0])
         return [answer for _, answer in due]
 
     def _is_due(self) -> list[tuple[float, FromGrammar]]:
@@ -138,6 +165,8 @@ class FakeGrammar:
     def die(self) -> None:
         self.is_dead = True
         self._ids.clear()
+        self._slot_of.clear()
+        self._unwritten.clear()
         self._answers.clear()
 
     def start(self) -> None:

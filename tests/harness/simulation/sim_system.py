@@ -379,8 +379,8 @@ class System:
         self.scheduler = Scheduler(
             port, self.lifecycle, intake, builder, self.executor, step_log, controls, step_cost
         )
-        self.setting = setting
-        self.detokenizer = FakeDetokenizer()
+        self.scheduler.committer.mask_slots = None if grammar is None else grammar.slots
+        self.setting, self.detokenizer = setting, FakeDetokenizer()
         self.begin(clock)
 
     def begin(self, clock: Callable[[], float]) -> None:

@@ -34,7 +34,7 @@ from runtime.wire.messages import (
 from scheduler_proc.core.request import Request, Status, StopIds
 from scheduler_proc.features.base import RequestFeature
 from tests.harness.models.stand_ins import Adapter, ParityGrammar, Speculation, WideStart
-from tests.harness.simulation.sim_grammar import FakeGrammar
+from tests.harness.simulation.sim_grammar import NUM_SLOTS, FakeGrammar
 from tests.harness.simulation.sim_judge import judge
 from tests.harness.simulation.sim_reference import Spec, next_token, reference, stop_ids_of
 from tests.harness.simulation.sim_system import STEP_S, Setting, System
@@ -308,6 +308,7 @@ class Simulation:
         if self.grammar is not None:
             self.grammar.catch_up()
             assert self.grammar.num_open == 0, "a matcher of a sequence that has ended"
+            assert self.grammar.slots.num_free == NUM_SLOTS, "a slot of a sequence that has ended"
             self.counts["guided"] += sum(spec.message.guide is not None for spec in self.specs.values())
             self.counts["late masks"] += self.grammar.num_late
         self.counts["processed"] += sum(bool(spec.message.processors) for spec in self.specs.values())

@@ -60,6 +60,7 @@ class Followed:
             else:
                 self.states[state.handle] = state
         for handle, state in list(self.states.items()):
+            assert isinstance(state.mask, bytes)
             allowed = np.flatnonzero(np.unpackbits(np.frombuffer(state.mask, np.uint8), bitorder="little"))
             if not len(allowed):
                 del self.states[handle]

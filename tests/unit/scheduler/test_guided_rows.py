@@ -29,17 +29,19 @@ from scheduler_proc.features.grammar_client import MAX_WAIT_S
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from tests.harness.scheduler.scheduler_parts import SETTING, message, run_until_idle
-from tests.harness.simulation.sim_grammar import CLOSES_AT, FakeGrammar, allowed_after
+from tests.harness.simulation.sim_grammar import CLOSES_AT, NUM_SLOTS, FakeGrammar, allowed_after
 from tests.harness.simulation.sim_system import System
 
 PROMPTS = [[i + 1] * (5 + 3 * i) for i in range(4)]
 
 
 @contextmanager
-def serving(late: float = 0.0, **changes: Any) -> Iterator[tuple[System, FakeGrammar]]:
+def serving(
+    late: float = 0.0, num_slots: int = NUM_SLOTS, **changes: Any
+) -> Iterator[tuple[System, FakeGrammar]]:
     grammar = FakeGrammar(late)
     systems: list[System] = []
-    client = grammar.client(lambda: systems[0].port.now_s())
+    client = grammar.client(lambda: systems[0].port.now_s(), num_slots)
     # Rows end or are taken back, and time passes, after the commit of a turn: its record is not of its end.
     setting = dataclasses.replace(SETTING, **{"max_iterations": 1, **changes})
     system = System(setting, random.Random(0), grammar=client)
@@ -105,6 +107,13 @@ def test_the_tokens_are_the_same_however_late_the_masks(
         assert outputs(system, requests()) == expected
         if late:
             assert system.lifecycle.num_retracted > 0
+
+
+def test_masks_for_which_there_is_no_slot_come_in_messages(expected: list[list[int]]) -> None:
+    """One of three has a slot."""
+    with serving(0.3, num_slots=1, depth=2) as (system, grammar):
+        assert outputs(system, requests()) == expected
+        assert grammar.slots.num_free == 1
 
 
 def test_a_late_mask_holds_up_a_step_once_and_others_go_on_without_its_row() -> None:

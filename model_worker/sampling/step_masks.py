@@ -1,0 +1,44 @@
+"""MaskMap: the masks of a step by row, wherever they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from runtime.base.mask_memory import MaskMemory
+from runtime.wire.format import MaskBits
+from runtime.wire.plan import SampleMasks
+
+
+class MaskReader:
+    """Keeps the memory of masks mapped. Only who samples opens it: elsewhere its name may mean nothing."""
+
+    def __init__(self) -> None:
+        self._memory: MaskMemory | None = None
+
+    def read(self, name: str, slot: int) -> memoryview:
+        """Return a mask. Raises OSError when the scheduler is gone."""
+        if self._memory is None or self._memory.name != name:
+            self._memory = MaskMemory.open(name)
+        return self._memory.slot(slot)
+
+
+class MaskMap(Mapping[int, MaskBits]):
+    """Row → mask. Looked up when it is applied."""
+
+    def __init__(self, masks: SampleMasks, reader: MaskReader) -> None:
+        self._masks = dict(masks.masks)
+        self._memory = masks.memory
+        self._reader = reader
+
+    def __getitem__(self, row: int) -> MaskBits:
+        mask = self._masks[row]
+        return self._reader.read(self._memory, mask) if isinstance(mask, int) else mask
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._masks)
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def __contains__(self, row: object) -> bool:
+        return row in self._masks

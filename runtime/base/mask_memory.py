@@ -1,0 +1,76 @@
+"""MaskMemory: masks of guided rows, in memory that the processes which make and apply them have mapped.
+
+It has no name in any file system: the kernel takes it back with the last process that has it mapped, however
+that ends. Who is told what it is called opens it through /proc, which lets in this user's processes alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import weakref
+
+_HEADER = struct.Struct("<16sQ")
+"""A number that nobody could guess, and the bytes of a slot."""
+_NONCE_BYTES = 16
+_ALIGNMENT = 64
+
+
+class MaskMemory:
+    """Slots of one size."""
+
+    def __init__(self, memory: mmap.mmap, name: str, slot_bytes: int) -> None:
+        self.name = name
+        self.slot_bytes = slot_bytes
+        self._view = memoryview(memory)[_ALIGNMENT:]
+        self._stride = _stride(slot_bytes)
+
+    @staticmethod
+    def create(num_slots: int, slot_bytes: int) -> MaskMemory:
+        """Make some that can be opened as long as this object is there. Pages are taken when they are first
+        written. Raises OSError.
+        """
+        fd = os.memfd_create("carousel-masks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, _ALIGNMENT + num_slots * _stride(slot_bytes))
+        # Nobody who has it mapped can be killed by its becoming shorter.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        nonce = os.urandom(_NONCE_BYTES)
+        os.pwrite(fd, _HEADER.pack(nonce, slot_bytes), 0)
+        made = MaskMemory(mmap.mmap(fd, 0), f"{os.getpid()}:{fd}:{nonce.hex()}", slot_bytes)
+        weakref.finalize(made, os.close, fd)
+        return made
+
+    @staticmethod
+    def open(name: str) -> MaskMemory:
+        """Map what another process has made. Raises OSError when it is gone: its process, say."""
+        pid, number, nonce = name.split(":")
+        fd = os.open(f"/proc/{int(pid)}/fd/{int(number)}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            made_by, slot_bytes = _HEADER.unpack(os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
+            if made_by != bytes.fromhex(nonce):
+                raise FileNotFoundError("the process that made it has ended")
+            return MaskMemory(mmap.mmap(fd, 0), name, slot_bytes)
+        finally:
+            os.close(fd)
+
+    def slot(self, number: int) -> memoryview:
+        """Return the bytes of a slot. Raises IndexError when there is none of that number."""
+        at = number * self._stride
+        if not 0 <= at < len(self._view):
+            raise IndexError(f"no slot {number}")
+        return self._view[at : at + self.slot_bytes]
+
+    def write(self, number: int, mask: bytes | memoryview) -> None:
+        """Fill a slot. Ids beyond the end of a mask are forbidden; those beyond the slot are in no
+        vocabulary.
+        """
+        slot = self.slot(number)
+        size = min(len(mask), len(slot))
+        slot[:size] = mask[:size]
+        slot[size:] = bytes(len(slot) - size)
+
+
+def _stride(slot_bytes: int) -> int:
+    return -(-slot_bytes // _ALIGNMENT) * _ALIGNMENT
