@@ -16,6 +16,7 @@ from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import conversation, encode_prompts, submissions_for, template_options
 from carousel.server.request.sampling import (
     PARAM_NAMES,
+    check_hidden_states,
     check_stream_options,
     counts_continuously,
     includes_usage,
@@ -35,6 +36,7 @@ async def create_chat_completion(request: Request) -> Response:
     model = server.served_model(body.model)
     server.check_serving()
     check_stream_options(body)
+    check_hidden_states(body, server.config.additional_outputs)
     sampling = sampling_params(
         body,
         server.defaults,
@@ -69,6 +71,7 @@ async def create_chat_completion(request: Request) -> Response:
         shows_logprobs=sampling.logprobs is not None,
         num_prompt_logprobs=body.prompt_logprobs,
         shows_ids=bool(body.return_token_ids),
+        shows_hidden_states=bool(body.return_hidden_states),
         streams_usage=includes_usage(body),
         counts_continuously=counts_continuously(body),
         plan=answer.plan,

@@ -28,6 +28,7 @@ from carousel.server.openai.responses import (
     ChatResponse,
     PromptLogprobsJson,
     UsageBody,
+    last_hidden_states,
 )
 from carousel.server.openai.stop_reason import finish_reason_of, reason_with_calls, stop_reason_of
 from carousel.server.openai.usage import UsageCount, usage_of
@@ -45,6 +46,7 @@ class ChatView:
     shows_logprobs: bool = False
     num_prompt_logprobs: int | None = None
     shows_ids: bool = False
+    shows_hidden_states: bool = False
     streams_usage: bool = False
     counts_continuously: bool = False
     speller: TokenSpeller | None = None
@@ -193,6 +195,8 @@ class ChatCompletionFormat:
         )
         if self._view.shows_ids:
             choice.token_ids = output.token_ids
+        if self._view.shows_hidden_states:
+            choice.hidden_states = last_hidden_states(output)
         if output.score is not None and output.cumulative_logprob is not None:
             choice.score, choice.cumulative_logprob = output.score, output.cumulative_logprob
         return choice

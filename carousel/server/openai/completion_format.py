@@ -26,6 +26,7 @@ from carousel.server.openai.responses import (
     CompletionResponse,
     PromptLogprobsJson,
     UsageBody,
+    last_hidden_states,
 )
 from carousel.server.openai.stop_reason import finish_reason_of, stop_reason_of
 from carousel.server.openai.usage import UsageCount, usage_body, usage_of
@@ -47,6 +48,7 @@ class CompletionView:
     shows_output: bool = True
     """False: the prompt alone, of a request for no tokens."""
     shows_ids: bool = False
+    shows_hidden_states: bool = False
     streams_usage: bool = False
     counts_continuously: bool = False
     speller: TokenSpeller | None = None
@@ -171,6 +173,8 @@ class CompletionFormat:
             ids = [entry.token_id for entry in shown]
             columns = self._columns(number, shown, ids, self._output_chars)
             choice.logprobs = completion_logprobs_json(chain(echoed, columns))
+        if view.shows_hidden_states:
+            choice.hidden_states = last_hidden_states(output)
         if view.prompt_texts:
             choice.text = view.prompt_texts[prompt] + choice.text
         if view.num_prompt_logprobs is not None:

@@ -18,6 +18,7 @@ from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import encode_prompts, prompts_of, submissions_for
 from carousel.server.request.sampling import (
     PARAM_NAMES,
+    check_hidden_states,
     check_min_tokens,
     check_stream_options,
     counts_continuously,
@@ -40,6 +41,7 @@ async def create_completion(request: Request) -> Response:
     model = server.served_model(body.model)
     server.check_serving()
     check_stream_options(body)
+    check_hidden_states(body, server.config.additional_outputs)
     max_tokens = _max_tokens(body, server.config.default_max_tokens or DEFAULT_MAX_TOKENS)
     sampling = _sampling(body, server, max_tokens)
     guide = asked_guide(body)
@@ -56,6 +58,7 @@ async def create_completion(request: Request) -> Response:
         skips_special=sampling.skip_special_tokens,
         shows_output=max_tokens > 0,
         shows_ids=_shows_ids(body, server),
+        shows_hidden_states=bool(body.return_hidden_states),
         streams_usage=includes_usage(body),
         counts_continuously=counts_continuously(body),
     )

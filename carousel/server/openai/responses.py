@@ -6,6 +6,9 @@ from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
+from carousel.client.core.result import CompletionOutput
+from runtime.sampling.additional_outputs import HIDDEN_STATES
+
 
 class PromptTokensDetails(Struct):
     cached_tokens: int
@@ -63,6 +66,8 @@ class CompletionChoice(Struct):
     """Score of a hypothesis of a beam search, beyond OpenAI;"""
     cumulative_logprob: float | UnsetType = UNSET
     """likewise the sum of its logprobs."""
+    hidden_states: list[float] | UnsetType = UNSET
+    """With return_hidden_states: where the last token was drawn; empty where the prompt gave that one."""
 
 
 class CompletionResponse(Struct):
@@ -128,6 +133,8 @@ class ChatChoice(Struct):
     score: float | UnsetType = UNSET
     """Same as in CompletionChoice;"""
     cumulative_logprob: float | UnsetType = UNSET
+    """likewise;"""
+    hidden_states: list[float] | UnsetType = UNSET
     """likewise."""
 
 
@@ -199,3 +206,9 @@ class ModelCard(Struct):
 class ModelList(Struct):
     data: list[ModelCard]
     object: Literal["list"] = "list"
+
+
+def last_hidden_states(output: CompletionOutput) -> list[float]:
+    """Return those of the place where the last token was drawn, if that is one of the output."""
+    rows = output.additional_generation_outputs.get(HIDDEN_STATES)
+    return [] if rows is None or not len(rows) else [float(number) for number in rows[-1]]

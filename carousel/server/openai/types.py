@@ -134,6 +134,8 @@ class GenerationBody(GuideFields, forbid_unknown_fields=True, kw_only=True):
     """Seconds."""
     logits_processors: ProcessorNames | None = None
     """Called in this order."""
+    return_hidden_states: bool | None = None
+    """SGLang's: each choice has the last layer's at the place from which its last token was drawn."""
 
 
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):

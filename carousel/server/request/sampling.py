@@ -6,7 +6,7 @@ default, which is neutral.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,11 +18,16 @@ from carousel.server.openai.types import GenerationBody, LogitsProcessorBody, Re
 from carousel.structured_outputs import StructuredOutputsParams
 from runtime.base.errors import InvalidRequest
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
+from runtime.sampling.additional_outputs import HIDDEN_STATES
 from runtime.sampling.features import DRAWABLE
 from runtime.sampling.table import GREEDY_BELOW, PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
 
-PARAM_NAMES = {"label": "X-Request-Id", "lora_request": "model"}
+PARAM_NAMES = {
+    "label": "X-Request-Id",
+    "lora_request": "model",
+    "additional_outputs": "return_hidden_states",
+}
 """Names in OpenAI's bodies of what the client library calls otherwise."""
 
 OF_DRAWS = frozenset(
@@ -43,6 +48,8 @@ def sampling_params(
     names = set(SamplingParams.__struct_fields__).intersection(body.__struct_fields__)
     given = {name: getattr(body, name) for name in names}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    if body.return_hidden_states:
+        given["additional_outputs"] = (HIDDEN_STATES,)
     return given_sampling(defaults, given)
 
 
@@ -66,6 +73,21 @@ def given_sampling(defaults: SamplingDefaults, given: Mapping[str, Any]) -> Samp
     }
     values |= {name: value for name, value in given.items() if value is not None}
     return SamplingParams(**values)
+
+
+def check_hidden_states(body: GenerationBody, served: Collection[str]) -> None:
+    """`served`: the additional outputs that requests may ask for. Raises InvalidRequest."""
+    if not body.return_hidden_states:
+        return
+    name = "return_hidden_states"
+    if body.stream:
+        raise InvalidRequest(f"{name} is for requests without stream: true", param=name)
+    if HIDDEN_STATES not in served:
+        raise InvalidRequest(
+            f"{name}: the server was started without --additional-output {HIDDEN_STATES}",
+            param=name,
+            code="unsupported_parameter",
+        )
 
 
 def check_min_tokens(min_tokens: int | None, name: str, given: int | None, default: int) -> None:

@@ -29,6 +29,10 @@ def generate(launch: Launched, **body: Any) -> Any:
     return httpx.post(f"{launch.url}/generate", json={"input_ids": IDS, **body}, timeout=60)
 
 
+def post(launch: Launched, path: str, **body: Any) -> Any:
+    return httpx.post(f"{launch.url}{path}", json=body, timeout=60)
+
+
 def sampling(**fields: Any) -> dict[str, Any]:
     return {"max_new_tokens": 4, "ignore_eos": True, "temperature": 0, **fields}
 
@@ -73,6 +77,24 @@ def test_hidden_states_in_the_shape_of_sglang(launch: Launched) -> None:
         ]["hidden_states"][1:]
         == []
     )
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_an_openai_answer_has_the_row_of_its_last_token(launch: Launched, path: str) -> None:
+    prompt = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": IDS}
+    body = {**prompt, "max_tokens": 4, "ignore_eos": True, "temperature": 0, "return_hidden_states": True}
+    choices = post(launch, path, **body, n=2).json()["choices"]
+    assert [np.shape(choice["hidden_states"]) for choice in choices] == [(WIDTH,)] * 2
+    if "chat" not in path:
+        rows = generate(launch, sampling_params=sampling(), return_hidden_states=True).json()
+        last = np.array(rows["meta_info"]["hidden_states"][-1][0], np.float32)
+        np.testing.assert_allclose(np.array(choices[0]["hidden_states"], np.float32), last, atol=0.05)
+    (one,) = post(launch, path, **{**body, "max_tokens": 1}).json()["choices"]
+    assert one["hidden_states"] == []
+    (without,) = post(launch, path, **{**body, "return_hidden_states": False}).json()["choices"]
+    assert "hidden_states" not in without
+    refused = post(launch, path, **body, stream=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "return_hidden_states")
 
 
 @pytest.mark.parametrize(

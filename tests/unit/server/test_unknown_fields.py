@@ -229,7 +229,6 @@ REFUSED_VALUES: dict[str, Any] = {
     "reasoning_effort": "high",
     "regex": "a+",
     "response_format": {"type": "json_object"},
-    "return_hidden_states": True,
     "return_perf_metrics": True,
     "session_params": {"id": "s"},
     "stop_regex": "a+",
