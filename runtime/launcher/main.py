@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from runtime.base.console import configure_logging, hold_standard_streams, write_error
@@ -29,6 +30,7 @@ from runtime.launcher.checks.tokenizer import check_tokenizer
 from runtime.launcher.command_line import parse_command_line
 from runtime.launcher.nodes.agent import Agent
 from runtime.launcher.nodes.node_settings import with_nodes
+from runtime.launcher.nodes.ray_nodes import RayNodes
 from runtime.launcher.nodes.starters import with_starter
 from runtime.launcher.resolve import resolve
 from runtime.launcher.supervisor import Supervisor
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     hold_standard_streams()
     try:
         config, notes = parse_command_line(argv)
-        config = with_starter(config)
+        asked = config = with_starter(config)
         set_title("launcher")
         configure_logging("launcher", config.log_level, config.log_format)
         for note in notes:
@@ -73,7 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.load_format != "dummy":
             check_weight_files(model_path)
         config = with_nodes(with_chat_formats(config, check_tokenizer(config)))
-        return (Agent(config) if config.node_rank else Supervisor(config)).run()
+        if config.node_rank:
+            return Agent(config).run()
+        with RayNodes(asked, config) if asked.executor == "ray" else nullcontext():
+            return Supervisor(config).run()
     except KeyboardInterrupt:
         return EXIT_OK
     except StartError as error:

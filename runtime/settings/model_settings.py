@@ -275,11 +275,11 @@ class NodeSettings(AdapterSettings, frozen=True, forbid_unknown_fields=True):
     TITLE: ClassVar[str] = "several machines"
 
     executor: Annotated[
-        Literal["auto", "local", "nodes"],
+        Literal["auto", "local", "nodes", "ray"],
         setting(
             "where the ranks are: local: on this machine; nodes: on --nnodes machines, of which each runs "
-            "this command, or on those that its starter's environment names; auto: nodes where there are "
-            "several (docs/multi_node.md)"
+            "this command, or on those that its starter's environment names; ray: on --nnodes machines, of "
+            "which Ray finds the others; auto: nodes where there are several (docs/multi_node.md)"
         ),
     ] = "auto"
     nnodes: Annotated[

@@ -31,6 +31,8 @@ def with_nodes(config: RuntimeConfig) -> RuntimeConfig:
             f"node_rank: {config.node_rank} is none of {config.nnodes} nodes, which are 0 to "
             f"{config.nnodes - 1}"
         )
+    if config.executor == "ray" and config.node_rank:
+        raise ConfigError("node_rank: Ray starts the other nodes; leave it out")
     if config.pp_size > 1:
         raise ConfigError(
             "pp_size: stages are on one machine so far; leave it out and divide the model with --tp-size, or "
@@ -88,8 +90,11 @@ def _refuse_alone(config: RuntimeConfig) -> None:
     for name in ("node_rank", "dist_addr", "dist_port", "node_addr", "node_key", "trusted_network"):
         if getattr(config, name) != getattr(default, name):
             raise ConfigError(f"{name}: there is one node; say how many with --nnodes, or leave it out")
-    if config.executor == "nodes":
-        raise ConfigError("executor: nodes needs several of them, and there is one; leave it out")
+    if config.executor in ("nodes", "ray"):
+        raise ConfigError(
+            f"executor: {config.executor} needs several nodes, and there is one; say how many with --nnodes, "
+            "or leave it out"
+        )
 
 
 def _dist_addr(config: RuntimeConfig) -> tuple[str, int]:

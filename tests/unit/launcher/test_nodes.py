@@ -303,6 +303,8 @@ def test_ranks_are_on_nodes_in_their_order() -> None:
     [
         ({"nnodes": 1, "dist_addr": "127.0.0.2:1"}, "dist_addr: there is one node"),
         ({"nnodes": 1, "executor": "nodes", "dist_addr": ""}, "executor: nodes needs several"),
+        ({"nnodes": 1, "executor": "ray", "dist_addr": ""}, "executor: ray needs several"),
+        ({"executor": "ray", "node_rank": 1}, "node_rank: Ray starts the other nodes"),
         ({"executor": "local"}, "executor: local is one machine"),
         ({"node_rank": 2}, "node_rank: 2 is none of 2 nodes"),
         ({"pp_size": 2}, "pp_size: stages are on one machine so far"),

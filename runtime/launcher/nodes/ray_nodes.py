@@ -1,0 +1,140 @@
+"""RayNodes: agents that Ray places on its machines, in one placement group with a bundle for each node.
+
+The launcher's end. Ray itself is imported in a process of its own (`runtime.launcher.nodes.ray_placer`), so
+no thread of Ray's runs in the launcher or in a rank, and no call of Ray's lies in a step. What the launcher
+gives that process it writes to its standard input, whose end is the end of the agents.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.base.errors import ConfigError
+from runtime.launcher.nodes.node_settings import is_loopback
+from runtime.settings.config import RuntimeConfig
+from runtime.settings.engine_settings import SchedulerSettings
+from runtime.settings.model_settings import NodeSettings
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 10.0
+CONNECT_S = 60.0
+"""Time for Ray to connect and to give up, beside that in which a group may wait for its machines."""
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """A group that is to be placed."""
+
+    num_nodes: int
+    cpus: int
+    """Number in each bundle."""
+    words: list[str]
+    """Command line of an agent, but for its number and address."""
+    is_loopback: bool
+    timeout_s: float
+
+
+class PlacementAnswer(msgspec.Struct, frozen=True):
+    """The answer."""
+
+    error: str = ""
+    addresses: list[str] = []
+
+
+class RayNodes:
+    def __init__(self, asked: RuntimeConfig, config: RuntimeConfig) -> None:
+        """Have agents placed, and wait until they are. asked: the settings as they were given. config: as
+        they were resolved on node 0. Raises ConfigError with what Ray has said.
+        """
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "runtime.launcher.nodes.ray_placer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is the launcher's
+        )
+        try:
+            self._tell(placement_of(asked, config))
+            placed = self._answer(config.start_timeout + CONNECT_S)
+        except BaseException:
+            self.close()
+            raise
+        logger.info("Ray has placed agents at %s", ", ".join(placed.addresses))
+
+    def __enter__(self) -> RayNodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the group back; its agents end, if node 0 has not ended them."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(CLOSE_S)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _tell(self, placement: Placement) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(placement) + b"\n")
+        self._process.stdin.flush()
+
+    def _answer(self, timeout_s: float) -> PlacementAnswer:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+        line = self._process.stdout.readline() if ready else b""
+        if not line:
+            how = "has ended without an answer" if ready else f"has not answered within {timeout_s:g} s"
+            raise ConfigError(f"executor: the process that asks Ray {how}")
+        placed = msgspec.json.decode(line, type=PlacementAnswer)
+        if placed.error:
+            raise ConfigError(f"executor: {placed.error}")
+        return placed
+
+
+def placement_of(asked: RuntimeConfig, config: RuntimeConfig) -> Placement:
+    """Return what is to be placed: one bundle for each node, and in each but node 0's an agent with the same
+    settings of the engine. Keys of callers and all else that HTTP has stay here.
+    """
+    default = RuntimeConfig()
+    given: dict[str, Any] = {
+        name: getattr(asked, name)
+        for name in SchedulerSettings.__struct_fields__
+        if getattr(asked, name) != getattr(default, name) and name not in NodeSettings.__annotations__
+    }
+    if given.get("model") and Path(given["model"]).exists():
+        given["model"] = os.path.abspath(given["model"])
+    host = config.dist_addr.rpartition(":")[0]
+    given |= {"executor": "nodes", "nnodes": config.nnodes, "dist_addr": config.dist_addr}
+    given |= {name: value for name in ("node_key", "trusted_network") if (value := getattr(asked, name))}
+    if config.start_timeout != default.start_timeout:
+        given["start_timeout"] = config.start_timeout
+    return Placement(
+        num_nodes=config.nnodes,
+        cpus=max(1, config.cpu_threads) * (config.tp_size // config.nnodes),
+        words=[_word(name, value) for name, value in given.items()],
+        is_loopback=is_loopback(host),
+        timeout_s=config.start_timeout,
+    )
+
+
+def _word(name: str, value: Any) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    if value is True:
+        return flag
+    text = (
+        value if isinstance(value, str) else ",".join(map(str, value)) if isinstance(value, tuple) else value
+    )
+    return f"{flag}={text}"

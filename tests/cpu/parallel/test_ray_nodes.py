@@ -1,0 +1,126 @@
+"""A launch whose other node Ray has found: real raylets, at loopback addresses of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from carousel import Client
+from tests.cpu.parallel.test_nodes_launch import POOL, streams_of, tokens_of
+from tests.harness.nodes import HOST, NUM_PORTS, OTHER, THIRD, listening_hosts
+from tests.harness.ring.launched import Launched, free_ports, is_alive, launched, wait_until
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray: pip install -e '.[ray]'"),
+]
+AGAIN_S = 60.0
+"""For Ray to see that a raylet is gone, and to start an actor elsewhere."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Three machines, of which a launch takes two."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    args = {"num_cpus": 1, "node_ip_address": HOST, "include_dashboard": False}
+    made = import_module("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=args)
+    made.others = {host: made.add_node(num_cpus=1, node_ip_address=host) for host in (OTHER, THIRD)}
+    patch.setenv("RAY_ADDRESS", made.address)
+    yield made
+    made.shutdown()
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def launch(cluster: Any) -> Iterator[Launched]:
+    port = free_ports(NUM_PORTS, HOST)
+    arguments = (
+        "--executor",
+        "ray",
+        "--nnodes",
+        "2",
+        "--tp-size",
+        "2",
+        "--device",
+        "cpu",
+        "--cpu-threads",
+        "1",
+    )
+    with launched(*arguments, "--dist-addr", f"{HOST}:{port}", *POOL) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def expected(launch: Launched) -> list[list[int]]:
+    with Client(launch.run_dir) as client:
+        return streams_of(client, lambda: None)
+
+
+class Agent(NamedTuple):
+    pid: int
+    rank_pid: int
+    address: str
+
+
+def agent_of(launch: Launched) -> Agent:
+    """The agent whose rank serves now, and the address at which that listens."""
+    (rank,) = (child["pid"] for child in launch.state()["children"] if child["node"] == 1)
+    (address,) = listening_hosts([rank])
+    status = Path(f"/proc/{rank}/status").read_text()
+    return Agent(int(status.split("PPid:")[1].split()[0]), rank, address)
+
+
+def test_the_tokens_are_those_of_one_machine(launch: Launched) -> None:
+    with launched("--tp-size", "2", *POOL) as alone, Client(alone.run_dir) as client:
+        wanted = tokens_of(client)
+    with Client(launch.run_dir) as client:
+        assert tokens_of(client) == wanted
+    assert agent_of(launch).address in (OTHER, THIRD)
+
+
+def test_an_agent_that_is_killed_comes_back(launch: Launched, expected: list[list[int]]) -> None:
+    before = agent_of(launch)
+    with Client(launch.run_dir) as client:
+        assert streams_of(client, lambda: os.kill(before.pid, signal.SIGKILL)) == expected
+    after = agent_of(launch)
+    assert after.address == before.address
+    assert after.pid != before.pid
+
+
+def test_a_machine_that_is_lost_is_replaced(
+    cluster: Any, launch: Launched, expected: list[list[int]]
+) -> None:
+    """The raylet is killed, and what it had started ends with it."""
+    before = agent_of(launch)
+    epoch = launch.state()["epoch"]
+
+    def lose() -> None:
+        cluster.remove_node(cluster.others[before.address], allow_graceful=False)
+        wait_until(lambda: not is_alive(before.pid), AGAIN_S, "the agent ends with its raylet")
+
+    with Client(launch.run_dir) as client:
+        assert streams_of(client, lose) == expected
+    assert launch.state()["epoch"] > epoch
+    assert {agent_of(launch).address} == {OTHER, THIRD} - {before.address}
+
+
+def test_ctrl_c_gives_the_group_back_and_leaves_no_agent(cluster: Any, launch: Launched) -> None:
+    """The last test of this launch."""
+    agent = agent_of(launch)
+    pids = [*launch.pids(), agent.pid, agent.rank_pid]
+    assert launch.stop() == 0
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), 5.0, "all processes end")
+    ray = import_module("ray")
+    ray.init(address=cluster.address, log_to_driver=False)
+    table = import_module("ray.util").placement_group_table()
+    ray.shutdown()
+    assert {group["state"] for group in table.values()} == {"REMOVED"}
