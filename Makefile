@@ -12,7 +12,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar on $(PIP_ARGS)
 
-.PHONY: setup setup-serving serve test test-page test-metrics test-servers test-models test-launches test-kernels test-faults test-pretended test-unit test-all soak check docs-check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
+.PHONY: setup setup-serving serve test test-page test-metrics test-servers test-rings test-models test-launches test-kernels test-faults test-pretended test-unit test-all soak check docs-check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
 
 setup: $(VENV)/.ready
 # Who has the test tools has all that serving needs.
@@ -37,12 +37,15 @@ $(VENV)/.ready: pyproject.toml
 serve: setup-serving
 	$(BIN)/python launch.py $(ARGS)
 
-# In parts, each a process of its own that uses one core, more or less: two at a time, so that on two cores none idles while
-# there is a part left. The longest come first. With a GPU Triton compiles in tests/gpu, and interprets in no other.
-PARTS := servers models launches kernels faults pretended
+# In parts, each a process of its own that uses most of one core and waits for the rest of the time: one more at a time than
+# there are cores, so that none idles while there is a part left. The longest come first. With a GPU Triton compiles in
+# tests/gpu, and interprets in no other.
+PARTS := servers rings models launches kernels faults pretended
+JOBS := $(shell expr $$(nproc) + 1)
 test: setup
-	$(MAKE) --no-print-directory --jobs 2 --keep-going $(PARTS:%=test-%)
+	$(MAKE) --no-print-directory --jobs $(JOBS) --keep-going $(PARTS:%=test-%)
 
+SERVERS := tests/cpu/openai tests/cpu/http tests/cpu/guides tests/cpu/bench
 MODELS := tests/cpu/models tests/cpu/sampling tests/cpu/worker tests/cpu/scheduler
 # With ARGS it may be that a part has no test that is chosen: 5.
 TEST = $(BIN)/python -m pytest -m "not full" $(1) $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
@@ -50,8 +53,11 @@ TEST = $(BIN)/python -m pytest -m "not full" $(1) $(ARGS) $(if $(ARGS),|| [ $$? 
 define in_one_piece
 	@out=$$(mktemp); trap "rm -f $$out" EXIT; { $(1); } >$$out 2>&1; status=$$?; echo; cat $$out; exit $$status
 endef
+ELSEWHERE := $(SERVERS) $(MODELS) tests/cpu/launch tests/cpu/triton
 test-servers: setup
-	@$(call TEST,tests/unit tests/cpu $(MODELS:%=--ignore %) --ignore tests/cpu/launch --ignore tests/cpu/triton)
+	@$(call TEST,$(SERVERS))
+test-rings: setup
+	$(call in_one_piece,$(call TEST,tests/unit tests/cpu $(ELSEWHERE:%=--ignore %)))
 test-models: setup
 	$(call in_one_piece,$(call TEST,$(MODELS)))
 test-launches: setup
@@ -64,7 +70,7 @@ test-pretended: setup
 	$(call in_one_piece,$(call TEST,--pretend tests/gpu))
 
 test-unit: setup
-	$(BIN)/python -m pytest tests/unit $(ARGS)
+	$(BIN)/python -m pytest -m "not full" tests/unit $(ARGS)
 
 test-all: setup
 	$(BIN)/python -m pytest tests/unit tests/cpu tests/faults $(ARGS)

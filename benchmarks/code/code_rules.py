@@ -12,8 +12,9 @@ import argparse
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.code.line_counts import num_code_lines, package_of
 
@@ -60,7 +61,7 @@ def long_parameter_lists(tree: ast.Module) -> Iterator[str]:
     """Functions of too many parameters. A constructor with a docstring may have more, and so may a factory
     that takes all but the first few by keyword.
     """
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if not isinstance(node, Function):
             continue
         positional = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
@@ -76,7 +77,7 @@ def long_parameter_lists(tree: ast.Module) -> Iterator[str]:
 
 def wide_classes(tree: ast.Module) -> Iterator[str]:
     """Classes of too many public methods; what is read like a field is none."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.ClassDef) and node.name not in PUBLIC_FACES:
             methods = {
                 each.name
@@ -108,13 +109,54 @@ def unformatted(text: str) -> Iterator[str]:
         yield f"{number} {lines[number - 1].strip()}"
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk over the statements below a node. Expressions, ten times as many, define and import nothing."""
+    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for part in getattr(node, field, ()):
+            yield part
+            yield from statements(part)
+
+
+class FileFacts(NamedTuple):
+    """Facts about one file that the rules go by. Its tree is not kept: the collector would walk over it."""
+
+    imports: list[ast.Import | ast.ImportFrom]
+    types: list[str]
+    """Names of the classes and aliases of types that it defines."""
+    breaches: list[str]
+    """Breaches of the rules for kernels, and after these of the other rules for one file."""
+    num_of_kernels: int
+
+
+@cache
+def facts_of(text: str) -> FileFacts:
+    """Read the text of a file, once."""
+    tree = ast.parse(text)
+    wide = list(wide_classes(tree))
+    return FileFacts(
+        [node for node in statements(tree) if isinstance(node, ast.Import | ast.ImportFrom)],
+        list(_types_in(tree)),
+        [*wide, *long_parameter_lists(tree), *unformatted(text)],
+        len(wide),
+    )
+
+
+def _types_in(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        match node:
+            case (
+                ast.ClassDef(name=name)
+                | ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="TypeAlias"))
+            ):
+                yield name
+            case _:
+                pass
+
+
 def faults(path: Path) -> Iterator[str]:
     """Breaches of the rules for one file, each with its place."""
-    name, text = str(path.relative_to(ROOT)), path.read_text()
-    tree = ast.parse(text)
-    found = list(wide_classes(tree))
-    if not name.startswith(KERNELS):
-        found += [*long_parameter_lists(tree), *unformatted(text)]
+    name, facts = str(path.relative_to(ROOT)), facts_of(path.read_text())
+    found = facts.breaches[: facts.num_of_kernels] if name.startswith(KERNELS) else facts.breaches
     for each in found:
         yield f"{name}:{each}"
 
@@ -130,14 +172,7 @@ class Imports:
 
     @cached_property
     def _statements(self) -> Mapping[str, list[ast.Import | ast.ImportFrom]]:
-        return {
-            module: [
-                node
-                for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.Import | ast.ImportFrom)
-            ]
-            for module, path in self._paths.items()
-        }
+        return {module: facts_of(path.read_text()).imports for module, path in self._paths.items()}
 
     @cached_property
     def of(self) -> Mapping[str, set[str]]:
@@ -187,15 +222,8 @@ def names_defined_twice(files: Iterable[Path], root: Path = ROOT) -> dict[str, l
     """Return the public classes and aliases of types that several modules define, with these."""
     found = defaultdict[str, list[str]](list)
     for path in files:
-        for node in ast.parse(path.read_text()).body:
-            match node:
-                case (
-                    ast.ClassDef(name=name)
-                    | ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="TypeAlias"))
-                ):
-                    found[name].append(module_of(path, root))
-                case _:
-                    pass
+        for name in facts_of(path.read_text()).types:
+            found[name].append(module_of(path, root))
     return {name: of for name, of in sorted(found.items()) if len(of) > 1 and name[0] != "_"}
 
 
