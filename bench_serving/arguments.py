@@ -19,7 +19,7 @@ from runtime.base.errors import ConfigError
 
 class BackendKind(NamedTuple):
     speaks: str
-    """completions, chat or sdk."""
+    """Way to the server: completions, chat or sdk."""
     usual_port: int
     counts_tokens: bool
     """Knows stream_options.continuous_usage_stats, which is not OpenAI's and which others may refuse."""

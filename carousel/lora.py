@@ -58,9 +58,9 @@ class PackedWeights(NamedTuple):
     """Weights as they travel: the two files of an adapter's directory."""
 
     config: bytes
-    """adapter_config.json."""
+    """Bytes of adapter_config.json."""
     weights: bytes
-    """adapter_model.safetensors."""
+    """Bytes of adapter_model.safetensors."""
     digest: str
     """SHA-256 of both."""
 

@@ -26,12 +26,14 @@ UNKNOWN = -1
 
 
 class Automaton(Generic[Pattern]):
-    """Shared by the sequences that look for the same patterns; each keeps a state of its own, 0 at first."""
+    """Automaton of some patterns, shared by the sequences that look for the same ones; each keeps a state of
+    its own, 0 at first.
+    """
 
     __slots__ = ("_depths", "_forks", "_labels", "_links", "_match_lens", "first_symbols", "max_len")
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
-        """`patterns`: at least one, none of them empty."""
+        """Make the automaton of `patterns`: at least one, none of them empty."""
         assert all(patterns), "an empty pattern would match everywhere"
         self.max_len = max(map(len, patterns))
         self._labels: Pattern = patterns[0][:0]
@@ -52,8 +54,8 @@ class Automaton(Generic[Pattern]):
         return len(self._depths)
 
     def scan(self, state: int, symbols: Sequence[str | int], *, until_match: bool) -> tuple[int, int, int]:
-        """Read symbols, with `until_match` up to the first match: (the state then, symbols read, symbols of
-        the longest pattern that ends there or 0).
+        """Read symbols, with `until_match` up to the first match. Return (the state then, symbols read,
+        symbols of the longest pattern that ends there or 0).
         """
         # `step`, but for what is rare: most of the time of a text with stop strings is spent here.
         forks, labels, links, match_lens = self._forks, self._labels, self._links, self._match_lens
@@ -75,7 +77,7 @@ class Automaton(Generic[Pattern]):
         return state, len(symbols), 0
 
     def step(self, state: int, symbol: str | int) -> int:
-        """The state after one more symbol."""
+        """Return the state after one more symbol."""
         child = self._child(state, symbol)
         while state and not child:
             state = self._links[state]
@@ -85,12 +87,14 @@ class Automaton(Generic[Pattern]):
         return child
 
     def match_len(self, state: int) -> int:
-        """Symbols of the longest pattern that ends in a state that was reached; 0: none does."""
+        """Return the number of symbols of the longest pattern that ends in a state that was reached; 0: none
+        does.
+        """
         return self._match_lens[state]
 
     def pending(self, state: int) -> int:
-        """The state of the longest end that more symbols can make a pattern of. What follows a state and what
-        follows this one are the same.
+        """Return the state of the longest end that more symbols can make a pattern of. What follows a state
+        and what follows this one are the same.
         """
         forks = self._forks
         while not forks.get(state, True):
@@ -98,7 +102,7 @@ class Automaton(Generic[Pattern]):
         return state
 
     def depth(self, state: int) -> int:
-        """Symbols of the beginning that a state stands for."""
+        """Return the number of symbols of the beginning that a state stands for."""
         return self._depths[state]
 
     def _child(self, state: int, symbol: str | int) -> int:

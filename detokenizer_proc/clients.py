@@ -38,7 +38,7 @@ class RingShape:
     """Facts of the ring that a client needs to send its requests."""
 
     index: int = 0
-    """Which of the detokenizers this one is."""
+    """Number of this detokenizer among them."""
     num_tokenizers: int = 1
     num_detokenizers: int = 1
     max_waiting: int = 0
@@ -46,26 +46,28 @@ class RingShape:
 
 @dataclass(slots=True, eq=False)
 class ConnectedClient:
-    """One connection."""
+    """One connection of a client."""
 
     id: int
-    """Random, and the first half of its handles: whoever does not know it can name none of its sequences."""
+    """Id of the client, random, and the first half of its handles: whoever does not know it can name none of
+    its sequences.
+    """
     peer: bytes
-    """Routing id on the socket."""
+    """Routing id of the client on the socket."""
     tenant: str
-    """Whose key it came with."""
+    """Name of the tenant whose key the client came with."""
     heard_at: float
     sent_at: float
     status_at: float = float("-inf")
-    """When it was told how the ring is, last; only those are told who want it."""
+    """Time at which the client was told how the ring is, last; only those are told who want it."""
     blocked_since: float | None = None
-    """When it stopped reading its output; None while it reads. A ping that goes through says nothing: there
-    may be room for small things while raw frames wait.
+    """Time at which it stopped reading its output; None while it reads. A ping that goes through says
+    nothing: there may be room for small things while raw frames wait.
     """
     handles: set[bytes] = field(default_factory=set)
-    """Its live sequences."""
+    """Handles of its live sequences."""
     outgoing: list[Outgoing] = field(default_factory=list)
-    """Streams that have something new for it, each once."""
+    """Streams that have something new for the client, each once."""
     replies: deque[ControlReply] = field(default_factory=deque)
 
     @property
@@ -80,7 +82,7 @@ class ConnectedClient:
 
 
 class Clients:
-    """The table of clients over their channel. Nothing that a peer sends raises here."""
+    """Table of clients over their channel. Nothing that a peer sends raises here."""
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class Clients:
         return self._by_id.get(client_id)
 
     def take_gone(self) -> list[ConnectedClient]:
-        """Clients that have gone since the last call; they are no longer in the table."""
+        """Return the clients that have gone since the last call; they are no longer in the table."""
         gone, self._gone = self._gone, []
         return gone
 
@@ -153,7 +155,9 @@ class Clients:
                 client.heard_at = now
 
     def tend(self, now: float) -> None:
-        """Ping those that have heard nothing for a while; drop those that have said nothing for too long."""
+        """Ping the clients that have heard nothing for a while; drop those that have said nothing for too
+        long.
+        """
         if self._watchers:
             self._tell_status(self._ring_status(), now)
         if now < self._next_check_at:
@@ -167,13 +171,15 @@ class Clients:
                 self._send(client, Ping(client.id), now)
 
     def say_farewell(self, now: float) -> None:
-        """This process ends, and so does its ring: tell those who would otherwise wait for its silence."""
+        """Tell the clients who would otherwise wait for its silence that this process ends, and so does its
+        ring.
+        """
         status = self._ring_status()
         state = "failed" if status.state == "failed" else "absent"
         self._tell_status(msgspec.structs.replace(status, state=state), now)
 
     def deliver(self, client: ConnectedClient, now: float) -> bool:
-        """Send what is waiting. False: not all of it could go; what is left stays as it is."""
+        """Send what is waiting. Return False where not all of it could go; what is left stays as it is."""
         # What a client has not read is encoded again with each try, so ask with something small whether it
         # reads.
         if client.blocked_since is not None and not self._send(client, Ping(client.id), now):
@@ -199,8 +205,8 @@ class Clients:
     def send_framed(
         self, client: ConnectedClient, message: Message, frames: Sequence[Frame], now: float
     ) -> bool:
-        """Send a message with raw frames behind it, before what is waiting. False: there is no room, or no
-        client any more.
+        """Send a message with raw frames behind it, before what is waiting. Return False where there is no
+        room, or no client any more.
         """
         if not self._send_frame(client, self._codec.encode(message), now, frames):
             return False
@@ -208,7 +214,7 @@ class Clients:
         return True
 
     def drop(self, client: ConnectedClient) -> None:
-        """It is gone, or is treated so: nothing is read from it or sent to it any more."""
+        """Drop a client that is gone, or is treated so: nothing is read from it or sent to it any more."""
         if self._by_id.pop(client.id, None) is not None:
             del self._by_peer[client.peer]
             self._num_of[client.tenant] -= 1

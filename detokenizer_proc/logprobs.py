@@ -9,7 +9,7 @@ from runtime.wire.messages import TokenLogprobs
 
 
 class Columns:
-    """Three packed columns as they go on the wire."""
+    """Logprobs as three packed columns, as they go on the wire."""
 
     __slots__ = ("logprobs", "top_ids", "top_logprobs")
 
@@ -43,7 +43,9 @@ class OutputLogprobs:
     __slots__ = ("_num_tokens", "columns", "cumulative")
 
     def __init__(self, num_tokens: int, cumulative: float) -> None:
-        """`num_tokens` and `cumulative`: what an earlier attempt has delivered."""
+        """Begin behind what an earlier attempt has delivered: `num_tokens` tokens, of logprobs that sum up to
+        `cumulative`.
+        """
         self._num_tokens = num_tokens
         self.cumulative = cumulative
         self.columns = Columns()

@@ -56,14 +56,14 @@ LAGGED = "the client did not read its output for too long"
 
 
 class Live(NamedTuple):
-    """A sequence that has no terminal yet."""
+    """Sequence that has no terminal yet."""
 
     stream: TextStream
     client: ConnectedClient
 
 
 class DetokenizerLoop:
-    """Does the work of the process, one `turn` at a time. Times are in seconds, of one monotonic clock."""
+    """Work loop of the process, one `turn` at a time. Times are in seconds, of one monotonic clock."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class DetokenizerLoop:
 
     @property
     def is_busy(self) -> bool:
-        """True if something waits that no socket will announce."""
+        """Tell whether something waits that no socket will announce."""
         return bool(self._unsent or self._mail)
 
     @property

@@ -21,28 +21,28 @@ MAX_UNREAD_RAW_BYTES = 64 << 20
 
 
 class Delivery(enum.Enum):
-    """Fate of a message."""
+    """Fate of a message to a peer."""
 
     SENT = enum.auto()
     FULL = enum.auto()
-    """The peer does not read; nothing was sent, try again later."""
+    """Fate of a message whose peer does not read; nothing was sent, try again later."""
     GONE = enum.auto()
-    """There is no such peer any more."""
+    """Fate of a message to a peer that is no more."""
 
 
 class Arrival(NamedTuple):
-    """A frame that has come."""
+    """A frame that has come from a peer."""
 
     peer: bytes
     """Routing id of its sender."""
     frame: bytes
     tenant: str
-    """Its sender's."""
+    """Name of its sender's tenant."""
 
 
 class PeerChannel(Protocol):
     def drain(self, limit: int) -> list[Arrival]:
-        """At most `limit` frames that have arrived. Never blocks."""
+        """Return at most `limit` frames that have arrived. Never blocks."""
 
     def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
         """Send without blocking, with the raw frames that follow a message."""
@@ -52,7 +52,7 @@ class PeerChannel(Protocol):
 
 
 class RouterChannel:
-    """A ROUTER that assigns the routing ids itself and says so when it cannot deliver.
+    """Socket of type ROUTER that assigns the routing ids itself and says so when it cannot deliver.
 
     NOTE: ROUTER_HANDOVER stays off: with it a peer could take over the routing id, and so the output, of
     another.
@@ -66,8 +66,8 @@ class RouterChannel:
         bind: Callable[[zmq.Socket[Any], str], None] = bind_private,
         tenant_of: Callable[[str], str] | None = None,
     ) -> None:
-        """`bind` replaces `bind_private` where other users may connect, and `tenant_of` says whose a key is
-        that one of them came with, or raises ValueError.
+        """Bind the socket. `bind` replaces `bind_private` where other users may connect, and `tenant_of` says
+        whose a key is that one of them came with, or raises ValueError.
         """
         self.bad_frames = BadFrames("client_out")
         self._tenant_of = tenant_of
@@ -128,8 +128,8 @@ class RouterChannel:
 
 
 class JoinedChannels:
-    """Several channels as one. Two sockets may give their peers the same id, so a byte in front of it says
-    which socket it is of.
+    """Several channels read and written as one. Two sockets may give their peers the same id, so a byte in
+    front of it says which socket it is of.
     """
 
     def __init__(self, channels: Sequence[PeerChannel]) -> None:
@@ -137,7 +137,7 @@ class JoinedChannels:
         self._channels = tuple(channels)
 
     def drain(self, limit: int) -> list[Arrival]:
-        """At most `limit` frames of each channel, so that a busy one starves no other."""
+        """Return at most `limit` frames of each channel, so that a busy one starves no other."""
         return [
             Arrival(bytes((number,)) + arrival.peer, arrival.frame, arrival.tenant)
             for number, channel in enumerate(self._channels)

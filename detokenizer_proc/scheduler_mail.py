@@ -15,5 +15,5 @@ class SchedulerMail(KeepingOutbox[AbortRequest | StopMatched]):
             self.add(AbortRequest(tuple(handles[start : start + MAX_ABORT_HANDLES])))
 
     def tell_matched(self, handle: bytes, num_tokens: int) -> None:
-        """A stop string was completed by so many output tokens."""
+        """Tell the scheduler that a stop string was completed by so many output tokens."""
         self.add(StopMatched(handle, num_tokens))

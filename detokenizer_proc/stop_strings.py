@@ -16,17 +16,23 @@ from detokenizer_proc.automaton import Automaton
 
 @lru_cache(maxsize=64)
 def automaton_of(stops: tuple[str, ...]) -> Automaton[str]:
-    """Find stop strings. Shared: the sequences of one request, and often of many, have the same."""
+    """Return the automaton of these stop strings. Shared: the sequences of one request, and often of many,
+    have the same.
+    """
     return Automaton(stops)
 
 
 class StopStringMatcher:
-    """Watches the text of one sequence. Costs nothing per character that begins no stop string."""
+    """Matcher of stop strings in the text of one sequence. Costs nothing per character that begins no stop
+    string.
+    """
 
     __slots__ = ("_automaton", "_first_characters", "_held", "_include", "_state")
 
     def __init__(self, stops: Sequence[str], *, include_match: bool) -> None:
-        """`include_match`: the matched string stays in the text. No stop string is empty."""
+        """Look for `stop` strings, none of them empty. `include_match`: the matched string stays in the
+        text.
+        """
         self._automaton = automaton_of(tuple(stops))
         self._first_characters = self._automaton.first_symbols
         self._include = include_match
@@ -39,10 +45,9 @@ class StopStringMatcher:
         return bool(self._held) or not self._first_characters.isdisjoint(piece)
 
     def push(self, piece: str, *, may_match: bool = True) -> tuple[str, str | None]:
-        """Take the next piece: (text that may go out, the stop string it completed or None).
-
-        With `may_match` False no stop string ends in this piece, though a later one may begin in it.
-        After a match nothing may be pushed.
+        """Take the next piece. Return (text that may go out, the stop string it completed or None). With
+        `may_match` False no stop string ends in this piece, though a later one may begin in it. After a match
+        nothing may be pushed.
         """
         if not self.concerns(piece):
             return piece, None

@@ -7,7 +7,9 @@ from runtime.wire.messages import TokenBatch
 
 
 def stop_positions(batch: TokenBatch, tokens: list[int]) -> set[int]:
-    """Where in the batch they stand. A stop token and the Closed that names it come in one batch."""
+    """Return where in the batch the stop tokens stand. A stop token and the Closed that names it come in one
+    batch.
+    """
     stop_tokens = {closed.handle: closed.stop_token for closed in batch.closed if closed.reason == "stop"}
     if not stop_tokens:
         return set()

@@ -23,12 +23,14 @@ from runtime.wire.format import unpack_ids
 
 @lru_cache(maxsize=64)
 def automaton_of(words: tuple[bytes, ...]) -> Automaton[array[int]]:
-    """Find words in packed ids. Shared: the sequences of one request, and often of many, have the same."""
+    """Return the automaton of these words in packed ids. Shared: the sequences of one request, and often of
+    many, have the same.
+    """
     return Automaton([array("i", unpack_ids(word).tolist()) for word in words])
 
 
 class StopWordMatcher:
-    """Watches the ids and the text of one sequence, for words and, where it has some, for strings too."""
+    """Matcher of words in the ids of one sequence and, where it has some, of stop strings in its text."""
 
     __slots__ = (
         "_automaton",
@@ -67,10 +69,9 @@ class StopWordMatcher:
         self._held = ""
 
     def push(self, token: int, piece: str, *, may_match: bool) -> tuple[str, str | None]:
-        """Take one token and its text: (text that may go out, the string or the text of the word that it
-        completed, or None).
-
-        With `may_match` False nothing ends here, though it may begin. After a match nothing may be pushed.
+        """Take one token and its text. Return (text that may go out, the string or the text of the word that
+        it completed, or None). With `may_match` False nothing ends here, though it may begin. After a match
+        nothing may be pushed.
         """
         self._starts.append(self._num_chars)
         self._tokens.append(token)

@@ -15,7 +15,7 @@ MAX_MESSAGE_FRAMES = 1024
 
 
 class TensorQueue:
-    """Queue of what waits for one client."""
+    """Queue of raw frames that wait for one client."""
 
     __slots__ = ("_waiting", "num_bytes")
 
@@ -24,7 +24,7 @@ class TensorQueue:
         self.num_bytes = 0
 
     def handles(self) -> frozenset[bytes]:
-        """The sequences of what waits."""
+        """Return the handles of the sequences whose frames wait."""
         return frozenset(entry.handle for entry, _ in self._waiting)
 
     def add(self, entry: TensorEntry, frame: Frame) -> None:
@@ -37,7 +37,9 @@ class TensorQueue:
         self.num_bytes = sum(_size(frame) for _, frame in self._waiting)
 
     def deliver(self, clients: Clients, client: ConnectedClient, now: float) -> bool:
-        """Send what waits, in order. False: not all of it could go; what is left stays as it is."""
+        """Send what waits, in order. Return False where not all of it could go; what is left stays as it
+        is.
+        """
         while self._waiting:
             entries, frames = self._next_message()
             if not clients.send_framed(client, TensorBatch(tuple(entries)), frames, now):
@@ -61,7 +63,7 @@ class TensorQueue:
 
 
 class Tensors:
-    """The queues of all clients for whom something waits."""
+    """Queues of all clients for whom raw frames wait."""
 
     def __init__(self) -> None:
         self._queues: dict[ConnectedClient, TensorQueue] = {}
@@ -74,7 +76,7 @@ class Tensors:
         return 0 if queue is None else queue.num_bytes
 
     def handles(self, client: ConnectedClient) -> frozenset[bytes]:
-        """The sequences of what waits for a client."""
+        """Return the handles of the sequences whose frames wait for a client."""
         queue = self._queues.get(client)
         return frozenset() if queue is None else queue.handles()
 
@@ -88,7 +90,7 @@ class Tensors:
         self._queues.pop(client, None)
 
     def deliver(self, clients: Clients, client: ConnectedClient, now: float) -> bool:
-        """Send what waits for a client, in order. False: not all of it could go."""
+        """Send what waits for a client, in order. Return False where not all of it could go."""
         queue = self._queues.get(client)
         if queue is None:
             return True

@@ -31,14 +31,16 @@ class Outgoing(Protocol):
     """True if the queue has it already."""
 
     def output(self) -> SequenceOutput:
-        """Everything that has not been sent. Changes nothing."""
+        """Return everything that has not been sent. Changes nothing."""
 
     def mark_sent(self) -> None:
-        """The last `output` has gone out."""
+        """Note that the last `output` has gone out."""
 
 
 class TextStream:
-    """Takes tokens until it is matched or finished; gives what is new since the last `mark_sent`."""
+    """Stream of one sequence: takes tokens until it is matched or finished; gives what is new since the last
+    `mark_sent`.
+    """
 
     __slots__ = (
         "_decoder",
@@ -69,7 +71,7 @@ class TextStream:
         decoder: IncrementalDecoder,
         word_text: Callable[[Sequence[int]], str],
     ) -> None:
-        """`word_text` gives the text of a stop word."""
+        """Begin without tokens. `word_text` gives the text of a stop word."""
         self.handle = opened.handle
         self.label = opened.label
         self.stream = opened.stream
@@ -105,12 +107,14 @@ class TextStream:
 
     @property
     def num_prompt_bytes(self) -> int:
-        """Size of the prompt's logprobs that are still to be sent."""
+        """Bytes of the prompt's logprobs that are still to be sent."""
         return 0 if self._prompt is None else self._prompt.num_bytes
 
     @property
     def num_missing_chars(self) -> int:
-        """Characters that an earlier attempt is said to have delivered and that have not come up again."""
+        """Number of characters that an earlier attempt is said to have delivered and that have not come up
+        again.
+        """
         return self._num_skip
 
     def replay(self, output_ids: list[int], num_chars: int, cumulative_logprob: float) -> bool:
@@ -250,7 +254,7 @@ class TextStream:
 
 
 class Refusal:
-    """The terminal of a sequence that never had a stream."""
+    """Terminal of a sequence that never had a stream."""
 
     __slots__ = ("_output", "is_queued")
 
@@ -262,4 +266,4 @@ class Refusal:
         return self._output
 
     def mark_sent(self) -> None:
-        """Nothing to do: it is sent once."""
+        """Do nothing: it is sent once."""

@@ -16,30 +16,30 @@ from runtime.wire.messages import Finish
 
 MAX_KEPT = 1000
 PAGE_SIZE = 100
-"""Timelines of an answer to who asks for all."""
+"""Number of timelines in an answer to who asks for all."""
 
 
 class Timeline(Struct, frozen=True):
-    """One sequence. Without its text."""
+    """Moments of one sequence, without its text."""
 
     label: str
     trace_id: str
     index: int
-    """Its number in the request;"""
+    """Number of the sequence in its request."""
     attempt: int
-    """how often it was made again."""
+    """Number of times that the sequence was made again."""
     started_s: float
-    """Seconds since 1970 of the first of its stamps;"""
+    """Moment of the first stamp, in seconds since 1970."""
     clock_s: float
-    """the same moment by CLOCK_MONOTONIC of the machine that serves."""
+    """Moment of the first stamp, by CLOCK_MONOTONIC of the machine that serves."""
     reason: str
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     stamps: list[tuple[str, float, int]]
-    """Name, seconds since the first, value: see runtime.wire.perf_metrics.Stamp."""
+    """Stamps as (name, seconds since the first, value): see runtime.wire.perf_metrics.Stamp."""
     number: int = 0
-    """Counts those of its detokenizer."""
+    """Number of the timeline among those of its detokenizer."""
 
 
 class Timelines:
@@ -80,11 +80,11 @@ class Timelines:
         )
 
     def of(self, label: str) -> list[Timeline]:
-        """Those of the sequences of requests with this label, the oldest first."""
+        """Return the timelines of the sequences of requests with this label, the oldest first."""
         return [timeline for timeline in self._kept if timeline.label == label]
 
     def after(self, number: int) -> list[Timeline]:
-        """The next PAGE_SIZE of those behind this number, the oldest first."""
+        """Return the next PAGE_SIZE timelines behind this number, the oldest first."""
         num_new = min(max(0, self._num_added - number), len(self._kept))
         begin = len(self._kept) - num_new
         return list(islice(self._kept, begin, begin + PAGE_SIZE))

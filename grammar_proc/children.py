@@ -78,7 +78,7 @@ class CompileChild:
     def __init__(self, link: socket.socket) -> None:
         link.setblocking(False)
         self.pid = 0
-        """0: it is not there yet."""
+        """Process id; 0: it is not there yet."""
         self.is_demoted = False
         self.key: bytes | None = None
         """Key of the guide that it tries."""

@@ -23,9 +23,9 @@ class Argument:
     name: str
     is_required: bool
     schema: Any = None
-    """Schema of its JSON. None: it is a text,"""
+    """Schema of the argument's JSON. None: it is a text."""
     texts: tuple[str, ...] = ()
-    """one of these; empty for any."""
+    """Texts that the argument may be, where it is one; empty: any text."""
 
 
 def tagged_arguments(element: tags.TaggedArguments, schema: Any) -> list[Argument]:

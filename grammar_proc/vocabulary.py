@@ -52,7 +52,7 @@ class GrammarVocabulary:
         ends = np.zeros((self._num_words, WORD_BITS), np.uint8)
         ends.flat[list(self._tokenizer.eos_tokens)] = 1
         self._others: IntArray = ~np.packbits(ends, bitorder="little").view(np.int32)
-        """[words] all ids but those that llguidance takes for the end of a text."""
+        """Mask [words] of all ids but those that llguidance takes for the end of a text."""
 
     def compile(self, grammar: str) -> llguidance.LLMatcher:
         """Return a matcher at the beginning of a grammar that was tried; look whether it `is_error`. Other

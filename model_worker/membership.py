@@ -31,15 +31,15 @@ class Membership(NamedTuple):
 
     layout: Layout
     group: RankGroup
-    """Ranks of its stage."""
+    """Group of the ranks of the process's stage."""
     world: RankGroup
-    """All ranks of all stages."""
+    """Group of all ranks of all stages."""
     link: StageLink | None = None
-    """Where there are several stages: those beside its own."""
+    """Link to the stages beside its own, where there are several."""
 
     @staticmethod
     def of_one_stage(group: RankGroup) -> Membership:
-        """Return that of a rank whose group has the whole model."""
+        """Return the membership of a rank whose group has the whole model."""
         return Membership(Layout(tp_rank=group.rank, tp_size=group.size), group, group)
 
     def close(self) -> None:

@@ -38,10 +38,10 @@ class RankView:
 
 
 class RankMethods:
-    """Runs calls, one at a time."""
+    """Runner of calls to this rank, one at a time."""
 
     def __init__(self, view: RankView, extension: object | None = None) -> None:
-        """`extension`: an object whose public methods may be called."""
+        """Take calls. `extension`: an object whose public methods may be called."""
         self.view = view
         self._extension = extension
 

@@ -35,7 +35,7 @@ class Features(NamedTuple):
 
     factories: tuple[FeatureFactory, ...]
     step_cost: StepCost | None
-    """To be told how long steps take; None where no request guesses."""
+    """Cost of steps, to be told how long each takes; None where no request guesses."""
 
 
 def make_features(

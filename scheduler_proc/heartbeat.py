@@ -19,18 +19,22 @@ class Heartbeat:
         self._next_at = 0.0
 
     def beat(self) -> None:
-        """From within a wait: the process lives; but for the steps its figures are those of the last turn."""
+        """Show from within a wait that the process lives; but for the steps its figures are those of the last
+        turn.
+        """
         if self._loop is not None:
             self._fields |= self._loop.progress()
         self._context.beat(**self._fields)
 
     def show_profile(self, is_profiling: bool) -> None:
-        """Write it at once: from now on the HTTP server samples all requests, or no longer."""
+        """Show at once that a profile is being taken, or no longer: from now on the HTTP server samples all
+        requests, or only its share.
+        """
         self._fields["is_profiling"] = is_profiling
         self._context.beat(force=True, **self._fields)
 
     def show_pause(self, is_paused: bool) -> None:
-        """Write it at once: whoever takes the place of this process reads it from the page."""
+        """Show the pause at once: whoever takes the place of this process reads it from the page."""
         self._fields["is_paused"] = is_paused
         self._context.beat(force=True, **self._fields)
 

@@ -20,11 +20,12 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGES_PER_STEP = 256
 RETRY_S = 0.002
-"""Pause when requests live but nothing can be done: a detokenizer has no room, or a feature is not ready. So
-short that a deadline needs no timer.
+"""Seconds of pause when requests live but nothing can be done: a detokenizer has no room, or a feature is not
+ready. So short that a deadline needs no timer.
 """
 PAUSED_S = 0.02
-"""The same while generation is paused, which may take long: a deadline may be kept so much too late."""
+"""Seconds of pause while generation is paused, which may take long: a deadline may be kept so much too late.
+"""
 CHECK_AFTER_IDLE_S = 1.0
 
 
@@ -42,7 +43,7 @@ class SchedulerLoad(NamedTuple):
 
 
 class SchedulerLoop:
-    """`turn` until told to stop."""
+    """Work loop of the process: `turn` until told to stop."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -53,7 +54,9 @@ class SchedulerLoop:
         self._keep_accounts()
 
     def turn(self) -> float:
-        """One step. Returns the seconds to wait for a message before the next turn; 0.0: there is work."""
+        """Take one turn. Returns the seconds to wait for a message before the next turn; 0.0: there is
+        work.
+        """
         # Who has no room for answers is asked nothing: requests then pile up where they are refused.
         is_full = self._scheduler.output.is_full
         messages = [] if is_full else self._port.drain(MAX_MESSAGES_PER_STEP)
@@ -105,11 +108,11 @@ class SchedulerLoop:
         )
 
     def progress(self) -> dict[str, int]:
-        """Steps, by which the launcher tells a slow worker from a stuck one."""
+        """Number of steps, by which the launcher tells a slow worker from a stuck one."""
         return {"num_launched": self._scheduler.num_steps, "num_finished": self._scheduler.num_committed}
 
     def status(self) -> dict[str, int | float | bytes]:
-        """The scheduler's part of its slot on the status page."""
+        """Return the scheduler's part of its slot on the status page."""
         lifecycle, kv = self._scheduler.lifecycle, self._scheduler.kv
         return {
             **self.load()._asdict(),

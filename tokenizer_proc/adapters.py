@@ -30,20 +30,22 @@ from runtime.wire.plan import NO_LORA, AdapterPiece, AdapterRef
 PARAM = "lora_request"
 TABLE_PARAM = "prompt_adapter_request"
 TASK = {"lora": "task", "prompt": "table"}
-"""Names of those that came with requests, without their numbers."""
+"""Beginnings of the names of adapters that came with requests; their numbers follow."""
 MAX_KNOWN = 4096
-"""Directories whose version is remembered."""
+"""Number of directories whose version is remembered."""
 PARAMS = {"lora": "lora_config", "prompt": "prompt_tuning_config"}
 INCOMING_S = 600.0
-"""How long an upload may rest before it is given up."""
+"""Seconds that an upload may rest before it is given up."""
 PieceAnswer: TypeAlias = dict[str, int | bool]
 
 
 class InlineAdapters:
-    """Asked in the tokenizer's thread. Whoever may generate may put what belongs to its own key."""
+    """Adapters whose weights come with requests. Asked in the tokenizer's thread. Whoever may generate may
+    put what belongs to its own key.
+    """
 
     def __init__(self, folder: Path, max_rank: int, max_bytes: int) -> None:
-        """`max_bytes`: of one adapter's weights."""
+        """Keep adapters in `folder`. `max_bytes`: of one adapter's weights."""
         self._folder = folder
         self._max_rank = max_rank
         self._max_bytes = max_bytes
@@ -167,8 +169,8 @@ def not_resident(kind: str, number: int) -> AdapterNotResident:
 
 
 class AdapterTable:
-    """`listed`: adapters that are served by name; None: no adapters are served. `inline`: those that came
-    with requests.
+    """Table of what adapters requests may name. `listed`: adapters that are served by name; None: no adapters
+    are served. `inline`: those that came with requests.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from runtime.wire.status_page import ProcessStatus
 from tokenizer_proc.validation import QueueBound
 
 DRAIN_RETRY_S = 5.0
-"""When to ask again a server that is shutting down: whatever takes its place has to start."""
+"""Seconds after which to ask again a server that is shutting down: whatever takes its place has to start."""
 
 
 class SentCount:
@@ -64,17 +64,17 @@ class OnWay:
         self._num_sent = 0
 
     def begin(self, tenant: str, count: int) -> None:
-        """Sequences of `tenant` are let through; their prompt is to be encoded."""
+        """Count sequences of `tenant` that are let through; their prompt is to be encoded."""
         self.num_encoding += count
         self._encoding[tenant] += count
 
     def end(self, tenant: str, count: int) -> None:
-        """Their prompt is encoded, or cannot be."""
+        """Count off sequences whose prompt is encoded, or cannot be."""
         self.num_encoding -= count
         self._encoding[tenant] -= count
 
     def pass_on(self, tenant: str, count: int) -> None:
-        """Sequences of `tenant` are sent to the scheduler."""
+        """Count sequences of `tenant` that are sent to the scheduler."""
         self.num_passed_on += count
         self._sent.append((tenant, count))
         self._num_of[tenant] += count
@@ -125,7 +125,7 @@ class QueueAdmission:
 
     @property
     def num_sent(self) -> int:
-        """Sequences let through since the start: on the way to the scheduler, or being encoded."""
+        """Number of sequences let through since the start: on the way to the scheduler, or being encoded."""
         return self.on_way.num_passed_on + self.on_way.num_encoding
 
     @property
@@ -134,11 +134,13 @@ class QueueAdmission:
         return self._scheduler_status().max_len
 
     def is_new(self, request: GenerateRequest) -> bool:
-        """Return False for one that is made again after a restart: it was let in once and is not refused."""
+        """Return False for a request that is made again after a restart: it was let in once and is not
+        refused.
+        """
         return not (attempt_of(request.handle) and self._is_recovering())
 
     def check(self, request: GenerateRequest) -> None:
-        """Raises Overloaded when there is no room, or will be none."""
+        """Check that there is room for a request. Raises Overloaded when there is none, or will be none."""
         if self._is_draining():
             raise Overloaded("the server is shutting down", code="shutting_down", retry_after_s=DRAIN_RETRY_S)
         status = self._scheduler_status()

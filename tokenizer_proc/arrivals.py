@@ -22,11 +22,13 @@ from tokenizer_proc.sequences import sequence_handles
 from tokenizer_proc.turns import Turns
 
 MAX_TENANT_CHARS = 1 << 24
-"""Characters of texts that wait, one tenant's: some ten seconds of work. One text may always."""
+"""Most characters of one tenant's texts that wait: some ten seconds of work. One text may always."""
 MAX_ALL_CHARS = 1 << 26
-"""All tenants': each may have as much as is free, at most, so that the next one finds some."""
+"""Most characters of all tenants' texts that wait: each may have as much as is free, at most, so that the
+next one finds some.
+"""
 MAX_TENANT_MESSAGES = 8192
-"""Messages of one tenant that wait; a further request is refused."""
+"""Most messages of one tenant that wait; a further request is refused."""
 # Not even that: so many come from somebody who waits for no answers.
 MAX_TENANT_REFUSALS = 1 << 16
 # What a message costs in a chat template, as characters to encode: 3 us (measured with the demo's).
@@ -48,7 +50,9 @@ class Arrived:
     message: GenerateRequest | AbortRequest | ControlRequest
     receipt: Receipt
     refusal: RateLimited | None = None
-    """It is to be refused; of a request nothing is kept but what that takes."""
+    """Error that the request is refused with; nothing of it is kept but what that takes. None: it is not
+    refused.
+    """
 
 
 class Arrivals:
@@ -70,7 +74,7 @@ class Arrivals:
         return turns.num_of(OWNER) < MAX_TENANT_MESSAGES and turns.cost_of(OWNER) < MAX_TENANT_CHARS
 
     def take(self) -> Arrived:
-        """Return what is next. Raises IndexError when there is nothing."""
+        """Return the message that is next. Raises IndexError when there is none."""
         arrived = self._turns.pop()
         if isinstance(arrived.message, GenerateRequest):
             self._tenant_of.pop(request_key(arrived.message.handle), None)
@@ -92,7 +96,7 @@ class Arrivals:
         *,
         is_again: bool = False,
     ) -> None:
-        """Let it wait. `is_again`: it is a request that was let in before, and finds room for long."""
+        """Let a message wait. `is_again`: it is a request that was let in before, and finds room for long."""
         tenant = message.tenant
         if tenant != OWNER:
             fault = self._fault_of(message)

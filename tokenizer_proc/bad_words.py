@@ -16,8 +16,8 @@ _MAX_WORDS_IDS = 3 * MAX_WORDS
 def with_bad_words_as_ids(
     sampling: SamplingParams, tokenizer: PromptEncoder, vocab_size: int
 ) -> SamplingParams:
-    """`sampling` with its bad words among its bad_words_ids, each as it is spelled at the beginning of a text
-    and behind a space. Raises InvalidRequest naming bad_words.
+    """Return `sampling` with its bad words among its bad_words_ids, each as it is spelled at the beginning of
+    a text and behind a space. Raises InvalidRequest naming bad_words.
     """
     if not sampling.bad_words:
         return sampling

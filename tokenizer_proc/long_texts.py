@@ -35,11 +35,11 @@ class LongPrompt:
     """Characters of its text; of a conversation, without those that its template writes."""
     ids: Future[IntArray]
     aborted: set[bytes] = field(default_factory=set)
-    """Its sequences whose abort has passed meanwhile; it is repeated behind the request."""
+    """Sequences of it whose abort has passed meanwhile; it is repeated behind the request."""
 
 
 class LongTexts:
-    """Used by the work loop alone."""
+    """Long texts that wait or are being encoded. Used by the work loop alone."""
 
     def __init__(self) -> None:
         self._shorter = _FairThread("long-texts")
@@ -57,7 +57,7 @@ class LongTexts:
         return iter(self._all)
 
     def num_chars(self, tenant: str) -> int:
-        """Return what this tenant has waiting and in work."""
+        """Return how many characters this tenant has waiting and in work."""
         return self._num_chars[tenant]
 
     def check_room(self, job: Job, num_chars: int) -> None:
@@ -100,7 +100,7 @@ class LongTexts:
         self.total_chars += num_chars
 
     def take_done(self) -> list[LongPrompt]:
-        """Return those whose ids are there, or whose encoding has failed."""
+        """Return the texts whose ids are there, or whose encoding has failed, and forget them."""
         done = [long for long in self if long.ids.done()]
         for long in done:
             del self._all[long]

@@ -52,7 +52,7 @@ class _TextPrompt:
 
 
 class TokenizerLoop:
-    """Does the work of the process, one `turn` at a time."""
+    """Work loop of the process, one `turn` at a time."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ class TokenizerLoop:
 
     @property
     def num_encoding(self) -> int:
-        """Sequences whose prompts are being encoded."""
+        """Number of sequences whose prompts are being encoded."""
         return self._admission.on_way.num_encoding
 
     @property
     def num_sent(self) -> int:
-        """Sequences let through since the start: on the way to the scheduler, or being encoded."""
+        """Number of sequences let through since the start: on the way to the scheduler, or being encoded."""
         return self._admission.num_sent
 
     @property

@@ -14,22 +14,24 @@ class Receipt:
     """One moment by two clocks."""
 
     monotonic_s: float
-    """CLOCK_MONOTONIC, which all processes of the machine share."""
+    """Moment by CLOCK_MONOTONIC, which all processes of the machine share."""
     wall_s: float
-    """Seconds since 1970."""
+    """Moment in seconds since 1970."""
 
     @staticmethod
     def now() -> Receipt:
         return Receipt(time.monotonic(), time.time())
 
     def arrived_s(self, arrival_time: float) -> float:
-        """CLOCK_MONOTONIC of `arrival_time`, in seconds since 1970. The receipt itself where that is 0, in
-        the future or absurd.
+        """Return, by CLOCK_MONOTONIC, the moment `arrival_time`, which is in seconds since 1970. The receipt
+        itself where that is 0, in the future or absurd.
         """
         age_s = self.wall_s - arrival_time
         is_sensible = 0.0 <= age_s <= min(MAX_AGE_S, self.monotonic_s)
         return self.monotonic_s - age_s if is_sensible else self.monotonic_s
 
     def deadline_s(self, time_limit_ms: int) -> float:
-        """CLOCK_MONOTONIC at which the limit is over; 0.0 for a limit of 0, which is none."""
+        """Return the moment, by CLOCK_MONOTONIC, at which the limit is over; 0.0 for a limit of 0, which is
+        none.
+        """
         return self.monotonic_s + time_limit_ms / 1000 if time_limit_ms else 0.0

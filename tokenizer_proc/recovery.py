@@ -10,7 +10,9 @@ RECOVERY_S = 120.0
 
 
 def is_recovering(page: StatusPage, now_ns: int) -> bool:
-    """Tell whether one or the other was less than RECOVERY_S ago. `now_ns`: CLOCK_MONOTONIC."""
+    """Tell whether a process was replaced, or a client came back, less than RECOVERY_S ago. `now_ns`:
+    CLOCK_MONOTONIC.
+    """
     times = [page.read("detokenizer", index).recovery_ns for index in range(page.counts["detokenizer"])]
     latest_ns = max(page.read("launcher").recovery_ns, *times)
     return bool(latest_ns) and now_ns - latest_ns < RECOVERY_S * 1e9

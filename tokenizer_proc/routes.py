@@ -23,7 +23,7 @@ class Routes:
     """The scheduler, and the detokenizer of each client, from which every answer comes."""
 
     def __init__(self, scheduler: Outbox, detokenizers: Sequence[Outbox]) -> None:
-        """`detokenizers` in the order of their indexes."""
+        """Send to these. `detokenizers` in the order of their indexes."""
         self.scheduler = KeepingOutbox[Message](scheduler.send)
         self._detokenizers = [KeepingOutbox[Message](outbox.send) for outbox in detokenizers]
 

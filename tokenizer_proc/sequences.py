@@ -32,25 +32,25 @@ MAX_INDEX = (1 << 16) - 1
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request that was let through."""
+    """Request that was let through, with what is known of it by then."""
 
     request: GenerateRequest
     handles: tuple[bytes, ...]
-    """One for each sequence."""
+    """Handles of the request's sequences, one for each."""
     sampling: SamplingParams
-    """The request's, with bad words as ids."""
+    """Sampling parameters of the request, with bad words as ids."""
     arrived_s: float
     deadline_s: float
     received_s: float
-    """When the tokenizer has read it."""
+    """Moment at which the tokenizer has read the request."""
     is_again: bool
-    """It is made again after a restart."""
+    """True if the request is made again after a restart."""
     prediction_ids: bytes = b""
-    """Packed: the request's prediction."""
+    """Token ids, packed, of the request's prediction."""
     adapter: AdapterRef | None = None
-    """The request's, with its version."""
+    """Adapter of the request, with its version."""
     prompt_table: AdapterRef | None = None
-    """Likewise."""
+    """Prompt table of the request, with its version."""
 
     @property
     def num_in_front(self) -> int:
@@ -101,7 +101,7 @@ class JobMaker:
 
 
 def sequence_handles(request: GenerateRequest) -> tuple[bytes, ...]:
-    """The request's own handle and the next ones, as far as indexes go."""
+    """Return the request's own handle and the next ones, as far as indexes go."""
     handle, count = request.handle, request.sampling.n
     if count == 1:
         return (handle,)

@@ -1,4 +1,4 @@
-"""The stamp on what comes over TCP: whose it is."""
+"""The stamp that a tokenizer puts on a message over TCP: whose it is."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """The next item is one of the tenant that has had the least work done, as start-time fair queueing has
-    it: who comes anew begins where the others are, so nobody saves anything up, and a tenant with one short
-    text waits for no more than what is in work, however much others have sent. Items of one tenant keep their
-    order.
+    """Queue whose next item is one of the tenant that has had the least work done, as start-time fair
+    queueing has it: who comes anew begins where the others are, so nobody saves anything up, and a tenant
+    with one short text waits for no more than what is in work, however much others have sent. Items of one
+    tenant keep their order.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Turns(Generic[T]):
         return self._num_items
 
     def cost_of(self, tenant: str) -> int:
-        """Return the sum of what this tenant has waiting."""
+        """Return the summed cost of what this tenant has waiting."""
         return self._costs[tenant]
 
     def num_of(self, tenant: str) -> int:
@@ -43,7 +43,7 @@ class Turns(Generic[T]):
         return len(self._queues.get(tenant, ()))
 
     def items(self) -> Iterator[tuple[str, list[T]]]:
-        """Items that each tenant has waiting, in its order."""
+        """Return the items that each tenant has waiting, in its order."""
         for tenant, queue in list(self._queues.items()):
             yield tenant, [item for item, _ in queue]
 

@@ -35,7 +35,7 @@ PromptField = Literal["text", "input_ids", "messages"]
 RETRY_AFTER_S = 1.0
 EXTRA_ID_BYTES = 8
 MAX_PREDICTION_CHARS = 1 << 16
-"""50 ms of encoding."""
+"""Most characters of a prediction: 50 ms of encoding."""
 READ_ONLY = frozenset(("server_info", "iteration_stats", "request_stats"))
 """Operations that may be asked of a ring without changing anything."""
 
@@ -47,15 +47,15 @@ class Validator:
     """Checks requests against one model."""
 
     vocab_size: int
-    """Ids that the model has an embedding for."""
+    """Number of ids that the model has an embedding for."""
     context_length: int
-    """Longest sequence, prompt and output, that the model takes."""
+    """Tokens of the longest sequence, prompt and output, that the model takes."""
     takes_text: bool = True
-    """There is a tokenizer."""
+    """True if there is a tokenizer."""
     task: Task = "generate"
     """Task that the model is served for."""
     max_prompt_len: int | None = None
-    """Tokens of a prompt that is computed whole, in one step. None: it may be computed in chunks."""
+    """Most tokens of a prompt that is computed whole, in one step. None: it may be computed in chunks."""
 
     def check_request(self, request: GenerateRequest) -> PromptField:
         """Check what needs no tokenizer; say which field holds the prompt. Raises InvalidRequest."""
@@ -102,7 +102,7 @@ class Validator:
             raise InvalidRequest("messages: at least one is needed", param="messages")
 
     def template_kwargs(self, request: GenerateRequest) -> dict[str, object]:
-        """Further variables of the chat template. Raises InvalidRequest."""
+        """Return further variables of the chat template. Raises InvalidRequest."""
         if not request.template_kwargs:
             return {}
         try:
@@ -117,7 +117,7 @@ class Validator:
         return decode_tools(request.tools)
 
     def input_ids(self, request: GenerateRequest, num_virtual: int = 0) -> IntArray:
-        """The ids of a prompt that came as ids, which may address so many virtual tokens. Raises
+        """Return the ids of a prompt that came as ids, which may address so many virtual tokens. Raises
         InvalidRequest.
         """
         assert request.input_ids is not None

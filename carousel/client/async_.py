@@ -75,13 +75,13 @@ class AsyncClient(AsyncControlCalls):
 
     @property
     def is_connected(self) -> bool:
-        """The server has answered and the connection has not ended since."""
+        """True if the server has answered and the connection has not ended since."""
         connection = None if self._session is None else self._session.connection
         return connection is not None and connection.opened.done() and connection.error is None
 
     @property
     def error(self) -> CarouselError | None:
-        """Why the connection has ended; None while it has not."""
+        """Reason why the connection has ended; None while it has not."""
         return None if self._session is None else self._session.connection.error
 
     @property
@@ -91,7 +91,7 @@ class AsyncClient(AsyncControlCalls):
 
     @property
     def num_in_flight(self) -> int:
-        """Sequences of this client that have not ended."""
+        """Number of this client's sequences that have not ended."""
         return 0 if self._session is None else self._session.num_in_flight
 
     @property
@@ -138,9 +138,8 @@ class AsyncClient(AsyncControlCalls):
         timeout: float | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Embedding:
-        """The vector of one text, or of token ids, from a server of --task embed. Cancelling aborts it.
-
-        `truncate_prompt_tokens` as in SamplingParams; `timeout` is in seconds. Raises: as `generate`.
+        """Return the vector of one text, or of token ids, from a server of --task embed. Cancelling aborts
+        it. `truncate_prompt_tokens` as in SamplingParams; `timeout` is in seconds. Raises: as `generate`.
         """
         sampling = embedding_params(truncate_prompt_tokens)
         return embedding_of(await self.generate(prompt, sampling, timeout=timeout, task="embed", **options))

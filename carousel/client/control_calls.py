@@ -26,7 +26,7 @@ from runtime.wire.stats import IterationStats, RequestStatsPerIteration
 
 CONTROL_TIMEOUT_S = 10.0
 CALL_GRACE_S = 5.0
-"""Time that the scheduler's word about a call of ranks has to come, beyond that of the call."""
+"""Seconds beyond the time of a call of ranks in which the scheduler's word about it has to come."""
 
 
 class ControlCalls:

@@ -18,7 +18,7 @@ from carousel.client.sync import Client
 from runtime.wire.sampling_params import SamplingParams
 
 LINE_S = 5.0
-"""Between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 class LLM(Client):

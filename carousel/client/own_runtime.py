@@ -23,21 +23,23 @@ from runtime.settings.keywords import flags_of_keywords, given_settings
 POLL_S = 0.05
 STOP_TIMEOUT_S = 10.0
 MAX_QUEUED = 1 << 20
-"""Nobody else shares this runtime, so it queues whatever its one caller has."""
+"""Most requests that the runtime queues: nobody else shares it, so it queues whatever its one caller has."""
 DEFAULTS = {
     "max_queued_requests": MAX_QUEUED,
     "max_queued_requests_per_client": MAX_QUEUED,
     "queue_timeout": 0.0,
     "log_level": "warning",
 }
-"""Settings that are so here, unless the caller says something else."""
+"""Settings of such a runtime, unless the caller says something else."""
 
 
 class OwnRuntime:
     """A runtime that serves this process alone: the child process that is its launcher, and its words."""
 
     def __init__(self, model: str | Path, settings: dict[str, Any]) -> None:
-        """Start it. Raises ConfigError, before anything is started, for an unknown or wrong setting."""
+        """Start the runtime. Raises ConfigError, before anything is started, for an unknown or wrong
+        setting.
+        """
         flags = flags_of_keywords({**given_settings(settings, DEFAULTS), "model": model})
         self.run_dir = Path(tempfile.mkdtemp(prefix="carousel-llm-"))
         self._owner_pid = os.getpid()
@@ -66,7 +68,9 @@ class OwnRuntime:
         self._reader.start()
 
     def wait_ready(self) -> None:
-        """The launcher limits the time. Raises StartError when it gives up."""
+        """Wait until the runtime is ready; the launcher limits the time. Raises StartError when it gives
+        up.
+        """
         while self._state() != "ready":
             if self._process.poll() is not None:
                 self._reader.join(STOP_TIMEOUT_S)
@@ -89,7 +93,7 @@ class OwnRuntime:
         return f"the runtime could not start: {reason}"
 
     def stop(self) -> None:
-        """End it and remove its files. Idempotent."""
+        """End the runtime and remove its files. Idempotent."""
         if os.getpid() != self._owner_pid:
             return  # a forked child has a copy of the object, but the runtime is its parent's
         self._process.terminate()

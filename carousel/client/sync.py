@@ -178,10 +178,9 @@ class Client(ControlCalls):
         timeout: float | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Embedding | list[Embedding]:
-        """The vector of one text, or of several in their order, from a server of --task embed.
-
-        A text may be given as token ids. `truncate_prompt_tokens` as in SamplingParams; `timeout` and errors
-        as for `generate`.
+        """Return the vector of one text, or of several in their order, from a server of --task embed. A text
+        may be given as token ids. `truncate_prompt_tokens` as in SamplingParams; `timeout` and errors as for
+        `generate`.
         """
         sampling = embedding_params(truncate_prompt_tokens)
         done = self._generate(prompt, sampling, timeout, _ignore, task="embed", **options)

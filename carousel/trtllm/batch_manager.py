@@ -30,9 +30,9 @@ from runtime.wire.stats import batch_manager_record
 logger = logging.getLogger(__name__)
 
 TURN_S = 0.005
-"""A turn without responses: how soon a new request or a stop signal is seen."""
+"""Seconds of a turn without responses: how soon a new request or a stop signal is seen."""
 COMPLAINT_S = 1.0
-"""A callback that raises at each turn is reported so often."""
+"""Seconds between two reports of a callback that raises at each turn."""
 STATS_TIMEOUT_S = 1.0
 UNBOUNDED = -1
 MODEL_TYPES = {
@@ -40,30 +40,32 @@ MODEL_TYPES = {
     "InflightBatching": "inflight",
     "InflightFusedBatching": "inflight_fused",
 }
-"""TrtGptModelType -> the setting batching_type."""
+"""Value of the setting batching_type by TrtGptModelType."""
 POLICIES = ("MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH")
 
 GetInferenceRequests: TypeAlias = Callable[[int], Iterable[InferenceRequest]]
-"""At most so many new requests; a negative number: as many as there are. Must not block."""
+"""Callback that returns at most so many new requests; a negative number: as many as there are. Must not
+block.
+"""
 SendResponse: TypeAlias = Callable[[int, list[NamedTensor], bool, str], None]
-"""(request id, output tensors, whether it is the last response, error or "")."""
+"""Callback of (request id, output tensors, whether it is the last response, error or "")."""
 PollStopSignal: TypeAlias = Callable[[], Collection[int]]
-"""Ids of requests to stop; others than those in flight have no effect."""
+"""Callback that returns ids of requests to stop; others than those in flight have no effect."""
 ReturnStats: TypeAlias = Callable[[str], None]
-"""Statistics as a JSON object."""
+"""Callback of statistics as a JSON object."""
 
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
     request_id: int
-    """The caller's."""
+    """Id that the caller chose."""
     executor_id: int
     tensors: OutputTensors
     is_stopping: bool = False
 
 
 class BatchManager:
-    """Calls its callbacks from one thread of its own, one at a time. Close it, or use a `with` block."""
+    """Thread that calls its callbacks, one at a time. Close it, or use a `with` block."""
 
     def __init__(
         self,

@@ -34,8 +34,8 @@ SHUT_DOWN = "the executor was shut down"
 
 
 class GenerationExecutor(StatsReader):
-    """Any thread and any event loop may use one. Make it with `create`; it ends with `shutdown`, the `with`
-    block or the process, or when it is dropped.
+    """Executor of requests, which any thread and any event loop may use. Make it with `create`; it ends with
+    `shutdown`, the `with` block or the process, or when it is dropped.
     """
 
     def __init__(
@@ -231,9 +231,8 @@ class GenerationExecutor(StatsReader):
         return self.enqueue_requests([request])[0]
 
     def enqueue_requests(self, requests: Sequence[GenerationRequest]) -> list[int]:
-        """Enqueue in order; their ids. When one is wrong in itself, none is enqueued.
-
-        Raises: as `submit`. An error between them, such as Overloaded, aborts those before it.
+        """Enqueue in order and return the ids. When one is wrong in itself, none is enqueued. Raises: as
+        `submit`. An error between them, such as Overloaded, aborts those before it.
         """
         if len(set(map(id, requests))) < len(requests):
             raise InvalidRequest("requests: the same one stands there twice", param="requests")
@@ -277,26 +276,27 @@ class GenerationExecutor(StatsReader):
         return self._board.take_of(request_id, timeout)
 
     def num_responses_ready(self, request_id: int | None = None) -> int:
-        """How many enqueued requests have a response to collect; of one request, 1 or 0."""
+        """Return how many enqueued requests have a response to collect; of one request, 1 or 0."""
         return self._board.num_ready(request_id)
 
     # -- the whole -------------------------------------------------------------------------------------------
 
     def max_in_flight(self) -> int:
-        """How many sequences the runtime lets one caller have waiting without refusing any."""
+        """Return how many sequences the runtime lets one caller have waiting without refusing any."""
         return self._session.max_in_flight()
 
     @property
     def error(self) -> CarouselError | None:
-        """Why nothing can be asked any more: what ended the runtime, or `shutdown`; None while it lives."""
+        """Reason why nothing can be asked any more: what ended the runtime, or `shutdown`; None while it
+        lives.
+        """
         if not self._end.alive:
             return RingClosed(SHUT_DOWN)
         return self._session.connection.error
 
     def get_latest_stats(self) -> ExecutorStats | None:
-        """The scheduler's newest word, without asking it; None while it has said nothing.
-
-        Raises: RingClosed when the connection has ended.
+        """Return the scheduler's newest figures, without asking it; None while it has said nothing. Raises:
+        RingClosed when the connection has ended.
         """
         error = self.error
         if error is not None:

@@ -35,7 +35,7 @@ class AskedSettings(NamedTuple):
     """Settings of launch.py, each with the name of the field that stands for it."""
 
     by_caller: dict[str, tuple[str, Any]]
-    """Fields that the caller has set."""
+    """Settings that fields which the caller has set ask for, with these fields."""
     by_default: dict[str, tuple[str, Any]]
     """TensorRT-LLM's value of each field that is not set. All that the caller says goes before it."""
 
@@ -61,7 +61,7 @@ class SchedulerConfig:
     context_chunking_policy: str | Enum | None = None
     """FIRST_COME_FIRST_SERVED is what is done. EQUAL_PROGRESS is not built."""
     dynamic_batch_config: Any = None
-    """Not built."""
+    """Refused unless None: it is not built."""
     policy: str | Enum | None = None
 
     def asked(self) -> AskedSettings:
@@ -90,14 +90,16 @@ class KvCacheConfig:
     """How large the KV cache is, and what is kept in it."""
 
     enable_block_reuse: bool = True
-    """Whole pages are reused, whatever the two fields about partial reuse say."""
+    """True to reuse whole pages, whatever the two fields about partial reuse say."""
     max_tokens: int | None = None
     max_attention_window: int | list[int] | None = None
-    """A list has one for each layer; here they must all be the same."""
+    """Window of each layer, in tokens; here they must all be the same."""
     sink_token_length: int | None = None
-    """Not built."""
+    """Refused unless it asks for nothing: it is not built."""
     free_gpu_memory_fraction: float | None = None
-    """None is 0.9. On a CPU it is a share of its free memory."""
+    """Share of the free memory that the KV cache gets; None is 0.9. On a CPU it is a share of its free
+    memory.
+    """
     host_cache_size: int | None = None
     """Not built, nor what follows."""
     onboard_blocks: bool = True
@@ -163,11 +165,13 @@ class AdditionalModelOutput:
 
     name: str
     gather_context: bool = False
-    """Rows of the prompt, too."""
+    """True to have rows of the prompt, too."""
 
 
 def checked_outputs(value: Any, name: str = "additional_model_outputs") -> tuple[AdditionalModelOutput, ...]:
-    """Raises InvalidRequest for what is not a list of AdditionalModelOutput."""
+    """Return the names that a list of AdditionalModelOutput asks for. Raises InvalidRequest for what is
+    none.
+    """
     if not isinstance(value, Sequence) or not all(isinstance(each, AdditionalModelOutput) for each in value):
         raise InvalidRequest(f"{name} must be a list of carousel.AdditionalModelOutput", param=name)
     return tuple(value)
@@ -182,9 +186,9 @@ class PeftCacheConfig:
     num_device_module_layer: int = 0
     """Rows on the device; goes before device_cache_percent."""
     optimal_adapter_size: int = 8
-    """An adapter of this rank on all modules takes one page."""
+    """Rank of an adapter that takes one page on all modules."""
     max_adapter_size: int = 64
-    """One of a larger rank is refused."""
+    """Largest rank of an adapter; one of a larger rank is refused."""
     num_put_workers: int = 1
     """Tokenizers, which take in the weights that come with requests."""
     num_ensure_workers: int = 1
@@ -199,7 +203,7 @@ class PeftCacheConfig:
     largest rank.
     """
     host_cache_size: int | None = None
-    """Bytes; None is 1 GiB."""
+    """Bytes of weights that came with requests; None is 1 GiB."""
 
     def asked(self) -> AskedSettings:
         """The settings that it stands for. Raises ConfigError."""
@@ -231,7 +235,7 @@ PEFT_COUNTS = {
     "num_ensure_workers": ("lora_load_workers", 1, 1),
     "host_cache_size": ("lora_host_cache_size", 1 << 30, 1),
 }
-"""Field of PeftCacheConfig -> the setting that it is another name of, its default, and its least value."""
+"""Setting that a field of PeftCacheConfig is another name of, its default, and its least value."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -239,19 +243,21 @@ class ExecutorConfig:
     """An executor's configuration as a whole. Its defaults are TensorRT-LLM's."""
 
     max_beam_width: int = 1
-    """Beams of a request that searches, at most."""
+    """Most beams of a request that searches."""
     scheduler_config: SchedulerConfig | None = None
-    """None is SchedulerConfig(), with static batching its static_batch."""
+    """Choice of who fits; None is SchedulerConfig(), with static batching its static_batch."""
     kv_cache_config: KvCacheConfig | None = None
-    """None is KvCacheConfig()."""
+    """Size of the KV cache; None is KvCacheConfig()."""
     enable_chunked_context: bool = True
-    """False: each prompt is computed whole, in one step; one of more than max_num_tokens is refused."""
+    """True to compute prompts in chunks. False: each is computed whole, in one step; one of more than
+    max_num_tokens is refused.
+    """
     normalize_log_probs: bool = True
     """About sampling: logprobs are of the whole vocabulary with either value, and so are those of beams."""
     iter_stats_max_iterations: int = 1000
     request_stats_max_iterations: int = 0
     batching_type: str | Enum = "INFLIGHT"
-    """INFLIGHT or STATIC."""
+    """Batching type, INFLIGHT or STATIC."""
     max_batch_size: int | None = None
     """Sequences that run at the same time: max_running_requests."""
     max_num_tokens: int | None = None
@@ -260,11 +266,11 @@ class ExecutorConfig:
     """Requests that may wait; more are refused."""
     gather_generation_logits: bool = False
     guided_decoding_config: GuidedDecodingConfig | None = None
-    """Guides are kept without it, too."""
+    """Backend of guides, which are kept without it, too."""
     additional_model_outputs: list[AdditionalModelOutput] | None = None
-    """Those that requests may ask for: additional_output."""
+    """Additional outputs that requests may ask for: the setting additional_output."""
     peft_cache_config: PeftCacheConfig | None = None
-    """Given: LoRA adapters are served."""
+    """Sizes of the caches of LoRA adapters, which are served where it is given."""
     parallel_config: Any = None
     """Not built, nor what follows."""
     logits_post_processor_config: Any = None
@@ -351,7 +357,7 @@ COUNTS = {
     "max_num_tokens": "chunked_prefill_size",
     "max_queue_size": "max_queued_requests",
 }
-"""Field of ExecutorConfig -> the setting that it is another name of."""
+"""Setting that a field of ExecutorConfig is another name of."""
 UNBUILT: dict[str, tuple[Any, ...]] = {
     "parallel_config": (None,),
     "logits_post_processor_config": (None,),
@@ -368,7 +374,7 @@ UNBUILT: dict[str, tuple[Any, ...]] = {
     "enable_trt_overlap": (False,),
     "fail_fast_on_attention_window_too_large": (False,),
 }
-"""Field of ExecutorConfig -> the values with which it asks for nothing."""
+"""Values of a field of ExecutorConfig with which it asks for nothing."""
 CONFIGS: dict[str, type[ExecutorConfig | SchedulerConfig | KvCacheConfig | PeftCacheConfig]] = {
     "executor_config": ExecutorConfig,
     "scheduler_config": SchedulerConfig,
@@ -379,14 +385,14 @@ CONFIGS: dict[str, type[ExecutorConfig | SchedulerConfig | KvCacheConfig | PeftC
 
 
 def asked_of(name: str, config: Any) -> AskedSettings:
-    """The settings that the argument `name` stands for. Raises ConfigError."""
+    """Return the settings that the argument `name` stands for. Raises ConfigError."""
     if not isinstance(config, CONFIGS[name]):
         raise ConfigError(f"{name}: a carousel.{CONFIGS[name].__name__}, got {type(config).__name__}")
     return config.asked()
 
 
 def without_configs(given: Mapping[str, Any]) -> tuple[dict[str, Any], AskedSettings]:
-    """The arguments that are no such objects, and what those that are ask for. Raises ConfigError."""
+    """Return the arguments that are no such objects, and what those that are ask for. Raises ConfigError."""
     asked = nothing_asked()
     if given.get("executor_config") is not None:
         for name in ("scheduler_config", "kv_cache_config", "peft_cache_config"):

@@ -15,7 +15,7 @@ from runtime.settings.config import refuse_empty, setting_of
 
 MAX_POSTPROCESS_WORKERS = 64
 WHOLE_PROMPT_TOKENS = 8192
-"""TensorRT-LLM's max_num_tokens when none is given: the longest prompt that is computed whole."""
+"""Value of TensorRT-LLM's max_num_tokens when none is given: the longest prompt that is computed whole."""
 ALIASES = {
     "engine_dir": ("model",),
     "tokenizer_dir": ("tokenizer",),
@@ -24,14 +24,13 @@ ALIASES = {
     "enable_chunked_context": ("disable_chunked_prefill",),
     "gather_all_token_logits": ("gather_context_logits", "gather_generation_logits"),
 }
-"""TensorRT-LLM's name -> the settings that it stands for."""
+"""Settings that TensorRT-LLM's names stand for."""
 
 
 def runtime_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that `given` asks for; None stands for what was not given.
-
-    Raises: ConfigError for a directory that is not there, for two names of one setting that say different
-    things, for a wrong number of workers, and for what a configuration object asks for and is not built.
+    """Return the settings that `given` asks for; None stands for what was not given. Raises: ConfigError for
+    a directory that is not there, for two names of one setting that say different things, for a wrong number
+    of workers, and for what a configuration object asks for and is not built.
     """
     plain, asked = without_configs(given)
     settings: dict[str, Any] = {}

@@ -20,11 +20,11 @@ class ExecutorStats:
     """Figures of the scheduler, at most a step old."""
 
     num_active_requests: int
-    """Admitted and not finished."""
+    """Number of requests that are admitted and not finished."""
     num_queued_requests: int
-    """Waiting to be admitted, for the first time or after a retraction."""
+    """Number of requests that wait to be admitted, for the first time or after a retraction."""
     num_received_requests: int
-    """Since its start."""
+    """Number of requests that the scheduler has received since its start."""
     current_batch_size: int
     """Sequences in the newest step; 0 when there was nothing to compute."""
     num_free_pages: int
@@ -55,13 +55,15 @@ class StatsReader:
             return self._requests.read(self.ask_stats(timeout))
 
     def get_stats(self, timeout: float | None = None) -> StatsStream:
-        """Each iteration's as it ends, for one thread; it ends when none has come for `timeout` seconds."""
+        """Return an iterator over each iteration's statistics as it ends, for one thread; it ends when none
+        has come for `timeout` seconds.
+        """
         return StatsStream(
             lambda after, limit: self._ask("iteration_stats", after, limit, wait=True), timeout
         )
 
     def aget_stats(self, timeout: float | None = None) -> AsyncStatsStream:
-        """Same as `get_stats`, for `async for`."""
+        """Return an async iterator like that of `get_stats`."""
 
         async def ask(after: int, limit: float | None) -> Any:
             deadline = deadline_after(limit, asyncio.get_running_loop().time())
@@ -73,7 +75,7 @@ class StatsReader:
         return AsyncStatsStream(ask, timeout)
 
     def ask_stats(self, timeout: float) -> AskNow:
-        """For a StatsPlace of the caller's own."""
+        """Ask for statistics from a StatsPlace of the caller's own."""
         return lambda op, after: self._ask(op, after, timeout)
 
     def _ask(self, op: StatsOp, after: int, timeout: float | None, *, wait: bool = False) -> Any:

@@ -16,7 +16,7 @@ from runtime.wire.format import FloatArray
 
 
 class Extent(NamedTuple):
-    """How far a sequence has come. Sequences only grow, so this says all that there was at one moment."""
+    """Length of a sequence so far. Sequences only grow, so this says all that there was at one moment."""
 
     num_chars: int = 0
     num_tokens: int = 0
@@ -41,7 +41,7 @@ class Owner(Protocol):
     """The GenerationResult that an output is of."""
 
     lock: Lock
-    """Held by whoever reads or changes its sequences."""
+    """Lock that whoever reads or changes its sequences holds."""
     prefix: list[int]
     """Ids that the caller wants to see in front of those that were generated."""
 
@@ -63,7 +63,7 @@ class GenerationOutput(CompletionOutput):
     extent: Extent
     """Extent of the sequence when this was made."""
     logprobs_diff: list[TokenLogprob]
-    """Those of the new ids; empty when logprobs were not asked for."""
+    """Log-probabilities of the new ids; empty when they were not asked for."""
     result: Owner
 
     def __init__(self, result: Owner, sequence: SequenceState, index: int, taken: Extent) -> None:
@@ -100,7 +100,7 @@ class GenerationOutput(CompletionOutput):
 
     @property
     def outputs(self) -> list[CompletionOutput]:
-        """All sequences of the request, as far as they have come by now."""
+        """Return all sequences of the request, as far as they have come by now."""
         return list(self.result.outputs)
 
     @property

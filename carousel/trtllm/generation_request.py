@@ -142,7 +142,7 @@ class GenerationRequest:
 
     @property
     def id(self) -> int:
-        """Given by `submit`, from 1 on and unique in its executor; 0 before."""
+        """Number given by `submit`, from 1 on and unique in its executor; 0 before."""
         return self._id
 
     @property
@@ -152,12 +152,12 @@ class GenerationRequest:
 
     @property
     def num_sequences(self) -> int:
-        """How many are generated, also those that `best_of` does not choose."""
+        """Number of sequences that are generated, also of those that `best_of` does not choose."""
         sampling = self.sampling_params
         return sampling.n if sampling.use_beam_search else sampling.best_of or sampling.n
 
     def submission(self) -> Submission:
-        """The request as the client library takes it."""
+        """Return the request as the client library takes it."""
         options: RequestOptions = {
             "priority": self.priority,
             "cache_salt": self.cache_salt,
@@ -184,7 +184,7 @@ class GenerationRequest:
         return Submission(self.input_token_ids, self.sampling_params, self.streaming, options)
 
     def check(self) -> None:
-        """Raises InvalidRequest when it cannot be submitted, as far as that is known without the runtime."""
+        """Check the request as far as that can be done without the runtime. Raises InvalidRequest."""
         self.check_unsubmitted()
         build_request(b"", self.submission())
 
@@ -197,7 +197,7 @@ class GenerationRequest:
         self._id = request_id
 
     def check_unsubmitted(self) -> None:
-        """Raises InvalidRequest when it has an id."""
+        """Check that it has no id yet. Raises InvalidRequest when it has one."""
         if self._id:
             raise InvalidRequest(
                 f"request {self._id} has already been submitted; make another", param="request"

@@ -58,8 +58,8 @@ class GenerationResult:
 
     @property
     def done(self) -> bool:
-        """The end of every sequence has been received, whether or not anybody has asked for it, or the error
-        that ended them all. Never false again.
+        """Tell whether the end of every sequence has been received, whether or not anybody has asked for it,
+        or the error that ended them all. Never false again.
         """
         return self._mailbox.has_failed or self._mailbox.num_ended == len(self._state.sequences)
 
@@ -74,8 +74,8 @@ class GenerationResult:
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs:
-        """One for each token of the input, the first of them None; as far as they have come. Empty when they
-        were not asked for.
+        """Log-probabilities, one for each token of the input, the first of them None; as far as they have
+        come. Empty when they were not asked for.
         """
         with self.lock:
             self._fold()
@@ -83,14 +83,14 @@ class GenerationResult:
 
     @property
     def context_logits(self) -> FloatArray | None:
-        """[input tokens, vocabulary] float32, as far as they have come; None when none have."""
+        """Raw logits [input tokens, vocabulary] float32, as far as they have come; None when none have."""
         with self.lock:
             self._fold()
             return self._state.sequences[0].tensor("context_logits")
 
     @property
     def additional_context_outputs(self) -> dict[str, FloatArray]:
-        """By name [input tokens, width] float32, as far as they have come."""
+        """Additional outputs by name, [input tokens, width] float32, as far as they have come."""
         with self.lock:
             self._fold()
             return self._state.sequences[0].additional_outputs("context")
@@ -108,7 +108,9 @@ class GenerationResult:
         return self._final_output()
 
     async def aresult(self, timeout: float | None = None) -> GenerationOutput:
-        """Same as `result`. Cancelling the task that waits leaves request and result as they are."""
+        """Await the end like `result`. Cancelling the task that waits leaves request and result as they
+        are.
+        """
         try:
             async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
                 await self._mailbox.wait_async(lambda: self.done)
@@ -196,7 +198,7 @@ class GenerationResult:
         return None if output is None else response_of(request, output, is_final=self.is_exhausted)
 
     def num_ready(self) -> int:
-        """How many times `take_response` would give something now."""
+        """Return how many times `take_response` would give something now."""
         with self.lock:
             self._fold()
             num_errors = int(self._state.error is not None and not self._error_taken)
@@ -205,7 +207,7 @@ class GenerationResult:
 
     @property
     def is_exhausted(self) -> bool:
-        """The last output, or the error, has been taken."""
+        """Tell whether the last output, or the error, has been taken."""
         return self._error_taken or all(taken.is_end for taken in self._taken)
 
     def on_change(self, listener: Callable[[], None]) -> None:

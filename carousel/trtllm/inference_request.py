@@ -26,7 +26,7 @@ from runtime.wire.sampling_params import SamplingParams
 TensorKind: TypeAlias = Literal["integer", "float", "boolean"]
 WordList: TypeAlias = tuple[tuple[int, ...], ...]
 DTYPES = {"integer": "iu", "float": "f", "boolean": "b"}
-"""TensorKind -> numpy's letters for it."""
+"""NumPy's letters for each TensorKind."""
 NO_END = -1
 """Value of `end_id`: nothing ends the output but its length."""
 
@@ -35,14 +35,16 @@ ARRAYS = tuple(p for p in PARAMETERS if p.array)
 INTEGERS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Integer | Stopping)}
 FLOATS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Number)}
 WORD_LISTS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, WordsKind)}
-"""[1, 2, n]: the ids of all words, one behind the other, and where each of them ends; unused places -1."""
+"""Names of the arrays [1, 2, n] that hold words: the ids of all words, one behind the other, and where each
+of them ends; unused places -1.
+"""
 FLAGS = ("streaming", "return_log_probs", "return_context_logits", "return_generation_logits")
 OTHERS = ("input_ids", "beam_width", "beam_width_array", "end_id", "pad_id", "top_p_reset_ids")
 ADAPTERS = ("lora_task_id", "prompt_embedding_table")
 SPELLINGS = {alias: p.array for p in ARRAYS for alias in p.aliases}
 """Other names of an array."""
 OF_DRAW = frozenset(examples(DRAWABLE))
-"""Without any of them the most likely id is taken."""
+"""Names of the arrays without any of which the most likely id is taken."""
 OF_BEAMS = {"length_penalty": 0.0, "early_stopping": 1, "beam_search_diversity_rate": 0.0}
 """Field of SamplingParams that means something with beams alone -> TensorRT-LLM's default."""
 KNOWN = frozenset({*INTEGERS, *FLOATS, *WORD_LISTS, *FLAGS, *OTHERS, *ADAPTERS})
@@ -55,7 +57,8 @@ class InferenceRequest:
     request_id: int
     """Number of 64 bits, chosen by the caller; free again with the request's final response."""
     inputs: Mapping[str, npt.ArrayLike]
-    """By name; the first dimension of each is 1. `input_ids` and `request_output_len` must be there."""
+    """Arrays by name; the first dimension of each is 1. `input_ids` and `request_output_len` must be there.
+    """
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest for an id that is not of 64 bits, which no response could carry, and when
@@ -96,7 +99,7 @@ class InputArrays:
         return array.item()
 
     def ids(self, name: str) -> list[int]:
-        """Ids of an array of shape [1, n]."""
+        """Return the ids of an array of shape [1, n]."""
         array = self._array(name, "integer")
         if array.ndim != 2 or array.shape[0] != 1 or array.shape[1] == 0:
             raise InvalidRequest(f"{name}: shape [1, n], got {list(array.shape)}", param=name)
@@ -106,7 +109,7 @@ class InputArrays:
         return ids
 
     def matrix(self, name: str) -> npt.NDArray[Any]:
-        """Vectors of an array of shape [1, n, width]."""
+        """Return the vectors of an array of shape [1, n, width]."""
         array = self._array(name, "float")
         if array.ndim != 3 or array.shape[0] != 1:
             raise InvalidRequest(f"{name}: shape [1, n, width], got {list(array.shape)}", param=name)
@@ -114,7 +117,7 @@ class InputArrays:
         return vectors
 
     def words(self, name: str) -> WordList:
-        """Word ids of an array of shape [1, 2, n]."""
+        """Return the word ids of an array of shape [1, 2, n]."""
         array = self._array(name, "integer")
         if array.ndim != 3 or array.shape[:2] != (1, 2):
             raise InvalidRequest(f"{name}: shape [1, 2, n], got {list(array.shape)}", param=name)

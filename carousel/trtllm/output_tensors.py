@@ -17,10 +17,10 @@ class NamedTensor(NamedTuple):
 
 
 class OutputTensors:
-    """Tensors of one request, over all its responses."""
+    """Maker of the tensors of one request, over all its responses."""
 
     def __init__(self, request: GenerationRequest, *, padding_id: int, max_len: int) -> None:
-        """max_len: longest sequence, input and output, that the model takes."""
+        """Begin with nothing said. max_len: longest sequence, input and output, that the model takes."""
         self._request = request
         self._padding_id = padding_id
         num_input = len(request.input_token_ids)

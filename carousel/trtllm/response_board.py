@@ -15,7 +15,7 @@ from carousel.trtllm.responses import Response
 from runtime.base.errors import CarouselError, InvalidRequest
 
 TICK_S = 0.1
-"""How soon one who waits while nothing is enqueued sees that the connection has ended."""
+"""Seconds after which one who waits while nothing is enqueued sees that the connection has ended."""
 
 
 class ResponseBoard:
@@ -41,19 +41,19 @@ class ResponseBoard:
                 self._changed.notify_all()
 
     def close(self, error: CarouselError) -> None:
-        """Nothing more will be added: who waits for any gets `error` when everything has been collected."""
+        """Take no more: who waits for any gets `error` when everything has been collected."""
         with self._changed:
             self._closed = error
             self._changed.notify_all()
 
     def num_ready(self, request_id: int | None = None) -> int:
-        """How many responses could be collected now: of all requests, or of one."""
+        """Return how many responses could be collected now: of all requests, or of one."""
         with self._changed:
             ids = list(self._ready) if request_id is None else [request_id]
             return sum(self._results[each].num_ready() for each in ids if each in self._ready)
 
     def take_any(self, timeout: float | None) -> list[Response]:
-        """Responses of all requests that have some; at least one, or none when the time is over."""
+        """Return responses of all requests that have some; at least one, or none when the time is over."""
         deadline = deadline_after(timeout, time.monotonic())
         with self._changed:
             while True:
@@ -65,10 +65,8 @@ class ResponseBoard:
                     raise error.with_traceback(None)
 
     def take_of(self, request_ids: Sequence[int], timeout: float | None) -> list[list[Response]]:
-        """For each id, its responses; an empty list for one that has none when the time is over.
-
-        Raises: InvalidRequest for an id that is unknown or whose last response was collected; nothing is then
-        taken.
+        """Return the responses of each id; an empty list for one that has none when the time is over. Raises:
+        InvalidRequest for an id that is unknown or whose last response was collected; nothing is then taken.
         """
         deadline = deadline_after(timeout, time.monotonic())
         with self._changed:

@@ -16,11 +16,13 @@ from runtime.wire.perf_metrics import RequestPerfMetrics
 
 @dataclass(frozen=True, slots=True)
 class AdditionalOutput:
-    """Rows of one: of the output under its name, of the prompt under this name behind `context_`."""
+    """Rows of one additional output: of the output under its name, of the prompt under this name behind
+    `context_`.
+    """
 
     name: str
     output: FloatArray = field(compare=False)
-    """[1, output tokens but the last, width], or [prompt tokens, width]."""
+    """Rows [1, output tokens but the last, width], or [prompt tokens, width] of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,37 +32,39 @@ class Result:
     """
 
     sequence_index: int
-    """Which of the request's `n`; 0 of a search."""
+    """Number of the sequence among the request's `n`; 0 of a search."""
     is_sequence_final: bool
-    """The last result of its sequence."""
+    """True for the last result of its sequence."""
     is_final: bool
-    """The last result of its request."""
+    """True for the last result of its request."""
     output_token_ids: list[list[int]]
-    """[beams][tokens]: of a stream the new ones, unless the request returns all; else all."""
+    """Token ids [beams][tokens]: of a stream the new ones, unless the request returns all; else all."""
     text: str
     """Text of the first beam's tokens; held back where they do not yet make whole characters."""
     log_probs: list[list[float]] | None = None
-    """[beams][tokens]: one for each generated token of output_token_ids; None when not asked for."""
+    """Log-probabilities [beams][tokens], one for each generated token of output_token_ids; None when not
+    asked for.
+    """
     cum_log_probs: list[float] | None = None
-    """[beams]: sums over whole sequences, with the last result, of a search or when log probs were asked
-    for.
+    """Sums [beams] of log-probabilities over whole sequences, with the last result, of a search or when log
+    probs were asked for.
     """
     finish_reason: FinishReason | None = None
-    """That of the first beam, with the last result of the sequence."""
+    """Reason why the first beam ended, with the last result of the sequence."""
     finish_reasons: list[FinishReason] = field(default_factory=list)
-    """[beams], with the last result of the sequence."""
+    """Reasons [beams] why each beam ended, with the last result of the sequence."""
     stop_reason: str | int | None = None
     """Reason of a stop: a stop string, a stop word's text, a stop token id."""
     usage: Usage | None = None
     """Usage of the sequence, or of all beams together, with its last result."""
     context_logits: FloatArray | None = field(default=None, compare=False)
-    """[input tokens, vocabulary], with the last result of each sequence, when asked for."""
+    """Raw logits [input tokens, vocabulary], with the last result of each sequence, when asked for."""
     generation_logits: FloatArray | None = field(default=None, compare=False)
-    """[1, output tokens, vocabulary], with the last result of the sequence, when asked for."""
+    """Raw logits [1, output tokens, vocabulary], with the last result of the sequence, when asked for."""
     request_perf_metrics: RequestPerfMetrics | None = None
-    """With the last result of the sequence, when asked for."""
+    """Times and pages of the sequence, with its last result, when asked for."""
     additional_outputs: list[AdditionalOutput] = field(default_factory=list)
-    """With the last result of the sequence, when asked for."""
+    """Additional outputs of the sequence, with its last result, when asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +73,20 @@ class Response:
 
     request_id: int
     client_id: int | None
-    """The request's own."""
+    """Id that the request's caller gave it."""
     error: CarouselError | None = None
     _result: Result | None = None
 
     @property
     def is_final(self) -> bool:
-        """The last response of its request. Exactly one is."""
+        """True for the last response of its request. Exactly one is."""
         return self._result is None or self._result.is_final
 
     def has_error(self) -> bool:
         return self.error is not None
 
     def get_result(self) -> Result:
-        """Raises the error when there is one."""
+        """Return the result. Raises the error when there is one."""
         if self.error is not None:
             raise self.error.with_traceback(None)
         assert self._result is not None
@@ -95,14 +99,14 @@ class Response:
 
     @property
     def error_msg(self) -> str:
-        """Raises RuntimeError when there is a result instead."""
+        """Return the error's text. Raises RuntimeError when there is a result instead."""
         if self.error is None:
             raise RuntimeError(f"request {self.request_id} has a result here, and no error")
         return str(self.error)
 
 
 def response_of(request: GenerationRequest, output: GenerationOutput, *, is_final: bool) -> Response:
-    """Return the response that an output is to one who awaits responses."""
+    """Return the response that an output becomes for one who awaits responses."""
     is_sequence_final = output.finish_reason is not None
     whole = request.return_all_generated_tokens
     logprobs = None

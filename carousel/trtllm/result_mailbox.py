@@ -17,8 +17,8 @@ from runtime.wire.messages import SequenceOutput
 
 
 class ResultMailbox(Mailbox):
-    """Counts what it is given, so that a waiter can ask for more than it has seen, whoever else looks
-    meanwhile.
+    """Mailbox that counts what it is given, so that a waiter can ask for more than it has seen, whoever else
+    looks meanwhile.
     """
 
     __slots__ = ("_changed", "_listeners", "has_failed", "num_ended", "num_put")
@@ -48,14 +48,14 @@ class ResultMailbox(Mailbox):
             listener()
 
     def wait(self, condition: Callable[[], bool], deadline: float | None) -> None:
-        """Until `condition` of this mailbox holds. Raises TimeoutError at the deadline."""
+        """Wait until `condition` of this mailbox holds. Raises TimeoutError at the deadline."""
         with self._changed:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._changed.wait_for(condition, remaining):
                 raise TimeoutError("the time limit of the call is over")
 
     async def wait_async(self, condition: Callable[[], bool]) -> None:
-        """Same as `wait`, from any event loop; a wait that is cancelled takes nothing away."""
+        """Await what `wait` waits for, from any event loop; a wait that is cancelled takes nothing away."""
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
 
@@ -74,7 +74,7 @@ class ResultMailbox(Mailbox):
                 self._listeners.remove(wake)
 
     def has_more_than(self, num_seen: int) -> Callable[[], bool]:
-        """A condition to wait for: more has been put in than these."""
+        """Return a condition to wait for: more has been put in than these."""
         return lambda: self.num_put > num_seen
 
     def add_listener(self, listener: Callable[[], None]) -> None:

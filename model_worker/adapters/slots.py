@@ -46,7 +46,7 @@ NICENESS = 15
 
 AdapterAnswer = AdapterLoaded | AdapterFailed
 Packed = Mapping[Linear, PackedAdapter] | Tensor
-"""An adapter, or a prompt table."""
+"""Weights of an adapter, or of a prompt table, ready to be installed."""
 
 
 class _Load(NamedTuple):
@@ -59,7 +59,7 @@ class _Load(NamedTuple):
 
 
 class AdapterSlots:
-    """Asked in the thread that launches plans."""
+    """Loader of adapters into slots. Asked in the thread that launches plans."""
 
     def __init__(
         self,

@@ -34,7 +34,9 @@ class AttentionLayer:
 
 
 def widest_window(windows: Iterable[int | None]) -> int:
-    """Tokens that the layer which looks back the farthest sees, the newest included; 0: one sees all."""
+    """Return how many tokens the layer which looks back the farthest sees, the newest included; 0: one sees
+    all.
+    """
     widest = 0
     for window in windows:
         if window is None:
@@ -61,7 +63,9 @@ class AttentionBackend(Protocol):
     """Causal attention of new tokens over the paged KV pool. One instance serves all layers and steps."""
 
     norms_heads: bool
-    """It norms heads itself, where it reads them to rotate them anyway; any other is given none to norm."""
+    """True where it norms heads itself, where it reads them to rotate them anyway; any other is given none to
+    norm.
+    """
 
     def prepare(self, batch: ForwardBatch) -> None:
         """Compute what all layers share and keep it in batch.attn_metadata. Once, before the forward."""

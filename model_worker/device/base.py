@@ -21,17 +21,17 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Ticket(Protocol[T_co]):
-    """Stands for work that was launched."""
+    """Handle of work that was launched."""
 
     def done(self) -> bool:
-        """True: the work is finished, or it has failed. Never blocks."""
+        """Tell whether the work is finished, or has failed. Never blocks."""
 
     def wait(self) -> T_co:
         """Block until the work is finished and return what it returned. Raises what it raised."""
 
     @property
     def has_failed(self) -> bool:
-        """It is known that the work has failed. Never blocks."""
+        """Tell whether it is known that the work has failed. Never blocks."""
 
     @property
     def value(self) -> T_co:
@@ -84,35 +84,39 @@ class Device(Protocol):
     forward_stream: Stream
     copy_stream: Stream
     prefers_one_pass: bool
-    """Looking at an intermediate result to do less work costs more than all of the work: it means to wait."""
+    """True where looking at an intermediate result to do less work costs more than all of the work: it means
+    to wait.
+    """
     compiles_when_launched: bool
-    """A kernel is compiled when it is launched first, and for another kind of arguments anew."""
+    """True where a kernel is compiled when it is launched first, and for another kind of arguments anew."""
     has_own_memory: bool
-    """Memory that only this process's allocator divides: what steps take of it can be measured."""
+    """True where only this process's allocator divides the memory: what steps take of it can be measured."""
     replays_launches: bool
     """True where what `capture` returns launches again without the cost on the host."""
     launch_errors: tuple[type[Exception], ...]
     """Errors of a kernel that needs more registers or shared memory than the device has."""
 
     def free_bytes(self, *, cached: bool = True) -> int:
-        """Memory that may still be allocated on the device. cached: with what its allocator has kept of what
-        was given back.
+        """Return the bytes that may still be allocated on the device. cached: with what its allocator has
+        kept of what was given back.
         """
 
     def host_block(self, size: int) -> Tensor:
-        """An uninitialised int64 tensor [size] on the host, of the kind `upload` copies fastest."""
+        """Return an uninitialised int64 tensor [size] on the host, of the kind `upload` copies fastest."""
 
     def upload(self, host: Tensor) -> Tensor:
-        """`host` on the device, in order of the current stream. On CPU it is the same memory."""
+        """Return `host` on the device, in order of the current stream. On CPU it is the same memory."""
 
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
-        """A copy of `array` on the device, in order of the current stream."""
+        """Return a copy of `array` on the device, in order of the current stream."""
 
     def download(self, tensor: Tensor) -> Tensor:
-        """`tensor` on the host; may be read once the ticket of the work that called this is done."""
+        """Return `tensor` on the host; it may be read once the ticket of the work that called this is
+        done.
+        """
 
     def current_stream(self) -> int | None:
-        """The CUDA stream that work goes to now, as its address; None where there is none."""
+        """Return the CUDA stream that work goes to now, as its address; None where there is none."""
 
     def capture(self, fn: Callable[[], None]) -> Graph:
         """Record what `fn` launches on the current stream; it has run once or twice by then.

@@ -88,17 +88,17 @@ class DoneTicket(Outcome[T]):
 
 
 class InlineStream:
-    """Work is finished when `launch` returns."""
+    """Stream of the caller itself: work is finished when `launch` returns."""
 
     def launch(self, fn: Callable[[], T], after: DoneTicket[Any] | None = None) -> DoneTicket[T]:
         return DoneTicket(fn)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class ThreadedStream:
-    """Work runs in a thread, in order; the caller does not wait."""
+    """Stream that is a thread: work runs in order, and the caller does not wait."""
 
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[_Launch | None] = queue.SimpleQueue()
@@ -175,7 +175,7 @@ class CpuDevice:
 
 
 def memory_bytes() -> int:
-    """Memory of this machine, no more than the control group may have."""
+    """Return the bytes of memory of this machine, no more than the control group may have."""
     return min(_meminfo("MemTotal"), _cgroup_limit())
 
 

@@ -9,7 +9,7 @@ VOCAB_BLOCK = 16
 
 
 class Cut(NamedTuple):
-    """The elements start .. start + length of a dimension of `total`, in memory for `room` of them."""
+    """Part of a dimension: the elements start .. start + length of `total`, in memory for `room` of them."""
 
     total: int
     start: int
@@ -21,7 +21,7 @@ class Cut(NamedTuple):
         return slice(self.start, self.start + self.length)
 
     def in_units_of(self, size: int) -> Cut:
-        """The same cut, counted in blocks of `size` elements such as heads."""
+        """Return the same cut, counted in blocks of `size` elements such as heads."""
         return Cut(*(number // size for number in self))
 
 
@@ -30,12 +30,12 @@ def whole(total: int) -> Cut:
 
 
 def padded(total: int) -> Cut:
-    """All of a dimension, in memory for whole blocks."""
+    """Return all of a dimension as a cut, in memory for whole blocks."""
     return Cut(total, 0, total, -(-total // VOCAB_BLOCK) * VOCAB_BLOCK)
 
 
 def even(total: int, rank: int, num_ranks: int) -> Cut:
-    """A dimension of which all ranks have as much."""
+    """Return a rank's part of a dimension of which all ranks have as much."""
     length, rest = divmod(total, num_ranks)
     assert not rest, f"{total} cannot be cut into {num_ranks}"
     return Cut(total, rank * length, length, length)

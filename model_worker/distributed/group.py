@@ -18,7 +18,7 @@ LATE_S = 60.0
 
 
 class GroupError(ExecutorError):
-    """A rank has ended, or has not come to a call in time. Names it."""
+    """Error that names a rank which has ended, or has not come to a call in time."""
 
 
 class RankGroup(Protocol):
@@ -26,7 +26,7 @@ class RankGroup(Protocol):
     size: int
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' x, the same bits on each; may be in x's memory. x is contiguous."""
+        """Return the sum of all ranks' x, the same bits on each; may be in x's memory. x is contiguous."""
 
     def gather(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor | None:
         """The first `width` columns of all ranks' x [n, m] side by side, in the order of the ranks:
@@ -34,10 +34,12 @@ class RankGroup(Protocol):
         """
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's x, whose shape and dtype are the other ranks' too; may be in x's memory."""
+        """Return rank 0's x, whose shape and dtype are the other ranks' too; may be in x's memory."""
 
     def smallest(self, number: int) -> int:
-        """The least of all ranks' numbers. Waits as long as a start may take: others may still be loading."""
+        """Return the least of all ranks' numbers. Waits as long as a start may take: others may still be
+        loading.
+        """
 
     def close(self) -> None: ...
 
@@ -61,7 +63,7 @@ class SoloGroup:
         return number
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 SOLO = SoloGroup()

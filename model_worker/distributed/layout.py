@@ -16,12 +16,12 @@ class Layout:
 
     @staticmethod
     def of_rank(rank: int, num_stages: int, tp_size: int) -> Layout:
-        """Ranks are numbered stage by stage."""
+        """Return the place of a rank. Ranks are numbered stage by stage."""
         return Layout(*divmod(rank, tp_size), num_stages, tp_size)
 
     @property
     def rank(self) -> int:
-        """Number among the ranks of all stages."""
+        """Number of the process among the ranks of all stages."""
         return self.stage * self.tp_size + self.tp_rank
 
     @property
@@ -30,17 +30,17 @@ class Layout:
 
     @property
     def is_first(self) -> bool:
-        """Reads token ids."""
+        """True where the stage reads token ids."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Has the head."""
+        """True where the stage has the head."""
         return self.stage == self.num_stages - 1
 
     @property
     def answers(self) -> bool:
-        """Samples, and answers the scheduler."""
+        """True for the process that samples, and answers the scheduler."""
         return self.is_last and self.tp_rank == 0
 
     @property

@@ -28,12 +28,12 @@ from model_worker.distributed.layout import Layout
 from model_worker.distributed.shared_memory import LOOK_S, SLICE_S
 
 HEADER = struct.Struct("<qq")
-"""Number of the step; rows."""
+"""Format of what is in front of a step's data: number of the step; rows."""
 OPENING = struct.Struct("<qq")
-"""Bytes of a slot; slots."""
+"""Format of the first message: bytes of a slot; number of slots."""
 FREE = b"\1"
 HIDDEN_SLOTS = 2
-"""One is computed with while the next one comes."""
+"""Number of slots: one is computed with while the next one comes."""
 
 
 class SlotSizes(NamedTuple):
@@ -42,13 +42,15 @@ class SlotSizes(NamedTuple):
     tokens: int
     """Bytes of the most tokens that a step samples."""
     dtype: torch.dtype
-    """The hidden states'."""
+    """Dtype of the hidden states."""
     width: int
-    """Numbers in a row of them, in all tensors together."""
+    """Numbers in a row of the hidden states, in all tensors together."""
 
 
 class StageLink:
-    """Both ends of this rank. Steps are taken in the order in which they were given."""
+    """Links of a rank to the stages before and behind it. Steps are taken in the order in which they were
+    given.
+    """
 
     def __init__(
         self,

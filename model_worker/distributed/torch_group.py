@@ -27,7 +27,7 @@ STORE_FILE = "ranks.store"
 LOOPBACK = "127.0.0.1"
 
 Meeting: TypeAlias = Callable[[timedelta], Store]
-"""Returns the store at which ranks find each other, given how long to wait in it."""
+"""Function that returns the store at which ranks find each other, given how long to wait in it."""
 
 Options = TypeVar("Options")
 

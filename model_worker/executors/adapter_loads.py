@@ -15,7 +15,9 @@ class _Load(NamedTuple):
 
 
 class AdapterLoads:
-    """One answer for each load: when all ranks have the adapter, or when the first one has not."""
+    """Loads of adapters that ranks were told of. There is one answer for each: when all ranks have the
+    adapter, or when the first one has not.
+    """
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -24,7 +26,7 @@ class AdapterLoads:
         self._answers: list[AdapterAnswer] = []
 
     def begin(self, slot: int, ref: AdapterRef) -> LoadAdapter:
-        """Return what the ranks are to be told."""
+        """Begin a load, and return what the ranks are to be told."""
         self.forget(slot)
         self._num_loads += 1
         self._loads[slot] = _Load(self._num_loads, {})
@@ -50,7 +52,7 @@ class AdapterLoads:
             self._answers.append(_of_all(list(load.answers.values())))
 
     def answers(self) -> list[AdapterAnswer]:
-        """Return what there is since the last call."""
+        """Return the answers that have become known since the last call."""
         answers, self._answers = self._answers, []
         return answers
 

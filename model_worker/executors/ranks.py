@@ -38,16 +38,16 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """Number of these ranks."""
         return len(self._outboxes)
 
     def register(self, poller: zmq.Poller) -> None:
-        """Let a poll end when a process does."""
+        """Have a poll end when a process of these does."""
         for pidfd in self._names:
             poller.register(pidfd, zmq.POLLIN)
 
     def died(self, fired: dict[Any, int]) -> str | None:
-        """Return who has ended, by what a poll said."""
+        """Return the ranks that have ended, by what a poll said."""
         return next((name for pidfd, name in self._names.items() if pidfd in fired), None)
 
     def send(self, message: Message, wait: Callable[[], None], ranks: Sequence[int] | None = None) -> None:

@@ -29,7 +29,7 @@ class Linear(StoredWeight, BoundLayer):
 
     product: Product
     adapters: LayerAdapters | None = None
-    """Where it may have some."""
+    """Adapters of the layer, where it may have some."""
     _rows: RowAdapters | None = None
     _max_rank = 0
 

@@ -20,10 +20,10 @@ class KVLayout:
     attention_window: int = 0
     """Number of a sequence's last tokens that are read again, the newest included; 0: all."""
     first_layer: int = 0
-    """Layers before it are other pipeline stages'."""
+    """Number of the first layer; those before it are other pipeline stages'."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of KV cache one token takes over all layers."""
+        """Return the bytes of KV cache that one token takes over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
 
 
@@ -46,7 +46,7 @@ class MHATokenToKVPool:
         device: torch.device | str,
         first_layer: int = 0,
     ) -> None:
-        """first_layer: as KVLayout's."""
+        """Allocate the memory. first_layer: as KVLayout's."""
         self._first_layer = first_layer
         self.num_pages = num_pages
         self.page_size = page_size
@@ -58,7 +58,7 @@ class MHATokenToKVPool:
         self._layers = list(zip(self._k.unbind(0), self._v.unbind(0), strict=True))
 
     def layer(self, layer_id: int) -> tuple[Tensor, Tensor]:
-        """The key and the value buffer of one layer, each [num_slots, num_kv_heads, head_dim]."""
+        """Return the key and the value buffer of one layer, each [num_slots, num_kv_heads, head_dim]."""
         return self._layers[layer_id - self._first_layer]
 
     def store(self, layer_id: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
@@ -76,5 +76,5 @@ class MHATokenToKVPool:
             pages.index_copy_(1, dst, pages.index_select(1, src))
 
     def bytes_per_page(self) -> int:
-        """Bytes of one page over all layers, keys and values."""
+        """Return the bytes of one page over all layers, keys and values."""
         return 2 * self._k[:, : self.page_size].nelement() * self._k.element_size()

@@ -21,13 +21,13 @@ class VirtualTokens(NamedTuple):
     """Virtual tokens of a step."""
 
     where: Tensor
-    """[n] int64: where they stand among its tokens."""
+    """Places [n] int64 where they stand among the step's tokens."""
     vectors: Tensor
-    """[n, hidden size]."""
+    """Vectors [n, hidden size] that stand there."""
 
 
 class PromptTables:
-    """Asked in the thread of the forward, but for `pack`."""
+    """Tables of vectors by slot. Asked in the thread of the forward, but for `pack`."""
 
     def __init__(
         self, device: Device, max_rows: int, vocab_size: int, width: int, dtype: torch.dtype

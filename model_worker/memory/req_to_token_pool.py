@@ -30,12 +30,14 @@ class ReqToTokenPool:
         self._device = device
 
     def write(self, spans: IntArray, pages: IntArray) -> None:
-        """page_table[row, start:start + n] = the next n pages, for each row, start, n of spans [N, 3]."""
+        """Set page_table[row, start:start + n] to the next n pages, for each (row, start, n) of spans [N,
+        3].
+        """
         index = self.entries_of(spans, len(pages))
         self.flat[self._device.tensor(index)] = self._device.tensor(pages)
 
     def entries_of(self, spans: IntArray, num_pages: int) -> npt.NDArray[np.int64]:
-        """Indices [num_pages] into the flattened table of what `write` would write."""
+        """Return indices [num_pages] into the flattened table of what `write` would write."""
         spans = spans.astype(np.int64)
         row, start, n = spans[:, 0], spans[:, 1], spans[:, 2]
         assert num_pages == int(n.sum()), "table_pages does not match table_spans"
@@ -46,10 +48,12 @@ class ReqToTokenPool:
     def entry_of(
         self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        """Index into the flattened table of the entry that holds each token's page."""
+        """Return the index into the flattened table of the entry that holds each token's page."""
         return rows * self.max_pages + positions // self.page_size
 
     def slots(self, entries: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """KV slots [T] of tokens, from their table entries [T] and positions [T]; int64 on the device."""
+        """Return the KV slots [T] of tokens, from their table entries [T] and positions [T]; int64 on the
+        device.
+        """
         pages = self.flat[entries].long()
         return pages.mul_(self.page_size).add_(positions % self.page_size)

@@ -28,7 +28,7 @@ class StageOutput(NamedTuple):
 
     residual: Tensor
     update: Tensor
-    """To be added to it; its norm is done."""
+    """Tensor that is still to be added to the residual; its norm is done."""
 
 
 class Decoder(BoundLayer):
@@ -36,9 +36,9 @@ class Decoder(BoundLayer):
 
     _take: TakeRows
     embed_tokens: TokenEmbedding
-    """Stages behind the first have none, but for the last one where it is the head, too."""
+    """Token embedding. Stages behind the first have none, but for the last one where it is the head, too."""
     norm: NormLayer
-    """The last stage alone has one."""
+    """Final norm, which the last stage alone has."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ class Decoder(BoundLayer):
     def forward(
         self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend
     ) -> Tensor | StageOutput:
-        """The final hidden states [W, hidden_size] of the tokens at batch.output_indices. A pipeline stage
-        but the first goes on from batch.arrived, in place, as StageOutput has it.
+        """Return the final hidden states [W, hidden_size] of the tokens at batch.output_indices. A pipeline
+        stage but the first goes on from batch.arrived, in place, as StageOutput has it.
         """
         update: Update | None = None
         if batch.arrived is not None:

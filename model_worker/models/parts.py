@@ -27,7 +27,7 @@ from runtime.checkpoint.model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Makes the parts of one model, all of one dtype on one device."""
+    """Maker of the parts of one model, all of one dtype on one device."""
 
     config: ModelConfig
     spec: ModelSpec
@@ -39,39 +39,39 @@ class Parts:
 
     @property
     def own_layers(self) -> range:
-        """Layers that this process has."""
+        """Numbers of the layers that this process has."""
         return self.layers or range(self.config.num_layers)
 
     @property
     def is_first(self) -> bool:
-        """The stage reads token ids."""
+        """True where the stage reads token ids."""
         return self.own_layers.start == 0
 
     @property
     def is_last(self) -> bool:
-        """The stage has the head."""
+        """True where the stage has the head."""
         return self.own_layers.stop == self.config.num_layers
 
     @property
     def num_heads(self) -> int:
-        """Heads of this rank."""
+        """Number of query heads of this rank."""
         return self.config.num_heads // self.group.size
 
     @property
     def num_kv_heads(self) -> int:
-        """KV heads of this rank, one that others have too included."""
+        """Number of KV heads of this rank, one that others have too included."""
         return self.config.num_kv_heads_per_rank(self.group.size)
 
     def heads(self, num_heads: int) -> Cut:
-        """This rank's part of the features of that many heads."""
+        """Return this rank's part of the features of that many heads."""
         return by_heads(num_heads, self.config.head_dim, self.group.rank, self.group.size)
 
     def even(self, size: int) -> Cut:
-        """This rank's part of a layer's inner dimension."""
+        """Return this rank's part of a layer's inner dimension."""
         return even(size, self.group.rank, self.group.size)
 
     def norm(self, size: int | tuple[Cut, int], changes: Sequence[Change] = ()) -> RMSNorm | LayerNorm:
-        """The family's norm over the last dimension, of which every rank has all."""
+        """Make the family's norm over the last dimension, of which every rank has all."""
         config, kind = self.config, self.spec.norm
         if kind in ("layer", "layer_bias"):
             return LayerNorm(
@@ -86,7 +86,7 @@ class Parts:
         return RMSNorm(size, config.norm_eps, **self._rms_options(changes))
 
     def split_norm(self, size: Cut, changes: Sequence[Change] = ()) -> RMSNorm:
-        """The family's RMS norm over a vector of which this rank has a part."""
+        """Make the family's RMS norm over a vector of which this rank has a part."""
         options = self._rms_options(changes)
         if self.group.size == 1:
             return RMSNorm(size, self.config.norm_eps, **options)
@@ -107,8 +107,9 @@ class Parts:
         changes: Sequence[Change] = (),
         quantized: bool = True,
     ) -> Linear:
-        """A projection of what every rank has; each gives its part of the outputs. A mapping packs several;
-        the checkpoint has them apart unless the spec says not. quantized: as the model's other layers are.
+        """Make a projection of what every rank has; each gives its part of the outputs. A mapping packs
+        several; the checkpoint has them apart unless the spec says not. quantized: as the model's other
+        layers are.
         """
         return Linear(
             in_features,
@@ -122,7 +123,7 @@ class Parts:
         )
 
     def joining_linear(self, in_features: Cut, out_features: int, *, bias: bool) -> Linear:
-        """A projection of what each rank has a part of; all give the whole output."""
+        """Make a projection of what each rank has a part of; all give the whole output."""
         options: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "quant": self.quant}
         if self.group.size == 1:
             return Linear(in_features, out_features, bias=bias, **options)
@@ -131,7 +132,7 @@ class Parts:
     def expert_linear(
         self, num_experts: int, in_features: int | Cut, parts: Mapping[str, Cut]
     ) -> ExpertLinear:
-        """One projection of every expert, whose parts the checkpoint has under these names."""
+        """Make one projection of every expert, whose parts the checkpoint has under these names."""
         return ExpertLinear(
             num_experts, in_features, parts, dtype=self.dtype, device=self.device, quant=self.quant
         )

@@ -64,12 +64,12 @@ class ModelSpec:
                 raise ValueError(f"ModelSpec: {name} {value!r} is unknown; known: {', '.join(known)}")
 
     def checkpoint_name(self, name: str) -> str:
-        """Return what the checkpoint calls the tensor that we call `name`."""
+        """Return the checkpoint's name of the tensor that we call `name`."""
         return ".".join(self.names.get(segment, segment) for segment in name.split("."))
 
 
 def has_bias(rule: BiasRule, config_says: bool) -> bool:
-    """Resolve a rule against the checkpoint's own flag."""
+    """Tell whether there is a bias, by a rule and the checkpoint's own flag."""
     return config_says if rule == "config" else rule == "always"
 
 

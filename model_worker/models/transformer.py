@@ -30,12 +30,12 @@ class CausalLM(nn.Module):
 
     _combine: CombineLike
     lm_head: LMHead
-    """The last pipeline stage alone has one."""
+    """Language-model head, which the last pipeline stage alone has."""
     _rows: RowAdapters | None = None
     _taps: StepTaps | None = None
     """Taps of the forward that runs."""
     stays_on_device = True
-    """On a GPU its forward reads nothing on the host, so it can be recorded as a CUDA graph."""
+    """True where on a GPU its forward reads nothing on the host, so it can be recorded as a CUDA graph."""
 
     def __init__(self, parts: Parts) -> None:
         """Build this rank's part of the layers of this pipeline stage."""
@@ -62,7 +62,7 @@ class CausalLM(nn.Module):
             layer.take_adapters(rows, max_rank)
 
     def tap(self, names: Collection[str]) -> None:
-        """Hand over what parts of layers give, of those that are named; once."""
+        """Hand over, in each forward that asks for it, what the named parts of layers give; once."""
         for layer_id, layer in enumerate(self.model.layers):
             for part in LAYER_OUTPUTS:
                 if (name := f"{part}:{layer_id}") in names:
@@ -99,7 +99,8 @@ class CausalLM(nn.Module):
         self._combine = ops.combine
 
     def batch_dependent(self) -> str:
-        """A module whose sums may be rounded differently in another batch, by its name; empty: there is none.
+        """Return the name of a module whose sums may be rounded differently in another batch; empty: there is
+        none.
 
         The C++ linear layers add in one order for any number of rows; torch's do not.
         """
@@ -132,8 +133,8 @@ class CausalLM(nn.Module):
         return output
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """The head: hidden [n, hidden_size] -> logits [n, vocab_size] float32, in `out` if it is given; on
-        ranks other than 0 no rows. The caller decides how many rows at a time, for they are large.
+        """Apply the head: hidden [n, hidden_size] -> logits [n, vocab_size] float32, in `out` if it is given;
+        on ranks other than 0 no rows. The caller decides how many rows at a time, for they are large.
         """
         assert self.is_last, "another pipeline stage has the head"
         logits: Tensor = self.lm_head(hidden, out)

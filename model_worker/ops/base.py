@@ -21,9 +21,9 @@ from runtime.checkpoint.model_config import Activation
 logger = logging.getLogger(__name__)
 
 Map = Callable[[Tensor], Tensor]
-"""Rows to rows, [T, N] -> [T, M]."""
+"""Function of rows to rows, [T, N] -> [T, M]."""
 Frequencies = Callable[[Tensor], Tensor]
-"""Positions [T] to the frequencies [T, D / 2] of each."""
+"""Function of positions [T] to the frequencies [T, D / 2] of each."""
 
 
 class Product(Protocol):
@@ -31,11 +31,11 @@ class Product(Protocol):
 
     @property
     def batch_invariant(self) -> bool:
-        """A row's result is the same bits beside any other rows."""
+        """True where a row's result is the same bits beside any other rows."""
 
     @property
     def packs_weight(self) -> bool:
-        """The weight is rearranged in place, as nothing but this Ops reads it."""
+        """True where the weight is rearranged in place, as nothing but this Ops reads it."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -127,10 +127,12 @@ class ExpertWeights:
 
 @dataclass(slots=True)
 class KernelTable:
-    """Implementation of each operation, how often it was made, and the reason where there is a faster one."""
+    """Table of which implementation each operation has, how often it was made, and the reason where there is
+    a faster one.
+    """
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """(operation, implementation, reason) -> how often; the reason is empty for the fastest."""
+    """Number of times by (operation, implementation, reason); the reason is empty for the fastest."""
     slow: list[str] = field(default_factory=list)
     """Lines on settings that are slower than others on this machine."""
     cost_of_torch: str = ""
@@ -160,29 +162,28 @@ class KernelTable:
 
 
 class Ops(Protocol):
-    """Makes operations over weights that are loaded. One object serves a whole model, and its runner.
-
-    What it returns is bound to one weight, is called by the thread that runs the forward, and takes no
-    decision but by the shapes of its arguments.
+    """Maker of operations over weights that are loaded. One object serves a whole model, and its runner. What
+    it returns is bound to one weight, is called by the thread that runs the forward, and takes no decision
+    but by the shapes of its arguments.
     """
 
     name: str
-    """In ops.selection; what records a step goes by it."""
+    """Name of the Ops in ops.selection; what records a step goes by it."""
     attention: AttentionBackend
     combine: CombineLike
     lay_out_decodes: LayOutDecodesLike
     table: KernelTable
     sampling_kernels: NativeKernels | None
-    """Kernels in C++ for the sampler; None: it has others."""
+    """Library of C++ kernels for the sampler; None: it has others."""
 
     def embedding(self, weight: LinearWeight, *, first: int | None = None, multiplier: float = 1.0) -> Map:
-        """Ids [T] int64 to rows of the weight, not of float8, in its dtype, times multiplier, rounded. first:
-        the id of row 0; one that the weight has no row of becomes zeros.
+        """Make the look-up of ids [T] int64 in rows of the weight, not of float8, in its dtype, times
+        multiplier, rounded. first: the id of row 0; one that the weight has no row of becomes zeros.
         """
         ...
 
     def take_rows(self, like: Tensor) -> TakeRows:
-        """Rows of any table of the width and dtype of `like`."""
+        """Make the function that takes rows of any table of the width and dtype of `like`."""
         ...
 
     def rms_norm(self, weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
@@ -194,7 +195,9 @@ class Ops(Protocol):
         ...
 
     def rotary_angles(self, frequencies: Tensor | Frequencies, amplitude: Tensor | None) -> Map:
-        """Positions [T] int64 to cosines and sines [T, D] float32, as `kernels.rope` has them."""
+        """Make the function of positions [T] int64 to cosines and sines [T, D] float32, as `kernels.rope` has
+        them.
+        """
         ...
 
     def packs(self, weight: Tensor) -> bool:
@@ -202,25 +205,27 @@ class Ops(Protocol):
         ...
 
     def linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Product:
-        """x @ weight.T + bias for x of the weight's dtype, rounded to it."""
+        """Make the product x @ weight.T + bias for x of the weight's dtype, rounded to it."""
         ...
 
     def head(self, weight: LinearWeight) -> Head:
-        """Logits of hidden states of the weight's dtype. The weight is not of float8."""
+        """Make the head: logits of hidden states of the weight's dtype. The weight is not of float8."""
         ...
 
     def activation(self, name: Activation, width: int) -> Map:
-        """[T, width] -> activation(x)."""
+        """Make the function [T, width] -> activation(x)."""
         ...
 
     def gated(self, product: Product, name: Activation, width: int) -> Map:
-        """The product, [T, K] -> [T, 2 * width] of a gate, then what it multiplies; and the gate."""
+        """Make the product, [T, K] -> [T, 2 * width] of a gate, then what it multiplies; and the gate."""
         ...
 
     def experts(self, weights: ExpertWeights) -> MixtureOfExperts: ...
 
     def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> RowAdapters:
-        """Which adapter each row is computed with, of a model on that device that may have so many."""
+        """Make the table of which adapter each row is computed with, of a model on that device that may have
+        so many.
+        """
         ...
 
     def adapters(

@@ -78,7 +78,7 @@ class AdaptedGate:
 
 
 class NativeOps(Ops):
-    """See Ops. Rows of what has a C++ kernel are the same bits in any batch."""
+    """Ops by the C++ kernels, for a CPU. Rows of what has a C++ kernel are the same bits in any batch."""
 
     name = "native"
 

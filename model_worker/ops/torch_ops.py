@@ -146,7 +146,7 @@ class StepwiseExperts:
 
 
 class TorchOps(Ops):
-    """See Ops."""
+    """Ops by torch's own functions, for any device; they define what the others compute."""
 
     name = "torch"
     sampling_kernels = None

@@ -63,7 +63,7 @@ class FusedExperts:
 
 
 class TritonOps(TorchOps):
-    """See Ops."""
+    """Ops by Triton's kernels, for CUDA."""
 
     name = "triton"
 

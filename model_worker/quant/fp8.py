@@ -12,7 +12,7 @@ MULTIPLE = 16
 
 
 class Fp8(QuantMethod):
-    """See QuantMethod."""
+    """QuantMethod of float8 weights with a scale for each output."""
 
     stored = FP8
 

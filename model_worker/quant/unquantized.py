@@ -8,7 +8,7 @@ from model_worker.quant.base import QuantMethod
 
 
 class Unquantized(QuantMethod):
-    """See QuantMethod."""
+    """QuantMethod that keeps weights in the model's own dtype."""
 
     stored = None
 

@@ -21,7 +21,7 @@ TRIAL_TOKENS = 16
 # The host's memory belongs to other programs too. Arbitrary.
 MAX_CPU_KV_BYTES = 8 << 30
 CPU_KV_SHARE = 8
-"""One part in so many of the host's memory is the KV cache's, at most, where nobody says more."""
+"""Divisor of the host's memory: one part in so many is the KV cache's, at most, where nobody says more."""
 STEP_REMEDY = (
     "lower --chunked-prefill-size or --max-running-requests, take a narrower --dtype or a larger --tp-size, "
     "or end what else uses the device"
@@ -31,7 +31,7 @@ STEP_REMEDY = (
 def make_kv_pool(
     num_pages: int, page_size: int, layout: KVLayout, dtype: torch.dtype, device: Device
 ) -> MHATokenToKVPool:
-    """Raises ConfigError when the device does not have the memory."""
+    """Allocate the KV cache. Raises ConfigError when the device does not have the memory."""
     size = (num_pages + 1) * page_size * layout.bytes_per_token(dtype)
     with when_out_of_memory(
         f"allocating a KV cache of {size / (1 << 30):.2f} GiB",

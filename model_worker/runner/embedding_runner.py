@@ -63,7 +63,9 @@ class Pooler:
 
 
 class EmbeddingRunner(ModelRunner):
-    """Where a plan samples a row, its sequence is complete: it has its vector, and a 0 for a token."""
+    """Runner of an embedding model. Where a plan samples a row, its sequence is complete: it has its vector,
+    and a 0 for a token.
+    """
 
     def __init__(self, *args: Any, pooling: Pooling, **options: Any) -> None:
         super().__init__(*args, **options)

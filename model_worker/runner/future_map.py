@@ -7,17 +7,16 @@ from torch import Tensor
 
 
 class FutureMap:
-    """last_token [max_rows + 1] int64; the last row is nobody's, for the padding of a batch.
-
-    One entry a row is enough: only a row's newest token can be unknown to the host, and stream order does the
-    rest.
+    """Last token of each row, last_token [max_rows + 1] int64; the last row is nobody's, for the padding of a
+    batch. One entry a row is enough: only a row's newest token can be unknown to the host, and stream order
+    does the rest.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self.last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
 
     def resolve(self, input_ids: Tensor, at: Tensor, rows: Tensor) -> None:
-        """input_ids[at[i]] = last token of rows[i], in place; all [n] int64."""
+        """Set input_ids[at[i]] to the last token of rows[i], in place; all [n] int64."""
         input_ids[at] = self.last_token[rows]
 
     def store(self, rows: Tensor, tokens: Tensor) -> None:

@@ -32,7 +32,9 @@ NO_MASKS: Mapping[int, MaskBits] = MappingProxyType({})
 
 
 class ModelRunner:
-    """Its methods must run on the forward stream, plans in the order of their launch."""
+    """Runner of plans on one rank. Its methods must run on the forward stream, plans in the order of their
+    launch.
+    """
 
     def __init__(
         self,

@@ -31,7 +31,9 @@ from runtime.wire.plan import BatchPlan
 
 
 class StageRunner(ModelRunner):
-    """Steps are numbered as they come, so that every stage gives the same number to the same plan."""
+    """Runner of one pipeline stage. Steps are numbered as they come, so that every stage gives the same
+    number to the same plan.
+    """
 
     def __init__(self, model: Model, *args: Any, link: StageLink, **options: Any) -> None:
         """link: to the other stages. The rest: as ModelRunner's; the model is a CausalLM."""

@@ -29,7 +29,7 @@ MAX_FRAME_BYTES = 16 << 20
 
 @dataclass(slots=True)
 class ForwardOutput:
-    """A step between forward and sampling."""
+    """State of a step between forward and sampling."""
 
     logits: Tensor  # [S, vocab_size] float32; on rank 0 alone
     who: SampleRows

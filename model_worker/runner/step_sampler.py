@@ -18,7 +18,7 @@ from runtime.wire.format import MaskBits
 
 
 class StepSampler:
-    """Samples on the rank that has logits; the others are told its tokens."""
+    """Sampler of steps. It samples on the rank that has logits; the others are told its tokens."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class StepSampler:
 
     @property
     def own(self) -> Sampler | None:
-        """The sampler; None: another rank samples."""
+        """Sampler of this rank; None: another rank samples."""
         return self._sampler if isinstance(self._sampler, Sampler) else None
 
     @property

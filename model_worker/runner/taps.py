@@ -79,7 +79,7 @@ def _described(index: int, name: str, start: int, rows: Tensor) -> tuple[StepTen
 
 
 class Taps:
-    """Wishes of the rows. Plans come in the order of their launch."""
+    """Wishes of the rows for additional outputs. Plans come in the order of their launch."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -94,7 +94,7 @@ class Taps:
                 self._wishes.pop(setup.row, None)
 
     def of_rows(self, plan: BatchPlan) -> dict[int, Wish]:
-        """Wishes by place in the plan's `rows`; empty: the step is like any other."""
+        """Return the wishes by place in the plan's `rows`; empty: the step is like any other."""
         if not self._wishes:
             return {}
         wishes = self._wishes

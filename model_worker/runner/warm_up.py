@@ -21,11 +21,11 @@ from runtime.wire.sampling_params import SamplingParams
 PROMPT_TOKENS = 8
 ALL_ALLOWED = 0xFF
 FIRST_SLOT = 0
-"""An adapter's, which is empty: what rows with one launch, where a model takes any."""
+"""Slot of an adapter, which is empty: what rows with one launch, where a model takes any."""
 
 
 def first_prompt(max_len: int, num_pages: int, page_size: int) -> BatchPlan:
-    """A prompt of row 0, with pages for it and for the token after it."""
+    """Return a plan with a prompt of row 0, with pages for it and for the token after it."""
     length = min(PROMPT_TOKENS, max_len - 1, num_pages * page_size - 1)
     pages = np.arange(1, -(-(length + 1) // page_size) + 1)
     plan = chunks([length])
@@ -33,12 +33,12 @@ def first_prompt(max_len: int, num_pages: int, page_size: int) -> BatchPlan:
 
 
 def decode_behind(prompt: BatchPlan) -> BatchPlan:
-    """The token behind the first row of a plan of prompts."""
+    """Return a plan with the token behind the first row of a plan of prompts."""
     return decode_after(unpack_ids(prompt.lens).item(0))
 
 
 def decode_after(position: int) -> BatchPlan:
-    """The token of row 0 at that position, whose id only the device knows."""
+    """Return a plan with the token of row 0 at that position, whose id only the device knows."""
     return BatchPlan(
         step=1,
         setups=(RowSetup.of(0, position, SamplingParams(temperature=0.0), adapter_slot=FIRST_SLOT),),
@@ -53,7 +53,7 @@ def decode_after(position: int) -> BatchPlan:
 
 
 def longest_decode(max_len: int, page_size: int) -> BatchPlan:
-    """The last token of as long a context as there may be."""
+    """Return a plan with the last token of as long a context as there may be."""
     num_pages = -(-max_len // page_size)
     on_dummy_page = {
         "table_spans": pack_ids([0, 0, num_pages]),
@@ -63,7 +63,7 @@ def longest_decode(max_len: int, page_size: int) -> BatchPlan:
 
 
 def edited_decodes(decode: BatchPlan, vocab_size: int) -> Iterator[tuple[BatchPlan, dict[int, bytes]]]:
-    """A decode of row 0 with all that a sampler launches and nothing records, and the masks of each."""
+    """Yield a decode of row 0 with all that a sampler launches and nothing records, and the masks of each."""
     position = unpack_ids(decode.starts).item()
     edited = RowSetup.of(
         0,
@@ -81,8 +81,8 @@ def edited_decodes(decode: BatchPlan, vocab_size: int) -> Iterator[tuple[BatchPl
 
 
 def ever_smaller_chunks(num_tokens: int, num_rows: int, max_len: int) -> Iterator[BatchPlan]:
-    """Prompts of so many tokens in so many rows, then of half as many, and so on: a kernel may depend on how
-    many there are. The largest comes first, so that the others find its memory.
+    """Yield prompts of so many tokens in so many rows, then of half as many, and so on: a kernel may depend
+    on how many there are. The largest comes first, so that the others find its memory.
     """
     num_tokens = min(num_tokens, num_rows * (max_len - 1))
     while num_tokens > PROMPT_TOKENS:
@@ -92,7 +92,7 @@ def ever_smaller_chunks(num_tokens: int, num_rows: int, max_len: int) -> Iterato
 
 
 def chunks(lens: list[int]) -> BatchPlan:
-    """Prompts of rows 0, 1 ... whose next tokens are drawn in the way that takes most."""
+    """Return a plan with prompts of rows 0, 1 ... whose next tokens are drawn in the way that takes most."""
     num_rows = len(lens)
     cut = SamplingParams(**examples(TRUNCATES))
     return BatchPlan(

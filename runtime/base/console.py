@@ -74,7 +74,7 @@ def write_error(text: str) -> None:
 
 
 def json_line(level: str, message: str, at_s: float | None = None, **more: object) -> str:
-    """A line of the log in JSON, in ASCII and without a line break in it."""
+    """Return one line of the log as JSON, in ASCII and without a line break in it."""
     at_s = time.time() if at_s is None else at_s
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))
     said = {"time": f"{whole}.{int(at_s % 1 * 1000):03d}Z", "level": level, "process": _json_process}
@@ -90,7 +90,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class ConsoleHandler(logging.Handler):
-    """Log records as lines on standard error."""
+    """Handler that writes log records as lines on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -17,7 +17,9 @@ from runtime.base.environment import set_wanted_cpu_isa, wanted_cpu_isa
 from runtime.base.errors import ConfigError
 
 CpuIsa = Literal["portable", "avx2", "avx512", "avx512_bf16", "amx"]
-"""Each has the ones before it. portable: what all CPUs of an architecture have; off x86-64 the only one."""
+"""A set of the CPU's instructions; each contains the ones before it. portable: those that all CPUs of an
+architecture have; off x86-64 there is no other.
+"""
 CPU_ISAS: tuple[CpuIsa, ...] = get_args(CpuIsa)
 
 # As /proc/cpuinfo spells them, beside those of the set before.
@@ -77,12 +79,12 @@ def choose_cpu_isa(wanted: Literal["auto", CpuIsa]) -> None:
 
 
 def cpu_isa() -> CpuIsa:
-    """The most of them. Raises: ConfigError as usable_isas."""
+    """Return the largest set that may be used. Raises: ConfigError as usable_isas."""
     return usable_isas()[-1]
 
 
 def machine_isa() -> CpuIsa:
-    """The most that this machine has."""
+    """Return the largest set that this machine has."""
     return _machine_isas()[-1]
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from runtime.base.console import is_terminal, write_line, write_over
 
 LINE_S = 5.0
-"""Between two lines where there is no terminal."""
+"""Seconds between two lines where there is no terminal."""
 DRAW_S = 0.1
-"""Between two looks of a bar."""
+"""Seconds between two drawings of a bar."""
 BAR_CHARS = 30
 
 
@@ -23,8 +23,8 @@ class Progress:
         say: Callable[[str], None] = write_line,
         has_bar: bool | None = None,
     ) -> None:
-        """`what` is under way, counted in `unit` (plural). `say` writes a line where there is no bar;
-        `has_bar`: None asks whether standard error is a terminal.
+        """Begin to show how far `what` is, counted in `unit` (plural). `say` writes a line where there is no
+        bar; `has_bar`: None asks whether standard error is a terminal.
         """
         self._what = what
         self._unit = unit
@@ -34,7 +34,7 @@ class Progress:
         self._next_at = time.monotonic() + (0.0 if self._has_bar else self._interval_s)
 
     def note(self, done: int, total: int, more: str = "") -> None:
-        """So many are done of the total. `more` is said behind it."""
+        """Show that so many of the total are done. `more` is written behind it."""
         now = time.monotonic()
         if now < self._next_at and not (self._has_bar and done >= total):
             return

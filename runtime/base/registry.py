@@ -15,7 +15,8 @@ from runtime.base.errors import ConfigError
 
 
 def resolve(kind: str, name: str, table: Mapping[str, str]) -> Any:
-    """The object that `name` stands for. `kind` is the word users know it by, such as "schedule policy".
+    """Return the object that `name` stands for. `kind` is the word users know it by, such as "schedule
+    policy".
 
     Raises ConfigError when the name is unknown or its module or attribute does not exist. An exception raised
     *inside* the module while it is imported is passed on as it is, so that its author sees where.

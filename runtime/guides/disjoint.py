@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 Follow: TypeAlias = Callable[[Any], Any]
-"""Gives for a schema that is a reference the one to which it refers."""
+"""Function that gives for a schema that is a reference the one to which it refers."""
 ALL_TYPES = frozenset(("null", "boolean", "object", "array", "number", "string"))
 MAX_LOOKS = 4
-"""Schemas of properties in schemas of properties that are compared."""
+"""Most schemas of properties in schemas of properties that are compared."""
 
 
 def are_disjoint(one: Any, other: Any, follow: Follow, looks: int = MAX_LOOKS) -> bool:

@@ -21,7 +21,7 @@ from runtime.guides.keywords import DRAFTS, FOREIGN, FORMATS, KEYWORDS, OLD_DRAF
 Schema: TypeAlias = dict[str, Any]
 TYPES = frozenset(("null", "boolean", "object", "array", "number", "string", "integer"))
 MAX_DEPTH = 100
-"""Schemas in schemas: more is nothing that anybody has written."""
+"""Most schemas in schemas: more is nothing that anybody has written."""
 
 
 class SchemaRefused(InvalidRequest):

@@ -70,7 +70,7 @@ class MaxTokens(Struct):
 
 
 class AnyTokens(Struct, tag="any_tokens"):
-    """Whatever the model says."""
+    """Tokens that may be whatever the model says."""
 
     but: str
     """Special token that may not come; empty for none."""
@@ -94,7 +94,7 @@ class Repeat(Struct, tag="repeat"):
     content: Element
     least: int
     most: int | None = None
-    """None: any number."""
+    """Most repetitions. None: any number."""
 
 
 class Tag(Struct, tag="tag"):
@@ -143,6 +143,6 @@ def encode(element: Element) -> str:
 
 
 def decode(text: str) -> Element:
-    """Raises ValueError."""
+    """Return the elements that the text of a guide says. Raises ValueError."""
     element: Element = msgspec.json.decode(text, type=Element)
     return element

@@ -11,7 +11,7 @@ from runtime.launcher.hosts.host import Child, Host, ProcessPlace
 
 class Children:
     def __init__(self, hosts: Mapping[int, Host]) -> None:
-        """`hosts`: by the numbers of their nodes."""
+        """Begin without processes. `hosts`: machines by the numbers of their nodes."""
         self._hosts = hosts
         self._running: dict[ProcessPlace, Child] = {}
 
@@ -22,31 +22,33 @@ class Children:
         return self._running.get(place)
 
     def start(self, place: ProcessPlace, epoch: int) -> Child:
-        """Raises StartError when there is no process to be had."""
+        """Start a process in a place. Raises StartError when there is none to be had."""
         child = self._running[place] = self._hosts[place.node].start(place, epoch)
         return child
 
     def kill(self, child: Child) -> None:
-        """Its end is then seen like any other."""
+        """Kill a child. Its end is then seen like any other."""
         child.kill()
 
     def has_ended(self, child: Child, timeout_s: float) -> bool:
-        """Wait so long for the end of a child."""
+        """Wait so many seconds for the end of a child. Return whether it has come."""
         return child.has_ended(timeout_s)
 
     def reap(self, child: Child) -> int:
-        """Wait for the end of a child that has ended or has been killed. Exit code or minus the signal."""
+        """Wait for the end of a child that has ended or has been killed. Return its exit code or minus the
+        signal.
+        """
         code = child.reap()
         del self._running[child.place]
         return code
 
     def exited(self, fired: Iterable[Any]) -> list[Child]:
-        """The children among what a poll has returned."""
+        """Return the children among what a poll has returned."""
         sources = set(fired)
         return [child for child in self if child.is_among(sources)]
 
     def end(self, children: Iterable[Child], grace_s: float) -> None:
-        """Ask them to end, kill those that have not within `grace_s`, wait for all."""
+        """Ask children to end, kill those that have not within `grace_s` seconds, wait for all."""
         ending = list(children)
         for child in ending:
             child.terminate()

@@ -39,7 +39,7 @@ COUNTS_OF_TOKENS = ("context_length", "chunked_prefill_size", "max_total_tokens"
 """Settings that take 4k and 4K, as vLLM has them."""
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 NEAR = 0.75
-"""How alike an unknown option and the one that is meant are, of 1; arbitrary, by examples."""
+"""Likeness, of 1, that an unknown option has to the one that is meant; arbitrary, by examples."""
 EPILOG = """\
 examples:
   %(prog)s --model OWNER/NAME --port 8000
@@ -58,13 +58,13 @@ class CommandLine(NamedTuple):
 
 
 def parse_args(argv: Sequence[str] | None = None, *, prog: str | None = None) -> RuntimeConfig:
-    """The settings a command line asks for. Prints help, or raises ConfigError."""
+    """Return the settings that a command line asks for. Prints help, or raises ConfigError."""
     return parse_command_line(argv, prog=prog).config
 
 
 def parse_command_line(argv: Sequence[str] | None = None, *, prog: str | None = None) -> CommandLine:
-    """The settings a command line asks for, and what is to be said about it. Prints help and exits, or raises
-    ConfigError.
+    """Return the settings that a command line asks for, and what is to be said about it. Prints help and
+    exits, or raises ConfigError.
     """
     parser = make_parser(prog)
     words, files = without_files(sys.argv[1:] if argv is None else argv)
@@ -200,7 +200,7 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
 
 
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
-    """All spellings of all options."""
+    """Return all spellings of all options."""
     return list(parser._option_string_actions)
 
 

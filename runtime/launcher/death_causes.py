@@ -29,14 +29,17 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 class DeathCauses:
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
-        """`proc`, `cgroups`: where the kernel shows processes and cgroups."""
+        """Count from here the kills for lack of memory. `proc`, `cgroups`: where the kernel shows processes
+        and cgroups.
+        """
         self._counters = _counters(proc, cgroups)
         self._num_oom_kills = self._read_oom_kills()
 
     def may_be_a_request(self, codes: list[int], *, hung: bool) -> bool:
-        """`codes`: exit codes, or minus the signals, of the processes of a unit that had ended when that was
-        seen; if one was killed from outside, the others may have ended because of that. `hung`: the launcher
-        itself has killed one whose work loop stood still.
+        """Tell whether a request may have brought about the end of a unit. `codes`: exit codes, or minus the
+        signals, of its processes that had ended when that was seen; if one was killed from outside, the
+        others may have ended because of that. `hung`: the launcher itself has killed one whose work loop
+        stood still.
         """
         num_oom_kills = self._read_oom_kills()
         out_of_memory = num_oom_kills > self._num_oom_kills

@@ -10,12 +10,14 @@ from runtime.wire.status_page import StatusPage
 logger = logging.getLogger(__name__)
 
 SETTLED_S = 0.25
-"""Nothing may be left for so long: a slot may be half a heartbeat old, a request between two processes."""
+"""Seconds for which nothing may be left before a drain is over: a slot may be half a heartbeat old, a request
+between two processes.
+"""
 
 
 class Drain:
     def __init__(self, page: StatusPage, timeout_s: float) -> None:
-        """`timeout_s`: the time that requests have; 0: none is waited for."""
+        """Begin to drain. `timeout_s`: the time that requests have; 0: none is waited for."""
         self._page = page
         self._timeout_s = timeout_s
         self._began = self._busy_at = time.monotonic()
@@ -40,7 +42,7 @@ class Drain:
         return max(found.values())
 
     def look(self, is_cut: bool) -> bool:
-        """Tell whether it is over. `is_cut`: somebody does not want to wait any more."""
+        """Tell whether the drain is over. `is_cut`: somebody does not want to wait any more."""
         now = time.monotonic()
         num_left = self.num_left()
         if num_left:

@@ -20,10 +20,10 @@ EXIT_S = 1.0
 
 
 class Guardian:
-    """The launcher's end."""
+    """The launcher's end of the guardian."""
 
     def __init__(self, run_dir: Path, lock_fd: int, environment: Mapping[str, str]) -> None:
-        """Raises OSError when there is no process to be had."""
+        """Start the guardian. Raises OSError when there is no process to be had."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-S", "-m", "runtime.launcher.guardian", str(run_dir), str(lock_fd)],
             stdin=subprocess.PIPE,
@@ -38,7 +38,9 @@ class Guardian:
         return self._process.pid
 
     def dismiss(self) -> None:
-        """Everything is cleaned up: let it end, and wait for that. Also for one that has been killed."""
+        """Let the guardian end, and wait for that: everything is cleaned up. Also for one that has been
+        killed.
+        """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(DONE)

@@ -32,7 +32,9 @@ LISTEN_BACKLOG = 2048
 
 class LaunchNames:
     def __init__(self, config: RuntimeConfig) -> None:
-        """Raises AddressInUse, ConfigError or StartError; nothing is left behind then."""
+        """Take all that the settings ask for. Raises AddressInUse, ConfigError or StartError; nothing is left
+        behind then.
+        """
         if config.curve_dir:
             ServerKeys.read(Path(config.curve_dir))  # the processes read them too; here nothing runs yet
         self.run_dir = RunDir(config.run_dir)
@@ -67,7 +69,7 @@ class LaunchNames:
             self._held = held.pop_all()
 
     def stop_listening(self) -> None:
-        """No caller is taken in any more."""
+        """Take in no caller any more."""
         if self.http is not None:
             self.http.close()
 

@@ -21,9 +21,9 @@ from runtime.ring.launch_state import LaunchState, write_atomically
 logger = logging.getLogger(__name__)
 
 MAX_EVENTS = 4096
-"""Events that wait for the disk; what comes beyond them is counted and lost."""
+"""Most events that wait for the disk; what comes beyond them is counted and lost."""
 MAX_WAIT_S = 2.0
-"""How long the launcher waits for the disk, where it waits at all."""
+"""Most seconds that the launcher waits for the disk, where it waits at all."""
 
 
 class LaunchRecords:
@@ -56,7 +56,7 @@ class LaunchRecords:
             self._changed.notify_all()
 
     def state(self, state: LaunchState) -> None:
-        """Replace state.json."""
+        """Replace state.json by this state of the launch."""
         data = msgspec.json.format(msgspec.json.encode(state))
         with self._changed:
             self._state = data

@@ -26,8 +26,9 @@ class RestartBudget:
     def spend(
         self, unit: str, limit: int, now: float, *, from_outside: bool, was_ready: bool = True
     ) -> float | None:
-        """Seconds to wait before `unit` is started again; None: there have been `limit` restarts in the
-        window, or since it was ready. was_ready: whether it was ready when it died.
+        """Take one restart, and return the seconds to wait before `unit` is started again; None: there have
+        been `limit` restarts in the window, or since it was ready. was_ready: whether it was ready when it
+        died.
         """
         recent = self._recent[unit]
         forgets = was_ready or from_outside

@@ -15,11 +15,11 @@ from runtime.settings.config import RuntimeConfig
 logger = logging.getLogger(__name__)
 
 MAX_WAIT_S = 2.0
-"""How long the launcher waits at its end for a table that is being written."""
+"""Most seconds that the launcher waits at its end for a table that is being written."""
 
 
 class TenantsReload:
-    """Belongs to the launcher's loop."""
+    """Reader of the keys, which belongs to the launcher's loop."""
 
     def __init__(self, config: RuntimeConfig, path: Path) -> None:
         """Read the keys and write the table to `path`. Raises ConfigError, OSError."""
@@ -35,8 +35,8 @@ class TenantsReload:
         self._thread: threading.Thread | None = None
 
     def try_read(self) -> bool:
-        """Begin to read the keys again. False: they are being read just now, perhaps from a disk that hangs.
-        Never waits.
+        """Begin to read the keys again. Return False where they are being read just now, perhaps from a disk
+        that hangs. Never waits.
         """
         if self._thread is not None and self._thread.is_alive():
             return False

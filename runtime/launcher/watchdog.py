@@ -16,7 +16,9 @@ from runtime.settings.config import RuntimeConfig
 from runtime.wire.status_page import ProcessStatus, StatusPage
 
 STOPPED_S = 3.0
-"""A process that has been stopped (SIGSTOP) for so long is killed; one that goes on before is left alone."""
+"""Seconds after which a process that has been stopped (SIGSTOP) is killed; one that goes on before is left
+alone.
+"""
 STOPPED = f"it has been stopped for {STOPPED_S:.0f} s"
 LOOK_S = 0.25
 MAX_LOOK_S = 1.0
@@ -24,12 +26,12 @@ MAX_LOOK_S = 1.0
 
 
 class Hang(NamedTuple):
-    """A process to kill."""
+    """Process to kill, and why."""
 
     child: Child
     reason: str
     is_stopped: bool
-    """By a signal from outside: no request has done that."""
+    """True if it was stopped by a signal from outside: no request has done that."""
 
 
 class _Unchanged:
@@ -66,7 +68,7 @@ class Watchdog:
         self._looked_at = 0.0
 
     def look(self, children: Iterable[Child], now: float | None = None) -> Iterator[Hang]:
-        """The processes to kill. Call at least every MAX_LOOK_S; looks every LOOK_S."""
+        """Return the processes to kill. Call at least every MAX_LOOK_S; looks every LOOK_S."""
         now = time.monotonic() if now is None else now
         elapsed_s = now - self._looked_at
         if elapsed_s < LOOK_S:

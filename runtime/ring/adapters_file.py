@@ -17,17 +17,17 @@ from runtime.ring.launch_state import write_atomically
 
 NOTE = "kept.json"
 GONE = ".gone"
-"""Behind the name of one that is being removed."""
+"""Entry behind the name of an adapter that is being removed."""
 FIRST_ID = 1 << 32
-"""Ids of adapters with names begin here; callers' own are below."""
+"""First id of adapters that have names; ids that callers choose are below it."""
 
 
 class ListedAdapter(msgspec.Struct, frozen=True):
     path: str
     id: int
-    """Stands for this name and path, and its pin; not used again."""
+    """Number of this name, path and pin together; never used for another."""
     pinned: bool = False
-    """Others do not take its slot."""
+    """True where the adapter keeps its slot of the device: others do not take it."""
 
 
 class Wanted(NamedTuple):
@@ -46,7 +46,7 @@ class AdaptersFile:
     """The table in the run directory: what the launch says until somebody changes it, for all processes."""
 
     def __init__(self, path: Path | None = None, launched: Mapping[str, str] | None = None) -> None:
-        """`path`: None for what never changes."""
+        """Open the table at `path`; None: there is none, and what the launch says never changes."""
         self._path = path
         self._launched = _Content(
             FIRST_ID + len(launched or {}),
@@ -103,26 +103,26 @@ class AdaptersFile:
 
 class KeptAdapter(msgspec.Struct, frozen=True):
     digest: str
-    """SHA-256 of config and weights."""
+    """SHA-256 of the adapter's config and weights."""
     task_id: int
     num_rows: int
-    """The same as AdapterRef's."""
+    """Ranks of all modules of the adapter, added up, as AdapterRef.num_rows."""
     num_bytes: int
-    """Size of its weights."""
+    """Bytes of the adapter's weights."""
 
 
 def incoming_in(folder: Path) -> Path:
-    """Directory of those that are on their way."""
+    """Return the directory of adapters that are on their way."""
     return folder / "incoming"
 
 
 def kept_in(folder: Path) -> Path:
-    """Directory of those that are complete."""
+    """Return the directory of adapters that are complete."""
     return folder / "kept"
 
 
 def read_kept(path: Path) -> KeptAdapter | None:
-    """Return the note of a directory; None where there is none."""
+    """Return the note in an adapter's directory; None where there is none."""
     try:
         return msgspec.json.decode((path / NOTE).read_bytes(), type=KeptAdapter)
     except (OSError, msgspec.DecodeError):
@@ -130,14 +130,12 @@ def read_kept(path: Path) -> KeptAdapter | None:
 
 
 def write_kept(path: Path, kept: KeptAdapter) -> None:
-    """Write the note of a directory. Raises OSError."""
+    """Write the note in an adapter's directory. Raises OSError."""
     (path / NOTE).write_bytes(msgspec.json.encode(kept))
 
 
 def all_kept(folder: Path) -> Iterator[tuple[str, KeptAdapter]]:
-    """Yield the paths of those that are complete, the one that was put first before the others, and their
-    notes.
-    """
+    """Yield the paths of complete adapters and their notes, the one that was put first before the others."""
     found = kept_in(folder)
     paths = sorted(found.iterdir(), key=lambda path: path.stat().st_ctime_ns) if found.is_dir() else []
     for path in paths:

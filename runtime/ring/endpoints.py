@@ -36,7 +36,9 @@ class Endpoints:
         return f"ipc://{self.run_dir / name}"
 
     def tokenizer_in(self, index: int = 0) -> str:
-        """A request goes to tokenizer `seq` mod their number, and so does its abort."""
+        """Return the address of a tokenizer. A request goes to number `seq` mod their number, and so does its
+        abort.
+        """
         return self._ipc(f"tokenizer_in{index}")
 
     @property
@@ -49,11 +51,15 @@ class Endpoints:
 
     @property
     def grammar_out(self) -> str:
-        """Bound by the scheduler, which waits for masks in the middle of a turn."""
+        """Address at which the grammar process answers. The scheduler binds it, which waits for masks in the
+        middle of a turn.
+        """
         return self._ipc("grammar_out")
 
     def detokenizer_in(self, index: int = 0) -> str:
-        """A sequence belongs to detokenizer `client` mod their number: each draws its clients' ids so."""
+        """Return the address of a detokenizer. A sequence belongs to number `client` mod their number: each
+        draws the ids of its clients so.
+        """
         return self._ipc(f"detokenizer_in{index}")
 
     def client_out(self, index: int = 0) -> str:
@@ -75,7 +81,7 @@ class Endpoints:
         return self._ipc(f"rank_in{rank}")
 
     def ranks_dir(self, epoch: int) -> Path:
-        """Where the ranks that were started together find each other."""
+        """Directory in which ranks of a model that were started together find each other."""
         return self.run_dir / f"ranks{epoch}"
 
     @property
@@ -101,12 +107,12 @@ class Endpoints:
 
     @property
     def roster_file(self) -> Path:
-        """Which sequences the engine has."""
+        """File in which the scheduler notes which sequences the engine has."""
         return self.run_dir / "roster"
 
     @property
     def suspects_file(self) -> Path:
-        """Which sequences the engine may have died of."""
+        """File in which the launcher notes which sequences the engine may have died of."""
         return self.run_dir / "suspects"
 
     @property
@@ -144,7 +150,9 @@ class TcpEndpoints:
     """The ports of a ring that is served over TCP: first the detokenizers', then the tokenizers'."""
 
     host: str
-    """Host as it stands in an address, so an IPv6 one in brackets; * for every interface."""
+    """Host name or address of the ring as it stands in an address, so an IPv6 one in brackets; * for every
+    interface.
+    """
     port: int
     num_tokenizers: int
     num_detokenizers: int

@@ -30,7 +30,7 @@ SERVER = "server"
 CLIENT = "client"
 CLIENTS = "clients"
 KEY_CHARS = 40
-"""32 bytes in Z85."""
+"""Length of a CURVE key as text: 32 bytes in Z85."""
 KEY_ALPHABET = frozenset(z85.Z85CHARS)
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 
@@ -44,7 +44,9 @@ class ServerKeys:
 
     @staticmethod
     def read(directory: Path) -> ServerKeys:
-        """Raises ConfigError that names what is missing, unreadable, open to other users, or no name."""
+        """Read the server's keys and those of its clients. Raises ConfigError that names what is missing,
+        unreadable, open to other users, or no name.
+        """
         public, secret = _read_secret(directory, SERVER)
         clients = (directory / CLIENTS).absolute()
         _check(clients)
@@ -73,12 +75,12 @@ class ClientKeys:
     public: bytes
     secret: bytes
     server: bytes
-    """The public key of the server that is talked to."""
+    """Public key of the server that the client talks to, in Z85."""
 
     @staticmethod
     def read(directory: Path) -> ClientKeys:
-        """From what the server's owner has handed over. Raises ConfigError that names what is missing,
-        unreadable, or open to other users.
+        """Read the keys that the server's owner has handed over. Raises ConfigError that names what is
+        missing, unreadable, or open to other users.
         """
         public, secret = _read_secret(directory, CLIENT)
         server, _ = _read(directory / f"{SERVER}.key")

@@ -13,11 +13,11 @@ class ChildState(msgspec.Struct, frozen=True):
     role: str
     index: int
     pid: int
-    """0 while there is none because it is about to be restarted."""
+    """Process id; 0 while there is no process because it is about to be restarted."""
     epoch: int
     ready: bool
     node: int = 0
-    """The machine that it is on, where there are several."""
+    """Number of the machine that the process is on, where there are several."""
 
 
 class LaunchState(msgspec.Struct, frozen=True):
@@ -25,21 +25,23 @@ class LaunchState(msgspec.Struct, frozen=True):
     state: str
     """State of the launcher: loading, ready, draining, failed."""
     epoch: int
-    """Starts at 1; each restart of a process or of the engine takes the next number."""
+    """Number of the launch's last restart: 1 at the start; each restart of a process or of the engine takes
+    the next.
+    """
     pid: int
     guardian_pid: int
-    """Removes the directory if the launcher is killed."""
+    """Process id of the guardian, which removes the directory if the launcher is killed."""
     host: str
     port: int
     zmq_bind: str
     model: str
     children: list[ChildState]
     restarts: Mapping[str, int]
-    """Since the start, by process; `engine` stands for scheduler and workers."""
+    """Number of restarts since the start, by process; `engine` stands for scheduler and workers."""
     info: Mapping[str, int | float | str]
     """Facts that the processes told when they got ready, such as num_pages."""
     error: str
-    """Which process failed and why, once the launch ends for that."""
+    """Name of the process that failed and the reason, once the launch ends for that; else empty."""
     exit_code: int
 
 

@@ -65,7 +65,7 @@ class NodeLeft(Message, frozen=True):
 
 
 class NodePing(Message, frozen=True):
-    """Node 0 is there."""
+    """Sign of life of node 0."""
 
 
 class StartRank(Message, frozen=True):
@@ -83,7 +83,7 @@ class Rejoin(Message, frozen=True):
 
 
 class StopNode(Message, frozen=True):
-    """The launch is over."""
+    """Order to end: the launch is over."""
 
     reason: ShortText
     exit_code: Annotated[int, Meta(ge=0, le=255)]
@@ -105,5 +105,5 @@ def is_first(frame: bytes) -> bool:
 
 
 def decode_first(frame: bytes, kind: type[Any]) -> Any:
-    """Raises msgspec.MsgspecError."""
+    """Decode the first word of a connection. Raises msgspec.MsgspecError."""
     return msgspec.msgpack.decode(frame[len(HELLO_MAGIC) :], type=kind)

@@ -41,15 +41,15 @@ MAX_UNACKNOWLEDGED_MS = 15_000
 
 @dataclass(frozen=True, slots=True)
 class NodeAddresses:
-    """Where a launch's nodes meet."""
+    """Addresses at which the machines of a launch meet."""
 
     host: str
-    """Node 0's, an IPv4 address."""
+    """IPv4 address of node 0."""
     port: int
 
     @property
     def agents(self) -> str:
-        """Where node 0's launcher listens to agents."""
+        """Address at which node 0's launcher listens to agents."""
         return f"tcp://{self.host}:{self.port + 1}"
 
     def rank_in(self, host: str, rank: int) -> str:
@@ -92,7 +92,7 @@ class NodeKeys:
         return authenticator
 
     def serve(self, socket: zmq.Socket[Any]) -> None:
-        """Let others' sockets connect to this one. Their context is authenticated."""
+        """Make a socket one that others may connect to. Its context must be authenticated."""
         _tune(socket)
         socket.curve_server = True
         socket.curve_publickey = self.server_public
@@ -102,7 +102,7 @@ class NodeKeys:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def connect(self, socket: zmq.Socket[Any]) -> None:
-        """Make a socket one that may connect."""
+        """Make a socket one that may connect to others."""
         _tune(socket)
         socket.curve_serverkey = self.server_public
         socket.curve_publickey = self.client_public
@@ -110,7 +110,7 @@ class NodeKeys:
 
 
 def open_rank_inbox(context: ProcessContext, rank: int) -> ZmqInbox:
-    """Bind where this rank takes its plans. Raises ConfigError."""
+    """Bind the socket at which this rank takes its plans. Raises ConfigError."""
     config = context.config
     if not config.node_rank:
         return context.inbox("rank_in", context.endpoints.rank_in(rank))
@@ -121,7 +121,7 @@ def open_rank_inbox(context: ProcessContext, rank: int) -> ZmqInbox:
 
 
 def open_rank_outbox(context: ProcessContext, rank: int) -> ZmqOutbox:
-    """Connect, on node 0, to where a rank takes its plans. Raises ConfigError."""
+    """Connect, on node 0, to the socket at which a rank takes its plans. Raises ConfigError."""
     config = context.config
     node = config.node_of_rank(rank)
     if not node:

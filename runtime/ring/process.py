@@ -43,7 +43,7 @@ class LaunchFile(msgspec.Struct, frozen=True):
 
     config: RuntimeConfig
     secret: bytes = msgspec.field(default_factory=lambda: os.urandom(SECRET_BYTES))
-    """Keys digests that nobody outside the ring may compute."""
+    """Random key of digests that nobody outside the ring may compute, such as those of cache namespaces."""
 
     @staticmethod
     def read(path: Path) -> LaunchFile:
@@ -121,11 +121,13 @@ class ProcessContext:
             self.status.write(self.role, status, self.index)
 
     def note_loaded(self, share: float) -> None:
-        """Show it with the next beat."""
+        """Note which share of the weights is loaded; the next beat shows it."""
         self.loaded = share
 
     def failed(self, message: str, exit_code: int) -> None:
-        """Its slot keeps what it said last, such as who ran alone: the launcher judges by that."""
+        """Show in the slot of this process that it has failed, and tell the launcher why. The slot keeps what
+        it said last, such as who ran alone: the launcher judges by that.
+        """
         self._state = "failed"
         last = self.status.read(self.role, self.index)
         self.status.write(self.role, last._replace(state=self._state), self.index)
@@ -178,7 +180,7 @@ def _enter(role: str, arguments: list[str]) -> ProcessContext:
 
 
 def process_name(role: str, index: int, config: RuntimeConfig) -> str:
-    """`role`, and which one where there are several."""
+    """Return the name of a process: its role, and its index where there are several."""
     return f"{role}:{index}" if config.num_processes.get(role, 1) > 1 else role
 
 

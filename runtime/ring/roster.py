@@ -23,7 +23,9 @@ _EMPTY = bytes(KEY_BYTES)
 
 
 class Roster:
-    """Sequence keys in places of KEY_BYTES each; a free one holds zeros. One that is full takes no more."""
+    """File of sequence keys, in places of KEY_BYTES each; a free place holds zeros. A full roster takes no
+    more.
+    """
 
     def __init__(self, places: bytearray | mmap.mmap) -> None:
         self._places = places
@@ -69,9 +71,9 @@ class Suspects:
     """Sequences under which the engine has died, by key."""
 
     alone: frozenset[bytes] = frozenset()
-    """Those that were there so often that they are to run alone."""
+    """Keys of sequences that were there at so many deaths that they are to run alone."""
     guilty: frozenset[bytes] = frozenset()
-    """Those under which it died while they ran alone: they are not to run again."""
+    """Keys of sequences that ran alone when the engine died: they are not to run again."""
 
     def encode(self) -> bytes:
         return b"".join(
@@ -100,7 +102,9 @@ NO_SUSPECTS = Suspects()
 
 
 class DeathCounts:
-    """Deaths of the engine that a request may have brought about, by sequence. The oldest counts go first."""
+    """Counts of the engine's deaths that a request may have brought about, by sequence. The oldest go
+    first.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[bytes, int] = {}
@@ -123,7 +127,7 @@ class DeathCounts:
 
 
 class EngineDeaths:
-    """DeathCounts over the files of a run directory."""
+    """DeathCounts kept in the files of a run directory."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints

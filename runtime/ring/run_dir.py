@@ -89,7 +89,7 @@ class RunDir:
 
     @property
     def lock_fd(self) -> int:
-        """A process that inherits it holds the lock too."""
+        """File descriptor of the lock. A process that inherits it holds the lock too."""
         return self._lock_fd
 
     def clear(self) -> None:
@@ -109,7 +109,7 @@ class RunDir:
 
 
 def live_run_dirs() -> list[Path]:
-    """Run directories under this user's roots whose launcher is alive."""
+    """Return the run directories under this user's roots whose launcher is alive."""
     default = default_run_root()
     own = [root for root in (default, *_spare_roots(default)) if _is_own(root)]
     return [path for root in own for path in sorted(root.iterdir()) if is_held(path)]

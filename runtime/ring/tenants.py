@@ -38,23 +38,25 @@ from runtime.settings.config import RuntimeConfig
 logger = logging.getLogger(__name__)
 
 OWNER = ""
-"""The tenant of whoever can open the run directory."""
+"""Name of the tenant that stands for whoever can open the run directory."""
 Role: TypeAlias = Literal["user", "metrics", "admin"]
 Key: TypeAlias = Annotated[str, Meta(min_length=1)]
 SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_SHARES = 1.0 + 1e-9
-"""Sum of all cache shares, with room for rounding."""
+"""Largest sum of all cache shares, with room for rounding."""
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of one tenant over all processes. None: those that the launch has for everybody."""
+    """Limits of one tenant over all processes. None stands for the limit that the launch has for
+    everybody.
+    """
 
     max_running: Annotated[int, Meta(ge=1)] | None = None
-    """Sequences that run at a time; more wait."""
+    """Most sequences that run at a time; more wait."""
     max_waiting: Annotated[int, Meta(ge=1)] | None = None
-    """Sequences that wait at a time; more are refused."""
+    """Most sequences that wait at a time; more are refused."""
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
-    """Tokens of prompts and output."""
+    """Most tokens of prompts and output in a minute."""
     max_priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     """Highest priority that a request may ask for; a higher one is refused."""
     cache_share: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
@@ -75,7 +77,7 @@ class Tenant(msgspec.Struct, frozen=True):
     name: str
     role: Role = "user"
     limits: TenantLimits | None = TenantLimits()
-    """None: it has none, as the owner and the keys of `--api-key`."""
+    """Limits of the tenant; None: it has none, as the owner and the keys of `--api-key`."""
     digests: tuple[str, ...] = ()
     """SHA-256 of each of its API keys, in hexadecimal digits."""
 
@@ -96,8 +98,8 @@ class Tenants:
         self._by_digest = {digest: tenant for tenant in tenants for digest in tenant.digests}
 
     def of_key(self, key: bytes) -> Tenant | None:
-        """Return who holds this API key; None: nobody. Looked up by its digest, so that the time this takes
-        tells nothing of any key.
+        """Return the tenant that holds this API key; None: nobody does. Looked up by its digest, so that the
+        time this takes tells nothing of any key.
         """
         return self._by_digest.get(hashlib.sha256(key).hexdigest())
 
@@ -222,7 +224,7 @@ def _digest(key: str) -> str:
 
 
 class TenantsFile:
-    """The table in the run directory: written by the launcher, read by everybody else."""
+    """Table of tenants in the run directory: written by the launcher, read by everybody else."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -18,7 +18,7 @@ LAYER_OUTPUTS = ("self_attn", "mlp")
 
 
 def check_served(names: Iterable[str], num_layers: int) -> None:
-    """Raises ConfigError for a name that a model of so many layers does not have."""
+    """Check names against a model of so many layers. Raises ConfigError for one that it does not have."""
     parts = {HIDDEN_STATES: num_layers, **dict.fromkeys(LAYER_OUTPUTS, num_layers - 1)}
     for name in names:
         part, _, number = name.partition(":")
@@ -29,7 +29,9 @@ def check_served(names: Iterable[str], num_layers: int) -> None:
 
 
 def check_asked(names: Collection[str], served: Collection[str]) -> None:
-    """Raises InvalidRequest for names that a server does not serve, or that come twice."""
+    """Check the names that a request asks for. Raises InvalidRequest for names that a server does not serve,
+    or that come twice.
+    """
     for name in names:
         if name not in served:
             has = f"it has {', '.join(served)}" if served else "it was started without --additional-output"

@@ -20,11 +20,13 @@ from runtime.sampling.table import PARAMETERS, Column, Stay
 FLOATS: tuple[Column, ...] = tuple(c for p in PARAMETERS for c in p.columns if c.type == "float32")
 INTEGERS: tuple[Column, ...] = tuple(c for p in PARAMETERS for c in p.columns if c.type == "int64")
 ROW_DTYPE = np.dtype([("floats", np.float64, (len(FLOATS),)), ("integers", np.int64, (len(INTEGERS),))])
-"""One row as it is packed. What is not finite in float32 is for the device to say, so it has room here."""
+"""NumPy type of one row as it is packed. What is not finite in float32 is for the device to say, so it has
+room here.
+"""
 ROW_BYTES = ROW_DTYPE.itemsize
 
 KEPT = 64
-"""Combinations of values that are kept packed."""
+"""Number of combinations of values that are kept packed."""
 _pack_own = struct.Struct("=q").pack
 _pack = struct.Struct(f"={len(FLOATS)}d{len(INTEGERS)}q").pack
 _PLACES = {c.name: i for i, c in enumerate((*FLOATS, *INTEGERS))}

@@ -27,4 +27,4 @@ TRUNCATES = TOP_N_SIGMA | TOP_K | TOP_P | MIN_P
 DRAWABLE = NOISE | TRUNCATES  # all that a row needs is a draw
 OF_DRAW = DRAWABLE | TOP_P_DECAY  # a greedy row needs none of them
 FEATURE_BITS = 16
-"""Bits that there is room for."""
+"""Number of bits that there is room for."""

@@ -10,9 +10,9 @@ from typing import Any
 from runtime.base.errors import InvalidRequest
 
 MAX_STOP_CHARS = 256
-"""Characters of a stop string or a bad word."""
+"""Most characters of a stop string or a bad word."""
 MAX_WORD_IDS = 64
-"""Token ids of a stop word or a bad word."""
+"""Most token ids of a stop word or a bad word."""
 MAX_TOKEN_ID = (1 << 31) - 1
 
 
@@ -29,7 +29,7 @@ def _shown(number: float) -> str:
 
 
 def as_tuple(name: str, value: Any) -> tuple[Any, ...]:
-    """Raises InvalidRequest for what is neither a sequence nor None."""
+    """Return a sequence as a tuple, and None as an empty one. Raises InvalidRequest for anything else."""
     if value is None:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str):
@@ -67,7 +67,7 @@ class Kind(ABC):
     @property
     @abstractmethod
     def described(self) -> str:
-        """Its words in the documentation."""
+        """Words for the kind in the documentation."""
 
     def accept(self, name: str, value: Any) -> Any:
         """Return what a caller may have written as the wire has it. Raises InvalidRequest."""
@@ -75,7 +75,7 @@ class Kind(ABC):
 
     @abstractmethod
     def check(self, name: str, value: Any) -> None:
-        """Raises InvalidRequest naming the parameter."""
+        """Check a value against the bounds. Raises InvalidRequest naming the parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Number(Kind):
     low: float
     high: float
     above: bool = False
-    """`low` itself is not allowed."""
+    """True where `low` itself is not allowed."""
 
     @property
     def callers(self) -> str:
@@ -295,7 +295,7 @@ class TextsKind(Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOrTexts(TextsKind):
-    """In a body, also one text by itself."""
+    """Kind of texts, which a body may also give as one text by itself."""
 
     @property
     def json(self) -> str:
@@ -309,7 +309,7 @@ _ID = Integer(low=0, high=MAX_TOKEN_ID)
 class IdsKind(IdKind):
     max_length: int
     json_min_length: int = 0
-    """In a body, where an empty list is a mistake."""
+    """Fewest ids in a body, where an empty list is a mistake."""
 
     @property
     def callers(self) -> str:
@@ -346,7 +346,7 @@ _WORD = IdsKind(max_length=MAX_WORD_IDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordsKind(IdKind):
-    """Sequences of token ids."""
+    """Kind of a list of words, each a sequence of token ids."""
 
     max_length: int
 
@@ -383,7 +383,7 @@ class WordsKind(IdKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Biases(IdKind):
-    """Pairs of token id and bias; in JSON an object by token id."""
+    """Kind of pairs of token id and bias; in JSON an object by token id."""
 
     max_length: int
     bias: Number

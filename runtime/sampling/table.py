@@ -46,12 +46,12 @@ MAX_DRAFT_TOKENS = 64
 MAX_OUTPUTS = 16
 
 GREEDY_BELOW = 1e-5
-"""Temperature."""
+"""Temperature below which the most likely id is taken."""
 
 LEAST_SIGMA = 1e-30
-"""A smaller one would be 0 in float32, which keeps all ids."""
+"""Least top_n_sigma: a smaller one would be 0 in float32, which keeps all ids."""
 LEAST_REPETITION = 1e-30
-"""A logit divided by a smaller one would be infinite in float32."""
+"""Least repetition_penalty: a logit divided by a smaller one would be infinite in float32."""
 
 ColumnType: TypeAlias = Literal["float32", "int64"]
 Family: TypeAlias = Literal["openai", "sglang"]
@@ -61,9 +61,9 @@ class Stay(NamedTuple):
     """Facts of one stay in a row that its columns need beside the parameters."""
 
     min_len: int = 0
-    """No stop id is sampled at a position below this one (prompt length + min_tokens)."""
+    """Position below which no stop id is sampled (prompt length + min_tokens)."""
     top_p_age: int = 0
-    """Output tokens since the beginning or the last reset id."""
+    """Number of output tokens since the beginning or the last reset id."""
 
 
 class Column(NamedTuple):
@@ -83,10 +83,10 @@ class Parameter:
     name: str
     kind: Kind
     neutral: Any
-    """Its default, which but for `max_tokens` changes nothing."""
+    """Default of the parameter, which but for `max_tokens` changes nothing."""
     doc: str = ""
     step: str = ""
-    """Its place in the order of the sampler; empty: it does not enter the draw."""
+    """Place of the parameter in the order of the sampler; empty: it does not enter the draw."""
     nullable: bool = False
     columns: tuple[Column, ...] = ()
     feature: Callable[[Any], int] = lambda value: 0
@@ -96,18 +96,18 @@ class Parameter:
     bodies: tuple[Family, ...] = ("openai", "sglang")
     """Families of HTTP bodies that have it as a field of its kind."""
     sglang: str = ""
-    """Its name there, where it is another one."""
+    """Name of the parameter in SGLang, where it is another one."""
     array: str = ""
-    """Name of the batch manager's array for it."""
+    """Name of the batch manager's array for the parameter."""
     aliases: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Other names of the array. HTTP refuses them but for the values that ask for nothing."""
     is_own: bool = False
-    """Nearly every request has a value of its own."""
+    """True where nearly every request has a value of its own."""
     recommended: tuple[str, str] = ("", "")
     """Key of generation_config.json, and the type of its value."""
 
     def check(self, value: Any) -> None:
-        """Raises InvalidRequest naming the parameter."""
+        """Check a value. Raises InvalidRequest naming the parameter."""
         if value is not None or not self.nullable:
             self.kind.check(self.name, value)
 

@@ -104,12 +104,12 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def batching(self) -> str:
-        """The batching type under its own name."""
+        """Name of the batching type."""
         return BATCHING_SPELLINGS.get(self.batching_type, self.batching_type)
 
     @property
     def capacity_policy(self) -> str:
-        """The name of a capacity policy, or the user's own package.module:Class."""
+        """Name of the capacity policy, or package.module:Class of the user's own."""
         if self.capacity_scheduler == "auto":
             return "static_batch" if self.batching == "static" else "max_utilization"
         return self.capacity_scheduler if ":" in self.capacity_scheduler else self.capacity_scheduler.lower()
@@ -153,7 +153,7 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def origins(self) -> list[str]:
-        """Those whose pages may call the HTTP server."""
+        """Web origins whose pages may call the HTTP server."""
         return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
 
     @property
@@ -211,8 +211,8 @@ def refuse_empty(name: str, text: str) -> None:
 
 
 def setting_of(name: str) -> str:
-    """The setting of a name as Python callers write it: its own, or another spelling of its flag, such as
-    `max_model_len`; any other name is given back.
+    """Return the setting of a name as Python callers write it: its own, or another spelling of its flag, such
+    as `max_model_len`; any other name is given back.
     """
     return _SPELLINGS.get(name, name)
 
@@ -221,7 +221,7 @@ _HINTS = get_type_hints(RuntimeConfig, include_extras=True)
 SETTINGS: dict[str, tuple[Any, Meta]] = {
     name: get_args(_HINTS[name]) for name in RuntimeConfig.__struct_fields__
 }
-"""Each setting's type, and what is said of it."""
+"""Each setting by name, with its type and what is said of it."""
 
 
 def _titles() -> dict[str, str]:
@@ -253,7 +253,7 @@ REPEATABLE = frozenset({"logits_processor"})
 
 
 def flags_of(name: str) -> tuple[str, ...]:
-    """Other spellings of a setting on the command line."""
+    """Return the other spellings of a setting on the command line."""
     extra = SETTINGS[name][1].extra
     assert extra is not None
     flags: tuple[str, ...] = extra["flags"]

@@ -11,7 +11,7 @@ NOTHING: Mapping[str, Any] = {}
 
 
 class Meaning(NamedTuple):
-    """The settings that a flag stands for, and why nothing changes where it stands for none."""
+    """Settings that a flag of another server stands for, and why nothing changes where it stands for none."""
 
     settings: Mapping[str, Any]
     note: str
@@ -25,13 +25,15 @@ class PeerFlag(NamedTuple):
     understood: Mapping[str, Mapping[str, Any]] = {}
     """Settings by value; a switch has the values true and false."""
     taken: str = ""
-    """Why nothing changes."""
+    """Reason why nothing changes with a value that is taken."""
     neutral: tuple[str, ...] = ()
-    """The values that are taken; none: all of them."""
+    """Values that are taken, since they ask for nothing; none: all of them."""
     refused: str = ""
-    """Advice: the spelling here, or why it cannot be had."""
+    """Advice for a value that is refused: the spelling here, or why it cannot be had."""
     read: Callable[[str, str], Mapping[str, Any] | None] = lambda option, value: None
-    """Settings of a value that has parts, given the option and it; None: it is refused."""
+    """Function of the option and a value that has parts to the settings that it stands for; None: the value
+    is refused.
+    """
 
     def meaning(self, option: str, value: str) -> Meaning:
         """Return the settings that this value stands for. Raises ConfigError, which says what to give."""
@@ -57,13 +59,13 @@ def is_on(option: str, value: str) -> bool:
 
 
 def understood(*names: str, **settings: Any) -> PeerFlag:
-    """A switch that stands for settings of ours."""
+    """Make the row of a switch that stands for settings of ours."""
     return PeerFlag(names, has_value=False, understood={"true": settings})
 
 
 def chosen(*names: str, refused: str = "", taken: str = "", **values: Any) -> PeerFlag:
-    """A flag whose values stand for settings of ours; `values`: settings by value, or None where nothing
-    changes, for which `taken` says why.
+    """Make the row of a flag whose values stand for settings of ours; `values`: settings by value, or None
+    where nothing changes, for which `taken` says why.
     """
     settings = {value: given for value, given in values.items() if given is not None}
     neutral = tuple(value for value, given in values.items() if given is None)
@@ -71,20 +73,20 @@ def chosen(*names: str, refused: str = "", taken: str = "", **values: Any) -> Pe
 
 
 def switch(*names: str, taken: str) -> PeerFlag:
-    """A switch that changes nothing."""
+    """Make the row of a switch that changes nothing."""
     return PeerFlag(names, has_value=False, taken=taken)
 
 
 def value(*names: str, taken: str, neutral: tuple[str, ...] = (), refused: str = "") -> PeerFlag:
-    """A flag with a value that changes nothing, or whose `neutral` values do not."""
+    """Make the row of a flag with a value that changes nothing, or whose `neutral` values do not."""
     return PeerFlag(names, has_value=True, taken=taken, neutral=neutral, refused=refused)
 
 
 def no_switch(*names: str, refused: str) -> PeerFlag:
-    """A switch for what cannot be had; switched off it is taken."""
+    """Make the row of a switch for what cannot be had; switched off it is taken."""
     return PeerFlag(names, has_value=False, refused=refused)
 
 
 def no_value(*names: str, refused: str) -> PeerFlag:
-    """A flag with a value for what cannot be had."""
+    """Make the row of a flag with a value for what cannot be had."""
     return PeerFlag(names, has_value=True, refused=refused)

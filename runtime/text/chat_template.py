@@ -58,7 +58,7 @@ class _CallForm:
 
 class ChatTemplate:
     def __init__(self, wrapper: PreTrainedTokenizerFast, shield: Shield | None = None) -> None:
-        """`shield`: None lets callers write special tokens."""
+        """Compile a template. `shield`: None lets callers write special tokens."""
         self._wrapper = wrapper
         self._shield = shield
 

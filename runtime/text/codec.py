@@ -26,13 +26,15 @@ def decode_tools(tools: bytes) -> list[dict[str, Any]]:
 
 
 class PromptEncoder(Protocol):
-    """Prompts to ids. A request that it cannot serve gets an InvalidRequest."""
+    """Encoder of prompts to ids. A request that it cannot serve gets an InvalidRequest."""
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
-        """The ids of each text, int32, in order."""
+        """Return the ids of each text, int32, in order."""
 
     def max_token_chars(self) -> int | None:
-        """Characters of a text per token of it, at most; None when that has no bound. Ask once."""
+        """Return how many characters of a text a token stands for at most; None when that has no bound. Ask
+        once.
+        """
 
     @property
     def is_template_open(self) -> bool:
@@ -49,15 +51,15 @@ class PromptEncoder(Protocol):
         template_kwargs: Mapping[str, object] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt of a conversation, special tokens included."""
+        """Return the prompt of a conversation, special tokens included."""
 
 
 class Codec(PromptEncoder, Protocol):
-    """Ids to text as well, and what is known of single ids."""
+    """Encoder that decodes, too, and knows what single ids are."""
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest id."""
+        """Size of the vocabulary: one more than the highest id."""
 
     @property
     def template_variables(self) -> frozenset[str]:
@@ -68,20 +70,20 @@ class Codec(PromptEncoder, Protocol):
         """Spellings of the tokens that `skip_special_tokens` leaves out of text."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
+        """Return the text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """Each id's token as the vocabulary spells it."""
+        """Return each id's token as the vocabulary spells it."""
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of text that a token stands for; None where nothing tells them."""
+        """Return the bytes of text that a token stands for; None where nothing tells them."""
 
 
 class IncrementalDecoder(Protocol):
-    """The text of one sequence."""
+    """Decoder of one sequence, token by token."""
 
     def push(self, token: int) -> str:
-        """The text that this token completes, often one word, sometimes nothing."""
+        """Return the text that this token completes, often one word, sometimes nothing."""
 
     def flush(self) -> str:
         """Return what is held at the end of the sequence: an incomplete character, as replacement
@@ -90,10 +92,12 @@ class IncrementalDecoder(Protocol):
 
 
 class Decoders(Protocol):
-    """Opens the decoders of one tokenizer."""
+    """Maker of the decoders of one tokenizer."""
 
     def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> IncrementalDecoder:
-        """A decoder of what follows `prompt_tail`, the last few prompt ids; their own text is not given."""
+        """Make a decoder of what follows `prompt_tail`, the last few prompt ids; their own text is not
+        given.
+        """
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """How these ids read by themselves, special tokens included."""
+        """Return the text of these ids by themselves, special tokens included."""

@@ -29,7 +29,7 @@ MAX_PENDING_TOKENS = 8
 
 
 class DecoderFactory:
-    """Opens the decoders of one tokenizer; holds the tables that they share."""
+    """Maker of the decoders of one tokenizer; holds the tables that they share."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -39,13 +39,15 @@ class DecoderFactory:
             self._tables = (every, every.without(tokenizer.special_ids))
 
     def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> IncrementalDecoder:
-        """A decoder of what follows `prompt_tail`, the last few prompt ids; their own text is not given."""
+        """Make a decoder of what follows `prompt_tail`, the last few prompt ids; their own text is not
+        given.
+        """
         if self._tables:
             return ByteLevelDecoder(self._tables[skip_special_tokens], prompt_tail)
         return WindowDecoder(self._tokenizer, prompt_tail, skip_special_tokens=skip_special_tokens)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """The text of these ids by themselves, special tokens included."""
+        """Return the text of these ids by themselves, special tokens included."""
         decoder = self.open((), skip_special_tokens=False)
         return "".join([decoder.push(token) for token in ids]) + decoder.flush()
 
@@ -83,7 +85,7 @@ def _text_of(piece: bytes) -> str | None:
 
 
 class ByteLevelDecoder:
-    """Decodes a byte-level vocabulary: the bytes of the tokens, joined, as UTF-8."""
+    """Decoder of a byte-level vocabulary: the bytes of the tokens, joined, as UTF-8."""
 
     __slots__ = ("_pending", "_pieces", "_size", "_texts")
 
@@ -115,7 +117,7 @@ class ByteLevelDecoder:
 
 
 class WindowDecoder:
-    """Decodes any vocabulary through a window of a few tokens; never more, whatever the tokens are."""
+    """Decoder of any vocabulary through a window of a few tokens; never more, whatever the tokens are."""
 
     __slots__ = ("_context_chars", "_decode", "_is_silent", "_num_context", "_window")
 

@@ -13,7 +13,7 @@ from runtime.base.errors import InvalidRequest
 
 
 def needs_tokenizer(field: str) -> InvalidRequest:
-    """The refusal of what cannot be done without a tokenizer."""
+    """Return the refusal of what cannot be done without a tokenizer."""
     return InvalidRequest(
         f"{field}: needs a tokenizer, and this server runs without one (--skip-tokenizer-init); "
         "it takes and gives token ids",
@@ -23,7 +23,7 @@ def needs_tokenizer(field: str) -> InvalidRequest:
 
 
 class NoTokenizer:
-    """Refuses all that a Tokenizer does."""
+    """Tokenizer of a launch without one: refuses all that a Tokenizer does."""
 
     @property
     def vocab_size(self) -> int:
@@ -69,7 +69,7 @@ class NoTokenizer:
 
 
 class NoTextDecoder:
-    """Every token stands for no text."""
+    """Decoder to which every token stands for no text."""
 
     __slots__ = ()
 

@@ -36,7 +36,7 @@ def open_tokenizer(
 
 
 def open_decoders(tokenizer: Codec) -> Decoders:
-    """The decoders of what `open_tokenizer` gave."""
+    """Return the decoders of what `open_tokenizer` gave."""
     if isinstance(tokenizer, NoTokenizer):
         return NoTextDecoders()
     from runtime.text.incremental import DecoderFactory

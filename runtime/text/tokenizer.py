@@ -73,7 +73,9 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest id. A model may have more rows than that, for padding."""
+        """Size of the vocabulary: one more than the highest id. A model may have more rows than that, for
+        padding.
+        """
         return max(self.vocabulary) + 1
 
     @property
@@ -142,12 +144,12 @@ class Tokenizer:
         return frozenset(self.vocabulary[token_id] for token_id in self.special_ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
+        """Return the text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
         with _panics_as_errors():
             return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """Each id's token as the vocabulary spells it; "" for an id that it does not know."""
+        """Return each id's token as the vocabulary spells it; "" for an id that it does not know."""
         return [self.vocabulary.get(token_id, "") for token_id in ids]
 
     def token_bytes(self, token_id: int) -> bytes | None:

@@ -34,13 +34,13 @@ MAX_LABEL_CHARS = 256
 MAX_TURNS = 4096
 MAX_SHORT_CHARS = 4096
 PING_S = 1.0
-"""How often client and detokenizer give each other a sign of life."""
+"""Seconds between two signs of life that client and detokenizer give each other."""
 SILENCE_S = 15.0
-"""Seconds that they wait for one before they give each other up."""
+"""Seconds without a sign of life after which client and detokenizer give each other up."""
 
 Handle: TypeAlias = Annotated[bytes, Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
 TURNS = Meta(max_length=MAX_TURNS)
-"""Bound of the messages of one conversation."""
+"""Most messages of one conversation."""
 Label: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=MAX_SHORT_CHARS)]
@@ -56,16 +56,16 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """Base of everything that is sent by itself; its class name is its tag on the wire."""
+    """Base of everything that is sent by itself; the name of its class is its tag on the wire."""
 
     @property
     def num_frames(self) -> int:
-        """How many raw frames follow it in the same multipart message."""
+        """Number of raw frames that follow the message in the same multipart message."""
         return 0
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """Base of what travels inside messages."""
+    """Base of structs that travel inside messages."""
 
 
 def pack_ids(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> bytes:
@@ -73,17 +73,21 @@ def pack_ids(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> IntArray:
-    """A read-only view of packed int32. Raises ValueError when the length is not a multiple of four."""
+    """Return a read-only view [n] of packed int32. Raises ValueError when the length is not a multiple of
+    four.
+    """
     return np.frombuffer(data, np.int32)
 
 
 def unpack_floats(data: bytes) -> FloatArray:
-    """A read-only view of packed float32. Raises ValueError when the length is not a multiple of four."""
+    """Return a read-only view [n] of packed float32. Raises ValueError when the length is not a multiple of
+    four.
+    """
     return np.frombuffer(data, np.float32)
 
 
 def schema_hash(unions: Iterable[Any]) -> bytes:
-    """Six bytes that change whenever a field, a bound or a union changes."""
+    """Return six bytes that change whenever a field, a bound or a union of the messages changes."""
     schemas, components = msgspec.json.schema_components(list(unions))
     canonical = json.dumps([schemas, components], sort_keys=True).encode()
     return hashlib.sha256(canonical).digest()[: PREFIX_BYTES - 6]
@@ -94,7 +98,7 @@ def header(schema: bytes, epoch: int) -> bytes:
 
 
 def describe_header(head: bytes) -> str:
-    """Version and schema of a header, for the error that names both sides."""
+    """Return version and schema of a header as text, for the error that names both sides."""
     if head[:4] != MAGIC or len(head) < HEADER_BYTES:
         return "no Carousel header"
     return f"version {int.from_bytes(head[4:6], 'little')}, schema {head[6:PREFIX_BYTES].hex()}"

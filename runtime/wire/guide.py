@@ -11,11 +11,12 @@ from runtime.wire.format import Record
 
 GuideKind: TypeAlias = Literal["json", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag"]
 MAX_GUIDE_CHARS = 1 << 18
-"""Longer than any schema that a model can follow; each process on the way holds it."""
+"""Most characters of a guide: more than any schema that a model can follow. Each process on the way holds it.
+"""
 
 
 class Guide(Record, frozen=True):
-    """One of a request, for all of its sequences."""
+    """Form that the output of one request must have, in all of its sequences."""
 
     kind: GuideKind
     text: Annotated[str, Meta(max_length=MAX_GUIDE_CHARS)] = ""
@@ -26,7 +27,7 @@ class Guide(Record, frozen=True):
     """JSON may have up to 20 characters of white space between two tokens. False: none."""
 
     def validate(self) -> None:
-        """Raises InvalidRequest that names the kind."""
+        """Check the kind and the text. Raises InvalidRequest that names the kind."""
         if bool(self.text) == (self.kind == "json"):
             raise InvalidRequest(
                 f"{self.kind}: it takes no text" if self.text else f"{self.kind}: it is empty",

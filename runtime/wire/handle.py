@@ -16,10 +16,10 @@ HANDLE_BYTES = 16
 KEY_BYTES = 15
 REQUEST_BYTES = 13
 NO_HANDLE = bytes(HANDLE_BYTES)
-"""No sequence has it: a client id is never 0."""
+"""Handle that no sequence has: a client id is never 0."""
 MAX_ATTEMPT = (1 << 8) - 1
 MAX_ABORT_HANDLES = 4096
-"""That one message aborts."""
+"""Most handles that one message aborts."""
 
 _LAYOUT = struct.Struct("<QIBHB")
 

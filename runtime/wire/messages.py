@@ -59,7 +59,7 @@ MAX_TOOLS_BYTES = 1 << 20
 FURTHER_FIELDS = frozenset({"tool_calls", "tool_call_id", "reasoning_content"})
 Task: TypeAlias = Literal["generate", "embed"]
 MAX_PROFILE_STEPS = 10_000
-"""A step is about ten events of 150 bytes."""
+"""Most steps of a profile. A step is about ten events of 150 bytes."""
 
 # -- what a client asks ------------------------------------------------------------------------------------
 
@@ -113,15 +113,16 @@ class GenerateRequest(Message, frozen=True):
     template_kwargs: Annotated[bytes, Meta(max_length=MAX_TEMPLATE_KWARGS_BYTES)] = b""
     """A msgpack map: further variables of the chat template."""
     arrival_time: Annotated[float, Meta(ge=0.0)] = 0.0
-    """Seconds since 1970, when the caller asked: for the statistics of waiting. 0: when it is received."""
+    """Moment at which the caller asked, in seconds since 1970, for statistics. 0: when it is received."""
     time_limit_ms: Count = 0
-    """It ends with reason `timeout` when so much time is over since it was received; 0: never."""
+    """Milliseconds after which the request ends with reason `timeout`, from when it was received; 0: never.
+    """
     resume: Resume | None = None
-    """Only with one sequence."""
+    """Output that an earlier attempt has delivered; only with one sequence. None: it begins."""
     task: Task = "generate"
-    """`embed`: the vector of the prompt, and no output. A server does one or the other."""
+    """`generate`, or `embed`: the vector of the prompt, and no output. A server does one or the other."""
     retention: Retention | None = None
-    """None: its KV is kept like any other, and what was said of it stays."""
+    """How firmly the prompt's KV is kept. None: like any other, and what was said of it stays."""
     guide: Guide | None = None
     """Form that its output must have; None: any."""
     tenant: Label = ""
@@ -139,7 +140,7 @@ class GenerateRequest(Message, frozen=True):
     adapter that the launch names.
     """
     trace: TraceStamps | None = None
-    """None: it is not sampled."""
+    """Trace of a sampled request. None: it is not sampled."""
     processors: ProcessorCalls = ()
     """Logits processors of the launch that its output is drawn with."""
     prompt_table: AdapterRef | None = None
@@ -177,7 +178,7 @@ CloseReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "stop_str
 
 
 class ControlRequest(Message, frozen=True):
-    """Ask the ring itself. Answered by one ControlReply with the same client and number."""
+    """Question or order to the ring itself. Answered by one ControlReply with the same client and number."""
 
     client: ClientId
     number: Count
@@ -201,9 +202,9 @@ class ControlRequest(Message, frozen=True):
     detokenizer whose client asks answers, with what it has seen.
     """
     call: RankCall | None = None
-    """For collective_rpc."""
+    """Method and arguments of a collective_rpc; None for other operations."""
     adapter: AdapterPiece | None = None
-    """For put_adapter."""
+    """Piece of an adapter's weights, of a put_adapter; None for other operations."""
 
 
 # -- tokenizer → scheduler → detokenizer -------------------------------------------------------------------
@@ -220,7 +221,7 @@ class StreamOpen(Record, frozen=True):
     stream: bool = False
     stop: Annotated[tuple[ShortText, ...], Meta(max_length=64)] = ()
     stop_words: Annotated[tuple[bytes, ...], Meta(max_length=64)] = ()
-    """Each packed token ids: the sequence ends where they are the last of its output."""
+    """Stop words, each as packed token ids: the sequence ends where they are the last of its output."""
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     min_tokens: Count = 0
@@ -241,11 +242,11 @@ class TokenizedRequest(Message, frozen=True):
     output_ids: PackedIds = b""
     """Output that an earlier attempt already delivered: counted as output, never as prompt."""
     num_prompt_logprobs: Count = 0
-    """So many of the prompt's were delivered by an earlier attempt."""
+    """Number of the prompt's logprobs that an earlier attempt delivered."""
     arrived_s: float = 0.0
-    """CLOCK_MONOTONIC when the caller asked; 0.0: when it is received."""
+    """Moment at which the caller asked, by CLOCK_MONOTONIC; 0.0: when it is received."""
     deadline_s: float = 0.0
-    """CLOCK_MONOTONIC at which it ends with reason `timeout`; 0.0: never."""
+    """Moment at which it ends with reason `timeout`, by CLOCK_MONOTONIC; 0.0: never."""
     retention: Retention | None = None
     guide: Guide | None = None
     tenant: Label = ""
@@ -257,7 +258,7 @@ class TokenizedRequest(Message, frozen=True):
     trace: TraceStamps | None = None
     processors: ProcessorCalls = ()
     label: Label = ""
-    """The request's, for its processors; empty without any."""
+    """Label of the request, for its logits processors; empty where it has none."""
     more_opens: tuple[Raw, ...] = ()
     """StreamOpens of a beam search's other sequences: their handles have the next indexes. Sequence i of a
     request is the hypothesis of rank i, also where it is made again alone.
@@ -278,7 +279,7 @@ class ErrorInfo(Record, frozen=True):
     param: Annotated[str, Meta(max_length=256)] | None = None
     status: Annotated[int, Meta(ge=400, le=599)] = 500
     retry_after_s: Annotated[float, Meta(ge=0.0)] = 0.0
-    """When it is worth another try; 0.0: not said."""
+    """Seconds after which it is worth another try; 0.0: not said."""
 
 
 class DraftCounts(Record, frozen=True):
@@ -289,9 +290,9 @@ class DraftCounts(Record, frozen=True):
     num_accepted: Count = 0
     """Guesses that were right: tokens of output less the steps that gave some."""
     num_accepted_prediction: Count = 0
-    """Right ones of those that its `prediction` gave."""
+    """Number of right guesses among those that the request's `prediction` gave."""
     num_rejected_prediction: Count = 0
-    """Wrong ones of them."""
+    """Number of wrong guesses among those that the request's `prediction` gave."""
 
     @staticmethod
     def sum(several: Sequence[DraftCounts]) -> DraftCounts | None:
@@ -303,9 +304,9 @@ class DraftCounts(Record, frozen=True):
 
 class BeamScore(Record, frozen=True):
     score: float
-    """Hypotheses are ranked by it."""
+    """Number by which the hypotheses of a beam search are ranked, the highest first."""
     logprob: float
-    """Sum over the tokens."""
+    """Sum of the logprobs of the hypothesis's tokens."""
 
 
 class Closed(Record, frozen=True):
@@ -319,7 +320,7 @@ class Closed(Record, frozen=True):
     error: ErrorInfo | None = None
     perf_metrics: RequestPerfMetrics | None = None
     drafts: DraftCounts | None = None
-    """None: it guessed nothing, and was not to."""
+    """Counts of the sequence's guesses. None: it guessed nothing, and was not to."""
     trace: TraceStamps | None = None
     beam: BeamScore | None = None
     """Score of a hypothesis that has won."""
@@ -330,11 +331,11 @@ class TokenLogprobs(Record, frozen=True):
 
     handle: Handle
     logprobs: bytes
-    """[n] float32."""
+    """Logprobs [n] float32 of the tokens themselves."""
     top_ids: bytes = b""
-    """[n, k] int32, most likely first."""
+    """Ids [n, k] int32 of the k most likely tokens in the place of each, most likely first."""
     top_logprobs: bytes = b""
-    """[n, k] float32."""
+    """Logprobs [n, k] float32 of `top_ids`."""
 
 
 class TokenBatch(Message, frozen=True):
@@ -342,17 +343,17 @@ class TokenBatch(Message, frozen=True):
 
     step: Count
     handles: bytes = b""
-    """[n, 16] whose token it is; a sequence that got several tokens stands several times, in order."""
+    """Handles [n, 16] of the sequences of `tokens`; one with several tokens stands several times."""
     tokens: bytes = b""
-    """[n] int32."""
+    """New token ids [n] int32."""
     opened: tuple[Raw, ...] = ()
-    """StreamOpen of each sequence the scheduler took in."""
+    """StreamOpen of each sequence that the scheduler took in."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     closed: tuple[Closed, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """The next ones of a prompt; the first of all belongs to its second token."""
+    """Next logprobs of prompts; the first of all belongs to a prompt's second token."""
     epoch: Count = 0
-    """The engine's: what an earlier one said after a later one has spoken is dropped."""
+    """Epoch of the engine that speaks: what an earlier one said after a later one has spoken is dropped."""
 
 
 class RequestFailed(Message, frozen=True):
@@ -374,7 +375,7 @@ class ControlReply(Message, frozen=True):
 
 
 class ForgetMatchers(Message, frozen=True):
-    """A scheduler has come: what earlier ones have opened is closed."""
+    """News of a new scheduler: matchers that earlier ones have opened are closed."""
 
 
 class OpenMatcher(Message, frozen=True):
@@ -392,10 +393,10 @@ class OpenMatcher(Message, frozen=True):
 
 
 class AdvanceMatchers(Message, frozen=True):
-    """Some sequences got tokens. Each is answered by a MatcherState."""
+    """New tokens of some sequences. Each is answered by a MatcherState."""
 
     entries: tuple[tuple[Handle, Count, PackedIds], ...]
-    """(sequence, its output tokens with the new ones, the new ones)."""
+    """One for each sequence: (its handle, number of its output tokens with the new ones, packed new ones)."""
 
 
 class CloseMatcher(Message, frozen=True):
@@ -421,11 +422,11 @@ class MatcherStates(Message, frozen=True):
 
 
 class GrammarStarted(Message, frozen=True):
-    """A grammar process has come and has no matchers: open all again."""
+    """News of a grammar process that has no matchers yet: open all again."""
 
 
 class GuideRefused(Message, frozen=True):
-    """A guide cannot be kept, or no longer."""
+    """Refusal of a guide that cannot be kept, or no longer."""
 
     handle: Handle
     error: ErrorInfo
@@ -492,14 +493,14 @@ class SequenceOutput(Record, frozen=True):
     text: str = ""
     token_ids: bytes = b""
     logprobs: bytes = b""
-    """[n] float32, one for each of token_ids, when asked for."""
+    """Logprobs [n] float32 of token_ids, when asked for."""
     top_ids: bytes = b""
     top_logprobs: bytes = b""
     finish: Finish | None = None
     prompt_logprobs: bytes = b""
-    """[m] float32, when asked for: the next ones of the prompt, from its second token on."""
+    """Next logprobs [m] float32 of the prompt, from its second token on, when asked for."""
     prompt_top_ids: bytes = b""
-    """[m, k] int32."""
+    """Ids [m, k] int32 of the most likely tokens in the place of each token of prompt_logprobs."""
     prompt_top_logprobs: bytes = b""
 
 
@@ -509,7 +510,7 @@ class OutputBatch(Message, frozen=True):
 
 class ProcessState(Record, frozen=True):
     epoch: Count = 0
-    """Grows with each restart; 0: nothing is known of it."""
+    """Epoch that the process was started under, which grows with each restart; 0: nothing is known of it."""
     is_ready: bool = True
 
 
@@ -534,19 +535,19 @@ class RingStatus(Message, frozen=True):
 
 
 class TensorEntry(Record, frozen=True):
-    """Some rows of one of a sequence's tensors; their order on the wire is their order in the tensor."""
+    """Description of some rows of one tensor of a sequence, which come in the tensor's order."""
 
     handle: Handle
     name: TensorName
     dtype: Literal["float32"]
     shape: tuple[Count, Count]
-    """The shape of StepTensor."""
+    """Shape of these rows, as StepTensor.shape."""
     start: Count
-    """Which row of the whole tensor its first one is."""
+    """Row of the whole tensor that the first of these is."""
 
 
 class TensorBatch(Message, frozen=True):
-    """Describes the raw frames that follow it in the same multipart message, one per entry, in order. It
+    """Description of the raw frames that follow in the same multipart message, one per entry, in order. It
     comes before whatever ends the sequence.
     """
 

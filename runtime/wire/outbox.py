@@ -10,12 +10,14 @@ T = TypeVar("T")
 
 
 class KeepingOutbox(Generic[T]):
-    """Sends in order and never blocks. Any thread may add; one of them flushes."""
+    """Outbox that sends in order, never blocks, and keeps what there is no room for. Any thread may add; one
+    of them flushes.
+    """
 
     __slots__ = ("_kept", "_send")
 
     def __init__(self, send: Callable[[T], bool]) -> None:
-        """`send` says whether there was room, as Outbox.send does."""
+        """Keep what `send` refuses: it returns whether there was room, as Outbox.send does."""
         self._send = send
         self._kept: deque[T] = deque()
 
@@ -33,7 +35,7 @@ class KeepingOutbox(Generic[T]):
         self.flush()
 
     def flush(self) -> bool:
-        """Send what is kept. False: there is no room for all of it; try again later."""
+        """Send what is kept. Return whether all of it is sent; if not, there is no room: try again later."""
         while self._kept:
             if not self._send(self._kept[0]):
                 return False

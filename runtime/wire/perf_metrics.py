@@ -16,7 +16,7 @@ from runtime.wire.format import Count, Record
 TRACE_CONTEXT_BYTES = 25
 """Trace id (16), span id of the parent (8), flags (1), as in W3C's traceparent."""
 MAX_STAMPS = 64
-"""Most stamps of one sequence, all attempts together."""
+"""Most stamps of one sequence, of all its attempts together."""
 StampName: TypeAlias = Literal[
     "tokenizer_in",
     "tokenizer_out",
@@ -33,41 +33,43 @@ StampName: TypeAlias = Literal[
 
 
 class TimingMetrics(Record, frozen=True):
-    """None: has not happened. A sequence that goes on after a restart has the times of its last attempt, but
-    for its arrival.
+    """Moments of one sequence, in seconds of CLOCK_MONOTONIC; None has not happened. A sequence that goes on
+    after a restart has the times of its last attempt, but for its arrival.
     """
 
     arrival_time: float
-    """When the caller asked (`arrival_time` of the request), else when it was received."""
+    """Moment at which the caller asked (`arrival_time` of the request), else at which it was received."""
     first_scheduled_time: float | None = None
-    """When it first got a row."""
+    """Moment at which the sequence first got a row."""
     first_token_time: float | None = None
-    """When the scheduler had the result of the step that computed it."""
+    """Moment at which the scheduler had the result of the step that computed its first token."""
     last_token_time: float | None = None
 
 
 class KvCacheMetrics(Record, frozen=True):
-    """The word page is the project's for block."""
+    """Pages of KV of one sequence. TensorRT-LLM's names say block for page."""
 
     num_total_allocated_blocks: Count
     """Pages of its row when it ended; 0 when it had none then."""
     num_new_allocated_blocks: Count
-    """Those of them that were not found in the cache."""
+    """Pages of the sequence's row that were not found in the cache."""
     num_reused_blocks: Count
     """Pages of its prompt that were in the cache when it first got a row."""
     num_missed_blocks: Count
-    """The other pages of its prompt."""
+    """Pages of the sequence's prompt that were not in the cache when it first got a row."""
 
     @staticmethod
     def of(page_size: int, num_pages: int, num_prompt: int, num_cached: int) -> KvCacheMetrics:
-        """num_pages: of its row; num_cached: tokens of its prompt, -1 before its first row."""
+        """Make the metrics of a row of num_pages pages. num_cached: tokens of its prompt that were in the
+        cache; -1 before its first row.
+        """
         reused = max(0, num_cached) // page_size
         asked = -(-num_prompt // page_size) if num_cached >= 0 else 0
         return KvCacheMetrics(num_pages, max(0, num_pages - reused), reused, asked - reused)
 
     @property
     def kv_cache_hit_rate(self) -> float:
-        """reused / (reused + missed), 0.0 to 1.0."""
+        """Return the share of reused pages, reused / (reused + missed), 0.0 to 1.0."""
         asked = self.num_reused_blocks + self.num_missed_blocks
         return self.num_reused_blocks / asked if asked else 0.0
 
@@ -82,14 +84,15 @@ class RequestPerfMetrics(Record, frozen=True):
 
 
 class Stamp(Record, frozen=True):
-    """A moment of one sequence."""
+    """One moment of one sequence on its way through the ring."""
 
     name: StampName
     at_s: float
-    """Time of the stamp, as all times here."""
+    """Time of the stamp, in seconds of CLOCK_MONOTONIC."""
     value: Count = 0
-    """scheduler: its number there; row: prompt tokens that were cached; chunk: tokens computed with it;
-    first_token, last_token, closed: output tokens by then; attempt: which one begins.
+    """Number that belongs to the stamp. scheduler: the sequence's number there; row: prompt tokens that were
+    cached; chunk: tokens computed with it; first_token, last_token, closed: output tokens by then; attempt:
+    the number of the one that begins.
     """
 
 
@@ -100,5 +103,5 @@ class TraceStamps(Record, frozen=True):
     stamps: Annotated[tuple[Stamp, ...], Meta(max_length=MAX_STAMPS)] = ()
 
     def add(self, *stamps: Stamp) -> TraceStamps:
-        """Return it with more; what is beyond MAX_STAMPS is dropped."""
+        """Return the trace with more stamps; those beyond MAX_STAMPS are dropped."""
         return TraceStamps(self.context, (*self.stamps, *stamps)[:MAX_STAMPS])

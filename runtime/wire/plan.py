@@ -20,25 +20,26 @@ from runtime.wire.format import Count, Label, Message, Record, ShortText, Text, 
 from runtime.wire.sampling_params import SamplingParams
 
 TensorName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=80)]
-"""context_logits, generation_logits or embedding; of an additional output its name behind `context_` or
-`generation_`.
+"""Name of a tensor of a request: context_logits, generation_logits or embedding; of an additional output its
+name behind `context_` or `generation_`.
 """
 OutputNames: TypeAlias = Annotated[tuple[Label, ...], Meta(max_length=16)]
 NO_ADAPTER = -1
+"""Slot of a row that is computed by the base model alone."""
 MAX_PIECE_BYTES = 1 << 20
-"""The slot of a row that is computed by the base model alone."""
+"""Most bytes of an adapter's weights in one message."""
 NO_LORA = "this server serves no LoRA adapters: it was started without --enable-lora"
 
 MAX_PROCESSORS = 8
 MAX_ARGS_BYTES = 4096
-"""JSON of the arguments of all of a request's logits processors."""
+"""Most bytes of JSON of the arguments of all of a request's logits processors."""
 BATCHED = "batched"
-"""The name of the logits processor that is called once a step, with all rows that have it."""
+"""Name of the logits processor that is called once a step, with all rows that have it."""
 PROCESSORS = "logits_processors"
-"""A request's field."""
+"""Field of a request that names its logits processors."""
 
 MAX_CALL_BYTES = 1 << 20
-"""JSON of the arguments of a call to ranks, and of what a rank returns."""
+"""Most bytes of JSON of the arguments of a call to ranks, and of what a rank returns."""
 MAX_CALL_S = 3600.0
 MAX_RANKS = 1024
 CallBytes: TypeAlias = Annotated[bytes, Meta(max_length=MAX_CALL_BYTES)]
@@ -51,7 +52,7 @@ class ProcessorCall(Record, frozen=True):
 
     name: Label
     args: Annotated[bytes, Meta(max_length=MAX_ARGS_BYTES)] = b""
-    """A JSON object: its keyword arguments. Empty for none."""
+    """Keyword arguments of the processor, as a JSON object. Empty for none."""
 
     def keywords(self) -> dict[str, Any]:
         return _decode_map(self.args) if self.args else {}
@@ -61,7 +62,7 @@ ProcessorCalls: TypeAlias = Annotated[tuple[ProcessorCall, ...], Meta(max_length
 
 
 def check_calls(calls: Sequence[ProcessorCall]) -> None:
-    """Raises InvalidRequest that names the field of a request."""
+    """Check the logits processors of a request. Raises InvalidRequest that names its field."""
     if len(calls) > MAX_PROCESSORS:
         raise _wrong_call(f"{len(calls)} of them; at most {MAX_PROCESSORS}")
     num_bytes = sum(len(call.args) for call in calls)
@@ -81,7 +82,7 @@ def _wrong_call(problem: str, where: str = "") -> InvalidRequest:
 
 
 class RowProcessing(Record, frozen=True):
-    """The logits processors of a row, and whose it is: this they are told, and nobody else is."""
+    """Logits processors of a row, and the ids of its request, which they alone are told."""
 
     request_id: Count
     """Number of the sequence, in the order in which they came."""
@@ -91,35 +92,38 @@ class RowProcessing(Record, frozen=True):
 
 
 class RowSetup(Record, frozen=True):
-    """A row has a new tenant: what the device keeps about it for as long as it stays."""
+    """News of a row that has a new tenant: what the device keeps about it for as long as it stays."""
 
     row: Count
     num_prompt: Count
     features: Annotated[int, Meta(ge=0, lt=1 << FEATURE_BITS)]
     """Bits of runtime.sampling.features: what its sampling needs."""
     columns: Annotated[bytes, Meta(min_length=ROW_BYTES, max_length=ROW_BYTES)]
-    """Its numbers, packed as runtime.sampling.columns says."""
+    """Sampling numbers of the row, packed as runtime.sampling.columns says."""
     stop_ids: bytes = b""
-    """[n] int32: what is not sampled below the column `min_len`. Empty when min_tokens is 0."""
+    """Ids [n] int32 that are not sampled below the position in column `min_len`. Empty when min_tokens is 0.
+    """
     bias_ids: bytes = b""
     bias_values: bytes = b""
-    """[n] float32."""
+    """Bias [n] float32 of each id in `bias_ids`."""
     history_ids: bytes = b""
     """Prompt and output so far (prompt first, `num_prompt` of them), only when a feature looks at them."""
     allowed_ids: bytes = b""
-    """[n] int32: nothing else is sampled. Empty: everything may be."""
+    """Ids [n] int32 beside which nothing is sampled. Empty: everything may be."""
     bad_words: tuple[bytes, ...] = ()
-    """Each packed int32 ids: the last one is forbidden where the others are the end of the context."""
+    """Words as packed int32 ids: the last id of each is forbidden where the others are the end of the
+    context.
+    """
     top_p_reset_ids: bytes = b""
-    """[n] int32."""
+    """Ids [n] int32 after which the decay of top_p begins again."""
     adapter_slot: Annotated[int, Meta(ge=-1, lt=1 << 31)] = NO_ADAPTER
-    """The adapter that its tokens are computed with."""
+    """Slot of the adapter that the row's tokens are computed with; NO_ADAPTER: none."""
     processing: RowProcessing | None = None
     """Its logits processors."""
     outputs: OutputNames = ()
     """Additional outputs that it wants."""
     prompt_slot: Annotated[int, Meta(ge=-1, lt=1 << 31)] = NO_ADAPTER
-    """The prompt table that its ids from the vocabulary's size on are rows of."""
+    """Slot of the prompt table whose rows the prompt's ids from the vocabulary's size on are."""
 
     @staticmethod
     def of(
@@ -178,15 +182,15 @@ class PromptPositions(Record, frozen=True):
     first: Count
     """Place of the first of them in the row's chunk; they go on to its last token that is no guess."""
     targets: bytes
-    """[n] int32: the prompt's next token at each, whose logprob is asked for. Of the prompt's last position,
-    which has none, 0.
+    """Ids [n] int32 of the prompt's next token at each position, whose logprob is asked for. Of the prompt's
+    last position, which has none, 0.
     """
     num_logprobs: Annotated[int, Meta(ge=-1)] = -1
-    """-1: none; k: the target's and the k most likely ones'."""
+    """Number of most likely ids whose logprobs are returned beside the target's; -1: no logprobs at all."""
     returns_logits: bool = False
-    """All of the raw logits."""
+    """True where the raw logits of all these positions are returned."""
     returns_outputs: bool = False
-    """The additional outputs of its row."""
+    """True where the additional outputs of the row are returned at these positions."""
 
 
 class BatchPlan(Message, frozen=True):
@@ -201,28 +205,34 @@ class BatchPlan(Message, frozen=True):
     setups: tuple[RowSetup, ...]
     page_copies: tuple[tuple[int, int], ...]
     table_spans: bytes
-    """[num_spans, 3] row, start, n: page_table[row, start:start + n] = the next n of table_pages."""
+    """Changes of the page table, [num_spans, 3] (row, start, n): page_table[row, start:start + n] = the next
+    n of table_pages.
+    """
     table_pages: bytes
     num_decodes: Count
     rows: bytes
-    """[num_rows]"""
+    """Rows [num_rows] of the step, decodes first."""
     starts: bytes
-    """[num_rows] position of the first new token = KV length before the step."""
+    """Position [num_rows] of each row's first new token, which is the length of its KV before the step."""
     input_ids: bytes
-    """[num_decodes + sum(lens)]; -1 = FutureMap[row]."""
+    """Ids [num_decodes + sum(lens)] of the new tokens; -1 stands for FutureMap[row]."""
     lens: bytes = b""
-    """[num_rest] new tokens in this step."""
+    """New tokens [num_rest] of each row that is no decode."""
     samples: bytes = b""
-    """[num_rest] 1: the last chunk, sample a token."""
+    """Number [num_rest] of tokens to sample of each row that is no decode: 1 for the last chunk of a prompt,
+    else 0.
+    """
     drafts: bytes = b""
-    """[num_rest] trailing input ids that are guesses to verify; of a row that samples, behind a token or more
-    that are known.
+    """Number [num_rest] of trailing input ids of each row that are guesses to verify; of a row that samples
+    they stand behind a token or more that are known.
     """
     prompt_positions: tuple[PromptPositions, ...] = ()
     defer_sampling: bool = False
-    """Masks or tokens are still to come of the host: run the forward, sample when SampleMasks arrives."""
+    """True where masks or tokens are still to come of the host: run the forward, sample when SampleMasks
+    arrives.
+    """
     profiled: bool = False
-    """The result is to say what took how long."""
+    """True where the result is to say what took how long."""
 
 
 class SampleMasks(Message, frozen=True):
@@ -230,8 +240,8 @@ class SampleMasks(Message, frozen=True):
 
     step: Count
     masks: tuple[tuple[int, bytes | Count], ...]
-    """(row, bitmask): int32 words, bit i of word j allows token 32 * j + i. Or the slot of `memory` in which
-    it lies.
+    """Masks as (row, bitmask): int32 words, bit i of word j allows token 32 * j + i. Or the slot of `memory`
+    in which the mask lies.
     """
     processed: tuple[tuple[int, bytes], ...] = ()
     """Rows whose logits processors are called, and [n] int32: the tokens that each has got since it was last
@@ -242,46 +252,46 @@ class SampleMasks(Message, frozen=True):
 
 
 class AdapterRef(Record, frozen=True):
-    """A version of an adapter's files."""
+    """Name of a version of an adapter's files."""
 
     name: Label
     id: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
-    """The caller's number for it; one id is one path. With an empty name it is the number of weights that
-    came with a request.
+    """Number that the caller gave the adapter; one id is one path. With an empty name it is the number of
+    weights that came with a request.
     """
     version: Annotated[str, Meta(max_length=64)]
     """Digest of the files (runtime.checkpoint.adapters): other files are another version."""
     path: Annotated[str, Meta(max_length=4096)]
     """Directory with adapter_config.json and adapter_model.safetensors."""
     pinned: bool = False
-    """Others do not take its slot, once it has one."""
+    """True where the adapter keeps its slot, once it has one: others do not take it."""
     num_rows: Count = 0
-    """Ranks of all its modules, added up; the tokenizer says it."""
+    """Ranks of all modules of the adapter, added up; the tokenizer says it."""
     num_virtual: Count = 0
-    """Vectors of a prompt table, which stand for the ids from the vocabulary's size on; 0: it is a LoRA. The
-    tokenizer says it.
+    """Number of vectors of a prompt table, which stand for the ids from the vocabulary's size on; 0: it is a
+    LoRA. The tokenizer says it.
     """
 
 
 class AdapterPiece(Record, frozen=True):
-    """Some of an adapter's weights, on their way into the run directory. The first one has the config."""
+    """Part of an adapter's weights, on its way into the run directory. The first one has the config."""
 
     kind: Literal["lora", "prompt"]
     task_id: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """SHA-256 of config and weights."""
+    """SHA-256 of the adapter's config and weights."""
     size: Annotated[int, Meta(ge=1, lt=1 << 48)]
-    """Bytes of all the weights."""
+    """Bytes of all the adapter's weights."""
     config: Annotated[bytes, Meta(max_length=MAX_PIECE_BYTES)] = b""
     offset: Annotated[int, Meta(ge=0, lt=1 << 48)] = 0
     data: Annotated[bytes, Meta(max_length=MAX_PIECE_BYTES)] = b""
-    """Bytes of the weights from the offset on; none: is it there?"""
+    """Bytes of the weights from the offset on; none asks whether the adapter is there."""
     folder: Annotated[str, Meta(max_length=64)] = ""
     """Directory among those that are on their way in which a client of this machine has written it all."""
     num_rows: Count = 0
-    """From the tokenizer to the scheduler: as AdapterRef's."""
+    """Ranks of all modules, as AdapterRef.num_rows; set by the tokenizer for the scheduler."""
     path: Annotated[str, Meta(max_length=4096)] = ""
-    """From the tokenizer to the scheduler: where it lies now."""
+    """Directory in which the complete adapter lies; set by the tokenizer for the scheduler."""
 
 
 class LoadAdapter(Message, frozen=True):
@@ -292,29 +302,29 @@ class LoadAdapter(Message, frozen=True):
     slot: Count
     ref: AdapterRef
     number: Count = 0
-    """Number of the load; its answers have it."""
+    """Number of the load, which its answers have."""
 
 
 class DropAdapter(Message, frozen=True):
-    """Nothing that is launched later uses the slot: give its memory back."""
+    """Order to give back the memory of a slot, which nothing that is launched later uses."""
 
     slot: Count
 
 
 class AdapterLoaded(Message, frozen=True):
-    """Plans that are launched from now on may use the slot."""
+    """News that plans which are launched from now on may use the slot."""
 
     rank: Count
     slot: Count
     version: str
     num_bytes: Annotated[int, Meta(ge=0)]
-    """Memory that it takes on the device of this rank."""
+    """Bytes of memory that the adapter takes on the device of this rank."""
     load_s: Annotated[float, Meta(ge=0.0)]
     number: Count = 0
 
 
 class AdapterFailed(Message, frozen=True):
-    """The adapter cannot be served; the slot is empty."""
+    """News that the adapter cannot be served; the slot is empty."""
 
     rank: Count
     slot: Count
@@ -328,9 +338,9 @@ class RankCall(Record, frozen=True):
 
     method: Label
     arguments: CallBytes
-    """JSON: a list of the positional arguments and of an object of those by keyword."""
+    """Arguments of the method in JSON: a list of the positional ones and of an object of those by keyword."""
     timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_CALL_S)]
-    """Time in which all of them have to answer."""
+    """Seconds in which all of the ranks have to answer."""
     ranks: Annotated[tuple[Count, ...], Meta(max_length=MAX_RANKS)] = ()
     """Ranks that are called; empty for all."""
 
@@ -350,9 +360,9 @@ class RankAnswer(Message, frozen=True):
     rank: Count
     number: Count
     value: CallBytes = b""
-    """JSON: what the method has returned."""
+    """Value that the method has returned, in JSON."""
     error: ShortText = ""
-    """Type and text of what it has raised; empty where it has returned."""
+    """Type and text of the exception that the method has raised; empty where it has returned."""
 
 
 class WorkerCommand(Message, frozen=True):
@@ -364,18 +374,18 @@ class ChunkLogprobs(Record, frozen=True):
 
     index: Count
     logprobs: bytes
-    """[n] float32, of the targets."""
+    """Logprobs [n] float32 of the targets."""
     top_ids: bytes = b""
-    """[n, k] int32, most likely first."""
+    """Ids [n, k] int32 of the most likely tokens in the place of each target, most likely first."""
     top_logprobs: bytes = b""
-    """[n, k] float32."""
+    """Logprobs [n, k] float32 of `top_ids`."""
 
 
 SpanName: TypeAlias = Literal["forward", "sample", "copy"]
 
 
 class StepSpan(Record, frozen=True):
-    """Work of the worker from when to when, in CLOCK_MONOTONIC."""
+    """Time that some work of the worker took, from when to when, in CLOCK_MONOTONIC."""
 
     name: SpanName
     begin_ns: Annotated[int, Meta(ge=0)]
@@ -391,11 +401,13 @@ class StepTensor(Record, frozen=True):
     """Place of its row in the plan's `rows`."""
     name: TensorName
     start: Count
-    """Position in the sequence: of the first input token, or, of generation logits, of the sampled token. 0
-    for an embedding.
+    """Position in the sequence of the tensor's first row: of an input token, or, of generation logits, of the
+    sampled token. 0 for an embedding.
     """
     shape: tuple[Count, Count]
-    """[positions, vocab_size]; of an embedding [1, hidden_size], of an additional output its width."""
+    """Shape of the tensor: [positions, vocab_size]; of an embedding [1, hidden_size], of an additional output
+    [positions, its width].
+    """
 
 
 class StepResult(Message, frozen=True):
@@ -405,24 +417,26 @@ class StepResult(Message, frozen=True):
 
     step: Count
     tokens: bytes
-    """[num_decodes + sum(counts)] int32."""
+    """Sampled ids [num_decodes + sum(counts)] int32."""
     counts: bytes = b""
-    """[num_rest] int32: how many tokens each row of the rest has; 0 where none was sampled, and of one with
-    guesses at least 1.
+    """Number [num_rest] int32 of tokens of each row that is no decode; 0 where none was sampled, and of one
+    with guesses at least 1.
     """
     logprobs: bytes = b""
-    """[m] float32: for the tokens of rows that asked for logprobs, in order."""
+    """Logprobs [m] float32 of the tokens of rows that asked for logprobs, in order."""
     num_top: Count = 0
     top_ids: bytes = b""
-    """[m, num_top] int32, most likely first; a row that asked for fewer uses its first ones."""
+    """Ids [m, num_top] int32 of the most likely tokens, most likely first; a row that asked for fewer uses
+    its first ones.
+    """
     top_logprobs: bytes = b""
     prompts: tuple[ChunkLogprobs, ...] = ()
     tensors: tuple[StepTensor, ...] = ()
-    """One for each frame behind it."""
+    """Descriptions of the raw frames that follow, one for each."""
     spans: tuple[StepSpan, ...] = ()
     """Spans of a plan that is `profiled`."""
     errors: tuple[tuple[Count, ShortText], ...] = ()
-    """(place of a row in the plan's `rows`, why its token counts for nothing)."""
+    """Failures as (place of a row in the plan's `rows`, why its token counts for nothing)."""
 
     @property
     def num_frames(self) -> int:
@@ -438,15 +452,19 @@ class WorkerReady(Message, frozen=True):
     vocab_size: Count
     device: Label = ""
     attention_window: Count = 0
-    """Tokens that the layer which looks back the farthest sees, the newest included; 0: one sees all."""
+    """Number of a sequence's last tokens that the layer which looks back the farthest sees, the newest
+    included; 0: one sees all.
+    """
     output_width: Count = 0
     """Numbers in a row of an additional output."""
     num_adapted_modules: Count = 0
     """Linear layers of the checkpoint that adapters may change; 0: none are served."""
     adapter_rows: Count = 0
-    """Rows of such adapters that --lora-device-percent leaves room for; 0: it says nothing."""
+    """Rows of adapters, one for each rank of each module, that --lora-device-percent leaves room for; 0: it
+    says nothing.
+    """
     adapter_row_bytes: Count = 0
-    """Most bytes that one of rank 1 takes on one of them, on all ranks together."""
+    """Most bytes that an adapter of rank 1 takes on one linear layer, on all ranks together."""
 
 
 class WorkerFailed(Message, frozen=True):

@@ -17,30 +17,34 @@ MAX_PRIORITY = 100
 MAX_RANGES = 64
 
 RetentionPriority: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_PRIORITY)]
-"""Pages of a lower priority are evicted first."""
+"""Priority from 0 to 100: pages of a lower one are evicted first."""
 
 
 class RetainedRange(Record, frozen=True):
-    """Tokens start .. end - 1 of the sequence. A page belongs to the range of its first token."""
+    """Range of a sequence's tokens, start .. end - 1, with a retention priority. A page belongs to the range
+    of its first token.
+    """
 
     start: Count
     end: Count | None
-    """None: to the end of the prompt."""
+    """Token behind the range's last. None: the range goes to the end of the prompt."""
     priority: RetentionPriority
     duration_ms: Count = 0
-    """How long the priority holds after the last use of the page, before it is the default; 0: for ever."""
+    """Milliseconds that the priority holds after the last use of the page, before it is the default; 0: for
+    ever.
+    """
 
 
 class Retention(Record, frozen=True):
-    """Retention of a prompt and of what is generated behind it."""
+    """Retention of a prompt's KV, and of that of what is generated behind it."""
 
     ranges: Annotated[tuple[RetainedRange, ...], Meta(max_length=MAX_RANGES)] = ()
-    """In order, without overlap; of the prompt only. What is in none of them is left as it is."""
+    """Ranges of the prompt, in order and without overlap. What is in none of them is left as it is."""
     decode_priority: RetentionPriority = DEFAULT_PRIORITY
     decode_duration_ms: Count = 0
 
     def validate(self) -> None:
-        """Raises InvalidRequest that names the field."""
+        """Check the ranges. Raises InvalidRequest that names the field."""
         position = 0
         for number, each in enumerate(self.ranges):
             name = f"kv_cache_retention_config.token_range_retention_configs[{number}]"

@@ -34,7 +34,7 @@ Texts: TypeAlias = str | Sequence[str] | None
 Ids: TypeAlias = Sequence[int] | None
 Words: TypeAlias = Sequence[Sequence[int]] | None
 Bias: TypeAlias = Mapping[int, float] | Mapping[str, float] | Sequence[Sequence[float]] | None
-"""By token id, which JSON writes as text; or pairs of token id and bias."""
+"""Bias by token id: a mapping, whose keys JSON writes as text, or pairs of token id and bias."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):

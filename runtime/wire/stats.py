@@ -18,50 +18,51 @@ Stage: TypeAlias = Literal["QUEUED", "CONTEXT_IN_PROGRESS", "GENERATION_IN_PROGR
 
 
 def json_name(field: str) -> str:
-    """`iter_latency_ms` → `iterLatencyMS`."""
+    """Return the name of a field in JSON: `iter_latency_ms` → `iterLatencyMS`."""
     camel = re.sub(r"_([a-z])", lambda found: found[1].upper(), field)
     return camel[:-2] + "MS" if field.endswith("_ms") else camel
 
 
 class StatsRecord(msgspec.Struct, frozen=True, rename=json_name, gc=False):
-    """All counts are 0 or more."""
+    """Base of the records of statistics. All counts are 0 or more."""
 
 
 class KvCacheStats(StatsRecord, frozen=True):
-    """Free + used = max, always."""
+    """Pages of the KV cache in one iteration, which TensorRT-LLM calls blocks. Free + used = max, always."""
 
     max_num_blocks: int
     free_num_blocks: int
     """Pages that a request could get now: free ones, and cached ones that nobody uses."""
     used_num_blocks: int
-    """Held by running requests; 0 at rest."""
+    """Pages that running requests hold; 0 at rest."""
     tokens_per_block: int
     alloc_total_blocks: int
-    """Given to requests since the start, new ones and reused ones."""
+    """Pages given to requests since the start, new ones and reused ones."""
     alloc_new_blocks: int
     reused_blocks: int
-    """Found in the cache when a request was given its row, since the start."""
+    """Pages found in the cache when a request was given its row, since the start."""
     missed_blocks: int
     """Pages of the tokens that requests came to their rows with, and that were not found."""
     cache_hit_rate: float
-    """reused / (reused + missed), 0.0 to 1.0."""
+    """Share of reused pages, reused / (reused + missed), 0.0 to 1.0."""
 
 
 class InflightBatchingStats(StatsRecord, frozen=True):
     num_scheduled_requests: int
-    """In this step: context + generation."""
+    """Requests in this step, context + generation."""
     num_context_requests: int
     num_gen_requests: int
     num_paused_requests: int
-    """That have lost their row and wait for another one."""
+    """Requests that have lost their row and wait for another one."""
     num_ctx_tokens: int
-    """Computed of what requests came to their rows with: without what was in the cache."""
+    """Tokens computed in this step of what requests came to their rows with, without what was in the cache.
+    """
     num_recomputed_ctx_tokens: int
-    """Those of them that are computed again, or are output, because a request was paused or
+    """Tokens among num_ctx_tokens that are computed again, or are output, because a request was paused or
     resumed. The rest, summed over a request's life, is its prompt - its cached tokens.
     """
     micro_batch_id: int
-    """Steps of a pipeline take turns: 0 to one less than it has stages."""
+    """Number of the step among those of a pipeline, which take turns: 0 to one less than it has stages."""
     avg_num_decoded_tokens_per_iter: float
     """Output tokens of this step for each request that was to get one. Below 1.0 where some had ended
     before it was computed.
@@ -73,7 +74,7 @@ class StaticBatchingStats(StatsRecord, frozen=True):
 
     num_scheduled_requests: int
     num_context_requests: int
-    """Same number: each request is in its context phase once."""
+    """Requests of the batch, each of which is in its context phase once."""
     num_ctx_tokens: int
     num_gen_tokens: int
     empty_gen_slots: int
@@ -85,7 +86,7 @@ class SpecDecodingStats(StatsRecord, frozen=True):
 
     num_draft_tokens: int
     num_accepted_tokens: int
-    """Those of them that were right."""
+    """Guesses that were right, among those that were verified."""
     num_requests_with_draft_tokens: int
     acceptance_length: float
     """Output tokens of each of these requests: right guesses, and one more."""
@@ -100,51 +101,55 @@ class IterationStats(StatsRecord, frozen=True):
     iter: int
     """Number of the step: 1, 2, ... from the start of the scheduler."""
     iter_latency_ms: float
-    """From the turn that launched it, or from the end of the step before if that is later, to its end."""
+    """Milliseconds from the turn that launched the step, or from the end of the step before if that is later,
+    to its end.
+    """
     new_active_requests_queue_latency_ms: float
-    """Sum over `num_new_active_requests` of how long they had waited."""
+    """Milliseconds that the `num_new_active_requests` had waited, added up."""
     num_new_active_requests: int
-    """That got a row for the first time."""
+    """Requests that got a row for the first time."""
     num_active_requests: int
-    """Admitted and not finished, paused ones included."""
+    """Requests admitted and not finished, paused ones included."""
     num_queued_requests: int
-    """Never admitted so far."""
+    """Requests that were never admitted so far."""
     num_completed_requests: int
-    """Ended since the record before, for whatever reason, also those that never got a row."""
+    """Requests ended since the record before, for whatever reason, also those that never got a row."""
     max_num_active_requests: int
     max_batch_size_static: int
-    """Rows."""
+    """Rows that the launch has."""
     max_batch_size_tuner_recommended: int
-    """0: there is no tuner."""
+    """Batch size that a tuner recommends, which is 0: there is no tuner."""
     max_batch_size_runtime: int
-    """Requests in one step, at most."""
+    """Most requests in one step."""
     max_num_tokens_static: int
     max_num_tokens_tuner_recommended: int
-    """0: there is no tuner."""
+    """Tokens of a step that a tuner recommends, which is 0: there is no tuner."""
     max_num_tokens_runtime: int
-    """Tokens in one step, at most."""
+    """Most tokens in one step."""
     gpu_mem_usage: int | None
-    """Bytes; None where the scheduler cannot see them: a GPU's belong to the worker. 0 on a CPU."""
+    """Bytes of the device's memory in use; None where the scheduler cannot see them: a GPU's belong to the
+    worker. 0 on a CPU.
+    """
     cpu_mem_usage: int
     """Resident bytes of the scheduler's process, at most a second old. On a CPU the worker is another one."""
     pinned_mem_usage: int | None
     """Same as `gpu_mem_usage`."""
     kv_cache_stats: KvCacheStats
     cross_kv_cache_stats: None = None
-    """Nothing that is served has an encoder."""
+    """Always None: nothing that is served has an encoder."""
     static_batching_stats: StaticBatchingStats | None = None
-    """With static batching only: in the record of a batch's last step."""
+    """Figures of a static batch, in the record of its last step; None with any other batching."""
     inflight_batching_stats: InflightBatchingStats | None = None
-    """With in-flight batching only."""
+    """Figures of the step with in-flight batching; None with static batching."""
     spec_dec_stats: SpecDecodingStats | None = None
     """Figures of a step in which guesses were verified."""
 
 
 class RequestStats(StatsRecord, frozen=True):
-    """One sequence after one iteration."""
+    """Figures of one sequence after one iteration."""
 
     id: int
-    """The scheduler's number of it."""
+    """Number that the scheduler gave the sequence."""
     request_id: int | None
     """Its request's `GenerationRequest.id` if it is the asker's own; None for those of other clients."""
     sequence_index: int
@@ -156,20 +161,20 @@ class RequestStats(StatsRecord, frozen=True):
     avg_num_decoded_tokens_per_iter: float
     """Output tokens for each step that gave it some; 0.0 before the first."""
     scheduled: bool
-    """It was in this step."""
+    """True if the sequence was in this step."""
     paused: bool
-    """It has lost its row and waits for another one."""
+    """True if the sequence has lost its row and waits for another one."""
     alloc_total_blocks_per_request: int
-    """Pages of its row."""
+    """Pages of the sequence's row."""
     alloc_new_blocks_per_request: int
     reused_blocks_per_request: int
     """Pages of its prompt that were in the cache when it first got a row."""
     missed_blocks_per_request: int
-    """The other pages of its prompt."""
+    """Pages of the sequence's prompt that were not in the cache when it first got a row."""
     kv_cache_hit_rate_per_request: float
-    """reused / (reused + missed), 0.0 to 1.0."""
+    """Share of reused pages, reused / (reused + missed), 0.0 to 1.0."""
     dis_serving_stats: None = None
-    """Prompts and outputs are computed by the same engine."""
+    """Always None: prompts and outputs are computed by the same engine."""
 
 
 class RequestStatsPerIteration(StatsRecord, frozen=True):
@@ -190,7 +195,7 @@ class IterationStatsPage(StatsRecord, frozen=True):
 
 
 class RequestStatsPage(StatsRecord, frozen=True):
-    """Same as IterationStatsPage."""
+    """An answer like IterationStatsPage, with records of requests."""
 
     records: tuple[RequestStatsPerIteration, ...]
     num_dropped: int
@@ -198,12 +203,12 @@ class RequestStatsPage(StatsRecord, frozen=True):
 
 
 def timestamp(seconds: float) -> str:
-    """`seconds` since 1970 as a record shows them."""
+    """Return `seconds` since 1970 as a record shows them."""
     return time.strftime(TIMESTAMP_FORMAT, time.localtime(seconds))
 
 
 def batch_manager_record(stats: IterationStats) -> dict[str, Any]:
-    """An iteration under the names of TensorRT-LLM's batch manager."""
+    """Return an iteration under the names of TensorRT-LLM's batch manager."""
     kv = stats.kv_cache_stats
     record: dict[str, Any] = {
         "Timestamp": stats.timestamp,

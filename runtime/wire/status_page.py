@@ -112,7 +112,7 @@ class StatusPage:
             at += count * SLOT_BYTES
 
     def slots(self) -> Iterator[tuple[str, int]]:
-        """(role, index) of every slot."""
+        """Return (role, index) of every slot."""
         for role, count in self.counts.items():
             for index in range(count):
                 yield role, index
@@ -126,7 +126,7 @@ class StatusPage:
         _COUNTER.pack_into(self._map, at, count + 1)
 
     def read(self, role: str, index: int = 0) -> ProcessStatus:
-        """The slot of a process as its owner wrote it last; ProcessStatus() before it has."""
+        """Return the slot of a process as its owner wrote it last; ProcessStatus() before it has."""
         at = self._slot_at(role, index)
         while True:
             (before,) = _COUNTER.unpack_from(self._map, at)

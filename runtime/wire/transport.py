@@ -28,7 +28,8 @@ HIGH_WATER_MARK = 1000
 MAX_FRAME_BYTES = 64 << 20
 MAX_TCP_FRAME_BYTES = 16 << 20
 MAX_DRAIN_BYTES = 16 << 20
-"""Received before what came so far is handled; decoded, a frame may take several times its bytes."""
+"""Most bytes received before what came so far is handled; decoded, a frame may take several times its bytes.
+"""
 USER_ID = "User-Id"
 """Property that ZMQ attaches to a frame: here the sender's key, in Z85, as zmq.auth sets it."""
 # The processes start together and senders may connect before a receiver has bound; the default of 100 ms
@@ -45,8 +46,8 @@ DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, Recursion
 Frame: TypeAlias = bytes | memoryview
 """Raw data behind a message, as little as possible copied."""
 StampMessage: TypeAlias = Callable[[Any, str], Any]
-"""Makes of a message and the public key that its sender has proved to hold, in Z85, the message that is given
-out. Raises ValueError to have it dropped.
+"""Callable of a message and the public key that its sender has proved to hold, in Z85. It returns the message
+that is given out, and raises ValueError to have it dropped.
 """
 
 
@@ -79,7 +80,9 @@ class MessageCodec:
         return frame
 
     def decode(self, frame: Frame | bytearray, *, any_epoch: bool = False) -> Any:
-        """`any_epoch` accepts what a process sent that was started earlier or later than this one."""
+        """Return the message in a frame. `any_epoch` accepts what a process sent that was started earlier or
+        later than this one. Raises ProtocolMismatch or one of DECODE_ERRORS.
+        """
         size = PREFIX_BYTES if any_epoch else HEADER_BYTES
         if frame[:size] != self.header[:size]:
             raise ProtocolMismatch(
@@ -90,10 +93,9 @@ class MessageCodec:
 
 class Inbox(Protocol):
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
-        """Everything that has arrived, in order, but no more once it is `limit` messages or MAX_DRAIN_BYTES.
-        Never blocks.
-
-        A message with raw frames behind it comes as Framed, with as many as its `num_frames`.
+        """Return everything that has arrived, in order, but no more once it is `limit` messages or
+        MAX_DRAIN_BYTES. Never blocks. A message with raw frames behind it comes as Framed, with as many as
+        its `num_frames`.
         """
 
     def close(self) -> None: ...
@@ -334,12 +336,14 @@ class Waiter:
             self._poller.register(socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
-        """True: something can be read. False: the time is over."""
+        """Wait until something can be read. Return False when the time is over before."""
         return bool(self._poller.poll(max(0, int(timeout_s * 1000))))
 
 
 def with_frames(message: Message, frames: Sequence[Frame]) -> Message | Framed:
-    """Raises ValueError when there are not as many frames as the message says."""
+    """Put a message together with the frames behind it. Raises ValueError when there are not as many as the
+    message says.
+    """
     if len(frames) != message.num_frames:
         raise ValueError(f"{len(frames)} raw frames behind a message with {message.num_frames}")
     return Framed(message, tuple(frames)) if frames else message

@@ -19,7 +19,8 @@ from scheduler_proc.policy.base import InvalidOrder, SchedulePolicy, WaitingView
 logger = logging.getLogger(__name__)
 
 MAX_PASSED_OVER = 128
-"""Waiting requests that are looked at and passed over in one step; arbitrary, bounds the time of a step."""
+"""Most waiting requests that are looked at and passed over in one step; arbitrary, bounds the time of a step.
+"""
 MAX_SKIPPED = 1024
 """Bound like MAX_PASSED_OVER for those of tenants one of whose requests was passed over, at 0.1 us each, and
 for those that are not ready: whose features are not, such as a guide, or whose adapters.
@@ -45,9 +46,9 @@ class Admission:
         self.policy = policy
 
     def admit(self, adder: PrefillAdder, newcomers: Sequence[Request] | None = None) -> None:
-        """Until one does not fit; those that are not ready yet are passed over, and so are all of a tenant
-        once one of them does not fit beside the shares of others. newcomers: who is considered, all of them
-        waiting; None: everybody, as the policy orders them.
+        """Give rows to waiting requests until one does not fit; those that are not ready yet are passed over,
+        and so are all of a tenant once one of them does not fit beside the shares of others. newcomers: who
+        is considered, all of them waiting; None: everybody, as the policy orders them.
         """
         waiting = self._lifecycle.waiting
         admitted: list[int] = []
@@ -102,7 +103,9 @@ class Admission:
         return [positions[req.seq] for req in newcomers if req.seq in positions]
 
     def prefix_if_it_may_start(self, req: Request) -> Prefix | None:
-        """Its cached prefix; None while something other than space keeps it waiting. Raises RequestError."""
+        """Return the cached prefix of a waiting request; None while something other than space keeps it
+        waiting. Raises RequestError.
+        """
         if req.awaits is not None and self._kv.still_awaits(req):
             return None
         if not self._is_prepared(req):
@@ -120,8 +123,8 @@ class Admission:
         return not slots or self._lifecycle.slots.prepare(slots, req.seq)
 
     def order(self) -> Iterable[int]:
-        """Positions in the waiting queue: first those that starve, then as the policy wants the others
-        considered, which is shown no more than these.
+        """Return the positions of the waiting queue in the order in which they are considered: first those
+        that starve, then as the policy, which is shown no more than these, orders the others.
         """
         num_starved = self._lifecycle.waiting.num_starved
         return self._policy_order(0) if not num_starved else self._starved_first(num_starved)

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchBuilder:
-    """`build` once a step."""
+    """Builder of the next step; `build` is called once a step."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class BatchBuilder:
         self._num_turns = 0
 
     def build(self, feeds_back: bool) -> tuple[ScheduleBatch, PrefillTotals]:
-        """The next step, which is to be launched at once unless it is empty. feeds_back: as Executor's."""
+        """Return the next step, which is to be launched at once unless it is empty. feeds_back: as
+        Executor's.
+        """
         self._lifecycle.slots.begin_step()
         if self._preemption is not None:
             self._preemption.make_way()

@@ -35,7 +35,7 @@ class Chosen(NamedTuple):
 
 
 class ChosenBatch:
-    """`choose` once a step."""
+    """The choice of a scheduler of the user's own; `choose` is called once a step."""
 
     def __init__(
         self, lifecycle: Lifecycle, admission: Admission, scheduler: RequestScheduler, max_requests: int

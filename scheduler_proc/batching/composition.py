@@ -45,19 +45,23 @@ class BatchingSettings(NamedTuple):
     capacity: str = "max_utilization"
     """The name of a capacity policy, or package.module:Class of a CapacityScheduler of the user's own."""
     conservativeness: float = 1.0
-    """Conservativeness of max_utilization."""
+    """Factor of max_utilization's estimates: above 1 it admits later and retracts less."""
     micro_batch_scheduler: str = ""
-    """package.module:Class of the user's own, or nothing."""
+    """Class of a MicroBatchScheduler of the user's own, as package.module:Class; empty for none."""
     request_scheduler: str = ""
-    """Same as micro_batch_scheduler, in place of both."""
+    """Class of a RequestScheduler of the user's own, in the place of both schedulers, as
+    package.module:Class; empty for none.
+    """
     num_stages: int = 1
-    """Stages of the pipeline that computes a step."""
+    """Number of stages of the pipeline that computes a step."""
 
 
 def make_prefix_cache(
     page_size: int, port: Port, eviction: str = "lru", *, is_disabled: bool = False
 ) -> PrefixCache:
-    """`eviction`: a name, or package.module:Class of the user's own. Raises ConfigError."""
+    """Make the prefix cache of the settings. `eviction`: a policy's name, or package.module:Class of the
+    user's own. Raises ConfigError.
+    """
     policy = make_eviction_policy(eviction, port.construct)
     if is_disabled:
         return NoCache(page_size, port.now_s)
@@ -65,7 +69,9 @@ def make_prefix_cache(
 
 
 def make_schedule_policy(name: str, port: Port) -> SchedulePolicy:
-    """`name`: one of POLICIES, or package.module:Class of the user's own. Raises ConfigError."""
+    """Make a schedule policy. `name`: one of POLICIES, or package.module:Class of the user's own. Raises
+    ConfigError.
+    """
     policy: SchedulePolicy = port.construct(resolve("schedule policy", name, POLICIES))
     return policy
 
@@ -73,7 +79,9 @@ def make_schedule_policy(name: str, port: Port) -> SchedulePolicy:
 def make_batch_builder(
     settings: BatchingSettings, lifecycle: Lifecycle, policy: SchedulePolicy, port: Port
 ) -> BatchBuilder:
-    """Raises ConfigError when a name stands for nothing, or two of them do not go together."""
+    """Make the BatchBuilder of the settings. Raises ConfigError when a name stands for nothing, or two of
+    them do not go together.
+    """
     kv = lifecycle.kv
     capacity = _make_capacity_policy(settings, kv)
     admission = Admission(lifecycle, policy, capacity.closes_batches, port.is_ready)

@@ -32,7 +32,7 @@ class Phases(Protocol):
 
 
 class Fused:
-    """Everything at once."""
+    """Batching type in which prompts and decodes share every forward."""
 
     def __init__(self, rows: Rows) -> None:
         pass
@@ -42,7 +42,7 @@ class Fused:
 
 
 class PromptsFirst:
-    """Decodes wait until no prompt is left to compute."""
+    """Batching type in which decodes wait until no prompt is left to compute."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -54,7 +54,7 @@ class PromptsFirst:
 
 
 class InTurns:
-    """One forward of prompts, one of decodes: so neither waits for long."""
+    """Batching type in which a forward of prompts follows one of decodes: so neither waits for long."""
 
     def __init__(self, rows: Rows) -> None:
         self._prompts_first = PromptsFirst(rows)

@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 class Preemption:
-    """Only beside a capacity policy that takes rows back anyway."""
+    """Taker of rows for waiting requests of a higher priority; only beside a capacity policy that takes rows
+    back anyway.
+    """
 
     def __init__(self, lifecycle: Lifecycle, admission: Admission, capacity: MaxUtilization) -> None:
         self._lifecycle = lifecycle

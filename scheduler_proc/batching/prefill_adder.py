@@ -26,7 +26,7 @@ class StepLimits(NamedTuple):
     """Limits of one forward, decodes included."""
 
     max_tokens: int
-    """New tokens."""
+    """Most new tokens of one forward."""
     max_requests: int
     cuts_prompts: bool = True
     """A prompt may be computed in chunks. False: in one step, and it waits for one that has room for it."""
@@ -39,9 +39,10 @@ class PrefillTotals(NamedTuple):
     num_new_tokens: int
     num_cached_tokens: int
     num_prefills: int = 0
-    """Requests of which it computes what they came to their row with."""
+    """Requests of which the batch computes what they came to their row with."""
     num_recomputed_tokens: int = 0
-    """New tokens that are computed again, or are output: see InflightBatchingStats."""
+    """New tokens that are computed again, or are output: see InflightBatchingStats.num_recomputed_ctx_tokens.
+    """
 
 
 class PrefillAdder:
@@ -95,7 +96,9 @@ class PrefillAdder:
         )
 
     def try_continue_together(self, decodes: RowArray) -> bool:
-        """The next token of every plain decode. False: budget or pages are short; take them one by one."""
+        """Add the next token of every plain decode. False: budget or pages are short; take them one by
+        one.
+        """
         num_decodes = len(decodes)
         if num_decodes > self._token_budget or num_decodes > self._request_budget:
             return False
@@ -133,8 +136,7 @@ class PrefillAdder:
         return max(0, self._token_budget - num_to_come) // 2
 
     def try_continue(self, req: Request) -> bool:
-        """The next chunk (or decode token) of a request that holds a row, as much as the budget leaves.
-
+        """Add the next chunk (or decode token) of a request that holds a row, as much as the budget leaves.
         False: pages are short.
         """
         start = req.kv_len
@@ -157,7 +159,9 @@ class PrefillAdder:
         return True
 
     def try_admit(self, req: Request, prefix: Prefix) -> bool:
-        """A row and the first chunk for a waiting request, if it fits beside what was promised to others."""
+        """Give a waiting request a row and add its first chunk, if it fits beside what was promised to
+        others.
+        """
         kv = self._kv
         cost = combined_cost(req.features, req.contents)
         self.was_withheld = False

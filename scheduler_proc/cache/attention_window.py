@@ -27,14 +27,13 @@ class AttentionWindow:
         """
 
     def num_unseen(self, kv_len: Num) -> Num:
-        """Full pages, from the first on, that neither the token at position kv_len nor a later one sees.
-        Negative while it sees all.
+        """Return the number of full pages, from the first on, that neither the token at position kv_len nor a
+        later one sees. Negative while all are seen.
         """
         return (kv_len - self._num_tokens + 1) // self._page_size
 
     def most_pages(self, num_given: Num, num_tokens: Num) -> Num:
-        """That a row holds at most until it has num_tokens, of which it came with num_given.
-
+        """Return how many pages a row holds at most until it has num_tokens, of which it came with num_given.
         What it came with it holds whole, since it is shared, until the window has left all of it.
         """
         size = self._page_size

@@ -22,7 +22,7 @@ class Match(NamedTuple):
 
     node: CacheNode
     pages: IntArray
-    """In order; all of them full."""
+    """Page numbers of the prefix, in the order of its tokens; all of them full."""
 
 
 class Insertion(NamedTuple):
@@ -38,22 +38,22 @@ class Insertion(NamedTuple):
 
 
 class NodeColumns(NamedTuple):
-    """Nodes of the cache, for who watches; a list each."""
+    """Facts about nodes of the cache, for who watches: a list for each fact."""
 
     uid: list[int]
     parent: list[int]
     """Uids of their parents."""
     num_pages: list[int]
     lock: list[int]
-    """Leases on each and what is below it."""
+    """Number of leases on each node and what is below it."""
     age: list[int]
     """Lookups and insertions since it was last used."""
     num_hits: list[int]
-    """Stays that used it, besides the one that computed it."""
+    """Number of stays that used the node, besides the one that computed it."""
     retention: list[int]
-    """0 to 100."""
+    """Retention priority of the node, 0 to 100."""
     tenant: list[bytes]
-    """Whose it is, as the ledger has it."""
+    """Part of the namespace that stands for the node's tenant, as the ledger has it."""
 
 
 NO_NODES = NodeColumns([], [], [], [], [], [], [], [])
@@ -66,35 +66,41 @@ class PrefixCache(Protocol):
     """
 
     shares: bool
-    """False: nothing is ever found, so nobody need wait for what another row computes."""
+    """True if a match may be found. False: nothing is ever found, so nobody need wait for what another row
+    computes.
+    """
     version: int
-    """Changes whenever a match could come out differently."""
+    """Number that changes whenever a match could come out differently."""
     num_evictable: int
-    """Pages that `evict` could give back now."""
+    """Number of pages that `evict` could give back now."""
     ledger: Ledger
-    """Whose the pages are; without entries where nothing is ever kept."""
+    """Ledger of whose the pages are; without entries where nothing is ever kept."""
 
     @property
     def num_pages(self) -> int:
-        """Pages that it owns. Walks the cache."""
+        """Return the number of pages that the cache owns. Walks the cache."""
 
     @property
     def num_nodes(self) -> int:
-        """Places that hold pages."""
+        """Return the number of nodes that hold pages."""
 
     def largest_nodes(self, num_nodes: int) -> NodeColumns:
-        """So many nodes with the most pages, the largest first. The cost does not grow with the cache."""
+        """Return so many nodes with the most pages, the largest first. The cost does not grow with the
+        cache.
+        """
 
     def match(self, tokens: bytes, num_tokens: int, namespace: bytes) -> Match:
-        """The longest cached prefix of the first num_tokens packed
-        ids, in full pages. Marks it as used; lock it to keep it.
+        """Return the longest cached prefix of the first num_tokens packed ids, in full pages. Marks it as
+        used; lock it to keep it.
         """
 
     def match_len(self, tokens: bytes, num_tokens: int, namespace: bytes) -> int:
-        """Number of tokens that `match` would find. Changes nothing at all."""
+        """Return the number of tokens that `match` would find. Changes nothing at all."""
 
     def match_path(self, tokens: bytes, num_tokens: int, namespace: bytes) -> tuple[int, ...]:
-        """The uids of the nodes of which `match` would use pages, from the root down. Changes nothing."""
+        """Return the uids of the nodes of which `match` would use pages, from the root down. Changes
+        nothing.
+        """
 
     def insert(self, node: CacheNode, tokens: bytes, pages: IntArray, priority: int = 0) -> Insertion:
         """Offer full pages that continue `node`, which is locked; next, move that lock to the new node.
@@ -102,7 +108,7 @@ class PrefixCache(Protocol):
         """
 
     def note_hit(self, node: CacheNode, priority: int) -> None:
-        """A request of this priority has begun with what is cached down to `node`."""
+        """Count that a request of this priority has begun with what is cached down to `node`."""
 
     def retain(self, node: CacheNode, first: int, num_pages: int, spans: Sequence[RetainedPages]) -> None:
         """Keep the pages first .. num_pages - 1 on the way to `node`, which is locked and the end of them, as
@@ -119,8 +125,8 @@ class PrefixCache(Protocol):
         """Turn a lock on `above` into one on its descendant `below`."""
 
     def num_pages_held(self, nodes: Sequence[CacheNode]) -> list[int]:
-        """For each of some locked nodes, how many pages are
-        on the way to it and on the way to none before it.
+        """Return, for each of some locked nodes, how many pages are on the way to it and on the way to none
+        before it.
         """
 
     def evict(self, num_pages: int, upto: int = 0, lease: CacheNode = None) -> IntArray:
@@ -131,7 +137,7 @@ class PrefixCache(Protocol):
         """
 
     def owned_pages(self) -> Iterator[IntArray]:
-        """Every page it owns, in runs; for checks."""
+        """Return every page that the cache owns, in runs; for checks."""
 
     def check(self) -> None:
         """Assert that its counters agree with its content."""

@@ -27,7 +27,9 @@ def most_further_pages(kv: KVCacheManager, num_prompt: int, max_len: int, width:
 
 
 def seat_others(kv: KVCacheManager, group: RowGroup) -> int:
-    """Give the other members of a group their rows, its first one has its own. Returns the pages taken."""
+    """Give the other members of a group their rows; its first one has its own. Returns the number of pages
+    taken.
+    """
     head = group.head
     others = [
         replace(head, features=(), row=-1, lease=None, parked=head.tokens.tobytes(), computes=None)

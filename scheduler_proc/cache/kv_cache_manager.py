@@ -77,18 +77,20 @@ class KVCacheManager:
 
     @property
     def num_available(self) -> int:
-        """Pages that a reservation could get now."""
+        """Number of pages that a reservation could get now."""
         return self.pages.num_free + self.cache.num_evictable
 
     def num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
     def num_held(self, rows: RowArray) -> IntArray:
-        """[n] pages of each row, those that it shares included."""
+        """Return the number [n] of pages that each of the rows holds, those that it shares included."""
         return self.num_pages[rows] - self.num_gone[rows]
 
     def most_pages(self, rows: RowArray, num_tokens: IntArray) -> IntArray:
-        """[n] pages that each row holds at most from now until it has so many tokens."""
+        """Return the number [n] of pages that each of the rows holds at most from now until it has so many
+        tokens.
+        """
         gone = self.num_gone[rows]
         pages = -(-num_tokens // self.page_size)
         if self.window is None:
@@ -98,7 +100,9 @@ class KVCacheManager:
         return np.where(gone > 0, np.minimum(pages - gone, window), first)
 
     def most_pages_of(self, num_given: int, num_tokens: int) -> int:
-        """Pages that a request holds at most until it has num_tokens, if it gets its row with num_given."""
+        """Return how many pages a request holds at most until it has num_tokens, if it gets its row with
+        num_given.
+        """
         if self.window is None:
             return self.num_pages_for(num_tokens)
         return int(self.window.most_pages(num_given, num_tokens))
@@ -149,8 +153,8 @@ class KVCacheManager:
             self.pages.free(self.tables.cut(row, num))
 
     def try_reserve_next(self, rows: RowArray, upto: IntArray | None = None) -> bool:
-        """Room for one more token in each of the rows, or for its first `upto`, evicting if need be. All or
-        nothing.
+        """Make room for one more token in each of the rows, or for its first `upto`, evicting if need be. All
+        or nothing.
         """
         if upto is not None:
             return self._try_reserve_upto(rows, upto)
@@ -186,7 +190,9 @@ class KVCacheManager:
         return True
 
     def try_reserve(self, req: Request, upto: int) -> bool:
-        """Room for the first `upto` tokens of req, which holds a row; evicts if need be. All or nothing."""
+        """Make room for the first `upto` tokens of req, which holds a row; evicts if need be. All or
+        nothing.
+        """
         missing = self.num_pages_for(upto) - self.num_pages.item(req.row)
         if missing <= 0:
             return True
@@ -229,11 +235,11 @@ class KVCacheManager:
         return Prefix(node, pages, num_pages, num_tokens - start, next_page)
 
     def match_len(self, req: Request) -> int:
-        """Tokens that `match` would find; changes nothing."""
+        """Return the number of tokens that `match` would find; changes nothing."""
         return self.cache.match_len(req.parked, min(req.num_tokens - 1, req.wanted_from), req.namespace)
 
     def match_path(self, req: Request) -> tuple[int, ...]:
-        """The uids of the nodes on which `match` would find them; changes nothing."""
+        """Return the uids of the nodes on which `match` would find them; changes nothing."""
         return self.cache.match_path(req.parked, min(req.num_tokens - 1, req.wanted_from), req.namespace)
 
     def still_awaits(self, req: Request) -> bool:

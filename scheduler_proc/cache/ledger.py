@@ -29,7 +29,7 @@ changed by this part of it: it takes 2 us for each tenant, and may be due with e
 
 
 class Ledger:
-    """One CacheAccount for each tenant that has a namespace in the tree."""
+    """Accounts of the pool, a CacheAccount for each tenant that has a namespace in the tree."""
 
     def __init__(self, clock: Callable[[], float], idle_s: float = IDLE_S) -> None:
         self.shares = CacheShares()
@@ -79,7 +79,7 @@ class Ledger:
         return account
 
     def drop_root(self, account: CacheAccount) -> None:
-        """A namespace of it has left the tree."""
+        """Note that a namespace of the account's tenant has left the tree."""
         account.num_roots -= 1
         if not account.num_roots:
             del self._accounts[account.tenant]
@@ -91,13 +91,13 @@ class Ledger:
                 self._count_present(account, -1)
 
     def note(self, account: CacheAccount) -> None:
-        """Something of it has changed: it is looked at again before anything is answered."""
+        """Note that an account has changed: it is looked at again before anything is answered."""
         if not account.is_noted:
             account.is_noted = True
             self._noted.append(account)
 
     def note_used(self, account: CacheAccount) -> None:
-        """A namespace of it without leases has got one."""
+        """Note that a namespace of the account without leases has got one."""
         account.num_used_roots += 1
         if account.is_idle:
             account.is_idle = False
@@ -105,7 +105,7 @@ class Ledger:
             self.note(account)
 
     def note_unused(self, account: CacheAccount) -> None:
-        """The last lease in a namespace of it was given back."""
+        """Note that the last lease in a namespace of the account was given back."""
         account.num_used_roots -= 1
         if not account.num_used_roots:
             account.left_s = self._seconds()
@@ -122,7 +122,7 @@ class Ledger:
         self._must_divide |= change > self._num_divided // COARSENESS
 
     def set_rows(self, accounts: Iterable[CacheAccount], counts: Iterable[int]) -> None:
-        """The account of each row, and the pages that the row holds beside the tree's."""
+        """Take the account of each row, and the number of pages that the row holds beside the tree's."""
         before = {account: account.num_private for account in self._with_rows}
         for account in self._with_rows:
             account.num_rows = account.num_private = 0
@@ -140,14 +140,14 @@ class Ledger:
                 self.note(account)
 
     def add_row(self, account: CacheAccount, num_pages: int) -> None:
-        """One more."""
+        """Count one more row of an account."""
         if not account.num_rows:
             self._with_rows.append(account)
         account.num_rows += 1
         self.add_private(account, num_pages)
 
     def add_private(self, account: CacheAccount, num_pages: int) -> None:
-        """Its rows have so many more."""
+        """Count so many more private pages of an account's rows."""
         account.num_private += num_pages
         self.note(account)
 
@@ -208,7 +208,7 @@ class Ledger:
         self._shares_version = self.shares.version
 
     def place(self, account: CacheAccount) -> None:
-        """Where it stands in line, and what of it is protected."""
+        """Put an account in its place in line, and work out what of it is protected."""
         account.is_noted = False
         over_key = idle_key = None
         num_protected = 0
@@ -230,17 +230,20 @@ class Ledger:
     # -- answers, true when it is settled -------------------------------------------------------------------
 
     def take_most_over(self) -> CacheAccount | None:
-        """Return who has the most beyond what it is entitled to, for its size, of those with a leaf to give;
-        among equals, whose leaf comes first. It is out of line until it is placed again.
+        """Take out of line and return the account that has the most beyond what it is entitled to, for its
+        size, of those with a leaf to give; among equals, whose leaf comes first. It is out of line until it
+        is placed again.
         """
         return self._over.pop()
 
     def most_over(self) -> CacheAccount | None:
-        """Return whom `take_most_over` would, and leave it in line."""
+        """Return the account that `take_most_over` would, and leave it in line."""
         return self._over.first()
 
     def first_idle(self) -> CacheAccount | None:
-        """Return who is not present and has the leaf that comes first among all such."""
+        """Return the account of a tenant that is not present which has the leaf that comes first among all
+        such.
+        """
         return self._idle.first()
 
     def num_withheld(self, account: CacheAccount) -> int:

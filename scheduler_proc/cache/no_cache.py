@@ -18,7 +18,7 @@ class _Nowhere:
 
 
 class NoCache:
-    """Satisfies PrefixCache: every match is empty, every offered page stays its row's."""
+    """PrefixCache without memory: every match is empty, every offered page stays its row's."""
 
     shares = False
     version = 0
@@ -47,19 +47,19 @@ class NoCache:
         return Insertion(node, NO_PAGES, 0)
 
     def note_hit(self, node: CacheNode, priority: int) -> None:
-        """There is nothing to remember it by."""
+        """Do nothing: there is nothing to count."""
 
     def retain(self, node: CacheNode, first: int, num_pages: int, spans: Sequence[RetainedPages]) -> None:
-        """There is nothing to keep; a request that asks for it is refused."""
+        """Do nothing: there is nothing to keep; a request that asks for it is refused."""
 
     def lock(self, node: CacheNode) -> None:
-        """There is nothing to keep."""
+        """Do nothing: there is nothing to keep."""
 
     def unlock(self, node: CacheNode) -> None:
-        """There is nothing to let go."""
+        """Do nothing: there is nothing to let go."""
 
     def move_lock(self, above: CacheNode, below: CacheNode) -> None:
-        """There is nothing to move."""
+        """Do nothing: there is nothing to move."""
 
     def num_pages_held(self, nodes: Sequence[CacheNode]) -> list[int]:
         return [0] * len(nodes)
@@ -71,4 +71,4 @@ class NoCache:
         return iter(())
 
     def check(self) -> None:
-        """Nothing can be wrong."""
+        """Do nothing: nothing can be wrong."""

@@ -24,7 +24,9 @@ from scheduler_proc.core.rows import Rows
 
 
 class ShareGuard:
-    """Answers for one KVCacheManager. With one tenant nothing is withheld and nobody gives way."""
+    """Guard of tenants' shares for one KVCacheManager. With one tenant nothing is withheld and nobody gives
+    way.
+    """
 
     def __init__(
         self, rows: Rows, tables: PageTables, cache: PrefixCache, pages: PageAllocator, page_size: int
@@ -42,7 +44,7 @@ class ShareGuard:
 
     @property
     def is_needed(self) -> bool:
-        """There are several tenants."""
+        """True if there are several tenants."""
         return self._ledger.has_several
 
     def count_rows(self) -> None:
@@ -63,7 +65,9 @@ class ShareGuard:
         self.is_counted = True
 
     def note_seated(self, node: CacheNode, num_taken: int) -> None:
-        """A row that continues `node` has got so many private pages, while the rows are counted."""
+        """Count the private pages of a row that continues `node` and has just got them, while the rows are
+        counted.
+        """
         self._ledger.add_row(node.account, num_taken)
 
     def evict_for(self, node: CacheNode, num_wanted: int, num_pages: int, upto: int) -> IntArray:

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 TENANT_BYTES = 8
 OWNER = bytes(TENANT_BYTES)
-"""The tenant of requests whose namespace is empty."""
+"""Tenant of requests whose namespace is empty."""
 
 
 def tenant_of(namespace: bytes) -> bytes:
-    """Return the tenant's part of a namespace. What follows it is the salt's."""
+    """Return the part of a namespace that stands for its tenant. What follows it is the salt's."""
     return namespace[:TENANT_BYTES] or OWNER
 
 
 class CacheShares:
-    """Which part of the pool each tenant is entitled to, where somebody has said so."""
+    """Table of the part of the pool that each tenant is entitled to, where somebody has said so."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -37,7 +37,7 @@ class CacheShares:
         self.version += 1
 
     def get(self, tenant: bytes) -> float | None:
-        """Return what was set last; None when nothing was."""
+        """Return the share that was set last for a tenant; None when nothing was."""
         return self._shares.get(tenant)
 
     def __iter__(self) -> Iterator[bytes]:

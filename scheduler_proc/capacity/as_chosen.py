@@ -7,12 +7,12 @@ from scheduler_proc.capacity.max_utilization import MaxUtilization
 
 
 class AsChosen(MaxUtilization):
-    """Whoever was chosen fits if there is room for the tokens it has. When pages run short all the same, the
-    one that started last gives way.
+    """Capacity policy by which whoever was chosen fits if there is room for the tokens it has. When pages run
+    short all the same, the one that started last gives way.
     """
 
     def __init__(self, kv: KVCacheManager) -> None:
         super().__init__(kv, 0.0)
 
     def note_retraction(self) -> None:
-        """Estimates are not its business."""
+        """Do nothing: the policy has no estimates."""

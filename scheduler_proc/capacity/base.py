@@ -17,8 +17,8 @@ class CapacityPolicy(Protocol):
     """Changes nothing but its own estimates: it answers, the batch builder and the prefill adder act."""
 
     closes_batches: bool
-    """A batch is chosen at once and then closed: whoever fits gets a row in the step that opens it, even if
-    the budget of that step is spent.
+    """True where a batch is chosen at once and then closed: whoever fits gets a row in the step that opens
+    it, even if the budget of that step is spent.
     """
 
     @property
@@ -26,7 +26,9 @@ class CapacityPolicy(Protocol):
         """Tell whether `may_grow` is to be asked before a running row takes pages. Read once a step."""
 
     def admits(self) -> bool:
-        """True if anybody may get a row in this step. Asked at most once a step, before `try_promise`."""
+        """Tell whether anybody may get a row in this step. Asked at most once a step, before
+        `try_promise`.
+        """
 
     def try_promise(self, req: Request, prefix: Prefix, extra_pages: int) -> bool:
         """Tell whether a waiting request, whose cached prefix is locked, fits beside what running ones and
@@ -35,22 +37,24 @@ class CapacityPolicy(Protocol):
         """
 
     def note_seated(self, num_taken: int) -> None:
-        """The request promised last got its row, and so many pages."""
+        """Note that the request promised last got its row, and so many pages."""
 
     def may_grow(self, rows: RowArray | int, upto: IntArray | int) -> bool:
         """Tell whether all of these running rows may take pages for their first `upto` tokens now."""
 
     def rank(self, req: Request) -> tuple[int, int]:
-        """Which running request gets pages first when they are short: the one of the lowest rank."""
+        """Return the rank of a running request: when pages are short, the lowest gets them first."""
 
     def victim(self, candidates: Sequence[Request]) -> Request | None:
-        """Return who gives up its row when pages are short. None: nobody; who lacks pages waits for them."""
+        """Return the request that gives up its row when pages are short. None: nobody does; who lacks pages
+        waits for them.
+        """
 
     def note_step(self) -> None:
-        """A step was planned."""
+        """Note that a step was planned."""
 
     def note_idle(self) -> None:
-        """Nothing runs and nothing waits."""
+        """Note that nothing runs and nothing waits."""
 
     def note_retraction(self) -> None:
-        """A request lost its row."""
+        """Note that a request lost its row."""

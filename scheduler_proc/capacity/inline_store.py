@@ -16,27 +16,29 @@ from runtime.wire.plan import AdapterRef
 
 PARAM = "lora_config"
 MAX_KEPT = 4096
-"""Adapters and prompt tables, however small they are."""
+"""Most adapters and prompt tables that are kept, however small they are."""
 
 
 class KeptFiles(Protocol):
-    """Directories of the adapters, which the run directory has."""
+    """Directories of adapters that came with requests, in the run directory."""
 
     def kept_adapters(self) -> list[tuple[str, KeptAdapter]]:
-        """Return those that are there, by their paths."""
+        """Return the kept adapters, by their paths."""
 
     def kept_adapter(self, path: str) -> KeptAdapter | None:
-        """Return one of them; None: there is none."""
+        """Return the kept adapter at a path; None: there is none."""
 
     def is_inline(self, path: str) -> bool:
-        """Tell whether a path is where one of them lies, or lay."""
+        """Tell whether a path is where an adapter that came with a request lies, or lay."""
 
     def remove_adapter(self, path: str) -> None:
-        """Have its directory removed."""
+        """Have the directory of an adapter removed."""
 
 
 class InlineStore:
-    """Bounded in bytes, or in rows where a number of them is given."""
+    """Store of adapters that came with requests, bounded in bytes, or in rows where a number of them is
+    given.
+    """
 
     def __init__(
         self,
@@ -91,7 +93,7 @@ class InlineStore:
         self._add(path, kept)
 
     def has(self, path: str) -> bool:
-        """Tell whether this is a directory of one that came with a request, kept or not."""
+        """Tell whether a path is the directory of an adapter that came with a request, kept or not."""
         return self._files.is_inline(path)
 
     def use(self, adapter: AdapterRef) -> None:
@@ -102,7 +104,9 @@ class InlineStore:
         self.put(adapter.path)  # a tokenizer ended before it could say so
 
     def note_failure(self, adapter: AdapterRef, message: str) -> str:
-        """Forget what the device cannot load. Return the message without a directory of the runtime's."""
+        """Forget an adapter that the device cannot load. Return the message without a directory of the
+        runtime's.
+        """
         if adapter.path not in self._kept:
             return message
         self._remove(adapter.path)
@@ -123,7 +127,7 @@ class InlineStore:
         self._files.remove_adapter(path)
 
     def figures(self) -> Mapping[str, int]:
-        """Return what server_info tells."""
+        """Return what server_info tells of adapters that came with requests."""
         pages = [-(-kept.num_rows // self._page_rows) for kept in self._kept.values()]
         return {
             "num_host_adapters": len(self._kept),

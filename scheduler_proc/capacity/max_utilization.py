@@ -22,13 +22,15 @@ FLOOR_OF_INITIAL = 0.14
 DECAY_STEPS = 600
 MAX_ESTIMATED_TOKENS = 4096
 RETRACTION_HEADROOM = 20
-"""Tokens each running request is expected to produce at
-least, after a retraction showed that pages are short.
+"""Number of tokens that each running request is expected to produce at least, after a retraction showed that
+pages are short.
 """
 
 
 class MaxUtilization:
-    """Satisfies CapacityPolicy. `conservativeness` above 1 admits later and retracts less."""
+    """Capacity policy that admits on an estimate. `conservativeness` above 1 admits later and retracts
+    less.
+    """
 
     closes_batches = False
 
@@ -72,7 +74,7 @@ class MaxUtilization:
         self._promised_pages -= num_taken
 
     def pages_wanted(self) -> int:
-        """Pages that the running requests are expected to take, beyond those they hold."""
+        """Return how many pages the running requests are expected to take, beyond those they hold."""
         rows, held = self._rows, self._rows.running
         num_tokens = rows.num_tokens[held]
         left = np.minimum(rows.max_len[held] - num_tokens, MAX_ESTIMATED_TOKENS)
@@ -81,8 +83,8 @@ class MaxUtilization:
         return int(np.maximum(missing, 0).sum())
 
     def pages_for(self, req: Request) -> int:
-        """For all tokens that a waiting request has, and for a share of what it
-        may still produce; for more of it after it was retracted.
+        """Return how many pages a waiting request is expected to take: for all tokens that it has, and for a
+        share of what it may still produce; for more of it after it was retracted.
         """
         num_tokens = req.num_tokens
         left = min(req.max_len - num_tokens, MAX_ESTIMATED_TOKENS)
@@ -95,7 +97,9 @@ class MaxUtilization:
         return self._kv.guard.may_grow(rows, upto)
 
     def victim(self, candidates: Sequence[Request]) -> Request | None:
-        """The lowest urgency, then the latest started: whoever started first always gets through."""
+        """Return the request of the lowest urgency, then the one that started latest: whoever started first
+        always gets through.
+        """
         return max(candidates, key=self.rank)
 
     def rank(self, req: Request) -> tuple[int, int]:

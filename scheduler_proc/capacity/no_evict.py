@@ -64,7 +64,7 @@ class Outlook:
         return np.cumsum(self._kv.cache.num_pages_held([self._leases[i] for i in order.tolist()]))
 
     def final_pages(self) -> int:
-        """That they hold if all reach their last token at the same time."""
+        """Return how many pages the requests hold if all reach their last token at the same time."""
         num_shared = sum(self._kv.cache.num_pages_held(self._leases))
         return int((self.final - self.shared).sum()) + num_shared
 
@@ -98,7 +98,7 @@ class Outlook:
 
 
 class GuaranteedNoEvict:
-    """Satisfies CapacityPolicy."""
+    """Capacity policy by which whoever has a row keeps it until its end."""
 
     closes_batches = False
     guards_growth = True
@@ -135,7 +135,7 @@ class GuaranteedNoEvict:
         return True
 
     def note_seated(self, num_taken: int) -> None:
-        """The rows show it."""
+        """Do nothing: the rows show it."""
 
     def may_grow(self, rows: RowArray | int, upto: IntArray | int) -> bool:
         if self._is_roomy:
@@ -163,17 +163,17 @@ class GuaranteedNoEvict:
         return None
 
     def rank(self, req: Request) -> tuple[int, int]:
-        """First come, first served, within an urgency."""
+        """Return the rank of a running request: first come, first served, within an urgency."""
         return (-req.urgency, self._rows.tenancy.item(req.row))
 
     def note_step(self) -> None:
-        """It learns nothing."""
+        """Do nothing: the policy learns nothing from steps."""
 
     def note_idle(self) -> None:
-        """It has learnt nothing."""
+        """Do nothing: the policy has learnt nothing."""
 
     def note_retraction(self) -> None:
-        """It takes none back."""
+        """Do nothing: the policy takes no row back."""
 
 
 class StaticBatch(GuaranteedNoEvict):

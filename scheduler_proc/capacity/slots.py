@@ -22,46 +22,46 @@ from runtime.wire.plan import AdapterFailed, AdapterLoaded
 from scheduler_proc.core.executor import AdapterDevice
 
 NO_PAGES = 0
-"""Pages of what has no size, or of a device whose pages nobody counts."""
+"""Number of pages of what has no size, or of a device whose pages nobody counts."""
 
 SlotKey: TypeAlias = Any
-"""Hashable contents of a slot, an AdapterRef for a device; requests with an equal one share the slot."""
+"""Contents of a slot, hashable: an AdapterRef for a device; requests with an equal one share the slot."""
 MAX_PASSED = 128
 """Requests that came after one that waits for its slot, and may get theirs first. Past half of them a slot is
 drained, which costs the adapter in it a pause.
 """
 FAILED_S = 5.0
-"""How long requests are refused for what could not be loaded, before it is tried again."""
+"""Seconds in which requests are refused for what could not be loaded, before it is tried again."""
 MAX_NAMES = 1024
-"""Adapters that are counted by name."""
+"""Most adapters that are counted by name."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of the device. Empty: `key` is None."""
+    """One slot of the device. It is empty where `key` is None."""
 
     number: int
     key: SlotKey = None
     is_ready: bool = False
     num_leases: int = 0
     used_at: int = 0
-    """When it was leased or given back last, in the order of these events."""
+    """Number of the event by which it was leased or given back last, in the order of these events."""
     was_leased: bool = False
-    """Since it was loaded."""
+    """True if it was leased since it was loaded."""
     num_bytes: int = 0
     is_retired: bool = False
-    """It is emptied when nobody leases it."""
+    """True if it is to be emptied when nobody leases it."""
     num_pages: int = NO_PAGES
 
 
 @dataclass(slots=True)
 class SlotCounts:
-    """Totals since the start."""
+    """Totals of the slots since the start."""
 
     num_hits: int = 0
-    """Leases of what was there already."""
+    """Number of leases of what was there already."""
     num_misses: int = 0
-    """First leases of what had to be loaded."""
+    """Number of first leases of what had to be loaded."""
     num_loads: int = 0
     num_failed: int = 0
     num_evicted: int = 0
@@ -241,11 +241,13 @@ class SlotPool:
     # -- leases ---------------------------------------------------------------------------------------------
 
     def can_hold(self, keys: Iterable[SlotKey]) -> bool:
-        """Tell whether all of these are ready."""
+        """Tell whether all of these contents are ready in slots."""
         return all((slot := self._slot_of.get(key)) is not None and slot.is_ready for key in keys)
 
     def take(self, keys: tuple[SlotKey, ...], seq: int = 0) -> tuple[int, ...]:
-        """Lease the slots of these for a request, which can hold them. Return the numbers of the slots."""
+        """Lease the slots of these contents for a request, which can hold them. Return the numbers of the
+        slots.
+        """
         assert self.can_hold(keys)
         self._newest = max(self._newest, seq)
         slots = [self._slot_of[key] for key in keys]
@@ -283,7 +285,7 @@ class SlotPool:
     # -- what the device says -------------------------------------------------------------------------------
 
     def receive(self, answer: AdapterLoaded | AdapterFailed) -> None:
-        """The device has done what it was told last of this slot."""
+        """Take the device's answer: it has done what it was told last of this slot."""
         slot = self._slots[answer.slot]
         assert slot.key is not None
         assert not slot.is_ready
@@ -351,12 +353,12 @@ class SlotPool:
 
     @property
     def num_used(self) -> int:
-        """Slots that somebody leases."""
+        """Number of slots that somebody leases."""
         return sum(slot.num_leases > 0 for slot in self._slots)
 
     @property
     def num_held(self) -> int:
-        """Slots that are not empty."""
+        """Number of slots that are not empty."""
         return len(self._slot_of)
 
     def check(self) -> None:

@@ -51,13 +51,13 @@ class ScheduleBatch:
         return NO_ROWS if self.guesses is None else self.guesses.rows
 
     def taken(self) -> set[int]:
-        """Rows that are in the batch."""
+        """Return the rows that are in the batch."""
         rest = self.single + self.loose
         together = self.decodes.tolist() + self.guessing.tolist()
         return {*together, *(scheduled.row for scheduled in rest)}
 
     def sampling_rows(self) -> RowArray:
-        """Rows of which it samples a token."""
+        """Rows of which the batch samples a token."""
         rest = [scheduled.row for scheduled in self.single + self.loose if scheduled.samples]
         if not rest and self.guesses is None:
             return self.decodes
@@ -65,7 +65,7 @@ class ScheduleBatch:
 
     @property
     def has_prefill(self) -> bool:
-        """Tell whether it computes something that a request came to its row with."""
+        """Tell whether the batch computes something that a request came to its row with."""
         return any(scheduled.is_prefill for scheduled in self.single + self.loose)
 
     @property
@@ -156,7 +156,7 @@ class ScheduleBatch:
                 kv.publish_prefill(scheduled.req)
 
     def still_held(self) -> BoolArray:
-        """[len(order)] which rows are in the same hands as when the step was planned."""
+        """Return [len(order)] which rows are in the same hands as when the step was planned."""
         return self.rows.still_held(self.order, self._tenancies)
 
     def waits_for_tokens(self) -> bool:
@@ -171,7 +171,9 @@ class ScheduleBatch:
         )
 
     def masked(self) -> list[tuple[Request, Callable[[], bytes | int | NoMask]]]:
-        """The rows whose masks the plan defers to, if they still want their token, and what makes these."""
+        """Return the rows whose masks the plan defers to, if they still want their token, and their
+        makers.
+        """
         held = self.still_held()[len(self.order) - len(self.loose) :].tolist()
         return [
             (scheduled.req, scheduled.make_mask)
@@ -180,8 +182,8 @@ class ScheduleBatch:
         ]
 
     def processed(self) -> tuple[tuple[int, bytes], ...]:
-        """The rows whose logits processors are called, those that still want their token, with what these
-        have not seen.
+        """Return the rows whose logits processors are called, those that still want their token, with the
+        tokens that these have not seen.
         """
         if all(scheduled.new_ids is None for scheduled in self.loose):
             return ()

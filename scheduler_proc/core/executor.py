@@ -41,12 +41,12 @@ class Executor(Protocol[Handle]):
     """Runs plans strictly in the order of their launch."""
 
     max_in_flight: int
-    """Steps launched before one must be committed: 1 = no overlap, 2 = overlap, P + 1 = a
-    pipeline of P stages with overlap.
+    """Number of steps launched before one must be committed: 1 = no overlap, 2 = overlap, P + 1 = a pipeline
+    of P stages with overlap.
     """
     feeds_back: bool
-    """A token sampled by one step reaches the next step of
-    its row on the device (FutureMap), so a plan may say -1.
+    """True where a token sampled by one step reaches the next step of its row on the device (FutureMap), so a
+    plan may say -1.
     """
 
     def launch(self, plan: BatchPlan) -> Handle:
@@ -60,7 +60,7 @@ class Executor(Protocol[Handle]):
 
 
 AnyExecutor: TypeAlias = Executor[Any]
-"""For who hands an executor none but its own handles."""
+"""Type of an executor for code that hands it none but its own handles."""
 
 
 class AdapterDevice(Protocol):

@@ -17,11 +17,11 @@ class Guesses:
 
     rows: RowArray
     counts: IntArray
-    """[n] guesses of each row."""
+    """Number [n] of guesses of each row."""
     ids: IntArray
-    """[most, n]; of each row the first ones count."""
+    """Guesses [most, n]; of each row the first ones count."""
     starts: IntArray
-    """[n] position of the token before them."""
+    """Position [n] of the token before the guesses."""
 
     @property
     def total(self) -> int:

@@ -75,7 +75,9 @@ class Lifecycle:
         """Called with every sequence that was taken in and ends, before it gives back what it holds."""
 
     def add(self, req: Request, stream_open: Raw, more: Sequence[Raw] = ()) -> None:
-        """A new sequence waits for its row. `more`: StreamOpens of the other sequences of a beam search."""
+        """Take in a new sequence, which waits for its row. `more`: StreamOpens of the other sequences of a
+        beam search.
+        """
         self.open(req.handle, stream_open)
         for each in more:
             self.output.open(req.handle, each)
@@ -94,7 +96,7 @@ class Lifecycle:
         error: ErrorInfo | None,
         more: Sequence[Raw] = (),
     ) -> None:
-        """A sequence that ends where it arrives. `more`: as of `add`."""
+        """Open and close a sequence that ends where it arrives. `more`: as of `add`."""
         self.open(handle, stream_open)
         self.num_terminated += 1
         self.output.close(Closed(handle, reason, error=error))
@@ -107,7 +109,7 @@ class Lifecycle:
         self.output.open(handle, stream_open)
 
     def note_admitted(self, positions: list[int]) -> None:
-        """The requests at these places of the waiting queue have got a row."""
+        """Note that the requests at these places of the waiting queue have got a row."""
         now = self._clock()
         for req in self.room.take_admitted(positions):
             req.status = Status.RUNNING
@@ -119,7 +121,7 @@ class Lifecycle:
     def finish(
         self, req: Request, reason: CloseReason, *, stop_token: int = -1, error: ErrorInfo | None = None
     ) -> None:
-        """The end: everything it holds is given back, and its stream is closed."""
+        """End a sequence: everything it holds is given back, and its stream is closed."""
         if self.on_finish is not None:
             self.on_finish(req)
         cached_tokens = req.cached_tokens if req.cached_tokens > 0 else 0
@@ -145,8 +147,8 @@ class Lifecycle:
                 self.finish(req, "error", error=self._patience.error())
 
     def replace(self, req: Request) -> None:
-        """A higher attempt of the sequence takes its place:
-        what it computed stays in the cache, nobody is told.
+        """End a sequence whose higher attempt takes its place: what it computed stays in the cache, nobody is
+        told.
         """
         self._let_go(req)
         self.num_replaced += 1

@@ -34,27 +34,27 @@ is left alone; below it aborts are still applied. With the batch before them, wh
 80 MB if every one is an error with a long text.
 """
 MAX_BACKLOG_BYTES = 64 << 20
-"""Bytes of sequences opened: one that is made again brings its output so far."""
+"""Most bytes of sequences opened that wait: one that is made again brings its output so far."""
 MAX_TENSORS = 1024
-"""Raw frames behind one message."""
+"""Most raw frames behind one message."""
 HANDLE = np.dtype([("client", "<u8"), ("rest", "V8")])
 
 
 def reply_to(request: ControlRequest, body: object, ok: bool = True) -> ControlReply:
-    """`body`: what msgpack can encode; an ErrorInfo when it is not `ok`."""
+    """Make the reply to a control call. `body`: what msgpack can encode; an ErrorInfo when it is not `ok`."""
     return ControlReply(request.client, request.number, Raw(msgpack.encode(body)), ok)
 
 
 class Output(Protocol):
-    """Words of the scheduler, to whoever they are for. Sends in order, never blocks."""
+    """Words of the scheduler to each detokenizer. Sends in order, never blocks."""
 
     def open(self, handle: bytes, stream_open: Raw) -> None: ...
 
     def add_each(self, handles: npt.NDArray[np.void], tokens: IntArray) -> None:
-        """One token for each handle ([n] V16, [n] int32)."""
+        """Add one token for each handle ([n] V16, [n] int32)."""
 
     def add(self, handle: bytes, tokens: list[int]) -> None:
-        """Several tokens for one sequence, in order."""
+        """Add several tokens of one sequence, in order."""
 
     def add_logprobs(self, logprobs: TokenLogprobs) -> None:
         """Add log-probabilities of tokens that are added in the same step."""
@@ -62,7 +62,7 @@ class Output(Protocol):
     def add_prompt_logprobs(self, logprobs: TokenLogprobs) -> None: ...
 
     def add_tensor(self, entry: TensorEntry, frame: Frame) -> None:
-        """Raw logits of a sequence that was opened in an earlier step."""
+        """Add raw logits of a sequence that was opened in an earlier step."""
 
     def close(self, closed: Closed) -> None: ...
 
@@ -70,11 +70,13 @@ class Output(Protocol):
 
     @property
     def is_blocked(self) -> bool:
-        """The other end refused something that is still to be sent: callers should produce nothing new."""
+        """True if the other end refused something that is still to be sent: callers should produce nothing
+        new.
+        """
 
     @property
     def is_full(self) -> bool:
-        """Nothing more should be let in until the other end reads."""
+        """True if nothing more should be let in until the other end reads."""
 
     def flush(self) -> bool:
         """Send what there is. False: the other end has no room; try again later.
@@ -225,7 +227,7 @@ class OutputRouter:
         return any(lane.is_full for lane in self._lanes)
 
     def flush(self) -> bool:
-        """To each who has room. False: somebody has none."""
+        """Send to each detokenizer that has room. Return False if one has none."""
         has_room = True
         for lane in self._lanes:
             has_room = lane.flush() and has_room
@@ -233,5 +235,7 @@ class OutputRouter:
 
 
 def make_output(outboxes: Sequence[Outbox], epoch: int = 0) -> Output:
-    """`outboxes`: one for each detokenizer, in their order. `epoch`: the engine's."""
+    """Make the output to these detokenizers. `outboxes`: one for each, in their order. `epoch`: the
+    engine's.
+    """
     return OutputLane(outboxes[0], epoch) if len(outboxes) == 1 else OutputRouter(outboxes, epoch)

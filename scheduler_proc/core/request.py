@@ -31,15 +31,16 @@ if TYPE_CHECKING:
 
 
 Choose: TypeAlias = "Callable[[list[Sampled]], Sequence[tuple[int, int]]]"
-"""Gives (number of a beam, token) for each beam of the next step; nothing when all has ended."""
+"""Function that gives (number of a beam, token) for each beam of the next step; nothing when all has ended.
+"""
 NOTHING_WANTED = 1 << 31
-"""A position that no prompt has."""
+"""Position that no prompt has."""
 STARVED = 1 << 20
-"""An urgency above all priorities."""
+"""Urgency above all priorities."""
 
 
 class Status(IntEnum):
-    """Where a sequence is in its life; everything from FINISHED on is over."""
+    """Place of a sequence in its life; everything from FINISHED on is over."""
 
     WAITING = 1
     RUNNING = 2
@@ -47,7 +48,7 @@ class Status(IntEnum):
 
 
 class StopIds:
-    """The ids that end a sequence, as a set for single tokens and as a column for many rows at once."""
+    """Ids that end a sequence, as a set for single tokens and as a column for many rows at once."""
 
     __slots__ = ("column", "fit_the_column", "ids")
 
@@ -75,12 +76,12 @@ class RowGroup:
         self._results: dict[int, Sampled] = {}
 
     def start(self, members: list[Request]) -> None:
-        """A stay begins: the request's own row runs, the others are still to get something to go on with."""
+        """Begin a stay: the request's own row runs, the others are still to get something to go on with."""
         self.members = [self.head, *members]
         self.beams = [self.head]
 
     def end(self) -> list[Request]:
-        """A stay ends. Returns the other members, which are no more."""
+        """End a stay. Returns the other members, which are no more."""
         others = self.members[1:]
         self.members, self.beams = [self.head], []
         self._results.clear()
@@ -98,69 +99,69 @@ class RowGroup:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """While it holds a row, its lengths and tokens are
-    columns of `rows`; the properties below read them there.
+    """Record of one sequence. While it holds a row, its lengths and tokens are columns of `rows`; the
+    properties below read them there.
     """
 
     handle: bytes
     key: bytes
     """Key that all attempts of the sequence have in common."""
     seq: int
-    """Its number, in the order of arrival."""
+    """Number of the sequence, in the order of arrival."""
     rows: RowColumns
     sampling: SamplingParams
     stops: StopIds
     num_prompt: int
     max_len: int
-    """Number of tokens, prompt and output, at which it ends."""
+    """Number of tokens, prompt and output, at which the sequence ends."""
     min_len: int
-    """Absolute position below which no stop id stops it (and the device samples none)."""
+    """Position below which no stop id stops the sequence (and the device samples none)."""
     parked: bytes
     """Prompt and committed output, packed, while it holds no row; empty while it does."""
     namespace: bytes = b""
     priority: int = 0
     arrived_s: float = 0.0
-    """When the caller asked, for the statistics of waiting; never in the future."""
+    """Moment at which the caller asked, for the statistics of waiting; never in the future."""
     deadline_s: float = 0.0
-    """When it ends with reason `timeout`; 0.0: never."""
+    """Moment at which it ends with reason `timeout`; 0.0: never."""
     draft_ids: bytes = b""
-    """Packed: guesses at the beginning of its output, that came with it."""
+    """Guesses at the beginning of its output that came with it, as packed ids."""
     prediction_ids: bytes = b""
-    """Packed: tokens that its output may resemble."""
+    """Tokens that its output may resemble, as packed ids."""
     num_prompt_logprobs: int = 0
-    """Logprobs of its prompt that an earlier attempt delivered."""
+    """Number of its prompt's logprobs that an earlier attempt delivered."""
     num_delivered: int = 0
-    """Tokens of its output that an earlier attempt delivered, of one that is made again whole."""
+    """Number of its output's tokens that an earlier attempt delivered, where it is made again whole."""
     wanted_from: int = NOTHING_WANTED
     """The first position of its prompt whose logits are still to be looked at: it has to be computed."""
     cached_tokens: int = -1
-    """Prompt tokens found in the cache when it was first admitted; -1: not admitted yet."""
+    """Number of prompt tokens found in the cache when it was first admitted; -1: not admitted yet."""
     num_accepted_before: int = 0
     """Guesses that were right in stays that it has lost."""
     num_retractions: int = 0
     computed_len: int = 0
-    """Tokens that were computed in stays that it has lost."""
+    """Number of tokens that were computed in stays that it has lost."""
     status: Status = Status.WAITING
     row: int = -1
     num_given: int = 0
-    """Tokens that it came to its row with: to compute these is prefill."""
+    """Number of tokens that it came to its row with: to compute these is prefill."""
     lease: CacheNode = None
     """The cache node that it has locked: as deep as the pages of its row that the cache owns."""
     computes: tuple[int, bytes] | None = None
-    """The page that others may wait for while this row computes it: see KVCacheManager."""
+    """Page that others may wait for while this row computes it: see KVCacheManager.must_await."""
     awaits: tuple[int, bytes] | None = None
-    """The page that it waits for while another row computes it."""
+    """Page that it waits for while another row computes it."""
     place: Place = (0, False, 0, 0)
-    """Where it waits, while it does: see WaitingQueue."""
+    """Place in the waiting queue, while it waits: see WaitingQueue."""
     retained: tuple[RetainedPages, ...] = ()
-    """How firmly the cache is to keep its pages."""
+    """Wishes of how firmly the cache is to keep its pages."""
     guide: Guide | None = None
     """Form that its output must have."""
     processing: RowProcessing | None = None
     """Logits processors that its tokens are drawn with."""
     features: tuple[RequestFeature, ...] = ()
     group: RowGroup | None = None
-    """Its rows, if it holds several."""
+    """Group of its rows, if it holds several."""
     adapter: AdapterRef | None = None
     """LoRA adapter that its tokens are computed with."""
     slots: tuple[Hashable, ...] = ()
@@ -168,40 +169,41 @@ class Request:
     adapter_slot: int = NO_ADAPTER
     """Number of its adapter's slot in the stay that begins."""
     prompt_table: AdapterRef | None = None
-    """Vectors of the virtual tokens among its ids."""
+    """Table of the vectors of the virtual tokens among its ids."""
     first_virtual: int = 0
-    """Ids from here on are virtual tokens."""
+    """First id that is a virtual token; so are all above it."""
     prompt_slot: int = NO_ADAPTER
-    """Number of their slot, likewise."""
+    """Number of its prompt table's slot in the stay that begins."""
     tenant: str = ""
-    """Whose it is: see runtime.ring.tenants."""
+    """Name of the tenant whose it is: see runtime.ring.tenants."""
     account: Account[Request] = None  # type: ignore[assignment]
-    """Its tenant's, from when it is taken in."""
+    """Account of its tenant, from when it is taken in."""
     is_again: bool = False
-    """It was let in before and is made again after a restart."""
+    """True if it was let in before and is made again after a restart."""
     num_charged: int = 0
-    """Tokens of it that its tenant's account has counted."""
+    """Number of its tokens that its tenant's account has counted."""
     start_tag: int = 0
-    """Its turn among the requests of other tenants: see FairOrder."""
+    """Turn of it among the requests of other tenants: see FairOrder."""
     is_held: bool = False
-    """It waits behind the queue, as its tenant has as many in it and in rows as may run."""
+    """True while it waits behind the queue, as its tenant has as many in it and in rows as may run."""
     came_s: float = 0.0
-    """When it came, by ServingTime: known from the turn on in which it did."""
+    """Moment at which it came, by ServingTime: known from the turn on in which it did."""
     waits_from_s: float = 0.0
-    """While it is in the queue: when its waiting would have begun if it had never left it."""
+    """Moment at which its waiting would have begun if it had never left the queue; meant while it is there.
+    """
     waited_s: float = 0.0
-    """While it is not: how long it was there."""
+    """Seconds that it was in the queue; meant while it is not there."""
     trace: TraceStamps | None = None
     """Stamps of it on the way here; None: it is not sampled."""
     is_starved: bool = False
-    """It has waited for as long as may be, once: from then on it goes before others."""
+    """True once it has waited for as long as may be: from then on it goes before others."""
 
     def forget_slots(self) -> None:
-        """Its slots of the device are given back."""
+        """Forget its slots of the device, which are given back."""
         self.slots, self.adapter_slot, self.prompt_slot = (), NO_ADAPTER, NO_ADAPTER
 
     def forget_output(self) -> None:
-        """Keep the prompt alone of the tokens of one that waits for its next row."""
+        """Forget the output of a request that waits for its next row: it keeps the prompt alone."""
         self.parked = self.parked[: self.num_prompt * TOKEN_BYTES]
 
     @property
@@ -210,12 +212,12 @@ class Request:
 
     @property
     def head(self) -> Request:
-        """The request itself, of a member of its group."""
+        """Request of a group whose member this is; else itself."""
         return self if self.group is None else self.group.head
 
     @property
     def held_rows(self) -> tuple[int, ...]:
-        """Rows that it holds, if it holds any, with those of its group."""
+        """Return the rows that it holds, if it holds any, with those of its group."""
         return (self.row,) if self.group is None else tuple([each.row for each in self.group.members])
 
     @property
@@ -225,7 +227,7 @@ class Request:
 
     @property
     def tokens(self) -> IntArray:
-        """[num_tokens] int32, a view: prompt and committed output."""
+        """Return [num_tokens] int32, a view: prompt and committed output."""
         if self.row < 0:
             return unpack_ids(self.parked)
         return self.rows.tokens[self.row, : self.num_tokens]
@@ -254,7 +256,7 @@ class Request:
 
     @property
     def predicted_len(self) -> int:
-        """Tokens once everything in flight is committed."""
+        """Number of its tokens once everything in flight is committed."""
         return self.num_tokens + self.num_in_flight
 
     @property
@@ -266,7 +268,9 @@ class Request:
         return token in self.stops.ids and position >= self.min_len
 
     def cut(self, tokens: list[int]) -> list[int]:
-        """Without what was sampled past a stop id or the length limit; the same list when that is nothing."""
+        """Return sampled ids without those past a stop id or the length limit; the same list when there are
+        none.
+        """
         start = self.num_tokens
         if start + len(tokens) > self.max_len:
             tokens = tokens[: self.max_len - start]
@@ -313,6 +317,6 @@ class Request:
 
 
 FeatureFactory: TypeAlias = "Callable[[Request], RequestFeature | None]"
-"""Makes a feature for a new request, or None when it did not ask for it. Raises RequestError to refuse the
-request.
+"""Function that makes a feature for a new request, or None when it did not ask for it. Raises RequestError to
+refuse the request.
 """

@@ -15,11 +15,11 @@ from scheduler_proc.core.scheduled_row import ScheduledRow
 CONTEXT = "context_"
 """Beginning of the name of a tensor whose rows are the prompt's."""
 LOGITS = frozenset({"context_logits", "generation_logits", "embedding"})
-"""Tensors that are no additional outputs."""
+"""Names of the tensors that are no additional outputs."""
 
 
 class LooseResults:
-    """Results of the loose rows of a batch: take them in order, wanted or not."""
+    """Results of the loose rows of a batch, to be taken in order, wanted or not."""
 
     def __init__(
         self, batch: ScheduleBatch, result: StepResult, tokens: IntArray, frames: tuple[Frame, ...]

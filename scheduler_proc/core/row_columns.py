@@ -16,7 +16,7 @@ import numpy.typing as npt
 from runtime.wire.format import BoolArray, IntArray
 
 MAX_STOP_IDS = 4
-"""Stop ids that fit the columns; a request with more is looked at one token at a time."""
+"""Most stop ids that fit the columns; a request with more is looked at one token at a time."""
 
 RowArray: TypeAlias = npt.NDArray[np.intp]
 TenancyArray: TypeAlias = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ def all_of(flags: BoolArray) -> bool:
 
 
 class RowColumns:
-    """All columns. `max_len` bounds the tokens of one request, prompt and output together."""
+    """Columns of all rows. `max_len` bounds the tokens of one request, prompt and output together."""
 
     def __init__(self, max_rows: int, max_len: int) -> None:
         self.max_rows = max_rows
@@ -67,20 +67,22 @@ class RowColumns:
 
     @property
     def running(self) -> RowArray:
-        """Rows that are held, in the order of admission. Recomputed only after somebody came or went."""
+        """Return the rows that are held, in the order of admission. Recomputed only after somebody came or
+        went.
+        """
         if self._running is None:
             held = np.flatnonzero(self.tenancy)
             self._running = held[np.argsort(self.tenancy[held])]
         return self._running
 
     def still_held(self, rows: RowArray, tenancies: TenancyArray) -> BoolArray:
-        """Which of the rows are in the same hands as when a step was planned."""
+        """Return which of the rows are in the same hands as when a step was planned."""
         held: BoolArray = self.tenancy[rows] == tenancies
         return held
 
     def plan_when_committed(self, row: int, wanted: bool, owner: Hashable) -> None:
-        """Plan the row when its tokens are here, and not while one of them is in flight; or let it overlap
-        again, for all that this owner wants. Holds until the row is given back.
+        """Have the row planned when its tokens are here, and not while one of them is in flight; or let it
+        overlap again, for all that this owner wants. Holds until the row is given back.
         """
         if wanted:
             self._planned_when_committed.add((row, owner))
@@ -128,8 +130,8 @@ class RowColumns:
     # -- the decode path ------------------------------------------------------------------------------------
 
     def ready(self, feeds_back: bool) -> RowArray:
-        """Rows whose next input is known, on the host or
-        (feeds_back) on the device, and that may still produce.
+        """Return the rows whose next input is known, on the host or (feeds_back) on the device, and that may
+        still produce.
         """
         rows = self.running
         in_flight = self.in_flight[rows]
@@ -140,14 +142,16 @@ class RowColumns:
         return rows if all_of(ready) else rows[ready]
 
     def plain_decodes(self, rows: RowArray) -> BoolArray:
-        """Which of these ready rows are past their prefill,
-        with nothing attached: each computes exactly one token.
+        """Return which of these ready rows are past their prefill, with nothing attached: each computes
+        exactly one token.
         """
         plain: BoolArray = (self.kv_len[rows] >= self.num_given[rows]) & ~self.needs_python[rows]
         return plain
 
     def next_ids(self, rows: RowArray, unknown: int) -> IntArray:
-        """[n] int32: the one id that each of these decodes reads; `unknown` where only the device has it."""
+        """Return [n] int32: the one id that each of these decodes reads; `unknown` where only the device has
+        it.
+        """
         known = self.tokens[rows, self.kv_len[rows]]
         known[self.in_flight[rows] != 0] = unknown
         return known
@@ -155,7 +159,7 @@ class RowColumns:
     def count_as_launched(
         self, rows: RowArray, lens: IntArray | int = 1, samples: IntArray | int = 1
     ) -> None:
-        """A plan computes so many tokens of each row and samples so many times (0 or 1)."""
+        """Count that a plan computes so many tokens of each row and samples so many times (0 or 1)."""
         self.kv_len[rows] += lens
         self.in_flight[rows] += samples
 

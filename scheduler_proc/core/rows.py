@@ -10,10 +10,12 @@ from scheduler_proc.core.row_columns import RowColumns
 
 
 class Rows(RowColumns):
-    """All columns, and the request that holds each row."""
+    """Columns of all rows, and the request that holds each row."""
 
     def __init__(self, max_rows: int, max_len: int) -> None:
-        """`max_len` bounds the tokens of one request, prompt and output together."""
+        """Make the columns of so many rows. `max_len` bounds the tokens of one request, prompt and output
+        together.
+        """
         super().__init__(max_rows, max_len)
         self.tenant: list[Request | None] = [None] * max_rows
         self._free = list(range(max_rows))[::-1]

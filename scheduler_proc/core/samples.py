@@ -13,25 +13,25 @@ class RowLogprobs(NamedTuple):
     """Logprobs of some tokens of one row."""
 
     chosen: FloatArray
-    """[n] float32."""
+    """Logprobs [n] float32 of the tokens themselves."""
     top_ids: IntArray
-    """[n, k] int32, most likely first."""
+    """Ids [n, k] int32 of the k most likely tokens in the place of each, most likely first."""
     top: FloatArray
-    """[n, k] float32."""
+    """Logprobs [n, k] float32 of `top_ids`."""
 
 
 class SampledLogits(NamedTuple):
     """Raw logits of consecutive positions of one row, or its rows of an additional output."""
 
     start: int
-    """Position in the sequence: of the first input token, or of the sampled token."""
+    """Position in the sequence of the first row: of an input token, or of the sampled token."""
     num_positions: int
     vocab_size: int
     frame: Frame
-    """[num_positions, vocab_size] float32."""
+    """Rows [num_positions, vocab_size] float32, or of the width of the additional output."""
 
     def upto(self, end: int) -> SampledLogits | None:
-        """Without the positions from `end` on; None when nothing is left. Copies nothing."""
+        """Return them without the positions from `end` on; None when nothing is left. Copies nothing."""
         keep = end - self.start
         if keep >= self.num_positions:
             return self
@@ -42,29 +42,29 @@ class SampledLogits(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """Samples of a step for one row. Those that features see are cut at stop ids and limits, never empty."""
+    """Result of a step for one row. That which features see is cut at stop ids and limits, never empty."""
 
     ids: list[int]
     logprobs: RowLogprobs | None = None
     vector: Frame | None = None
-    """[hidden_size] float32, of an embedding model; then the id means nothing."""
+    """Vector [hidden_size] float32 of an embedding model; then the id means nothing."""
     logits: Sequence[SampledLogits] = ()
-    """Logits of the positions from that of the first of `ids` on; maybe of more than there are ids."""
+    """Raw logits of the positions from that of the first of `ids` on; maybe of more than there are ids."""
     outputs: Sequence[tuple[str, SampledLogits]] = ()
     """Rows of additional outputs, with their tensors' names, of the token before each of those positions."""
     step: int = 0
-    """Its number."""
+    """Number of the step."""
     num_guesses: int = 0
-    """So many were verified; `ids` has those that were right, and one more."""
+    """Number of guesses that were verified; `ids` has those that were right, and one more."""
     error: str = ""
-    """Why `ids` counts for nothing."""
+    """Reason why `ids` counts for nothing; empty where it counts."""
 
 
 class PromptResult(NamedTuple):
     """Results of a chunk of prompt at the positions that were asked for."""
 
     start: int
-    """The first of these positions."""
+    """Position of the first of these rows in the prompt."""
     num_positions: int
     logprobs: RowLogprobs | None
     """Logprobs of the prompt's token after each position; of its last position meaningless."""

@@ -12,20 +12,22 @@ from runtime.wire.format import TOKEN_BYTES
 from scheduler_proc.core.row_columns import RowColumns
 
 R = TypeVar("R")
-"""The request; features are shown the row and know nothing of it."""
+"""Type of the request; features are shown the row and know nothing of it."""
 
 FUTURE = -1
-"""An input id that only the device knows: FutureMap[row]."""
+"""Input id that stands for one that only the device knows: FutureMap[row]."""
 ONE_FUTURE = array("i", [FUTURE]).tobytes()
 
 
 class NoMask(Enum):
-    """Why a row that needs a mask gets none."""
+    """Reason why a row that needs a mask gets none."""
 
     LATE = "late"
-    """Its token cannot be drawn now: the row is taken back, and comes again when the feature is ready."""
+    """Mask that has not come: the token cannot be drawn now, so the row is taken back, and comes again when
+    the feature is ready.
+    """
     COMPLETE = "complete"
-    """The output is complete as it is."""
+    """Mask that is not needed: the output is complete as it is."""
 
 
 class WantedPositions(NamedTuple):
@@ -50,17 +52,18 @@ class ScheduledRow(Generic[R]):
     row: int
     start: int
     num_known: int
-    """New tokens that are the request's own."""
+    """Number of new tokens that are the request's own."""
     samples: bool
     is_prefill: bool
     guesses: Sequence[int] = ()
-    """Ids to verify behind them."""
+    """Ids to verify behind the request's own tokens."""
     make_mask: Callable[[], bytes | int | NoMask] | None = None
-    """Makes the bitmask of allowed ids, or says why there is none; asked after every earlier step is
-    committed. Raises RequestError to end the request.
+    """Function that makes the bitmask of allowed ids, or says why there is none; asked after every earlier
+    step is committed. Raises RequestError to end the request.
     """
     new_ids: Callable[[], bytes] | None = None
-    """Gives the packed tokens that its logits processors have not seen; asked when masks are."""
+    """Function that gives the packed tokens which its logits processors have not seen; asked when masks are.
+    """
     wanted: WantedPositions | None = None
 
     @property
@@ -68,7 +71,9 @@ class ScheduledRow(Generic[R]):
         return self.num_known + len(self.guesses)
 
     def input_ids(self, rows: RowColumns) -> bytes:
-        """Packed [num_new]: those the host knows, FUTURE for those still in flight, the guesses."""
+        """Return the packed ids [num_new] of the row: those the host knows, FUTURE for those still in flight,
+        the guesses.
+        """
         end, num_tokens = self.start + self.num_known, rows.num_tokens.item(self.row)
         if end <= num_tokens:
             ids = rows.tokens[self.row, self.start : end].tobytes()

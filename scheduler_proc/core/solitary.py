@@ -27,7 +27,7 @@ def quarantined() -> InvalidRequest:
 
 
 class SolitaryRuns:
-    """Ordered by arrival. True while there are any."""
+    """Sequences that are to run alone, in the order of arrival. True while there are any."""
 
     def __init__(self) -> None:
         self._requests: dict[bytes, Request] = {}
@@ -39,7 +39,7 @@ class SolitaryRuns:
 
     @property
     def shown(self) -> bytes:
-        """The handle of the one whose turn it is; NO_HANDLE: nobody's."""
+        """Return the handle of the sequence whose turn it is; NO_HANDLE: nobody's."""
         return NO_HANDLE if self._next is None else self._next.handle
 
     def add(self, req: Request) -> None:

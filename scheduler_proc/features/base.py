@@ -21,7 +21,7 @@ from scheduler_proc.core.samples import PromptResult, Sampled
 from scheduler_proc.core.scheduled_row import ScheduledRow
 
 EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
-"""Hands a raw tensor of a request to its client."""
+"""Function that hands a raw tensor of a request to its client."""
 
 
 class Cost(NamedTuple):
@@ -51,24 +51,29 @@ class RequestFeature:
 
     @property
     def awaited(self) -> str:
-        """Word for what it keeps the request waiting for, for who watches; empty for nothing."""
+        """Return a word for what the feature keeps the request waiting for, for who watches; empty for
+        nothing.
+        """
         return ""
 
     def cost(self) -> Cost:
-        """Asked when it could be admitted; constant while it runs."""
+        """Return what the request needs before it starts. Asked when it could be admitted; constant while it
+        runs.
+        """
         return NO_COST
 
     def row_opened(self, row: int) -> None:
-        """The request got a row."""
+        """Note that the request got a row."""
 
     def plan_chunk(self, row: ScheduledRow[Any]) -> None:
-        """Tokens that it came to its row with are about to be computed, with or without sampling: set
-        `row.wanted` to look at some positions. Comes before plan_row; change nothing but `row`.
+        """Look at a chunk of the tokens that the request came to its row with, before it is computed, with or
+        without sampling: set `row.wanted` to look at some positions. Comes before plan_row; change nothing
+        but `row`.
         """
 
     def plan_row(self, row: ScheduledRow[Any]) -> None:
-        """Its row is about to sample: add guesses or a mask. Change
-        nothing but `row`: it may not be scheduled after all.
+        """Add guesses or a mask to the row, which is about to sample. Change nothing but `row`: it may not be
+        scheduled after all.
         """
 
     def accept(self, sampled: Sampled) -> list[int]:
@@ -88,16 +93,16 @@ class RequestFeature:
         """See what a chunk with `row.wanted` gave; called before the `accept` of the same step."""
 
     def closing(self, closed: Closed) -> Closed:
-        """The request is about to end, and still holds what it has; return its terminal, with more in it. Not
-        called when a higher attempt takes its place.
+        """Return the request's terminal, with more in it. The request is about to end, and still holds what
+        it has. Not called when a higher attempt takes its place.
         """
         return closed
 
     def row_lost(self) -> None:
-        """The row is gone: retracted or finished. What was in flight for it will not come."""
+        """Note that the row is gone: retracted or finished. What was in flight for it will not come."""
 
     def release(self) -> None:
-        """The request has finished."""
+        """Note that the request has finished."""
 
 
 def combined_cost(features: Sequence[RequestFeature], own_slots: tuple[Hashable, ...] = ()) -> Cost:

@@ -13,7 +13,9 @@ from scheduler_proc.features.base import EmitTensor, RequestFeature
 
 
 class GenerationLogits(RequestFeature):
-    """Must come after every feature that shortens what was sampled: what it reports is what counts."""
+    """Feature that reports raw logits of the output. It must come after every feature that shortens what was
+    sampled: what it reports is what counts.
+    """
 
     def __init__(self, req: Request, emit: EmitTensor) -> None:
         self._req = req

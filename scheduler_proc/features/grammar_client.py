@@ -25,9 +25,11 @@ from runtime.wire.outbox import KeepingOutbox
 from scheduler_proc.features.mask_slots import NO_SLOT, MaskSlots
 
 MAX_WAIT_S = 0.04
-"""For the masks of a step, from when they were asked for. All its rows wait with those that need one."""
+"""Most seconds that a step waits for its masks, from when they were asked for. All its rows wait with those
+that need one.
+"""
 News: TypeAlias = Callable[[float], list[FromGrammar]]
-"""Same as Port.grammar_news."""
+"""Function like Port.grammar_news."""
 
 
 class GuidedSequence(Protocol):
@@ -36,14 +38,14 @@ class GuidedSequence(Protocol):
     handle: bytes
     guide: Guide
     state: MatcherState | None
-    """Newest answer to it."""
+    """Newest answer about the sequence."""
 
     @property
     def output_ids(self) -> bytes: ...
 
     @property
     def is_current(self) -> bool:
-        """The answer is of all of its output."""
+        """Tell whether the answer is of all of the sequence's output."""
 
 
 class GrammarClient:

@@ -26,7 +26,9 @@ WORD_BYTES = 4
 
 
 class Guided(RequestFeature):
-    """Must come before every feature that adds guesses: of a row with a mask there are none."""
+    """Feature that keeps output to a guide. It must come before every feature that adds guesses: of a row
+    with a mask there are none.
+    """
 
     def __init__(self, req: Request, guide: Guide, client: GrammarClient) -> None:
         self.handle = req.handle
@@ -103,7 +105,7 @@ class Guided(RequestFeature):
 
 
 def bits_of(ids: Collection[int]) -> BitArray:
-    """Return a bitmask of ids, in whole words."""
+    """Return the bitmask of some ids, in whole words."""
     num_bits = 8 * WORD_BYTES * (max(ids, default=-1) // (8 * WORD_BYTES) + 1)
     bits = np.zeros(num_bits, np.uint8)
     bits[list(ids)] = 1

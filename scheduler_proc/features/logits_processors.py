@@ -17,7 +17,9 @@ from scheduler_proc.features.base import RequestFeature
 
 
 class Processed(RequestFeature):
-    """Its guesses are none: a processor is called for one position."""
+    """Feature of a sequence that logits processors draw with. It makes no guesses: a processor is called for
+    one position.
+    """
 
     def __init__(self, req: Request) -> None:
         self._req = req

@@ -11,7 +11,9 @@ from scheduler_proc.features.base import RequestFeature
 
 
 class LogprobsFeature(RequestFeature):
-    """Must be the last feature of its request: what it reports is what counts."""
+    """Feature that reports logprobs. It must be the last feature of its request: what it reports is what
+    counts.
+    """
 
     def __init__(self, handle: bytes, num_top: int, emit: Callable[[TokenLogprobs], None]) -> None:
         self._handle = handle

@@ -23,7 +23,7 @@ class MaskSlots:
         self._free = list(range(num_slots - 1, -1, -1))
         """The one that was used last is taken first: its pages are there."""
         self._leaving: deque[tuple[int, int]] = deque()
-        """(step after which it is free, slot)"""
+        """Slots that are still read, as (step after which it is free, slot)."""
         self._launched = 0
         self._committed = 0
 

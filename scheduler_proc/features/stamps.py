@@ -15,7 +15,7 @@ from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
 
 MAX_ON_THE_WAY = MAX_STAMPS - 8
-"""Stamps of chunks, rows and retractions; behind them there is room for what ends a sequence."""
+"""Most stamps of chunks, rows and retractions; behind them there is room for what ends a sequence."""
 
 
 class Stamps(RequestFeature):

@@ -8,11 +8,11 @@ from runtime.base.errors import InvalidRequest
 from runtime.wire.plan import AdapterRef
 
 MAX_IDS = 1 << 16
-"""Ids that are remembered; what was used least recently is forgotten first."""
+"""Most ids that are remembered; what was used least recently is forgotten first."""
 
 
 class AdapterIds:
-    """Bounded in number."""
+    """Names and paths that ids of adapters stand for, bounded in number."""
 
     def __init__(self, max_ids: int = MAX_IDS) -> None:
         self._max_ids = max_ids
@@ -20,7 +20,9 @@ class AdapterIds:
         """By whether it is a prompt table, and id."""
 
     def check(self, adapter: AdapterRef) -> None:
-        """Raises InvalidRequest when its id has been used with another name or path."""
+        """Check the id of an adapter. Raises InvalidRequest when it has been used with another name or
+        path.
+        """
         asked = adapter.name, adapter.path
         key = adapter.num_virtual > 0, adapter.id
         known = self._of.setdefault(key, asked)

@@ -111,7 +111,7 @@ class Controls:
             raise Forbidden(f"{request.op} needs the role {role}; this key has the role {tenant.role}")
 
     def forget(self, client: int, tenant: str) -> None:
-        """It has gone, and its questions with it: those of this tenant, if it is not the owner."""
+        """Forget a client that has gone, and its questions: those of this tenant, if it is not the owner."""
         self.questions.forget(client, tenant)
         self.calls.forget(client, tenant)
 

@@ -26,7 +26,7 @@ from scheduler_proc.intake.tombstones import Tombstones
 
 
 class Intake:
-    """One `receive` for every message of the socket's union."""
+    """Receiver of the scheduler's messages: one `receive` for every message of the socket's union."""
 
     def __init__(
         self,
@@ -39,7 +39,9 @@ class Intake:
         suspects: Suspects = NO_SUSPECTS,
         inline: InlineStore | None = None,
     ) -> None:
-        """`suspects`: under whom earlier engines have died. `inline`: adapters that came with requests."""
+        """Begin with nobody. `suspects`: sequences under which earlier engines have died. `inline`: adapters
+        that came with requests.
+        """
         self.maker = RequestMaker(lifecycle, limits, factories, clock=clock, inline=inline)
         self.suspects = suspects
         self._lifecycle = lifecycle

@@ -19,7 +19,7 @@ from runtime.wire.messages import TokenizedRequest
 from runtime.wire.plan import WorkerReady
 
 LOGIT_BYTES = 4
-"""Raw logits are float32."""
+"""Bytes of a raw logit, a float32."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,14 +35,16 @@ class QueueShare:
     max_of_one: int
     max_live: int
     most: int
-    """Sequences that one can have had at a time. It has no more made again after a restart."""
+    """Most sequences that one has had at a time. It has no more made again after a restart."""
     is_lifted: Callable[[], bool] = lambda: False
-    """Tell whether one that has used it up may have more all the same. Asked of no other: it takes time."""
+    """Function that tells whether one that has used its share up may have more all the same. Asked of no
+    other: it takes time.
+    """
     is_set: bool = False
-    """The operator has chosen it: it holds for what tenants have by one client, too."""
+    """True where the operator has chosen the share: it holds for what tenants have by one client, too."""
 
     def is_used_up(self, num_own: int, num_live: int) -> bool:
-        """Tell whether it is, by the sequences that run or wait: its own and everybody's."""
+        """Tell whether a share is used up, by the sequences that run or wait: its own and everybody's."""
         num_free, num_reserved = self.max_live - num_live, self.max_live - self.max_of_one
         return num_own * num_reserved >= self.max_of_one * num_free and not self.is_lifted()
 
@@ -53,26 +55,30 @@ class Limits:
 
     vocab_size: int
     max_len: int
-    """Tokens of one sequence, prompt and output: the context length or the whole pool, whichever is less."""
+    """Most tokens of one sequence, prompt and output: the context length or the whole pool, whichever is
+    less.
+    """
     eos_ids: frozenset[int]
     max_live: int
-    """Sequences that run or wait at the same time; one more is refused until one has ended."""
+    """Most sequences that run or wait at the same time; one more is refused until one has ended."""
     gather_context_logits: bool = False
     gather_generation_logits: bool = False
     max_logits_bytes: int = 0
-    """Raw logits and additional outputs of one sequence, prompt and output together."""
+    """Most bytes of raw logits and additional outputs of one sequence, prompt and output together."""
     client_share: QueueShare | None = None
     """Share of one client. None: it may fill the queue."""
     tenant_share: QueueShare | None = None
-    """Share of one tenant other than the owner, by all its clients, likewise."""
+    """Share of one tenant other than the owner, by all its clients. None: it may fill the queue."""
     max_prompt_len: int | None = None
-    """Tokens of a prompt that is computed whole, in one step. None: it may be computed in chunks."""
+    """Most tokens of a prompt that is computed whole, in one step. None: it may be computed in chunks."""
     additional_outputs: tuple[str, ...] = ()
     output_width: int = 0
-    """Numbers in a row of one."""
+    """Numbers in a row of an additional output."""
 
     def check(self, message: TokenizedRequest) -> int:
-        """The number of its prompt tokens. Raises InvalidRequest when it can never run, or may not."""
+        """Return the number of a request's prompt tokens. Raises InvalidRequest when it can never run, or may
+        not.
+        """
         num_virtual = 0 if message.prompt_table is None else message.prompt_table.num_virtual
         check_ids("input_ids", message.input_ids, self.vocab_size + num_virtual)
         num_prompt = len(message.input_ids) // TOKEN_BYTES
@@ -119,7 +125,7 @@ class Limits:
                 raise InvalidRequest(f"resume: {count} {what}, there are at most {limit}", param="resume")
 
     def last_len(self, num_prompt: int, max_tokens: int | None) -> int:
-        """Number of tokens, prompt and output, at which a sequence ends."""
+        """Return the number of tokens, prompt and output, at which a sequence ends."""
         return self.max_len if max_tokens is None else min(num_prompt + max_tokens, self.max_len)
 
     def _check_logits(self, message: TokenizedRequest, num_prompt: int) -> None:
@@ -161,7 +167,7 @@ class Limits:
 
 
 def check_ids(name: str, packed: bytes, vocab_size: int) -> None:
-    """Raises InvalidRequest unless these are packed token ids of the vocabulary."""
+    """Check packed token ids. Raises InvalidRequest unless they are of the vocabulary."""
     if len(packed) % TOKEN_BYTES:
         raise InvalidRequest(f"{name}: {len(packed)} bytes are not packed int32", param=name)
     if not packed:

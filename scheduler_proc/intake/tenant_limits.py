@@ -21,11 +21,11 @@ from scheduler_proc.waiting.waiting_room import WaitingRoom
 REQUEST_BYTES = 13
 """Part of a handle that the sequences of one request have in common."""
 SIBLING_S = 1.0
-"""For so long after the first sequence of a request, its others are let in with it."""
+"""Seconds after the first sequence of a request in which its others are let in with it."""
 
 
 class TenantLimiter:
-    """Limits of all but the owner, who has none and is not asked for."""
+    """Limits of all tenants but the owner, who has none and is not asked for."""
 
     def __init__(
         self,
@@ -43,7 +43,9 @@ class TenantLimiter:
         self._clock = clock
 
     def check(self, message: TokenizedRequest, num_live: int) -> None:
-        """Raises RateLimited while the tenant has as much as it may. `num_live`: sequences of everybody."""
+        """Check what a tenant has. Raises RateLimited while it has as much as it may. `num_live`: sequences
+        of everybody.
+        """
         account = self._accounts.of(message.tenant)
         if message.is_again:
             self._check_again(account)
@@ -60,8 +62,8 @@ class TenantLimiter:
             self._check_tokens(account, message.handle)
 
     def priority_of(self, message: TokenizedRequest) -> int:
-        """Raises InvalidRequest when the tenant may not ask for the priority; what is made again gets the
-        highest then, because it was let in once.
+        """Return the priority that a request gets. Raises InvalidRequest when its tenant may not ask for it;
+        what is made again gets the highest that it may then, because it was let in once.
         """
         limits = self._accounts.of(message.tenant).limits
         if limits is None or message.priority <= limits.max_priority:

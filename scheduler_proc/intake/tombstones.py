@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from runtime.ring.tenants import OWNER
 
 TOMBSTONE_S = 30.0
-"""How long the abort of an unknown sequence is remembered; longer than a request may wait to be tokenized."""
+"""Seconds for which the abort of an unknown sequence is remembered; longer than a request may wait to be
+tokenized.
+"""
 MAX_TOMBSTONES = 65536
 
 

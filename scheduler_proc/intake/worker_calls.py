@@ -20,20 +20,22 @@ from scheduler_proc.core.output import Output, reply_to
 from scheduler_proc.port import Port
 
 MAX_OPEN = 16
-"""Calls that may wait at a time."""
+"""Most calls that may wait at a time."""
 
 
 class CalledRanks(Protocol):
-    """An executor whose ranks take calls."""
+    """Executor whose ranks take calls."""
 
     @property
     def num_ranks(self) -> int: ...
 
     def call(self, call: CallRank, ranks: Sequence[int]) -> None:
-        """Send it to these ranks, behind the plans launched before; does not wait for answers."""
+        """Send a call to these ranks, behind the plans launched before; does not wait for answers."""
 
     def rank_answers(self) -> Sequence[RankAnswer]:
-        """Take what has come since the last call. Raises ExecutorError when a rank has died or failed."""
+        """Return the answers that have come since the last call. Raises ExecutorError when a rank has died or
+        failed.
+        """
 
 
 class _Open(NamedTuple):
@@ -44,10 +46,10 @@ class _Open(NamedTuple):
 
 
 class WorkerCalls:
-    """The open calls, by their numbers."""
+    """Calls to ranks that wait for answers, by their numbers."""
 
     def __init__(self, ranks: CalledRanks | None, output: Output, port: Port) -> None:
-        """`ranks`: None where none can be called."""
+        """Begin without calls. `ranks`: None where none can be called."""
         self._ranks = ranks
         self._output = output
         self._port = port
@@ -104,7 +106,7 @@ class WorkerCalls:
                 self._refuse(call, _late(call))
 
     def forget(self, client: int, tenant: str) -> None:
-        """The client has gone, says this tenant; nobody waits for the answers of its calls."""
+        """Forget the calls of a client that has gone, as this tenant says; nobody waits for their answers."""
         for number, call in list(self._open.items()):
             if call.request.client == client and tenant in (OWNER, call.request.tenant):
                 del self._open[number]

@@ -13,7 +13,7 @@ NO_DRAFTS = (0, 0, 0)
 
 
 class DraftTotals:
-    """Counts, told of each row whose guesses a step has verified."""
+    """Counts of guesses, told of each row whose guesses a step has verified."""
 
     def __init__(self) -> None:
         self._rows_by_drafted = [0] * (MAX_DRAFT_TOKENS + 1)
@@ -50,12 +50,12 @@ class DraftTotals:
         )
 
     def take_step(self) -> tuple[int, int, int]:
-        """(guesses, right ones, requests with some) since the last call."""
+        """Return (guesses, right ones, requests with some) since the last call."""
         step, self._step = self._step, NO_DRAFTS
         return step
 
     def totals(self) -> dict[str, int | list[int]]:
-        """Since the start, for server_info. By position as far as there were guesses."""
+        """Return the totals since the start, for server_info. By position as far as there were guesses."""
         drafted, accepted = _by_position(self._rows_by_drafted), _by_position(self._rows_by_accepted)
         num_positions = MAX_DRAFT_TOKENS - drafted.count(0)
         return {

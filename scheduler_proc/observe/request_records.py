@@ -20,7 +20,7 @@ from scheduler_proc.core.request import Request, Status
 
 
 class RequestFigures(NamedTuple):
-    """RequestStats before anybody asked for them."""
+    """Figures of one request after one step, of which RequestStats are made when somebody asks."""
 
     handle: bytes
     id: int
@@ -43,7 +43,7 @@ class RequestRecords:
         self._ended: list[RequestFigures] = []
 
     def note_end(self, req: Request) -> None:
-        """Called before it gives back what it holds."""
+        """Note that a request ends, before it gives back what it holds."""
         self._ended.append(self._figures(req, frozenset(), "GENERATION_COMPLETE"))
 
     def note_commit(self, step: int, batch: ScheduleBatch) -> None:
@@ -98,8 +98,8 @@ class RequestRecords:
         )
 
     def after(self, step: int, limit: int, own: Sequence[int]) -> RequestStatsPage:
-        """At most `limit` records of the steps after this one, the oldest first. own: the clients whose
-        requests are named.
+        """Return at most `limit` records of the steps after this one, the oldest first. own: the clients
+        whose requests are named.
         """
         found, num_dropped, newest = records_after(self._ring, step, limit, _first)
         records = [
@@ -115,8 +115,8 @@ T = TypeVar("T")
 def records_after(
     ring: deque[T], step: int, limit: int, number: Callable[[T], int]
 ) -> tuple[list[T], int, int]:
-    """(the oldest after `step`, how many after it are gone, the number of the last). Steps have no gaps in a
-    ring.
+    """Return (the oldest records after `step`, how many after it are gone, the number of the last). Steps
+    have no gaps in a ring.
     """
     newest = number(ring[-1]) if ring else 0
     if newest <= step:

@@ -23,91 +23,91 @@ Numbers = list[int]
 
 
 class RunningRows(Struct, frozen=True, gc=False):
-    """Sequences that hold a row, in the order of admission; a list each."""
+    """Facts about sequences that hold a row, in the order of admission: a list for each fact."""
 
     row: Numbers
     number: Numbers
     """Number of the sequence, in the order of arrival."""
     num_prompt: Numbers
     num_cached: Numbers
-    """Prompt tokens that were in the cache when it first got a row."""
+    """Number of prompt tokens that were in the cache when the sequence first got a row."""
     num_given: Numbers
-    """Tokens that it came to its row with: to compute these is prefill."""
+    """Number of tokens that the sequence came to its row with: to compute these is prefill."""
     num_computed: Numbers
-    """Tokens whose KV is there or in flight."""
+    """Number of tokens whose KV is there or in flight."""
     num_tokens: Numbers
-    """Prompt and output that has been committed."""
+    """Number of tokens of prompt and output that have been committed."""
     num_in_flight: Numbers
-    """Tokens that steps in flight sample."""
+    """Number of tokens that steps in flight sample."""
     max_tokens: Numbers
-    """Prompt and output at which it ends."""
+    """Number of tokens of prompt and output at which the sequence ends."""
     num_pages: Numbers
     num_shared_pages: Numbers
-    """Those of them that the tree owns."""
+    """Number of the row's pages that the radix tree owns."""
     priority: Numbers
     num_retractions: Numbers
     age_s: list[float]
-    """Since the caller asked."""
+    """Seconds since the caller asked."""
     tenant: list[str]
 
 
 class WaitingLine(Struct, frozen=True, gc=False):
-    """The first sequences that wait, in order."""
+    """Facts about the first sequences that wait, in order: a list for each fact."""
 
     number: Numbers
     num_tokens: Numbers
-    """Prompt, and output from before it lost its row."""
+    """Number of tokens of the prompt, and of output from before the sequence lost its row."""
     priority: Numbers
     num_retractions: Numbers
     waited_s: list[float]
-    """Since the caller asked."""
+    """Seconds since the caller asked."""
     reason: list[str]
-    """paused: generation is; tenant: as many of its tenant's have rows as may; guide: it is compiled;
-    adapter: it is not on the device; prefix: another row computes what it shares; row: none is free; room:
-    pages, or tokens of the step, are taken.
+    """Reason why the sequence waits. paused: generation is; tenant: as many of its tenant's have rows as may;
+    guide: it is compiled; adapter: it is not on the device; prefix: another row computes what it shares; row:
+    none is free; room: pages, or tokens of the step, are taken.
     """
     tenant: list[str]
 
 
 class PagePool(Struct, frozen=True, gc=False):
-    """All pages are free, in the tree, or private to a row."""
+    """Numbers of pages. All are free, in the tree, or private to a row."""
 
     page_size: int
     num_pages: int
     num_free: int
     num_cached: int
-    """Pages in the tree."""
+    """Number of pages in the tree."""
     num_evictable: int
-    """Pages in the tree that nobody uses."""
+    """Number of pages in the tree that nobody uses."""
     num_evicted: int
-    """Since the start."""
+    """Number of pages evicted since the start."""
 
 
 class Tree(Struct, frozen=True, gc=False):
     """The largest nodes of the radix tree, by pages."""
 
     num_nodes: int
-    """Nodes of the whole tree."""
+    """Number of nodes of the whole tree."""
     id: Numbers
     parent: Numbers
-    """The id of its parent, which may be a root or too small to be among them."""
+    """Id of each node's parent, which may be a root or too small to be among them."""
     num_tokens: Numbers
     lock: Numbers
     age: Numbers
     num_hits: Numbers
     retention: Numbers
     tenant: list[str]
-    """A digest of the tenant's name; empty for the owner."""
+    """Digest of the name of each node's tenant; empty for the owner."""
 
 
 class Snapshot(Struct, frozen=True, gc=False):
     at_s: float
-    """Seconds since 1970."""
+    """Moment of the snapshot, in seconds since 1970."""
     is_paused: bool
     num_running: int
     num_waiting: int
     num_held: int
-    """Those of them that wait behind the queue, for another one of their tenant's."""
+    """Number of waiting sequences that wait behind the queue, for another one of their tenant's."""
     num_accepted: int
     num_terminated: int
     num_retracted: int

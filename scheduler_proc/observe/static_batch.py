@@ -6,7 +6,7 @@ from runtime.wire.stats import StaticBatchingStats
 
 
 class StaticBatchCounts:
-    """The static batch that runs now: what its members that have ended have put out."""
+    """Counts of the static batch that runs now: what its members that have ended have put out."""
 
     def __init__(self) -> None:
         self._outputs: list[int] = []
@@ -19,7 +19,7 @@ class StaticBatchCounts:
         self._outputs.append(num_output)
 
     def take(self) -> StaticBatchingStats:
-        """The batch has ended."""
+        """Return the figures of the batch, which has ended, and begin anew."""
         outputs, num_ctx_tokens = self._outputs, self._num_ctx_tokens
         self._outputs, self._num_ctx_tokens = [], 0
         num_gen_tokens, n = sum(outputs), len(outputs)

@@ -19,11 +19,11 @@ from scheduler_proc.observe.step_stats import StepStats
 StatsPage: TypeAlias = IterationStatsPage | RequestStatsPage
 
 MAX_RECORDS = 100
-"""Iterations in one answer: 0.6 ms to make and encode."""
+"""Most iterations in one answer: 0.6 ms to make and encode."""
 MAX_REQUEST_ITERATIONS = 4
 """Most iterations in one answer: each holds a record of every live request."""
 MAX_WAITING = 1024
-"""Questions that wait for the next step; with one more the first is answered with what there is."""
+"""Most questions that wait for the next step; with one more the first is answered with what there is."""
 
 
 class StatsQuestions:
@@ -37,7 +37,9 @@ class StatsQuestions:
         return len(self._waiting)
 
     def ask(self, question: ControlRequest) -> StatsPage | None:
-        """The answer; None if it waits for something newer. Raises InvalidRequest when none are kept."""
+        """Return the answer to a question; None if it waits for something newer. Raises InvalidRequest when
+        no statistics are kept.
+        """
         missing = self.stats.missing_setting(question.op == "request_stats")
         if missing:
             text = f"these statistics are off: start the runtime with {missing} above 0"
@@ -50,14 +52,14 @@ class StatsQuestions:
         return None
 
     def answer_waiting(self) -> None:
-        """A step may have ended."""
+        """Answer the questions that wait for a step, if one has ended."""
         for key, question in list(self._waiting.items()):
             if self.stats.has_news_for(question.after):
                 del self._waiting[key]
                 self._answer(question)
 
     def forget(self, client: int, tenant: str) -> None:
-        """It has gone; who says so is this tenant."""
+        """Forget the questions of a client that has gone, as this tenant says."""
         for key, question in list(self._waiting.items()):
             if key[0] == client and tenant in (OWNER, question.tenant):
                 del self._waiting[key]

@@ -13,15 +13,15 @@ from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 logger = logging.getLogger(__name__)
 
 PREFILL_LINE_S = 0.1
-"""At most one prefill line in this time; it then speaks of all chunks since the last one."""
+"""Seconds between two prefill lines, at least; each speaks of all chunks since the last one."""
 DECODE_LINE_S = 1.0
-"""Likewise for decodes: a small model's steps would fill the log."""
+"""Seconds between two decode lines, at least: a small model's steps would fill the log."""
 RATE_WINDOW_S = 1.0
 
 
 class StepLog:
-    """Told of every batch and every committed token; logs prefills
-    as they come and decodes every `decode_interval` steps, but once a second at most.
+    """Log of steps, told of every batch and every committed token; logs prefills as they come and decodes
+    every `decode_interval` steps, but once a second at most.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StepLog:
         """Rows of the newest batch."""
 
     def note_batch(self, num_rows: int, totals: PrefillTotals) -> None:
-        """A batch of so many rows was built."""
+        """Note that a batch of so many rows was built."""
         self.batch_size = num_rows
         if totals.num_new_tokens:
             self._num_new_seqs += totals.num_admitted
@@ -66,11 +66,11 @@ class StepLog:
                 self._log_decode()
 
     def note_tokens(self, num_tokens: int) -> None:
-        """Output tokens were committed."""
+        """Note that output tokens were committed."""
         self.num_tokens += num_tokens
 
     def tokens_per_s(self) -> float:
-        """Output tokens per second over the last second or so."""
+        """Return the output tokens per second over the last second or so."""
         now = self._clock()
         if now - self._rate_at >= RATE_WINDOW_S:
             self._tokens_per_s = (self.num_tokens - self._rate_tokens) / (now - self._rate_at)

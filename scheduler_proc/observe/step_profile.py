@@ -29,14 +29,16 @@ logger = logging.getLogger(__name__)
 SCHEDULER, WORKER, STEPS = 1, 2, 3
 """Tracks of the trace, by their `tid`."""
 NUM_KEPT = 4
-"""Files of one scheduler process; a profile of the most steps has some megabytes."""
+"""Most files of one scheduler process that are kept; a profile of the most steps has some megabytes."""
 TRACKS = {SCHEDULER: (1, "turns"), WORKER: (2, "worker"), STEPS: (1, "steps")}
 """Process (`pid`) and name of each track."""
 PROCESSES = {1: "scheduler", 2: "worker"}
 
 
 class StepProfile:
-    """At most one profile at a time. Its end, by itself or asked for, writes the file."""
+    """Profiler of steps, with at most one profile at a time. Its end, by itself or asked for, writes the
+    file.
+    """
 
     def __init__(self, directory: Path | None, port: Port) -> None:
         """`directory`: where the files go; None: nothing can be profiled here. `port`: for its stopwatch."""
@@ -115,7 +117,7 @@ class StepProfile:
     # -- told by the step ------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A turn of the loop begins."""
+        """Note that a turn of the loop begins."""
         if self.is_on:
             self._marked_ns = self._port.stopwatch_ns()
 
@@ -127,11 +129,11 @@ class StepProfile:
             self._marked_ns = now
 
     def of_plan(self, plan: BatchPlan) -> BatchPlan:
-        """The plan, or one that asks the worker for its times."""
+        """Return the plan, or one that asks the worker for its times."""
         return msgspec.structs.replace(plan, profiled=True) if self.is_on else plan
 
     def note_result(self, result: StepResult) -> None:
-        """A step that the worker has timed counts."""
+        """Count a step that the worker has timed."""
         if not (result.spans and self.is_on):
             return
         for span in result.spans:
@@ -139,12 +141,12 @@ class StepProfile:
         self._num_steps += 1
 
     def note_step(self, step: int, begin_s: float, end_s: float) -> None:
-        """A step has ended that took so long by /stats/iterations."""
+        """Note that a step has ended that took so long by /stats/iterations."""
         if self.is_on:
             self._add(STEPS, "step", round(begin_s * 1e9), round(end_s * 1e9), {"step": step})
 
     def end_turn(self) -> None:
-        """Ends the profile when it has all its steps."""
+        """End the profile when it has all its steps."""
         if self.is_on and self._num_steps >= self._steps_left:
             with contextlib.suppress(RequestError):  # it is in the log
                 self.stop()

@@ -35,7 +35,7 @@ from scheduler_proc.observe.request_records import RequestRecords, records_after
 from scheduler_proc.observe.static_batch import StaticBatchCounts
 
 MEMORY_S = 1.0
-"""Between two looks at the memory of the process, which take 10 us each."""
+"""Seconds between two looks at the memory of the process, which take 10 us each."""
 LATENCY_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -43,17 +43,17 @@ class StatsSettings(NamedTuple):
     limits: StepLimits
     is_static: bool = False
     max_iterations: int = 1000
-    """How many the ring keeps; 0: nothing is counted at all."""
+    """Number of iterations that the ring keeps; 0: nothing is counted at all."""
     max_request_iterations: int = 0
     """Number of iterations whose requests are kept; 0: none."""
     hides_memory: bool = False
-    """The device has memory that only the worker knows of."""
+    """True where the device has memory that only the worker knows of."""
     num_stages: int = 1
-    """Stages of the pipeline that computes a step."""
+    """Number of stages of the pipeline that computes a step."""
 
 
 class Launched(NamedTuple):
-    """A step in flight."""
+    """Counts of a step in flight."""
 
     step: int
     launched_s: float
@@ -65,11 +65,11 @@ class Launched(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A step, and how the scheduler stood after it."""
+    """Counts of a step, and how the scheduler stood after it."""
 
     launched: Launched
     at_s: float
-    """Since 1970."""
+    """Moment of the step's end, in seconds since 1970."""
     latency_s: float
     num_tokens: int
     num_active: int
@@ -87,7 +87,7 @@ class Finished(NamedTuple):
 
 
 class StepStats:
-    """Told of every step by the scheduler, and of every end by the life cycle."""
+    """Ring of what each step did, told of every step by the scheduler, and of every end by the life cycle."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class StepStats:
             self._queue_s = queue.sum_s
 
     def note_commit(self, batch: ScheduleBatch, num_tokens: int) -> None:
-        """The oldest step in flight has ended, with so many output tokens."""
+        """Note that the oldest step in flight has ended, with so many output tokens."""
         if not self.is_on:
             return
         now = self._clock()
@@ -210,18 +210,18 @@ class StepStats:
     # -- who asks -------------------------------------------------------------------------------------------
 
     def iterations_after(self, step: int, limit: int) -> IterationStatsPage:
-        """At most `limit` records of the steps after this one, the oldest first."""
+        """Return at most `limit` records of the steps after this one, the oldest first."""
         found, num_dropped, newest = records_after(self._ring, step, limit, _step_of)
         return IterationStatsPage(tuple(map(self._iteration_stats, found)), num_dropped, newest)
 
     def requests_after(self, step: int, limit: int, own: Sequence[int]) -> RequestStatsPage:
-        """Same as `iterations_after`, for requests. own: the clients whose requests are named."""
+        """Return the like of `iterations_after` for requests. own: the clients whose requests are named."""
         if self._requests is None:
             return RequestStatsPage((), 0, 0)
         return self._requests.after(step, limit, own)
 
     def missing_setting(self, of_requests: bool) -> str:
-        """The setting without which there are none; empty when there are."""
+        """Return the setting without which there are no records; empty when there are."""
         if not self.is_on:
             return "iter_stats_max_iterations"
         return "request_stats_max_iterations" if of_requests and self._requests is None else ""
@@ -272,7 +272,7 @@ class StepStats:
         )
 
     def totals(self) -> dict[str, int | float | str | list[int] | list[float]]:
-        """Since the start, for server_info."""
+        """Return the totals since the start, for server_info."""
         return {
             "num_iterations": self.num_iterations,
             "num_ctx_tokens": self.num_ctx_tokens,
@@ -310,5 +310,5 @@ def _drafts_stats(num_drafted: int, num_accepted: int, num_requests: int) -> Spe
 
 
 def resident_bytes() -> int:
-    """Memory of this process."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -43,9 +43,9 @@ class Account(Generic[R]):
         self.num_again = 0
         """Sequences that were made again after a restart."""
         self.num_live_of: Counter[bytes] = Counter()
-        """By the client's part of handles, of those that have any;"""
+        """Sequences that run or wait, by the client's part of their handles."""
         self.num_again_of: Counter[bytes] = Counter()
-        """likewise."""
+        """Sequences that were made again after a restart, by the client's part of their handles."""
         self.queued: SortedRequests[R] | None = None
         """Those in the waiting queue; None, and nobody is held back, without max_running."""
         self.held = SortedRequests[R]()

@@ -20,7 +20,7 @@ from model_worker.kernels.fp8_rows import FP8
 from model_worker.kernels.triton.fp8_rows import quantize_rows_fp8, scale_product
 
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-"""(outputs, inputs) of q, k and v; o; gate and up; down."""
+"""Widths (outputs, inputs) of q, k and v; o; gate and up; down."""
 
 
 def product_rates(

@@ -36,7 +36,7 @@ from runtime.wire.transport import (
 Socket: TypeAlias = zmq.Socket[Any]
 LONG_FRAME_BYTES = 256 << 10
 EncodedMessage: TypeAlias = bytes | bytearray
-"""A message as it goes on the wire."""
+"""Message as it goes on the wire."""
 
 
 class Link:
@@ -56,20 +56,20 @@ class Link:
 
     @property
     def stands(self) -> bool:
-        """The other end has let it in, and it has not broken since."""
+        """Tell whether the other end has let the connection in, and it has not broken since."""
         self._look()
         return self._stands
 
     @property
     def is_lost(self) -> bool:
-        """It stood once, or was refused, and does not stand now."""
+        """Tell whether the connection stood once, or was refused, and does not stand now."""
         self._look()
         return self._is_lost
 
     @property
     def was_lost(self) -> bool:
-        """It has broken or was refused since it was forgiven, even if it stands again: the other end takes
-        the new one for somebody else.
+        """Tell whether the connection has broken or was refused since it was forgiven, even if it stands
+        again: the other end takes the new one for somebody else.
         """
         self._look()
         return self._was_lost
@@ -139,7 +139,7 @@ class Lane:
             self.socket.send(self._codec.encode(self._hello), zmq.NOBLOCK)
 
     def read_ack(self) -> HelloAck | None:
-        """The answer to our Hello, if that is what has come. Raises ProtocolMismatch."""
+        """Return the answer to our Hello, if that is what has come. Raises ProtocolMismatch."""
         frames = self.socket.recv_multipart()
         try:
             ack = self._codec.decode(frames[0], any_epoch=True)
@@ -160,12 +160,14 @@ class Lane:
         return ack
 
     def receive(self) -> list[Any]:
-        """All that has arrived, as an Inbox gives it."""
+        """Return all that has arrived, as an Inbox gives it."""
         return receive_all(self.socket, self._codec, self._bad_frames)
 
     @property
     def is_lost(self) -> bool:
-        """The connection that was answered does not stand any more, as far as that can be seen."""
+        """Tell whether the connection that was answered does not stand any more, as far as that can be
+        seen.
+        """
         return self._link is not None and self._link.was_lost
 
     def ping(self) -> None:
@@ -184,7 +186,7 @@ class Lane:
 
 
 class TokenizerWay:
-    """Messages of callers for one tokenizer. Their threads add to them, the I/O thread sends them."""
+    """Queue of callers' messages for one tokenizer. Their threads add to it, the I/O thread sends them."""
 
     def __init__(self, context: zmq.Context[Any], target: Target, address: str, codec: MessageCodec) -> None:
         self.socket, self.link = connect(context, zmq.PUSH, target, address)

@@ -23,7 +23,7 @@ GONE = {"failed": "it has failed", "absent": "it has been stopped"}
 
 class RingWatch(Protocol):
     def why_gone(self) -> str:
-        """Why the ring is gone for good; empty while it is not."""
+        """Return why the ring is gone for good; empty while it is not."""
 
     def hear(self, status: RingStatus) -> None:
         """Take in what the ring says of itself."""
@@ -35,8 +35,8 @@ class RingWatch(Protocol):
 
 
 class PageWatch:
-    """For a ring on this machine, which lasts for as long as its launcher's process. One that is stopped
-    replaces nobody meanwhile, but whoever serves goes on.
+    """Watch over a ring on this machine, which lasts for as long as its launcher's process. One that is
+    stopped replaces nobody meanwhile, but whoever serves goes on.
     """
 
     def __init__(self, endpoints: Endpoints) -> None:
@@ -56,7 +56,7 @@ class PageWatch:
         return "its launcher is dead" if self._has_exited(launcher.pid) else ""
 
     def hear(self, status: RingStatus) -> None:
-        """The page says the same, and sooner."""
+        """Do nothing: the page says the same, and sooner."""
 
     def status(self) -> RingStatus:
         return ring_status(self._page)
@@ -102,7 +102,7 @@ class _LauncherState(msgspec.Struct):
 
 
 class RemoteWatch:
-    """For a ring that only its messages show; its silence is the connection's to notice."""
+    """Watch over a ring that only its messages show; its silence is the connection's to notice."""
 
     def __init__(self) -> None:
         self._status: RingStatus | None = None
@@ -117,4 +117,4 @@ class RemoteWatch:
         return self._status
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Do nothing: it holds nothing."""

@@ -23,27 +23,29 @@ from runtime.wire.transport import MAX_FRAME_BYTES, MAX_TCP_FRAME_BYTES
 
 class Target(Protocol):
     name: str
-    """For messages to users."""
+    """Name of the runtime, for messages to users."""
     wants_status: bool
-    """Ask the server for RingStatus messages."""
+    """True where the server is to send RingStatus messages."""
     no_answer_hint: str
     """Likely reason when nobody answers."""
     run_dir: Path | None
-    """None over TCP."""
+    """Run directory of the runtime; None over TCP."""
     max_frame_bytes: int
     """Longest request that the server's sockets take."""
 
     def client_out(self, index: int) -> str:
-        """Address of a detokenizer."""
+        """Return the address of a detokenizer."""
 
     def tokenizer_in(self, index: int, num_detokenizers: int) -> str:
-        """Address of a tokenizer."""
+        """Return the address of a tokenizer."""
 
     def prepare(self, socket: zmq.Socket[Any]) -> None:
         """Set what a socket needs before it connects."""
 
     def open_watch(self) -> RingWatch:
-        """Raises RingClosed when it is known at once that there is no runtime."""
+        """Return what shows how the runtime is. Raises RingClosed when it is known at once that there is
+        none.
+        """
 
 
 class RunDirTarget:
@@ -52,7 +54,7 @@ class RunDirTarget:
     no_answer_hint = "it may still be loading its model"
 
     def __init__(self, run_dir: Path) -> None:
-        """Raises ConfigError for a directory that another user may have put there."""
+        """Take a run directory. Raises ConfigError for one that another user may have put there."""
         check_run_dir(run_dir)
         self.run_dir: Path | None = run_dir
         self.name = str(run_dir)
@@ -65,14 +67,14 @@ class RunDirTarget:
         return self._endpoints.tokenizer_in(index)
 
     def prepare(self, socket: zmq.Socket[Any]) -> None:
-        """Only this user can connect at all: nothing to set."""
+        """Do nothing: only this user can connect at all."""
 
     def open_watch(self) -> RingWatch:
         return PageWatch(self._endpoints)
 
 
 class TcpTarget:
-    """A ring elsewhere, or on this machine by its ports."""
+    """Runtime elsewhere, or on this machine by its ports."""
 
     wants_status = True
     run_dir: Path | None = None
@@ -121,18 +123,16 @@ class TcpTarget:
 
 
 def find_target(where: str | Path | None = None, curve_dir: str | Path | None = None) -> Target:
-    """The runtime to connect to: a run directory, or an address tcp://HOST:PORT with the keys in `curve_dir`.
-
-    Raises: RingClosed when no launch is alive, ConfigError that lists the candidates when there are several,
-    ConfigError for a wrong address or key.
+    """Return the runtime to connect to: a run directory, or an address tcp://HOST:PORT with the keys in
+    `curve_dir`. Raises: RingClosed when no launch is alive, ConfigError that lists the candidates when there
+    are several, ConfigError for a wrong address or key.
     """
     return make_target(where or environment_run_dir() or find_run_dir(), curve_dir)
 
 
 def find_run_dir(run_dir: str | Path | None = None) -> Path:
-    """The run directory to connect to.
-
-    Raises: RingClosed when no launch is alive, ConfigError that lists the candidates when there are several.
+    """Return the run directory to connect to. Raises: RingClosed when no launch is alive, ConfigError that
+    lists the candidates when there are several.
     """
     named = str(run_dir or environment_run_dir())
     if named:
@@ -152,7 +152,7 @@ def find_run_dir(run_dir: str | Path | None = None) -> Path:
 
 
 def make_target(where: str | Path, curve_dir: str | Path | None = None) -> Target:
-    """The target that a user names: a run directory, or tcp://HOST:PORT. Raises ConfigError."""
+    """Return the target that a user names: a run directory, or tcp://HOST:PORT. Raises ConfigError."""
     if isinstance(where, str) and where.startswith(TCP_SCHEME):
         return TcpTarget(where, None if curve_dir is None else Path(curve_dir))
     if curve_dir is not None:

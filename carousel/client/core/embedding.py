@@ -27,7 +27,7 @@ def embedding_params(truncate_prompt_tokens: int | None) -> SamplingParams:
 @dataclass(frozen=True, slots=True)
 class Embedding:
     vector: FloatArray = field(compare=False)
-    """[hidden_size] float32."""
+    """Vector [hidden_size] float32."""
     usage: Usage
     label: str = ""
 

@@ -26,7 +26,7 @@ from runtime.ring.endpoints import Endpoints
 from runtime.wire.plan import MAX_PIECE_BYTES, AdapterPiece
 
 PATIENCE_S = 60.0
-"""Seconds for one answer."""
+"""Seconds to wait for one answer."""
 Dialogue: TypeAlias = Generator[AdapterPiece, dict[str, Any], None]
 
 

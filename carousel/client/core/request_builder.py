@@ -53,19 +53,19 @@ from runtime.wire.sampling_params import WITHOUT_BEAMS, SamplingParams
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | TokenIds | Conversation
-"""Text, token ids, or chat messages as {"role": ..., "content": ...}; of earlier turns also `tool_calls`,
-`tool_call_id` and `reasoning_content`, for templates that show them. Content is a text or a list of parts,
-{"type": "text", "text": ...}, each of which becomes lines of its own.
+"""Prompt as text, token ids, or chat messages as {"role": ..., "content": ...}; of earlier turns also
+`tool_calls`, `tool_call_id` and `reasoning_content`, for templates that show them. Content is a text or a
+list of parts, {"type": "text", "text": ...}, each of which becomes lines of its own.
 """
 Prompts: TypeAlias = list[str] | list[list[int]] | list[list[dict[str, Any]]]
-"""Several of one form: what a type checker can tell from one prompt."""
+"""Several prompts of one form: what a type checker can tell from one prompt."""
 
 MAX_PRIORITY = 1000
 MAX_ID = (1 << 31) - 1
 MAX_TIME_LIMIT_S = 2_000_000
-"""23 days: the wire counts milliseconds in 31 bits."""
+"""Longest time limit in seconds, 23 days: the wire counts milliseconds in 31 bits."""
 MAX_ARRIVAL_TIME = 100_000_000_000
-"""Seconds since 1970, in the year 5138: what is later was meant in milliseconds."""
+"""Latest arrival time in seconds since 1970, in the year 5138: what is later was meant in milliseconds."""
 REWRITTEN = tuple(
     p
     for p in PARAMETERS
@@ -84,36 +84,38 @@ class EmbedOptions(TypedDict, total=False):
     """Keyword arguments of every embedding call."""
 
     priority: int
-    """Higher is served first; -1000 to 1000."""
+    """Priority from -1000 to 1000; higher is served first."""
     cache_salt: str
-    """Requests with different salts never share cached prefixes."""
+    """Text that separates prefixes: requests with different salts never share cached ones."""
     label: str
     """The caller's own id, echoed in the completion. Refused while another request of this client has it."""
     add_special_tokens: bool
-    """For a text prompt: let the tokenizer add its begin-of-text token."""
+    """True, for a text prompt, to let the tokenizer add its begin-of-text token."""
     time_limit: float | None
-    """Seconds the server may take: it then ends with what there is and finish_reason "timeout"."""
+    """Seconds that the server may take: the request then ends with what there is and finish_reason "timeout".
+    """
     arrival_time: float | None
-    """Seconds since 1970 when it was asked, for the server's statistics; the default is now."""
+    """Moment at which it was asked, in seconds since 1970, for the server's statistics; the default is now.
+    """
 
 
 class RequestOptions(EmbedOptions, total=False):
     """Keyword arguments of every generating call."""
 
     add_generation_prompt: bool | None
-    """For a conversation: end with the header of the assistant's turn; the default unless its last message is
-    to be continued.
+    """True, for a conversation, to end with the header of the assistant's turn; the default unless its last
+    message is to be continued.
     """
     continue_final_message: bool
-    """For a conversation: its last message is the beginning of the answer."""
+    """True, for a conversation, where its last message is the beginning of the answer."""
     chat_template_kwargs: Mapping[str, Any] | None
-    """For a conversation: further variables of the chat template, JSON-like."""
+    """Further variables of a conversation's chat template, JSON-like."""
     tools: bytes
     """JSON list of the tools that the chat template of a conversation shows."""
     task: Task
-    """Set by the calls that embed."""
+    """Task of the request, which the calls that embed set."""
     kv_cache_retention_config: KvCacheRetentionConfig | None
-    """How firmly the server keeps its KV for requests that begin the same."""
+    """Wish of how firmly the server keeps its KV for requests that begin the same."""
     structured_outputs: StructuredOutputsParams | GuidedDecodingParams | Guide | None
     """Form that the output must have."""
     draft_token_ids: TokenIds | None
@@ -123,7 +125,7 @@ class RequestOptions(EmbedOptions, total=False):
     traceparent: str | None
     """W3C's name of the caller's span. If it is sampled, each sequence ends with its `trace_stamps`."""
     lora_request: LoRARequest | None
-    """Adapter that it is computed with; None: the model alone."""
+    """Adapter that the request is computed with; None: the model alone."""
     lora_config: LoraConfig | None
     """Adapter without a directory, whose weights come with the first request that names it."""
     prompt_adapter_request: PromptAdapterRequest | None
@@ -131,7 +133,9 @@ class RequestOptions(EmbedOptions, total=False):
     prompt_tuning_config: PromptTuningConfig | None
     """Virtual tokens that come with the request; the prompt's ids say where they stand."""
     logits_processors: Sequence[Mapping[str, Any]] | None
-    """Processors of the launch, in the order in which they are called: {"name": ..., "args": {...}} each."""
+    """Logits processors of the launch, in the order in which they are called: {"name": ..., "args": {...}}
+    each.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +147,9 @@ class Submission:
     stream: bool = False
     options: RequestOptions = field(default_factory=RequestOptions)
     tenant: str = OWNER
-    """Its owner."""
+    """Name of the tenant whose request it is."""
     holds_label: bool = False
-    """Its caller holds the label in the session's book, for longer than the request takes."""
+    """True where its caller holds the label in the session's book, for longer than the request takes."""
 
     @property
     def label(self) -> str:
@@ -153,14 +157,16 @@ class Submission:
 
     @property
     def num_sequences(self) -> int:
-        """How many are generated, also those that `best_of` does not choose; 1 where that is said wrongly."""
+        """Number of sequences that are generated, also of those that `best_of` does not choose; 1 where that
+        is said wrongly.
+        """
         sampling = self.sampling
         wanted: Any = sampling.n if sampling.use_beam_search else sampling.best_of or sampling.n
         return wanted if isinstance(wanted, int) else 1
 
 
 def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """True for one prompt in any form, False for a sequence of prompts."""
+    """Return True for one prompt in any form, False for a sequence of prompts."""
     if isinstance(prompts, np.ndarray):
         return prompts.ndim == 1
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
@@ -171,7 +177,9 @@ def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
 def one_per_prompt(
     sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> Sequence[SamplingParams]:
-    """Raises InvalidRequest when it is neither, or a sequence of another length than the prompts."""
+    """Return sampling parameters for each prompt, from one for all or a sequence. Raises InvalidRequest when
+    it is neither, or a sequence of another length than the prompts.
+    """
     if sampling_params is None:
         sampling_params = SamplingParams()
     if isinstance(sampling_params, SamplingParams):
@@ -192,10 +200,9 @@ def one_per_prompt(
 
 
 def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
-    """A request as the wire carries it. An unseeded one gets its seed here, so that a second attempt draws
-    the same tokens; `best_of` becomes the number of sequences.
-
-    Raises: InvalidRequest naming the argument, TypeError for one that there is not.
+    """Return a request as the wire carries it. An unseeded one gets its seed here, so that a second attempt
+    draws the same tokens; `best_of` becomes the number of sequences. Raises: InvalidRequest naming the
+    argument, TypeError for one that there is not.
     """
     options = submission.options
     unknown = options.keys() - RequestOptions.__annotations__.keys()
@@ -427,7 +434,9 @@ def _refuse_for_other_prompts(name: str, value: object) -> None:
 
 
 def pack_template_kwargs(values: Any) -> bytes:
-    """A msgpack map; empty for none. Raises InvalidRequest for what the wire does not carry."""
+    """Return variables of a chat template as a msgpack map; empty for none. Raises InvalidRequest for what
+    the wire does not carry.
+    """
     name = "chat_template_kwargs"
     if not values and (values is None or isinstance(values, Mapping)):
         return b""

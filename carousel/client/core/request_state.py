@@ -116,16 +116,16 @@ class SequenceState:
 
     @property
     def is_with_scheduler(self) -> bool:
-        """Something of its newest attempt has come. What has come of an earlier one says nothing: the newest
-        may have been lost on the way.
+        """Tell whether something of the sequence's newest attempt has come. What has come of an earlier one
+        says nothing: the newest may have been lost on the way.
         """
         return (len(self.ids), self._num_prompt_logprobs) != self._resumed_at
 
     def next_attempt(
         self, request: GenerateRequest, time_limit_ms: int, now: float
     ) -> GenerateRequest | None:
-        """The request that goes on where this sequence is, alone; its handle is the new one. None when it was
-        made as often as can be.
+        """Return the request that goes on where this sequence is, alone; its handle is the new one. None when
+        it was made as often as can be.
         """
         attempt = attempt_of(self.handle) + 1
         if attempt > MAX_ATTEMPT:
@@ -153,7 +153,7 @@ class SequenceState:
         return self._pieces[0] if self._pieces else ""
 
     def text_from(self, start: int) -> str:
-        """Its text from character `start` on. Costs what it gives, however much is before."""
+        """Return its text from character `start` on. Costs what it gives, however much is before."""
         num_missing = self.num_chars - start
         parts: list[str] = []
         for piece in reversed(self._pieces):
@@ -170,7 +170,7 @@ class SequenceState:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """None while it goes on, and for one that has failed."""
+        """Reason why it ended; None while it goes on, and for one that has failed."""
         reason = None if self.finish is None else self.finish.reason
         return None if reason == "error" else reason
 
@@ -203,18 +203,18 @@ class SequenceState:
         rows.add(part)
 
     def tensor(self, name: str) -> FloatArray | None:
-        """[positions, vocabulary], as far as it has come; None when nothing has."""
+        """Return a tensor [positions, vocabulary] as far as it has come; None when nothing has."""
         rows = self._tensors.get(name)
         return None if rows is None else rows.array()
 
     def num_rows(self, name: str) -> int:
-        """Positions of a tensor that have come."""
+        """Return the number of positions of a tensor that have come."""
         rows = self._tensors.get(name)
         return 0 if rows is None else rows.num_rows
 
     @property
     def num_output_rows(self) -> int:
-        """Rows of the output's additional outputs that have come."""
+        """Return the number of rows of the output's additional outputs that have come."""
         return min((self.num_rows(f"generation_{name}") for name in self._outputs), default=0)
 
     def additional_outputs(self, part: Literal["context", "generation"]) -> dict[str, FloatArray]:
@@ -223,7 +223,7 @@ class SequenceState:
         return {name: each for name, each in rows.items() if each is not None}
 
     def output(self, index: int) -> CompletionOutput:
-        """The sequence so far, under its own index or another."""
+        """Return the sequence so far, under its own index or another."""
         text, token_ids, finish = self.text, list(self.token_ids), self.finish
         return CompletionOutput(
             index=index,
@@ -273,7 +273,7 @@ class SequenceState:
 
 
 class RequestState:
-    """One request: what was asked, and its sequences."""
+    """State of one request: what was asked, and its sequences."""
 
     __slots__ = (
         "_by_handle",
@@ -315,7 +315,7 @@ class RequestState:
         """How many restarts the connection had seen when it was made, or made again."""
         limit_ms = request.time_limit_ms
         self.deadline_s = now + limit_ms / 1000 if limit_ms else 0.0
-        """0: it has none."""
+        """Time of its deadline; 0: it has none."""
         self.is_aborted = False
         """Its caller has asked for an early end."""
         self.has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
@@ -330,11 +330,13 @@ class RequestState:
 
     @property
     def open_handles(self) -> tuple[bytes, ...]:
-        """Newest handles of the sequences without a terminal."""
+        """Return the newest handles of the sequences without a terminal."""
         return tuple(sequence.handle for sequence in self.sequences if sequence.is_open)
 
     def next_attempt(self, sequence: SequenceState, now: float) -> GenerateRequest | None:
-        """The request that makes a sequence again, with the time that is left; None when there is none."""
+        """Return the request that makes a sequence again, with the time that is left; None when there is
+        none.
+        """
         left_ms = max(1, round((self.deadline_s - now) * 1000)) if self.deadline_s else 0
         message = sequence.next_attempt(self.request, left_ms, now)
         self._by_handle[sequence.handle] = sequence
@@ -342,12 +344,12 @@ class RequestState:
 
     @property
     def ended(self) -> bool:
-        """Every sequence has its terminal."""
+        """True if every sequence has its terminal."""
         return self._num_unfinished == 0
 
     @property
     def is_complete(self) -> bool:
-        """It has ended, and not failed."""
+        """True if the request has ended, and not failed."""
         return self.ended and self.error is None
 
     @property
@@ -364,8 +366,7 @@ class RequestState:
         return self.sequences[0].logprobs
 
     def receive(self, items: Sequence[Any]) -> list[Delta]:
-        """Take in what a mailbox has collected, in order: one delta for each sequence with news.
-
+        """Take in what a mailbox has collected, in order, and return one delta for each sequence with news.
         Rows of tensors are kept and make no delta; an error is kept in `error`.
         """
         if len(items) == 1 and isinstance(items[0], SequenceOutput):  # by far the most frequent
@@ -385,7 +386,7 @@ class RequestState:
         return [delta for news in outputs.values() for delta in self._receive_output(_joined(news))]
 
     def check(self) -> None:
-        """Raises the error that it has failed with."""
+        """Raise the error that the request has failed with, if it has."""
         if self.error is not None:
             raise self.error.with_traceback(None)
 
@@ -408,12 +409,12 @@ class RequestState:
         self.end_span(error)
 
     def end_span(self, error: CarouselError | None) -> None:
-        """Make the span of the request, if it has one: it has ended, by this error if there is one."""
+        """End the span of the request, if it has one: it has ended, by this error if there is one."""
         if self.span is not None:
             self.span.end([sequence.finish for sequence in self.sequences], error)
 
     def completion(self) -> Completion:
-        """The whole of a request that has ended."""
+        """Return the whole of a request that has ended."""
         assert self.ended, "the request has not ended"
         first = self.sequences[0]
         embedding = first.tensor("embedding")
@@ -428,12 +429,12 @@ class RequestState:
         )
 
     def outputs(self) -> list[CompletionOutput]:
-        """The `chosen` sequences so far, each under its place among them."""
+        """Return the `chosen` sequences so far, each under its place among them."""
         return [sequence.output(index) for index, sequence in enumerate(self.chosen())]
 
     def chosen(self) -> list[SequenceState]:
-        """The sequences in order. Where there are more than were asked for: the best ones, when all have
-        ended, and none before.
+        """Return the sequences in order. Where there are more than were asked for: the best ones, when all
+        have ended, and none before.
         """
         num_wanted = self.asked.n
         if num_wanted == len(self.sequences):
@@ -536,7 +537,7 @@ def _unpack_logprobs(
 
 
 def num_logprob_bytes(items: Sequence[Any]) -> int:
-    """Packed log-probabilities in what a mailbox has collected, four bytes each."""
+    """Return the bytes of packed log-probabilities in what a mailbox has collected, four each."""
     return sum(
         len(item.logprobs)
         + len(item.top_logprobs)

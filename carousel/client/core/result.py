@@ -31,16 +31,18 @@ class TokenLogprob:
     """Log-probabilities at one position, of the raw logits unless the server says otherwise."""
 
     token_id: int
-    """UNKNOWN_ID (-1) in a prompt that was given as text or messages, or with truncate_prompt_tokens: the
-    client never sees its ids.
+    """Id of the token; UNKNOWN_ID (-1) in a prompt that was given as text or messages, or with
+    truncate_prompt_tokens: the client never sees its ids.
     """
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, logprob) of the most likely tokens, as many as were asked for, most likely first."""
+    """Most likely tokens as (token id, logprob), as many as were asked for, most likely first."""
 
 
 PromptLogprobs: TypeAlias = list[TokenLogprob | None]
-"""One for each token of the prompt, as far as it was computed. The first is None: nothing comes before it."""
+"""Log-probabilities of a prompt, one TokenLogprob for each of its tokens, as far as it was computed. The
+first is None: nothing comes before it.
+"""
 
 
 # A struct, because one is made for each token of each stream: a frozen dataclass costs ten times as much.
@@ -52,7 +54,7 @@ class Delta(msgspec.Struct, frozen=True):
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprob]
-    """One for each of token_ids; empty when logprobs were not asked for."""
+    """Log-probabilities, one for each of token_ids; empty when they were not asked for."""
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
     """The stop string, stop word or stop token id that ended it; None when the model's own end token, a limit
@@ -63,7 +65,7 @@ class Delta(msgspec.Struct, frozen=True):
     index: int = 0
     """Number of the sequence in its request."""
     prompt_logprobs: PromptLogprobs = []
-    """The next ones of the prompt, when asked for; with the first sequence only."""
+    """Next log-probabilities of the prompt, when asked for; with the first sequence only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,56 +81,62 @@ class CompletionOutput:
     """Text since the last output that was taken; of a Completion everything."""
     token_ids_diff: list[int]
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    """One for each of token_ids; empty when logprobs were not asked for."""
+    """Log-probabilities, one for each of token_ids; empty when they were not asked for."""
     finish_reason: FinishReason | None = None
-    """None while the sequence goes on."""
+    """Reason why the sequence ended; None while it goes on."""
     matched_stop: str | int | None = None
-    """Same as in Delta."""
+    """Stop string, stop word or stop token id that ended it; None when the model's own end token, a limit or
+    an abort did.
+    """
     cumulative_logprob: float | None = None
-    """Sum over token_ids, of a finished sequence with logprobs, best_of or use_beam_search."""
+    """Sum of the logprobs of token_ids, of a finished sequence with logprobs, best_of or use_beam_search."""
     score: float | None = None
     """Score of a beam search: the sum divided by the number of token_ids to the power of length_penalty."""
     usage: Usage | None = None
     """Usage of this sequence, when it has finished."""
     generation_logits: FloatArray | None = field(default=None, compare=False)
-    """[output tokens, vocabulary] float32, when asked for; None when none was computed."""
+    """Raw logits [output tokens, vocabulary] float32, when asked for; None when none was computed."""
     additional_generation_outputs: dict[str, FloatArray] = field(default_factory=dict, compare=False)
-    """By name [output tokens but the last, width] float32, when asked for; without a name that has no row."""
+    """Additional outputs by name, [output tokens but the last, width] float32, when asked for; without a name
+    that has no row.
+    """
     request_perf_metrics: RequestPerfMetrics | None = None
-    """With the end of the sequence, when asked for."""
+    """Times and pages of the sequence, with its end, when asked for."""
     trace_stamps: tuple[Stamp, ...] = ()
     """Moments of the sequence, with its end, of a sampled request."""
 
     @property
     def stop_reason(self) -> str | int | None:
-        """`matched_stop` as others call it."""
+        """Same as `matched_stop`, by vLLM's name."""
         return self.matched_stop
 
     @property
     def outputs(self) -> list[CompletionOutput]:
-        """This one, where a result with several is expected."""
+        """List of this output alone, where a result with several is expected."""
         return [self]
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished request. Its properties are those of the first (with best_of: the best) sequence."""
+    """Result of a finished request. Its properties are those of the first (with best_of: the best)
+    sequence.
+    """
 
     outputs: list[CompletionOutput]
     """Outputs, as many as `n` asked for."""
     usage: Usage
-    """The prompt once, and all that was generated for it, also what best_of has not chosen; cached tokens are
-    those of the first sequence, before the others found its prompt.
+    """Tokens of the prompt once, and of all that was generated for it, also what best_of has not chosen;
+    cached tokens are those of the first sequence, before the others found its prompt.
     """
     prompt_logprobs: PromptLogprobs = field(default_factory=list)
-    """Empty when not asked for."""
+    """Log-probabilities of the prompt's tokens; empty when not asked for."""
     context_logits: FloatArray | None = field(default=None, compare=False)
-    """[prompt tokens, vocabulary] float32, when asked for; None when none was computed."""
+    """Raw logits [prompt tokens, vocabulary] float32, when asked for; None when none was computed."""
     additional_context_outputs: dict[str, FloatArray] = field(default_factory=dict, compare=False)
-    """By name [prompt tokens, width] float32, when asked for with gather_context."""
+    """Additional outputs by name, [prompt tokens, width] float32, when asked for with gather_context."""
     label: str = ""
     embedding: FloatArray | None = field(default=None, compare=False)
-    """[hidden_size] float32, when that was what was asked for."""
+    """Vector [hidden_size] float32, when that was what was asked for."""
 
     @property
     def text(self) -> str:
@@ -158,7 +166,9 @@ class Completion:
 
 
 def error_from_info(info: ErrorInfo) -> RequestError:
-    """The exception that the other end described, in the caller's words: a prompt is one argument here."""
+    """Return the exception that the other end described, in the caller's words: a prompt is one argument
+    here.
+    """
     message, param = info.message, info.param
     if param in PROMPT_FIELDS:
         message, param = f"prompt: {message.removeprefix(f'{param}: ')}", "prompt"

@@ -16,39 +16,41 @@ from runtime.wire.messages import ProcessState, RingStatus
 
 TICK_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
-"""How long a client waits for a ring that it finds, before it gives up."""
+"""Seconds that a client waits for a ring that it finds, before it gives up."""
 RING_TIMEOUT_S = 120.0
-"""How long the ring may lack a process: a large model takes long to load."""
+"""Seconds for which the ring may lack a process: a large model takes long to load."""
 RestartedRole: TypeAlias = Literal["engine", "tokenizer", "detokenizer"]
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Say that a process, or the engine as a whole, has been replaced by one that is ready."""
+    """Command to say that a process, or the engine as a whole, has been replaced by one that is ready."""
 
     role: RestartedRole
     index: int
     generation: int
-    """Its number among those that the connection has seen, from 1."""
+    """Number of the restart among those that the connection has seen, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaceLane:
-    """Connect to a detokenizer anew, under the same id; what the old connection brought is still taken in."""
+    """Command to connect to a detokenizer anew, under the same id; what the old connection brought is still
+    taken in.
+    """
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class SendPing:
-    """Show a detokenizer that we are there; greet it where it has not answered."""
+    """Command to show a detokenizer that we are there; greet it where it has not answered."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class RetryLink:
-    """Connect to a tokenizer anew if it has refused us: it may not have read our key yet."""
+    """Command to connect to a tokenizer anew if it has refused us: it may not have read our key yet."""
 
     index: int
 
@@ -79,7 +81,7 @@ class RingState:
         self._looks_away_until = 0.0
 
     def begin(self, num_lanes: int, now: float) -> None:
-        """Count from here: all lanes have been opened."""
+        """Begin to count time: all lanes have been opened."""
         self._num_lanes = num_lanes
         self._heard_at = dict.fromkeys(range(num_lanes), now)
         self._whole_at = self._next_tick_at = now
@@ -96,8 +98,8 @@ class RingState:
         return [] if was_open else [self._restart("detokenizer", lane)]
 
     def see(self, status: RingStatus | None) -> list[Command]:
-        """Take in what the ring shows of its processes; None: nothing. Of whom nothing was known, nothing is
-        new.
+        """Take in what the ring shows of its processes; None: nothing. A process that nothing was known of is
+        no news.
         """
         commands: list[Command] = []
         if status is None:
@@ -174,7 +176,9 @@ class RingState:
             raise RingClosed(f"the runtime at {self._name} is gone: {why_gone}")
 
     def is_whole(self, now: float) -> bool:
-        """Every process can serve, as far as can be seen. One that hangs may be replaced like a dead one."""
+        """Tell whether every process can serve, as far as can be seen. One that hangs may be replaced like a
+        dead one.
+        """
         return (
             self._are_processes_whole
             and not self._broken_links

@@ -53,37 +53,37 @@ EXHAUSTED = ErrorInfo(f"the request was made {MAX_ATTEMPT + 1} times and the run
 
 
 class Ring(Protocol):
-    """The way to the ring: what a session commands. A request's number decides which tokenizer takes it and
-    which detokenizer answers.
+    """Way to the ring: what a session commands. A request's number decides which tokenizer takes it and which
+    detokenizer answers.
     """
 
     opened: Future[None]
-    """Resolved once all detokenizers have answered."""
+    """Future that is resolved once all detokenizers have answered."""
     error: CarouselError | None
-    """Why the connection has ended; None while it has not."""
+    """Reason why the connection has ended; None while it has not."""
     max_waiting: int
-    """Sequences that the ring lets wait; valid, as all that follows, once `opened` is resolved."""
+    """Most sequences that the ring lets wait; valid, as all that follows, once `opened` is resolved."""
     client_ids: tuple[int, ...]
-    """One for each detokenizer."""
+    """Client ids of the connection, one for each detokenizer."""
     run_dir: Path | None
     """The ring's run directory, where it is on this machine; None over TCP."""
 
     @property
     def generation(self) -> int:
-        """How many restarts have been seen."""
+        """Return how many restarts have been seen."""
 
     @property
     def has_room(self) -> bool:
-        """Requests are taken, as far as is known."""
+        """Tell whether requests are taken, as far as is known."""
 
     def client_of(self, number: int) -> int:
-        """The client id that the handles of this request start with."""
+        """Return the client id that the handles of this request start with."""
 
     def lane_of(self, number: int) -> int:
-        """Which detokenizer answers this request."""
+        """Return which detokenizer answers this request."""
 
     def tokenizer_of(self, number: int) -> int:
-        """Which tokenizer takes this request."""
+        """Return which tokenizer takes this request."""
 
     def submit(self, message: ToTokenizer, number: int) -> None:
         """Send a message about request `number`, in order. Never blocks; sends nothing when it raises.
@@ -119,7 +119,7 @@ class OpenControl(NamedTuple):
     request: ControlRequest
     put: Put
     lane: int
-    """By which it is answered, and the number of the request whose way it goes."""
+    """Number of the detokenizer by which it is answered, and of the request whose way it goes."""
 
 
 class Session(Generic[M]):
@@ -159,22 +159,21 @@ class Session(Generic[M]):
         )
 
     def max_in_flight(self) -> int:
-        """How many sequences the server lets one caller have waiting without refusing any. Valid once the
-        connection is opened.
+        """Return how many sequences the server lets one caller have waiting without refusing any. Valid once
+        the connection is opened.
         """
         return max(1, self.connection.max_waiting)
 
     @property
     def num_in_flight(self) -> int:
-        """Sequences that have not ended, as far as is known here."""
+        """Number of sequences that have not ended, as far as is known here."""
         return len(self._sequences)
 
     # -- requests --------------------------------------------------------------------------------------------
 
     def open_request(self, submission: Submission) -> tuple[RequestState, M]:
-        """Submit a request: what is known of it, and where its sequences' outputs arrive.
-
-        Raises: what `submit` does.
+        """Submit a request. Return its state, and the mailbox where its sequences' outputs arrive. Raises:
+        what `submit` does.
         """
         mailbox = self._new_mailbox()
         return self.submit(submission, mailbox.put), mailbox
@@ -427,7 +426,9 @@ def _failure(handle: bytes, error: ErrorInfo) -> SequenceOutput:
 
 
 def deadline_after(timeout: float | None, now: float) -> float | None:
-    """When `timeout` seconds from `now` are over; None for never, and for longer than any clock can wait."""
+    """Return when `timeout` seconds from `now` are over; None for never, and for longer than any clock can
+    wait.
+    """
     return None if timeout is None or timeout >= threading.TIMEOUT_MAX else now + timeout
 
 
@@ -437,7 +438,7 @@ def _unanswered(restart: Restart) -> RequestError:
 
 
 def control_result(item: Item) -> Any:
-    """The body of a reply as plain data. Raises the error it carries."""
+    """Return the body of a reply as plain data. Raises the error it carries."""
     if isinstance(item, CarouselError):
         raise item.with_traceback(None)
     assert isinstance(item, ControlReply)

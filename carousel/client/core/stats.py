@@ -18,11 +18,11 @@ StatsOp: TypeAlias = Literal["iteration_stats", "request_stats"]
 R = TypeVar("R", IterationStats, RequestStatsPerIteration)
 
 AskNow: TypeAlias = Callable[[StatsOp, int], Any]
-"""(operation, number of the last iteration seen) → the body of the answer."""
+"""Function of (operation, number of the last iteration seen) to the body of the answer."""
 
 
 class StatsPlace(Generic[R]):
-    """How far somebody has read."""
+    """Place of a reader in the scheduler's records."""
 
     def __init__(self, op: StatsOp, page: Any, after: int = 0) -> None:
         self.op: StatsOp = op
@@ -42,7 +42,7 @@ class StatsPlace(Generic[R]):
         return StatsPlace("request_stats", RequestStatsPage, after)
 
     def take(self, body: Any) -> list[R]:
-        """The records of an answer; the place is behind them."""
+        """Return the records of an answer; the place is then behind them."""
         page = msgspec.convert(body, self._page)
         if page.newest < self.after:  # the scheduler was started again and counts anew
             self.after = 0
@@ -55,7 +55,7 @@ class StatsPlace(Generic[R]):
         return list(page.records)
 
     def read(self, ask: AskNow) -> list[R]:
-        """All that there is now."""
+        """Return all records that there are now."""
         records = self.take(ask(self.op, self.after))
         while not self.is_at_end:
             records += self.take(ask(self.op, self.after))
@@ -82,7 +82,9 @@ class StatsStream(_Unread):
     """
 
     def __init__(self, ask: Callable[[int, float | None], Any], timeout: float | None) -> None:
-        """`ask` waits for something newer than an iteration, for so many seconds; raises TimeoutError."""
+        """Begin at a place. `ask` waits for something newer than an iteration, for so many seconds; it raises
+        TimeoutError.
+        """
         super().__init__(timeout)
         self._ask = ask
 
@@ -100,7 +102,7 @@ class StatsStream(_Unread):
 
 
 class AsyncStatsStream(_Unread):
-    """Same as StatsStream, for `async for`."""
+    """Async iterator over the records of iterations, like StatsStream."""
 
     def __init__(self, ask: Callable[[int, float | None], Awaitable[Any]], timeout: float | None) -> None:
         super().__init__(timeout)

@@ -122,7 +122,7 @@ class AsyncResultStream(_Stream):
 
     @property
     def has_news(self) -> bool:
-        """The next delta is there: taking it does not wait."""
+        """Tell whether the next delta is there: taking it does not wait."""
         return bool(self._deltas)
 
     def __aiter__(self) -> Self:

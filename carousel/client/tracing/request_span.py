@@ -19,7 +19,9 @@ TRACER = "carousel"
 
 
 class RequestSpan:
-    """Made when a request is submitted, and exported when it has ended. Any thread may end it, once."""
+    """Span of a request: made when it is submitted, and exported when it has ended. Any thread may end it,
+    once.
+    """
 
     def __init__(self, tracer: Any, span: Any, began_s: float, wall_offset_ns: int) -> None:
         """`began_s`: by CLOCK_MONOTONIC, which `wall_offset_ns` takes to the time since 1970."""
@@ -33,7 +35,7 @@ class RequestSpan:
         """Taken by who ends it."""
 
     def end(self, finishes: Sequence[Finish | None] = (), error: BaseException | None = None) -> None:
-        """The request has ended: `finishes` of its sequences, as far as they have come."""
+        """End the span with `finishes` of the request's sequences, as far as they have come."""
         try:
             self._turns.pop()
         except IndexError:

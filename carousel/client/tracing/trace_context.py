@@ -12,7 +12,7 @@ SAMPLED = 1
 
 
 def parse_traceparent(text: str) -> bytes | None:
-    """The trace context of a traceparent, packed; None where it is none by W3C's rules."""
+    """Return the trace context of a traceparent, packed; None where it is none by W3C's rules."""
     found = _TRACEPARENT.fullmatch(text)
     if found is None:
         return None

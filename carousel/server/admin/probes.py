@@ -26,7 +26,7 @@ PROBE_PRIORITY = 1000
 """The highest, so that it does not wait behind what others have asked for."""
 ROLES = ("launcher", "worker", "scheduler", "tokenizer", "detokenizer")
 Problem: TypeAlias = tuple[str, str]
-"""(process, why it is not ready); empty when all are."""
+"""Process that is not ready, and why; both empty when all are."""
 
 
 class ProbeAnswer(msgspec.Struct, omit_defaults=True):

@@ -34,7 +34,7 @@ class UsageBody(Struct):
 class PromptLogprob(Struct, gc=False):
     logprob: float
     rank: int | None
-    """1 for the most likely; null where it is not among those that were asked for."""
+    """Rank of the token, 1 for the most likely; null where it is not among those that were asked for."""
     decoded_token: str
 
 
@@ -63,11 +63,13 @@ class CompletionChoice(Struct):
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     score: float | UnsetType = UNSET
-    """Score of a hypothesis of a beam search, beyond OpenAI;"""
+    """Score of a hypothesis of a beam search, beyond OpenAI."""
     cumulative_logprob: float | UnsetType = UNSET
-    """likewise the sum of its logprobs."""
+    """Sum of the logprobs of a hypothesis of a beam search, beyond OpenAI."""
     hidden_states: list[float] | UnsetType = UNSET
-    """With return_hidden_states: where the last token was drawn; empty where the prompt gave that one."""
+    """Hidden states where the last token was drawn, with return_hidden_states; empty where the prompt has
+    it.
+    """
 
 
 class CompletionResponse(Struct):
@@ -131,11 +133,13 @@ class ChatChoice(Struct):
     stop_reason: str | int | None
     token_ids: list[int] | None = None
     score: float | UnsetType = UNSET
-    """Same as in CompletionChoice;"""
+    """Score of a hypothesis of a beam search, beyond OpenAI."""
     cumulative_logprob: float | UnsetType = UNSET
-    """likewise;"""
+    """Sum of the logprobs of a hypothesis of a beam search, beyond OpenAI."""
     hidden_states: list[float] | UnsetType = UNSET
-    """likewise."""
+    """Hidden states where the last token was drawn, with return_hidden_states; empty where the prompt has
+    it.
+    """
 
 
 class ChatResponse(Struct):

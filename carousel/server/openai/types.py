@@ -141,7 +141,7 @@ class GenerationBody(GuideFields, forbid_unknown_fields=True, kw_only=True):
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     prompt: str | list[TokenId | str | PromptIds]
     max_tokens: NumTokensOrNone | None = None
-    """0 only with echo: the prompt and its logprobs, and nothing after it."""
+    """Most tokens of output; 0 only with echo: the prompt and its logprobs, and nothing after it."""
     logprobs: NumLogprobs | bool | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
@@ -215,10 +215,10 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
     separate_reasoning: bool | None = None
-    """SGLang's: false leaves reasoning in the text."""
+    """False leaves reasoning in the text (SGLang's field)."""
     include_reasoning: bool | None = None
-    """vLLM's: false leaves it out of the answer."""
+    """False leaves reasoning out of the answer (vLLM's field)."""
     reasoning_effort: ReasoningEffort | None = None
     thinking_token_budget: NumTokensOrNone | None = None
-    """vLLM's: tokens of reasoning, at most."""
+    """Most tokens of reasoning (vLLM's field)."""
     prediction: PredictionBody | None = None

@@ -44,7 +44,7 @@ class Vocabulary:
         self._texts: dict[int, str] = {}
         self._special: dict[int, bool] = {}
         self._max_token_chars: int | None = 0
-        """0: not asked yet; it takes a walk over the vocabulary."""
+        """Most characters of a token; 0: not asked yet, as it takes a walk over the vocabulary."""
 
     @property
     def vocab_size(self) -> int:

@@ -44,7 +44,7 @@ class CallSite:
     """
 
     launch: Callable[..., None]
-    """launch(grid, *arguments): grid has three sizes; arguments are what the kernel takes before its
+    """Function launch(grid, *arguments): grid has three sizes; arguments are what the kernel takes before its
     constants, each always a tensor or always a number. Code is kept for every value of an int, so ints follow
     from a model's shape or the settings, unless they are in the kernel's do_not_specialize.
     """

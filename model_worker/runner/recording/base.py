@@ -28,7 +28,7 @@ class Recording(Protocol):
     """Steps that run without Python between their kernels. Its methods must run on the forward stream."""
 
     def fits(self, plan: BatchPlan) -> bool:
-        """Tell whether it computes this plan."""
+        """Tell whether the recording can compute this plan."""
         ...
 
     def run(self, plan: BatchPlan) -> ForwardOutput:
@@ -79,4 +79,6 @@ class StageRecording(Protocol):
 
 StageRecorder = Callable[[StepParts, Layout], StageRecording | None]
 Recorder = Callable[[StepParts, Callable[[], None]], Recording | None]
-"""Records what it can and returns it; the second is called now and then. Raises ConfigError."""
+"""Function that records what it can and returns it; its second argument is called now and then. Raises
+ConfigError.
+"""

@@ -45,7 +45,7 @@ NUM_TOKENS, NUM_OUTPUTS, NUM_SEQS = 3, 2, 3
 Forward = Callable[[ForwardBatch], Tensor]
 """Function from a prepared batch to its final hidden states [W, hidden_size]."""
 Head = Callable[[Tensor], Tensor]
-"""Hidden states to logits [W, vocab_size] float32."""
+"""Function of hidden states to logits [W, vocab_size] float32."""
 
 
 class ForwardProgram:

@@ -39,15 +39,15 @@ class SamplingCapability:
     """A capability that does nothing; subclasses override the hooks they need."""
 
     bits: ClassVar[int]
-    """Rows with one of them are opened, closed and applied to."""
+    """Features of which a row has one when it is opened, closed and applied to."""
     remembered: ClassVar[int] = 0
-    """Steps with one of them are remembered."""
+    """Features of which a row has one in steps that are remembered."""
 
     def __init__(self, context: SamplerContext) -> None:
         self._context = context
 
     def open_row(self, setup: RowSetup) -> None:
-        """A row begins a stay that needs this. Ids that the vocabulary does not have are ignored."""
+        """Begin a stay of a row that needs this. Ids that the vocabulary does not have are ignored."""
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
         """Change logits [S, V] float32 in place, before the draw."""
@@ -56,4 +56,4 @@ class SamplingCapability:
         """See the drawn tokens. The next step must know of them whether or not the host sees them before."""
 
     def close_row(self, row: int) -> None:
-        """The row's tenant has left. Columns are still its."""
+        """End the stay of a row's tenant. Columns are still its."""

@@ -31,7 +31,7 @@ class SamplingOps(Protocol):
     """Logits are [S, V] float32 contiguous. Edits are in place."""
 
     features: FeatureArray
-    """[max_rows] on the host: the bits of what each row needs, in the memory that is there for good."""
+    """Array [max_rows] on the host: the bits of what each row needs, in the memory that is there for good."""
 
     def draw(self, logits: Tensor, step: SamplingStep) -> Tensor:
         """A token [S] int64 for each row of logits, which stay as they are."""

@@ -22,14 +22,14 @@ ENGINE = "engine"
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlace:
-    """A process that a launch has, whichever runs as it at the moment."""
+    """Place of a process that a launch has, whichever runs as it at the moment."""
 
     role: str
     index: int
     name: str
-    """For logs and errors."""
+    """Name of the place, for logs and errors."""
     node: int = 0
-    """The machine that it is on."""
+    """Number of the machine that the place is on."""
 
     @property
     def unit(self) -> str:
@@ -48,7 +48,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its number on its own machine; 0 while that is not known here."""
+        """Number of the process on its own machine; 0 while that is not known here."""
         raise NotImplementedError
 
     @property
@@ -57,15 +57,15 @@ class Child:
         raise NotImplementedError
 
     def kill(self) -> None:
-        """End it; that is then seen like any other end."""
+        """End the process; that is then seen like any other end."""
         raise NotImplementedError
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end."""
         raise NotImplementedError
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait so long for its end."""
+        """Wait so many seconds for the end of the process. Return whether it has come."""
         raise NotImplementedError
 
     def is_among(self, fired: Collection[Any]) -> bool:
@@ -73,11 +73,11 @@ class Child:
         raise NotImplementedError
 
     def poll(self) -> int | None:
-        """Return its exit code, or minus the signal; None while it runs."""
+        """Return the exit code of the process, or minus the signal; None while it runs."""
         raise NotImplementedError
 
     def reap(self) -> int:
-        """Wait for its end and let go of it. Returns as `poll`."""
+        """Wait for the end of the process and let go of it. Returns as `poll`."""
         raise NotImplementedError
 
 
@@ -85,11 +85,11 @@ class Host(Protocol):
     """A machine on which processes of a launch run."""
 
     def start(self, place: ProcessPlace, epoch: int) -> Child:
-        """Raises StartError when there is no process to be had."""
+        """Start a process in a place. Raises StartError when there is none to be had."""
 
 
 def places(config: RuntimeConfig) -> list[ProcessPlace]:
-    """The processes of a launch with resolved settings, in the order in which they are started."""
+    """Return the places of a launch with resolved settings, in the order in which they are started."""
     indices = {
         # On CUDA rank 0 of the model is in the scheduler's process.
         "worker": range(0 if config.device == "cpu" else 1, config.num_ranks),

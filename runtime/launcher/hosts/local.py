@@ -35,8 +35,8 @@ MODULES = {
 }
 ENGINE_OOM_SCORE = 300
 OTHERS_OOM_SCORE = 100
-"""Added to the oom_score_adj that the launcher has, in thousandths of the memory: when that is short the
-kernel kills the engine first, which has most of it and whose requests are made again; the launcher, which
+"""Number added to the oom_score_adj that the launcher has, in thousandths of the memory: when that is short
+the kernel kills the engine first, which has most of it and whose requests are made again; the launcher, which
 would take all others along, last.
 """
 
@@ -48,7 +48,7 @@ class LocalChild(Child):
     process: subprocess.Popen[bytes]
     pidfd: int
     poller: zmq.Poller | None = None
-    """It has the pidfd."""
+    """Poller that has the pidfd of the process."""
 
     @property
     def pid(self) -> int:
@@ -60,16 +60,16 @@ class LocalChild(Child):
         return is_stopped(self.pid)
 
     def kill(self) -> None:
-        """End it; that is then seen like any other end."""
+        """End the process; that is then seen like any other end."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end."""
         self.process.terminate()
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait so long for its end."""
+        """Wait so many seconds for the end of the process. Return whether it has come."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(timeout_s * 1000))
@@ -79,11 +79,11 @@ class LocalChild(Child):
         return self.pidfd in fired
 
     def poll(self) -> int | None:
-        """Return its exit code, or minus the signal; None while it runs."""
+        """Return the exit code of the process, or minus the signal; None while it runs."""
         return self.process.poll()
 
     def reap(self) -> int:
-        """Wait for its end and let go of it. Returns as `poll`."""
+        """Wait for the end of the process and let go of it. Returns as `poll`."""
         code = self.process.wait()
         if self.poller is not None:
             self.poller.unregister(self.pidfd)
@@ -103,7 +103,7 @@ class LocalHost:
         self._listeners = listeners
 
     def start(self, place: ProcessPlace, epoch: int) -> LocalChild:
-        """Raises StartError when there is no process to be had."""
+        """Start a process in a place. Raises StartError when there is none to be had."""
         listener = self._listeners.get(place.role)
         is_heir = listener is not None and (place.role != "worker" or place.index == 0)
         fds = (listener.fileno(),) if listener is not None and is_heir else ()

@@ -30,11 +30,13 @@ RECONNECT_MS = 200
 LINGER_MS = 300
 MAX_FRAME_BYTES = 1 << 20
 MAX_HANDSHAKES = 5
-"""Handshakes in a row that node 0 breaks off before its key, or ours, counts as wrong."""
+"""Number of handshakes in a row that node 0 breaks off before its key, or ours, counts as wrong."""
 PROBE_S = 0.5
 PROBE_TIMEOUT_S = 0.3
 GONE_S = 1.5
-"""Node 0 has ended when nobody listens at its port for so long, once there was somebody."""
+"""Seconds without anybody listening at node 0's port, once there was somebody, after which it counts as
+ended.
+"""
 HANDSHAKES_FAILED = frozenset(
     {
         zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
@@ -45,14 +47,14 @@ HANDSHAKES_FAILED = frozenset(
 
 
 class NodeZeroGone(StartError):
-    """Node 0 has ended without a word, or never was there."""
+    """Error: node 0 has ended without a word, or never was there."""
 
     exit_code = EXIT_INTERNAL
 
 
 class AgentLink:
     def __init__(self, config: RuntimeConfig) -> None:
-        """Raises ConfigError or ModelError."""
+        """Connect to node 0's launcher. Raises ConfigError or ModelError."""
         self._config = config
         self._addresses = addresses_of(config)
         self._keys = NodeKeys.read(config.node_key)
@@ -70,7 +72,7 @@ class AgentLink:
 
     @property
     def socket(self) -> zmq.Socket[Any]:
-        """The socket that a poll is to look at; another one after each Rejoin."""
+        """Socket that a poll is to look at; another one after each Rejoin."""
         socket: zmq.Socket[Any] = self._socket
         return socket
 
@@ -89,7 +91,7 @@ class AgentLink:
         return orders
 
     def send(self, message: FromAgent) -> None:
-        """Tell node 0, unless it does not know this node just now."""
+        """Send a message to node 0, unless it does not know this node just now."""
         if self.is_joined:
             self._send(self._codec.encode(message))
 

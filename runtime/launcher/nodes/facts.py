@@ -24,7 +24,7 @@ MAX_SHOWN_CHARS = 200
 
 
 def facts_of(config: RuntimeConfig) -> dict[str, str]:
-    """Facts of a node with resolved settings, in the order in which they are compared."""
+    """Return the facts of a node with resolved settings, in the order in which they are compared."""
     settings = {
         name: _shown(str(getattr(config, name)))
         for name in SchedulerSettings.__struct_fields__
@@ -51,7 +51,9 @@ def first_difference(own: Mapping[str, str], theirs: Mapping[str, str], name: st
 
 
 def weights_digest(model_path: Path) -> str:
-    """Digest of the files' names and lengths, and of samples of their bytes. Raises ModelError or OSError."""
+    """Return a digest of the files' names and lengths, and of samples of their bytes. Raises ModelError or
+    OSError.
+    """
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for path in weight_files(model_path):
         size = path.stat().st_size

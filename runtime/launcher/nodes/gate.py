@@ -47,11 +47,11 @@ logger = logging.getLogger(__name__)
 
 PING_S = 0.2
 SILENCE_S = 4.0
-"""An agent that says nothing for so long is given up. It says something every BEAT_S."""
+"""Seconds of silence after which an agent is given up. It says something every BEAT_S."""
 MAX_LOOK_S = 0.5
 """Longest time between two turns that counts: if the launcher itself was held up, nobody else is to blame."""
 TAKEN_S = 1.0
-"""An agent that has said something within this time keeps its place when another one wants it."""
+"""Seconds after an agent's last word in which it keeps its place when another one wants it."""
 GOODBYE_S = 2.0
 LINGER_MS = 300
 BACKLOG = 128

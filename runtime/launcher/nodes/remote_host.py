@@ -19,12 +19,14 @@ HostNews: TypeAlias = ProcessReady | ProcessFailed
 
 
 class RemoteChild(Child):
-    """A rank on another machine, by the word of the agent there."""
+    """Rank on another machine, by the word of the agent there."""
 
     def __init__(
         self, host: RemoteHost, place: ProcessPlace, epoch: int, wait: Callable[[float], None]
     ) -> None:
-        """`wait`: listens to agents so long, or until one has said something."""
+        """Note a rank that is being started. `wait`: listens to agents so long, or until one has said
+        something.
+        """
         super().__init__(place, epoch)
         self._host = host
         self._wait = wait
@@ -44,13 +46,13 @@ class RemoteChild(Child):
         return self.beat is not None and self.beat.is_stopped
 
     def kill(self) -> None:
-        """End it; that is then seen like any other end. May be called by a signal's handler."""
+        """End the rank; that is then seen like any other end. May be called by a signal's handler."""
         if not self._is_killed:
             self._is_killed = True
             self._host.orders.append(KillRank(self.place.index, self.epoch))
 
     def terminate(self) -> None:
-        """Ask it to end. A rank has nothing to say then."""
+        """Ask the rank to end. It has nothing to say then."""
         self.kill()
 
     def has_ended(self, timeout_s: float) -> bool:
@@ -64,11 +66,11 @@ class RemoteChild(Child):
         return self.code is not None
 
     def poll(self) -> int | None:
-        """Return its exit code, or minus the signal; None while it runs."""
+        """Return the exit code of the rank, or minus the signal; None while it runs."""
         return self.code
 
     def reap(self) -> int:
-        """Wait for its end and let go of it. Returns as `poll`."""
+        """Wait for the end of the rank and let go of it. Returns as `poll`."""
         while self.code is None:
             self._wait(0.1)
         self._host.forget(self)
@@ -77,7 +79,7 @@ class RemoteChild(Child):
 
 class RemoteHost:
     def __init__(self, node: int, wait: Callable[[float], None]) -> None:
-        """`wait`: listens to agents so long, or until one has said something."""
+        """Begin without an agent. `wait`: listens to agents so long, or until one has said something."""
         self.name = f"node {node}"
         self.address = ""
         self.peer: bytes | None = None
@@ -91,11 +93,11 @@ class RemoteHost:
 
     @property
     def full_name(self) -> str:
-        """Name and, once it is known, address."""
+        """Name of the node and, once it is known, its address."""
         return f"{self.name} ({self.address})" if self.address else self.name
 
     def start(self, place: ProcessPlace, epoch: int) -> RemoteChild:
-        """Raises StartError when the node is not there."""
+        """Have a rank started there. Raises StartError when the node is not there."""
         if self.peer is None:
             raise StartError(f"{place.name} cannot be started: {self.full_name} is not there")
         child = self._ranks[place.index] = RemoteChild(self, place, epoch, self._wait)
@@ -108,12 +110,14 @@ class RemoteHost:
             del self._ranks[child.place.index]
 
     def join(self, peer: bytes, address: str) -> None:
-        """Note that its agent is there."""
+        """Note that the node's agent is there."""
         self.peer, self.address, self.silent_s = peer, address, 0.0
         self.orders.clear()
 
     def lose(self, reason: str) -> list[HostNews]:
-        """Note that its agent is gone, and with it its ranks. Returns what there is to be said of them."""
+        """Note that the node's agent is gone, and with it its ranks. Returns what there is to be said of
+        them.
+        """
         self.peer = None
         self.orders.clear()
         running = [child for child in self._ranks.values() if child.code is None]

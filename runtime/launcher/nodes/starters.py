@@ -18,15 +18,17 @@ from runtime.settings.config import RuntimeConfig
 
 
 class Starter(NamedTuple):
-    """Variables of one starter."""
+    """Variables of the environment in which one starter says what it has started."""
 
     name: str
     num_nodes: str
     node_rank: str
     address: str = ""
-    """Node 0's; empty where the starter does not say it."""
+    """Name of the variable with node 0's address; empty where the starter does not say it."""
     num_here: str = ""
-    """How many processes it has started on this machine: one launcher is to be on each."""
+    """Name of the variable with the number of processes that it has started on this machine: one launcher is
+    to be on each.
+    """
 
 
 STARTERS = (

@@ -14,7 +14,9 @@ NO_PAGES: IntArray = np.empty(0, np.int32)
 
 
 class PageAllocator:
-    """Pages 1 to num_pages, last freed first out (its KV is the most likely to be in a device cache)."""
+    """Stack of the free ones of pages 1 to num_pages, last freed first out (its KV is the most likely to be
+    in a device cache).
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -29,19 +31,21 @@ class PageAllocator:
         return self._stack[: self.num_free]
 
     def try_alloc(self, n: int) -> IntArray | None:
-        """[n] page numbers, or None (and nothing changed) when fewer are free."""
+        """Take n pages and return their numbers [n]; return None, and change nothing, when fewer are free."""
         if n > self.num_free:
             return None
         self.num_free -= n
         return self._stack[self.num_free : self.num_free + n].copy()
 
     def share(self, pages: IntArray) -> None:
-        """Give the pages, each there once, one owner more: `free` is to be called for each of them."""
+        """Give these pages, each there once, one owner more: `free` is then to be called for each of them
+        once more.
+        """
         self.num_more_owners[pages] += 1
         self._num_shared += len(pages)
 
     def free(self, pages: IntArray) -> None:
-        """Free those that have no other owner."""
+        """Take one owner from each of these pages, and free those that have no other."""
         if self._num_shared:
             pages = self._let_go(pages)
         n = self.num_free + len(pages)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class PageCounts:
-    """Kept by KVCacheManager alone."""
+    """Totals of pages since the start, kept by KVCacheManager alone."""
 
     num_new: int = 0
     """Pages taken from the free list for a row (allocNewBlocks)."""

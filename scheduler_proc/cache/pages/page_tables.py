@@ -15,14 +15,16 @@ CLEAN = np.iinfo(np.int32).max
 
 
 class TableWrites(NamedTuple):
-    """Packed int32: [num_spans, 3] (row, start, n), and the pages of all spans in order."""
+    """Changes of page tables, as packed int32: [num_spans, 3] (row, start, n), and the pages of all spans in
+    order.
+    """
 
     spans: bytes
     pages: bytes
 
 
 class PageTables:
-    """One row of `pages` each; num_pages entries of it count."""
+    """Page numbers of each row, in one row of `pages` each; num_pages entries of it count."""
 
     def __init__(self, max_rows: int, max_pages: int) -> None:
         self.pages: IntArray = np.zeros((max_rows, max_pages), np.int32)
@@ -36,7 +38,7 @@ class PageTables:
         self._dirty_from: IntArray = np.full(max_rows, CLEAN, np.int32)
 
     def start(self, row: int, num_shared: int, pages: IntArray) -> None:
-        """A new stay, with these pages."""
+        """Begin the table of a new stay in the row, with these pages."""
         num_pages = len(pages)
         self.num_shared[row] = num_shared
         self.num_gone[row] = 0
@@ -45,7 +47,9 @@ class PageTables:
         self._dirty_from[row] = 0
 
     def end(self, row: int) -> None:
-        """Nobody holds the row; what is not told yet of it is never told."""
+        """End the table of a row that nobody holds; what of it was not told to the device yet is never
+        told.
+        """
         self.num_pages[row] = 0
         self.num_gone[row] = 0
         self._dirty_from[row] = CLEAN
@@ -53,7 +57,7 @@ class PageTables:
             self.copies = [copy for copy in self.copies if copy[0] != row]
 
     def append_one(self, rows: RowArray, have: IntArray, pages: IntArray) -> None:
-        """A page more for each of the rows, which have so many."""
+        """Append one page to the table of each of the rows, which have so many."""
         self.pages[rows, have] = pages
         self.num_pages[rows] = have + 1
         self._dirty_from[rows] = np.minimum(self._dirty_from[rows], have)
@@ -65,7 +69,7 @@ class PageTables:
         self.changed(row, at)
 
     def cut(self, row: int, num_pages: int) -> IntArray:
-        """Keep the row's first pages, and return the others."""
+        """Keep the first pages of the row, and return the others."""
         rest = self.pages[row, num_pages : self.num_pages.item(row)].copy()
         self.num_pages[row] = num_pages
         return rest
@@ -81,16 +85,17 @@ class PageTables:
     # -- what the device must be told, once per plan --------------------------------------------------------
 
     def take_page_copies(self) -> tuple[tuple[int, int], ...]:
-        """(source, target) pages to copy before the tables change, to be done in this order."""
+        """Return (source, target) pages to copy before the tables change, in the order in which it is to be
+        done, and forget them.
+        """
         copies = tuple((source, target) for _, source, target in self.copies)
         self.copies.clear()
         return copies
 
     def take_table_writes(self) -> TableWrites:
-        """Every changed row from its first changed entry on.
-
-        They are read from the table now: however often an entry changed since the last plan, the device sees
-        it written once, and what an earlier tenant left unsaid is never said.
+        """Return every changed row from its first changed entry on, and forget the changes. They are read
+        from the table now: however often an entry changed since the last plan, the device sees it written
+        once, and what an earlier tenant left unsaid is never said.
         """
         rows = np.flatnonzero(self._dirty_from < self.num_pages)
         if not len(rows):

@@ -8,20 +8,24 @@ from runtime.wire.retention import Retention
 
 
 class RetainedPages(NamedTuple):
-    """Pages start .. end - 1 are to be kept at `priority`, for duration_s after their last use."""
+    """Wish to keep pages start .. end - 1 of a sequence at `priority`, for duration_s after their last
+    use.
+    """
 
     start: int
     end: int
     priority: int
     duration_s: float
-    """0.0: for ever."""
+    """Seconds after the last use; 0.0: for ever."""
 
 
 NO_END = 1 << 31
 
 
 def retained_pages(retention: Retention, num_prompt: int, page_size: int) -> tuple[RetainedPages, ...]:
-    """In order, without overlap. A page belongs to the range of its first token."""
+    """Return a request's retention in pages, in order and without overlap. A page belongs to the range of its
+    first token.
+    """
     spans = []
     for each in retention.ranges:
         end = num_prompt if each.end is None else min(each.end, num_prompt)

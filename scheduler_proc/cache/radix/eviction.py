@@ -22,8 +22,8 @@ EVICTION_SHARE = 128
 admits 26 prompts of 1,024 tokens (104 to 48 us), and the cache is smaller by half of it on average.
 """
 MAX_EVICTION_BITE = 128
-"""Pages. That part of a large pool is hundreds of leaves, for all of which one step paid: 2.4 ms with 40,000
-leaves (benchmarks.bench_eviction, 2 cores, EPYC, 2026-11).
+"""Most pages evicted at a time. EVICTION_SHARE of a large pool is hundreds of leaves, for all of which one
+step paid: 2.4 ms with 40,000 leaves (benchmarks.bench_eviction, 2 cores, EPYC, 2026-11).
 """
 
 
@@ -39,70 +39,74 @@ class CachedRun(Protocol):
 
     @property
     def created(self) -> int:
-        """When its pages came into the cache."""
+        """Time at which its pages came into the cache."""
 
     @property
     def last_used(self) -> int:
-        """When it was last found, or written."""
+        """Time at which it was last found, or written."""
 
     @property
     def num_hits(self) -> int:
-        """How many requests used it, not counting the one that computed it."""
+        """Number of requests that used it, not counting the one that computed it."""
 
     @property
     def request_priority(self) -> int:
-        """The highest scheduling priority of the requests that used it."""
+        """Highest scheduling priority of the requests that used it."""
 
 
 class EvictionPolicy(Protocol):
     def rank(self, run: CachedRun) -> float:
-        """The lowest goes first; among equals the least recently used."""
+        """Return the rank of a run: the lowest goes first; among equals the least recently used."""
 
 
 class LRU:
-    """The least recently used."""
+    """Eviction of the run that was used least recently."""
 
     def rank(self, run: CachedRun) -> float:
         return 0
 
 
 class MRU:
-    """The most recently used: what is read in turns, and is larger than the cache, then keeps hitting."""
+    """Eviction of the run that was used most recently: what is read in turns, and is larger than the cache,
+    then keeps hitting.
+    """
 
     def rank(self, run: CachedRun) -> float:
         return -run.last_used
 
 
 class LFU:
-    """The one that the fewest requests used again."""
+    """Eviction of the run that the fewest requests used again."""
 
     def rank(self, run: CachedRun) -> float:
         return run.num_hits
 
 
 class FIFO:
-    """The oldest, used or not."""
+    """Eviction of the oldest run, used or not."""
 
     def rank(self, run: CachedRun) -> float:
         return run.created
 
 
 class FILO:
-    """The newest, used or not."""
+    """Eviction of the newest run, used or not."""
 
     def rank(self, run: CachedRun) -> float:
         return -run.created
 
 
 class PriorityEviction:
-    """The one that only requests of low scheduling priority used."""
+    """Eviction of the run that only requests of low scheduling priority used."""
 
     def rank(self, run: CachedRun) -> float:
         return run.request_priority
 
 
 class SLRU:
-    """Segmented LRU: what was never hit goes before what was, so a scan does not push out what is shared."""
+    """Eviction by segmented LRU: what was never hit goes before what was, so a scan does not push out what is
+    shared.
+    """
 
     def rank(self, run: CachedRun) -> float:
         return min(run.num_hits, 1)
@@ -127,7 +131,9 @@ class Run(NamedTuple):
 
 
 class OwnPolicy:
-    """The user's own; what it cannot rank goes first, the least recently used of it before the rest."""
+    """Eviction policy of the user's own; what it cannot rank goes first, the least recently used of it before
+    the rest.
+    """
 
     def __init__(self, own: EvictionPolicy) -> None:
         self._own = own
@@ -143,7 +149,9 @@ class OwnPolicy:
             return -math.inf
 
     def checked_rank(self, run: Run) -> float:
-        """Raises whatever the policy does; ValueError when its answer is not a number."""
+        """Return the policy's rank of a run. Raises whatever the policy does; ValueError when its answer is
+        not a number.
+        """
         rank = self._own.rank(run)
         if not isinstance(rank, int | float) or math.isnan(rank):
             raise ValueError(f"rank must be a number, got {rank!r}")
@@ -151,7 +159,9 @@ class OwnPolicy:
 
 
 def make_eviction_policy(name: str, construct: Callable[[Any], Any] = lambda cls: cls()) -> EvictionPolicy:
-    """By its name, or the user's own as package.module:Class. `construct`: as Port's. Raises ConfigError."""
+    """Make an eviction policy by its name, or the user's own as package.module:Class. `construct`: as Port's.
+    Raises ConfigError.
+    """
     policy: EvictionPolicy = construct(resolve("radix eviction policy", name, EVICTION_POLICIES))
     if ":" not in name:
         return policy

@@ -19,16 +19,17 @@ from scheduler_proc.cache.ledger import Ledger
 from scheduler_proc.cache.radix.radix_node import CacheAccount
 
 PAGES_IN_A_ROW = 8
-"""That the most over gives before somebody else is looked for who is so now: a thousand tenants that have as
-much as each other would otherwise give a page each, and cutting up runs costs more than they do.
+"""Number of pages that the tenant most over its share gives before somebody else is looked for who is so now:
+a thousand tenants that have as much as each other would otherwise give a page each, and cutting up runs costs
+more than they do.
 """
 
 Take: TypeAlias = Callable[[CacheAccount, int], IntArray]
-"""Takes up to so many pages, at least one, from the first leaf of an account that has one."""
+"""Function that takes up to so many pages, at least one, from the first leaf of an account that has one."""
 
 
 class FairEviction:
-    """For a tree with several tenants. Shares count as they were when an eviction began."""
+    """Eviction from a tree with several tenants. Shares count as they were when an eviction began."""
 
     def __init__(self, ledger: Ledger, take: Take) -> None:
         self._ledger = ledger
@@ -77,7 +78,9 @@ class FairEviction:
         return missing - left
 
     def num_in_turn(self, giver: CacheAccount, next_one: CacheAccount | None) -> int:
-        """Pages that the most over gives: until the next one is as much over, but some in a row."""
+        """Return how many pages the tenant most over gives: until the next one is as much over, but some in a
+        row.
+        """
         if next_one is None:
             return giver.num_over
         lead = 0

@@ -10,14 +10,16 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 MAX_STALE = 64
-"""Untrue entries beyond half of the true ones at which all are thrown out."""
+"""Number of untrue entries beyond half of the true ones at which all untrue ones are thrown out."""
 
 Key = TypeVar("Key", bound=tuple[float, ...])
 Item = TypeVar("Item", bound=Hashable)
 
 
 class LazyHeap(Generic[Key, Item]):
-    """Every item at most once, the lowest key first; among equals the one that was put in first."""
+    """Priority queue that has every item at most once, the lowest key first; among equals the one that was
+    put in first.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[Key, int, Item]] = []
@@ -34,7 +36,7 @@ class LazyHeap(Generic[Key, Item]):
         return self._entries[item][0]
 
     def push(self, item: Item, key: Key) -> None:
-        """Put it in, or move it to another key."""
+        """Put an item in, or move it to another key."""
         entry = self._entries[item] = (key, next(self._numbers), item)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > len(self._entries) * 3 // 2 + MAX_STALE:
@@ -42,7 +44,7 @@ class LazyHeap(Generic[Key, Item]):
             heapq.heapify(self._heap)
 
     def put(self, item: Item, key: Key | None) -> None:
-        """Put it in, move it to another key, leave it where it is, or (None) take it out."""
+        """Put an item in, move it to another key, leave it where it is, or (None) take it out."""
         entry = self._entries.get(item)
         if key is None:
             if entry is not None:
@@ -54,7 +56,7 @@ class LazyHeap(Generic[Key, Item]):
         self._entries.pop(item, None)
 
     def first(self) -> Item | None:
-        """The one with the lowest key, left where it is."""
+        """Return the item with the lowest key, and leave it where it is."""
         heap, entries = self._heap, self._entries
         while heap:
             entry = heap[0]
@@ -67,7 +69,7 @@ class LazyHeap(Generic[Key, Item]):
         return None if self.first() is None else self._heap[0][0]
 
     def pop(self) -> Item | None:
-        """The one with the lowest key, taken out."""
+        """Take out and return the item with the lowest key."""
         item = self.first()
         if item is not None:
             heapq.heappop(self._heap)

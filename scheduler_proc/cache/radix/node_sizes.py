@@ -11,16 +11,18 @@ import numpy as np
 from scheduler_proc.cache.radix.radix_node import Node
 
 MAX_LOOKED_AT = 1 << 15
-"""Nodes among which the largest are looked for: 0.2 ms. Of a larger tree those that have been there longest,
-or have taken the place of such a one.
+"""Number of nodes among which the largest are looked for: 0.2 ms. Of a larger tree those that have been there
+longest, or have taken the place of such a one.
 """
 MAX_SIZE = 1 << 12
-"""Pages from which on sizes are not counted apart."""
+"""Number of pages from which on sizes are not counted apart."""
 _NO_SIZES = np.zeros(0, np.intc)
 
 
 class NodeSizes:
-    """Told by RadixCache of every node that has come, gone, or has another size."""
+    """Sizes of the nodes of a radix tree, told by RadixCache of every node that has come, gone, or has
+    another size.
+    """
 
     def __init__(self) -> None:
         self._sizes = array("i")
@@ -49,7 +51,7 @@ class NodeSizes:
         self._free.append(node.place)
 
     def largest(self, num_nodes: int) -> list[Node]:
-        """So many nodes with the most pages, the largest first; all where there are fewer."""
+        """Return so many nodes with the most pages, the largest first; all where there are fewer."""
         sizes = np.frombuffer(self._sizes, np.intc)[:MAX_LOOKED_AT] if self._sizes else _NO_SIZES
         # Few sizes differ, so that counting them is faster than sorting all.
         num_with = np.bincount(np.minimum(sizes, MAX_SIZE))

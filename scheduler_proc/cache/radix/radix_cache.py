@@ -29,7 +29,7 @@ from scheduler_proc.cache.radix.radix_node import NOBODYS, CacheAccount, Node, m
 
 
 class RadixCache:
-    """Satisfies PrefixCache."""
+    """PrefixCache that keeps prefixes in a radix tree."""
 
     shares = True
 

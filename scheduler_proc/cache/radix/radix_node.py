@@ -11,7 +11,7 @@ from scheduler_proc.cache.pages.page_allocator import NO_PAGES
 from scheduler_proc.cache.radix.lazy_heap import LazyHeap
 
 LeafKey: TypeAlias = tuple[float, float, float]
-"""A leaf's place in line for eviction: its retention, its rank by the policy, when it was last used."""
+"""Place of a leaf in line for eviction: its retention, its rank by the policy, when it was last used."""
 
 _uids = itertools.count(1)
 
@@ -26,7 +26,7 @@ class Node:
     namespace: bytes
     """Namespace of a root; no other node has one."""
     place: int
-    """Where NodeSizes has it; a root has none."""
+    """Index of the node in NodeSizes; a root has none."""
 
     def __init__(
         self, parent: Node | None, tokens: bytes, pages: IntArray, now: int, account: CacheAccount
@@ -99,17 +99,17 @@ class CacheAccount:
 
     @property
     def num_evictable(self) -> int:
-        """Pages that nobody uses."""
+        """Number of the tenant's pages that nobody uses."""
         return self.num_pages - self.num_locked
 
     @property
     def num_held(self) -> int:
-        """Pages that count against what it is entitled to."""
+        """Number of pages that count against what the tenant is entitled to."""
         return self.num_pages + self.num_private
 
     @property
     def num_over(self) -> int:
-        """Pages beyond what it is entitled to; negative below it."""
+        """Number of pages beyond what the tenant is entitled to; negative below it."""
         return self.num_pages + self.num_private - self.entitled
 
     def is_beyond_with(self, num_new: int) -> bool:
@@ -120,7 +120,7 @@ class CacheAccount:
 
 
 NOBODYS = CacheAccount(b"")
-"""Stands in for an account where there is none yet. Nothing is ever counted in it."""
+"""Account that stands in where there is none yet. Nothing is ever counted in it."""
 
 
 def make_root(namespace: bytes) -> Node:

@@ -45,7 +45,7 @@ OTHERS = tuple((p.name, p.neutral) for p in PARAMETERS if p.name not in TAKEN)
 
 
 class Said(Protocol):
-    """Output, as far as a search says something itself."""
+    """Output of the scheduler, as far as a search says something itself."""
 
     def add(self, handle: bytes, tokens: list[int]) -> None: ...
     def add_logprobs(self, logprobs: TokenLogprobs) -> None: ...
@@ -53,7 +53,7 @@ class Said(Protocol):
 
 
 class BeamSettings(NamedTuple):
-    """The launch's."""
+    """Settings of the launch for all searches."""
 
     max_width: int = 1
     vocab_size: int = 0
@@ -70,7 +70,7 @@ class BeamSearch(RequestFeature):
     def __init__(
         self, req: Request, search: SearchSettings, num_skipped: int, kv: KVCacheManager, output: Said
     ) -> None:
-        """`num_skipped`: tokens of its output that an earlier attempt has delivered."""
+        """Begin a search. `num_skipped`: tokens of its output that an earlier attempt has delivered."""
         self._req = req
         self._search = search
         self._num_skipped = num_skipped

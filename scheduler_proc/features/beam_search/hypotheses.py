@@ -23,30 +23,30 @@ from scheduler_proc.features.beam_search.score_rules import NextTokens
 
 
 class EarlyStopping(IntEnum):
-    """When a search ends, once as many hypotheses as it is wide have ended."""
+    """Rule for when a search ends, once as many hypotheses as it is wide have ended."""
 
     HEURISTIC = 0
-    """When the best beam that runs has no better score at its length than the worst of them."""
+    """Rule to end when the best beam that runs has no better score at its length than the worst of them."""
     AT_ONCE = 1
     NEVER = 2
-    """When no beam that runs can come to a better score than the worst of them."""
+    """Rule to end when no beam that runs can come to a better score than the worst of them."""
 
 
 class SearchSettings(NamedTuple):
     width: int
     stop_ids: Collection[int]
     max_output: int
-    """Tokens of a hypothesis, at most."""
+    """Most tokens of a hypothesis."""
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
     num_top: int = 0
-    """Logprobs beside that of each token that are kept."""
+    """Number of most likely ids whose logprobs are kept beside that of each token."""
     min_output: int = 0
-    """No stop id comes before so many tokens."""
+    """Number of tokens before which no stop id comes."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """The last id of each comes nowhere behind the others."""
+    """Words of ids: the last id of each comes nowhere behind the others."""
     prompt_end: tuple[int, ...] = ()
-    """Last ids of the prompt, as many as the longest of these looks back at."""
+    """Last ids of the prompt, as many as the longest of the bad words looks back at."""
 
     diversity: float = 0.0
     """Added to a candidate's sum for each beam before its own, where candidates are compared."""
@@ -63,19 +63,21 @@ class SearchSettings(NamedTuple):
 
     @property
     def num_wanted(self) -> int:
-        """Most likely next tokens of each beam that must be known, since some of them may be forbidden."""
+        """Number of most likely next tokens of each beam that must be known, since some of them may be
+        forbidden.
+        """
         num_stop_ids = len(self.stop_ids) if self.min_output else 0
         return self.num_candidates(self.width) + num_stop_ids + len(self.bad_words)
 
 
 class Path(NamedTuple):
-    """The tokens of a hypothesis, from the last one back."""
+    """Chain of the tokens of a hypothesis, from the last one back."""
 
     token: int
     logprob: float
     before: Path | None
     top: tuple[IntArray, FloatArray]
-    """The most likely ids in its place and their logprobs, `num_top` of them."""
+    """Most likely ids in the token's place and their logprobs, `num_top` of them."""
 
     def from_the_first(self) -> list[Path]:
         links = [self]
@@ -85,14 +87,14 @@ class Path(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """One that has ended."""
+    """Sequence of a beam search that has ended."""
 
     score: float
     logprob: float
-    """Sum over its tokens, by the model's own distribution."""
+    """Sum of the logprobs of its tokens, by the model's own distribution."""
     path: Path
     by_stop: bool
-    """Its last token is a stop id."""
+    """True if its last token is a stop id."""
 
 
 class Continuation(NamedTuple):
@@ -125,7 +127,7 @@ class _Candidates(NamedTuple):
 
 
 class Hypotheses:
-    """One search. Beams are numbered from the best to the worst."""
+    """Beams of one search, numbered from the best to the worst, and its hypotheses that have ended."""
 
     def __init__(self, settings: SearchSettings) -> None:
         self._settings = settings

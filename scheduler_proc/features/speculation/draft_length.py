@@ -18,13 +18,14 @@ Rates: TypeAlias = npt.NDArray[np.float64]
 FIRST_RATE = 0.5
 """Probability that a guess is right, before any was made."""
 WEIGHT = 0.25
-"""Weight of the newest guess in that estimate, once there were a few."""
+"""Weight of the newest guess in the estimate of how many are right, once there were a few."""
 FIRST_WEIGHT = 0.5
-"""Weight of its very first one: what other requests are like says little of this one."""
+"""Weight of a row's very first guess in that estimate: what other requests are like says little of this one.
+"""
 FIRST_DRAFTS = 2
-"""Guesses of its first step with some, at most."""
+"""Most guesses of a row's first step with some."""
 WEIGHT_FOR_ALL = 0.02
-"""The same in the estimate that new requests begin with."""
+"""Weight of the newest guess in the estimate that new requests begin with."""
 SHORTEST_PAUSE = 8
 LONGEST_PAUSE = 256
 

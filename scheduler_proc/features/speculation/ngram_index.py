@@ -15,13 +15,13 @@ from runtime.wire.format import IntArray, pack_ids
 
 MAX_NGRAM = 8
 SLOTS_A_TOKEN = 16
-"""Slots for each token, at least; MAX_NGRAM of them are used."""
+"""Slots of the table for each token, at least; MAX_NGRAM of them are used."""
 MAX_SLOTS = 1 << 19
-"""2 MiB, enough for 2^15 tokens; of more the oldest are forgotten bit by bit."""
+"""Most slots of the table: 2 MiB, enough for 2^15 tokens; of more the oldest are forgotten bit by bit."""
 MAX_BULK = 1 << 14
-"""Tokens of a prompt that are looked through, the last ones: 4 ms."""
+"""Number of a prompt's last tokens that are looked through: 4 ms."""
 FEW_TOKENS = 16
-"""So many are added one by one."""
+"""Number of tokens up to which they are added one by one."""
 
 # The hash of an n-gram is FACTOR * that of its first n - 1 tokens + its last token, in as many bits as number
 # the table's slots; of no tokens it is EMPTY. So no product exceeds 30 bits, where Python computes fastest.

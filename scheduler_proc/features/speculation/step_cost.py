@@ -26,30 +26,31 @@ KEPT_FOR_ALL = powers(1.0 - WEIGHT_FOR_ALL)
 
 NUM_KEPT = 9
 NUM_MEASURED = 3
-"""Steps without guesses that are measured before the first with some, and steps with some before their cost
-is believed: one that was held up would keep all from guessing for a long time.
+"""Number of steps without guesses that are measured before the first with some, and of steps with some before
+their cost is believed: one that was held up would keep all from guessing for a long time.
 """
 TRIAL_GUESSES = 16
-"""Guesses of such a step in all, but of each row at least one. Most of what a step with guesses costs may be
-that it is not planned ahead, which several guesses share.
+"""Number of guesses of a step that is tried, in all, but of each row at least one. Most of what a step with
+guesses costs may be that it is not planned ahead, which several guesses share.
 """
 PLAIN_EVERY = 64
-"""Steps with guesses before one without is measured again: contexts grow."""
+"""Number of steps with guesses before one without is measured again: contexts grow."""
 PROBE_AFTER = 32
 MOST_PROBE_AFTER = 2048
-"""Steps without guesses before some are tried once more, where they were too dear: twice as many each time.
-Where they are not, what was measured before is forgotten: a machine that has other work makes guesses dear.
+"""Most steps without guesses before some are tried once more, where they were too dear: twice as many each
+time. Where they are not, what was measured before is forgotten: a machine that has other work makes guesses
+dear.
 """
 LOWEST_BAR = 0.1
 MARGIN = 1.25
-"""By so much a guess must be worth more than it costs: planning is part of its price, and where a step takes
-as long as its tokens number, none is worth it, however its measured times vary.
+"""Factor by which a guess must be worth more than it costs: planning is part of its price, and where a step
+takes as long as its tokens number, none is worth it, however its measured times vary.
 """
 MOST_OF_OTHERS = 0.25
-"""A step gets longer by this share of its time at most while rows are in it that do not guess."""
+"""Share of its time by which a step gets longer at most while rows are in it that do not guess."""
 NO_LIMIT = 1 << 16
 EXACT_ROWS = 8
-"""Up to so many rows each number is told apart, above it every eighth."""
+"""Number of rows up to which each number is told apart; above it every eighth is."""
 
 
 class _Measured:
@@ -118,7 +119,7 @@ class StepCost:
         self._measured: dict[int, _Measured] = {}
 
     def note_verified(self, num_drafted: int, num_accepted: int) -> None:
-        """A step has verified guesses of a row."""
+        """Note that a step has verified guesses of a row."""
         self.rate = rate_after(self.rate, num_drafted, num_accepted, WEIGHT_FOR_ALL)
 
     def note_all_verified(self, num_drafted: IntArray, num_accepted: IntArray) -> None:
@@ -131,7 +132,7 @@ class StepCost:
         self.rate = float(self.rate * behind[0] + added[-1] + added[:-1] @ behind[1:])
 
     def note_step(self, num_rows: int, num_guesses: int, seconds: float) -> None:
-        """A step has ended that computed no prompt."""
+        """Note that a step has ended that computed no prompt."""
         size = num_rows if num_rows <= EXACT_ROWS else EXACT_ROWS - num_rows // -EXACT_ROWS
         kept = self._measured.get(size)
         if kept is None:

@@ -11,10 +11,13 @@ from tests.harness.sources import ROOT, sources
 
 OPENING = re.compile(r'^[ \t]*[rR]?"""(Of|What|Whether|Who|As|and|or)\b', re.M)
 
+ATTRIBUTE = re.compile(r'[^:\s][^\S\n]*(?:#.*)?\n[ \t]*"""(?![A-Z`])[^"\s]', re.M)
+"""The docstring of an attribute, that begins with neither a capital nor a backtick."""
+
 
 def riddles(text: str) -> Iterator[int]:
     """Lines of a module on which a docstring leaves its subject to the reader."""
-    for found in OPENING.finditer(text):
+    for found in (*OPENING.finditer(text), *ATTRIBUTE.finditer(text)):
         yield text.count("\n", 0, found.end()) + 1
 
 
@@ -31,3 +34,10 @@ def test_docstrings_name_their_subject() -> None:
 def test_an_opening_without_a_subject_is_found(opening: str) -> None:
     assert list(riddles(f'class Row:\n    """{opening}"""\n')) == [2]
     assert not list(riddles('class Row:\n    """Whatever of a row is kept."""\n'))
+
+
+@pytest.mark.parametrize("doc", ["likewise.", "0: none.", "[n] int32.", "of a row."])
+def test_an_attributes_docstring_that_does_not_begin_a_sentence_is_found(doc: str) -> None:
+    assert list(riddles(f'class Row:\n    ids: bytes = b""  # packed\n    """{doc}"""\n')) == [3]
+    for good in ("Ids [n] int32.", "`ids` of the row."):
+        assert not list(riddles(f'class Row:\n    """Row."""\n\n    ids: bytes\n    """{good}"""\n'))
