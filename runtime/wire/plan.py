@@ -115,7 +115,7 @@ class RowSetup(Record, frozen=True):
     context.
     """
     top_p_reset_ids: bytes = b""
-    """Ids [n] int32 after which the decay of top_p begins again."""
+    """Ids [n] int32 after which the decaying bound begins again."""
     adapter_slot: Annotated[int, Meta(ge=-1, lt=1 << 31)] = NO_ADAPTER
     """Slot of the adapter that the row's tokens are computed with; NO_ADAPTER: none."""
     processing: RowProcessing | None = None
