@@ -45,6 +45,16 @@ MAX_READY = 256
 MAX_READY_CHARS = 1 << 21
 """Characters of the grammars that are kept compiled. Each takes 60 to 320 bytes of memory."""
 BUSY_WAIT_S = 0.02
+COMPILE_NICENESS = 10
+"""Niceness of the thread that makes again what a child has tried. Not the least there is: it may hold the
+interpreter.
+"""
+
+
+def _give_way() -> None:
+    """Let this thread have less of a processor than others want: a tenth, where one wants all of it."""
+    niceness = max(COMPILE_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))  # nobody may go back
+    os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
 class ReadyGuides:
@@ -99,7 +109,7 @@ class GrammarLoop:
         """By the key of a guide: the sequences that wait for it, by handle."""
         self._waiting_for: dict[bytes, bytes] = {}
         """Key of the guide that a sequence waits for."""
-        self._thread = ThreadPoolExecutor(1, "compile")
+        self._thread = ThreadPoolExecutor(1, "compile", initializer=_give_way)
         self._made: dict[bytes, tuple[Future[llguidance.LLMatcher], int]] = {}
         """With the length of the grammar."""
         self._memory: MaskMemory | None = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -128,3 +130,13 @@ def test_guides_that_are_kept_are_bounded_in_number_and_size(
     assert (len(ready), ready.get(b"larger")) == (1, start)
     ready.add(b"e", start, 10)
     assert (len(ready), ready.get(b"e")) == (1, start)
+
+
+def test_the_thread_that_compiles_gives_way_and_no_other_does() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    before = niceness()
+    with ThreadPoolExecutor(1, initializer=loop._give_way) as executor:
+        assert executor.submit(niceness).result() == max(before, loop.COMPILE_NICENESS)
+    assert niceness() == before
