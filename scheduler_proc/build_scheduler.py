@@ -118,6 +118,7 @@ def _batching(config: RuntimeConfig, limits: StepLimits) -> BatchingSettings:
         config.micro_batch_scheduler,
         config.request_scheduler,
         config.pp_size,
+        config.beam_batching == "drain" and config.max_beam_width > 1,
     )
 
 

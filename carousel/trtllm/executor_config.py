@@ -338,6 +338,7 @@ class ExecutorConfig:
             asked.add(f"executor_config.{name}", name, value, is_default=value is default)
 
     def _add_counts(self, asked: AskedSettings) -> None:
+        asked.add("executor_config", "beam_batching", "drain", is_default=True)
         asked.add("executor_config", "beam_defaults", "trtllm", is_default=True)
         field, width = "executor_config.max_beam_width", self.max_beam_width
         asked.add(field, "max_beam_width", _count(field, width), is_default=width == 1)

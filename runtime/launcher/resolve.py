@@ -505,6 +505,11 @@ def _check_scheduling(config: RuntimeConfig) -> None:
             f"max_beam_width: {config.max_beam_width} beams take as many rows, of which max_running_requests "
             f"gives {config.max_running_requests}; raise that, or ask for fewer beams"
         )
+    if config.max_beam_width > 1 and config.beam_batching == "drain" and config.schedule_policy != "fcfs":
+        raise ConfigError(
+            "schedule_policy: with --beam-batching drain requests start in the order of their arrival, not "
+            f"by {config.schedule_policy}; leave one of them out"
+        )
     if config.max_beam_width > 1 and config.task == "embed":
         raise ConfigError("max_beam_width: an embedding model searches nothing; leave it out")
     capacity = config.capacity_policy

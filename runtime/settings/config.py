@@ -176,6 +176,7 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
 PRESETS: dict[str, dict[str, Any]] = {
     "trtllm": {
+        "beam_batching": "drain",
         "beam_defaults": "trtllm",
         "capacity_scheduler": "guaranteed_no_evict",
         "chunked_prefill_size": 8192,

@@ -68,6 +68,13 @@ class SchedulerSettings(KVCacheSettings, frozen=True, forbid_unknown_fields=True
             "false; trtllm is 0 and true"
         ),
     ] = "transformers"
+    beam_batching: Annotated[
+        Literal["mixed", "drain"],
+        setting(
+            "requests of several beam widths: mixed shares steps among them; drain starts all requests in "
+            "the order of their arrival, another width when all before it have ended"
+        ),
+    ] = "mixed"
     max_queued_requests: Annotated[
         int,
         setting(

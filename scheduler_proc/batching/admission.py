@@ -48,33 +48,43 @@ class Admission:
     def admit(self, adder: PrefillAdder, newcomers: Sequence[Request] | None = None) -> None:
         """Give rows to waiting requests until one does not fit; those that are not ready yet are passed over,
         and so are all of a tenant once one of them does not fit beside the shares of others. newcomers: who
-        is considered, all of them waiting; None: everybody, as the policy orders them.
+        is considered, all of them waiting; None: everybody, as the policy orders them. Where beam widths are
+        drained nobody is passed over, and the order is that of arrival.
         """
         waiting = self._lifecycle.waiting
         admitted: list[int] = []
         failed: list[tuple[Request, ErrorInfo]] = []
         num_passed_over = num_skipped = 0
         held_back: set[bytes] = set()
-        for position in self._positions(newcomers):
+        positions, gate = self._positions(newcomers), self._lifecycle.room.width_gate
+        if gate is not None:
+            positions = gate.in_order(positions, waiting)
+        for position in positions:
             if num_passed_over >= MAX_PASSED_OVER or num_skipped >= MAX_SKIPPED:
                 break
             req = waiting[position]
+            if gate is not None and not gate.may_start(req, self._kv.rows.num_running):
+                break
             if held_back and tenant_of(req.namespace) in held_back:
                 num_skipped += 1
                 continue
             try:
                 if not self._is_prepared(req):
+                    if gate is not None:
+                        break
                     num_skipped += 1
                     continue
                 prefix = self.prefix_if_it_may_start(req)
             except RequestError as error:
                 failed.append((req, error_info(error)))  # the error itself would hold this frame in a cycle
                 continue
-            if prefix is None:
+            if prefix is None and gate is None:
                 num_passed_over += 1
-            elif adder.try_admit(req, prefix):
+            elif prefix is not None and adder.try_admit(req, prefix):
                 admitted.append(position)
-            elif adder.was_withheld:
+                if gate is not None:
+                    gate.note_started(req)
+            elif gate is None and adder.was_withheld:
                 held_back.add(tenant_of(req.namespace))
             else:
                 break

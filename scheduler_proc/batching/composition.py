@@ -37,6 +37,7 @@ from scheduler_proc.request_scheduler import (
     RequestScheduler,
     SimpleScheduler,
 )
+from scheduler_proc.waiting.width_gate import WidthGate
 
 
 class BatchingSettings(NamedTuple):
@@ -54,6 +55,8 @@ class BatchingSettings(NamedTuple):
     """
     num_stages: int = 1
     """Number of stages of the pipeline that computes a step."""
+    drains_widths: bool = False
+    """Start requests of another beam width when all before them have ended."""
 
 
 def make_prefix_cache(
@@ -84,6 +87,8 @@ def make_batch_builder(
     """
     kv = lifecycle.kv
     capacity = _make_capacity_policy(settings, kv)
+    if settings.drains_widths:
+        lifecycle.room.width_gate = WidthGate(port.now_s)
     admission = Admission(lifecycle, policy, capacity.closes_batches, port.is_ready)
     preemption = chooser = None
     if getattr(policy, "preempts", False):

@@ -142,6 +142,7 @@ class Controls:
             "queue_time_sum_s": lifecycle.queue_times.sum_s,
             "tenants": lifecycle.accounts.figures(),
             **lifecycle.slots.figures(),
+            **({} if lifecycle.room.width_gate is None else lifecycle.room.width_gate.figures()),
             **({} if self._inline is None else self._inline.figures()),
             **self.questions.stats.totals(),
         }

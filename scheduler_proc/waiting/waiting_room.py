@@ -31,6 +31,7 @@ from scheduler_proc.waiting.serving_time import ServingTime
 from scheduler_proc.waiting.sorted_requests import SortedRequests
 from scheduler_proc.waiting.tenant_accounts import Accounts
 from scheduler_proc.waiting.waiting_queue import SortKey, WaitingQueue, in_turn
+from scheduler_proc.waiting.width_gate import WidthGate
 
 QUEUE_RETRY_S = 5.0
 """When to ask again after the queue timeout. Nobody knows; the queue is longer than it should be."""
@@ -81,6 +82,8 @@ class WaitingRoom:
         """Requests that are held back."""
         self.is_backed_up = False
         """Somebody in the queue got no row when rows were given out last: admission says so."""
+        self.width_gate: WidthGate | None = None
+        """None where requests of all beam widths share steps."""
         self.fair = FairOrder()
         """Turns of tenants. Told here of who comes and gets a row, by the life cycle of who ends in one."""
         self._accounts = accounts

@@ -18,6 +18,7 @@ from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import RowGroup
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.features.beam_search.beam_search import BeamSearch
+from scheduler_proc.waiting.width_gate import WidthGate
 from tests.harness.mutants.mutant_table import Mutant
 from tests.harness.mutants.mutants import in_force
 from tests.harness.simulation import group_simulation
@@ -39,6 +40,7 @@ def test_groups_among_other_requests_find_what_a_search_alone_finds() -> None:
         "searches",
         "searches with rules",
         "searches of several widths",
+        "width changes",
         "steps of groups",
         "aborted",
         "replaced",
@@ -103,6 +105,8 @@ MUTANTS = [
         "beam.tokens,",
         "self._req.tokens,",
     ),
+    mutant("another width does not wait", WidthGate, "may_start", "_width_of(req) == self._width", "True"),
+    mutant("the order is not that of arrival", WidthGate, "in_order", "heappop(order)", "order.pop()"),
     mutant("other sequences get no terminal", BeamSearch, "closing", "self._output.close(other)"),
     mutant("owners are not taken off", PageAllocator, "_let_go", "self.num_more_owners[each] = left"),
     mutant("rows of groups count as requests", Rows, "acquire", "self._num_further += req.head is not req"),

@@ -40,7 +40,7 @@ from tests.harness.simulation.sim_system import Setting, System
 from tests.harness.simulation.sim_traffic import stream_open
 
 CLIENT = 5
-MAX_STEPS = 5_000
+MAX_STEPS_EACH = 350
 NUM_TOP = 40
 GROUP_POOLS = [(1, 200), (4, 40), (4, 80), (8, 30), (16, 20)]
 
@@ -120,11 +120,13 @@ def greedy(asked: Asked, setting: Setting) -> list[int]:
 
 
 class GroupSimulation:
-    def __init__(self, seed: int, **changes: Any) -> None:
+    def __init__(self, seed: int, num_requests: int = 14, **changes: Any) -> None:
         """changes: of the setting that the seed draws."""
         rng = self.rng = random.Random(seed)
         drawn = Setting.draw(rng)
         page_size, num_pages = rng.choice(GROUP_POOLS)
+        drains_widths = changes.pop("drains_widths", rng.random() < 0.3)
+        in_order = {"policy": "fcfs", "request_scheduler": "", "micro_batch_scheduler": ""}
         self.setting = replace(
             drawn,
             **{
@@ -143,6 +145,8 @@ class GroupSimulation:
                 "expiring": 0.0,
                 "num_stages": 1,
                 "max_requests": rng.choice([0, 0, 3]),
+                "drains_widths": drains_widths,
+                **(in_order if drains_widths else {}),
                 **changes,
             },
         )
@@ -151,7 +155,7 @@ class GroupSimulation:
         self.system.executor.logits_of = consistent_logits
         self.counts: Counter[str] = Counter()
         self.asked: list[Asked] = []
-        for number in range(14):
+        for number in range(num_requests):
             self.asked.append(self._draw(number))
         self._todo = list(self.asked)
 
@@ -237,7 +241,7 @@ class GroupSimulation:
     def run(self) -> Counter[str]:
         system = self.system
         try:
-            for _ in range(MAX_STEPS):
+            for _ in range(MAX_STEPS_EACH * len(self.asked)):
                 if (
                     not self._todo
                     and system.scheduler.is_idle
@@ -256,8 +260,21 @@ class GroupSimulation:
         self.counts["retracted"] += system.lifecycle.num_retracted
         return self.counts
 
+    def _check_order(self) -> None:
+        """Where widths are drained, those that run have one, and nobody has overtaken anybody."""
+        lifecycle = self.system.lifecycle
+        running = self.system.rows.running_requests()
+        assert len({1 if req.group is None else req.group.width for req in running}) <= 1, "two widths run"
+        first = min((req.seq for req in lifecycle.waiting if not req.num_retractions), default=None)
+        assert first is None or all(req.seq < first for req in running), "a request was overtaken"
+        gate = lifecycle.room.width_gate
+        assert gate is not None
+        self.counts["width changes"] = gate.num_changes
+
     def _check_rows(self) -> None:
         """A group holds all of its rows or none; no hypothesis is in the tree beside one that has won."""
+        if self.setting.drains_widths:
+            self._check_order()
         rows = self.system.rows
         for req in rows.running_requests():
             if req.group is None:

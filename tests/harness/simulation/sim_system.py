@@ -143,6 +143,7 @@ class Setting:
     """Share of the requests that want additional outputs. Not drawn, either."""
     num_stages: int = 1
     """Stages of the pipeline; more than one: `depth` is by them."""
+    drains_widths: bool = False
 
     @property
     def most_in_flight(self) -> int:
@@ -186,6 +187,7 @@ class Setting:
             self.micro_batch_scheduler,
             self.request_scheduler,
             self.num_stages,
+            self.drains_widths,
         )
 
     @staticmethod

@@ -135,7 +135,7 @@ SCHEDULER_ORDER = [
     {"request"},
     {"rows"},
     {"deadlines", "phases", "serving_time", "solitary", "waiting_queue"},
-    {"cache", "fair_order", "tenant_accounts"},
+    {"cache", "fair_order", "tenant_accounts", "width_gate"},
     {"waiting_room"},
     {"batch", "tenant_limits"},
     {"micro_batches", "results"},

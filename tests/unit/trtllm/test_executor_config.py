@@ -21,6 +21,7 @@ from carousel.trtllm.executor_settings import runtime_settings
 from runtime.settings.config import RuntimeConfig, from_values
 
 TENSORRT_LLM = {
+    "beam_batching": "drain",
     "beam_defaults": "trtllm",
     "batching_type": "inflight_fused",
     "capacity_scheduler": "guaranteed_no_evict",
