@@ -25,7 +25,7 @@ from carousel.retention import KvCacheRetentionConfig, retention_for_wire
 from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams, guide_for_wire
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
-from runtime.sampling.kinds import IdKind, Number, Stopping, TextsKind
+from runtime.sampling.kinds import Counts, IdKind, Number, Stopping, TextsKind
 from runtime.sampling.table import MAX_DRAFT_TOKENS, PARAMETERS, SEEDS
 from runtime.wire.format import (
     MAX_LABEL_CHARS,
@@ -69,7 +69,8 @@ MAX_ARRIVAL_TIME = 100_000_000_000
 REWRITTEN = tuple(
     p
     for p in PARAMETERS
-    if isinstance(p.kind, IdKind | TextsKind | Stopping) or (isinstance(p.kind, Number) and p.nullable)
+    if isinstance(p.kind, IdKind | TextsKind | Counts | Stopping)
+    or (isinstance(p.kind, Number) and p.nullable)
 )
 """Parameters that callers may write in several ways."""
 NUMBERS = tuple(p for p in PARAMETERS if isinstance(p.kind, Number) and not p.nullable)
