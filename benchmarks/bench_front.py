@@ -1,5 +1,5 @@
 """The ways to one model, in turns: over HTTP, over the client library, and offline (LLM); and over HTTP chats
-without tools, and with one that the model does not call.
+without tools, with one that the model does not call, and without tools but with a prompt as long as that one.
 
 For each way the tokens per second of all streams together, prompts included; what a token costs each process
 in CPU time; and what other processes used of the machine meanwhile, in cores. HTTP and the client library ask
@@ -40,9 +40,9 @@ from runtime.text.tokenizer import load
 
 DEMO_MODEL_NAME = "carousel-demo"
 TIMEOUT_S = 120.0
-WAYS = ("http", "chat", "tools", "sdk", "offline")
-CHATS = ("chat", "tools")
-TOOLS: list[object] = [{"type": "function", "function": {"name": "f"}}]
+WAYS = ("http", "chat", "tools", "filled", "sdk", "offline")
+CHATS = ("chat", "tools", "filled")
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 ROLES = ("client", "api", "tokenizer", "scheduler", "worker", "detokenizer")
 
 
@@ -126,10 +126,19 @@ def all_ways(args: argparse.Namespace) -> Iterator[dict[str, tuple[Way, int]]]:
                 "http": (streams_over(runner, over_http), server.launcher_pid),
                 "chat": (streams_over(runner, chat, as_messages), server.launcher_pid),
                 "tools": (streams_over(runner, tools, as_messages), server.launcher_pid),
+                "filled": (streams_over(runner, chat, as_messages), server.launcher_pid),
                 "sdk": (streams_over(runner, over_zmq), server.launcher_pid),
                 "offline": (offline(llm), llm_pid),
             }
             runner.run(client.aclose())
+
+
+def num_tool_tokens() -> int:
+    """How many tokens longer the tool makes a prompt."""
+    tokenizer, turns = load(DEMO_MODEL), [{"role": "user", "content": "x"}]
+    texts = [tokenizer.apply_chat_template(turns, tools=tools) for tools in (TOOLS, ())]
+    with_tools, without = map(len, tokenizer.encode_batch(texts, add_special_tokens=False))
+    return with_tools - without
 
 
 def run(args: argparse.Namespace) -> dict[str, list[Sample]]:
@@ -140,7 +149,8 @@ def run(args: argparse.Namespace) -> dict[str, list[Sample]]:
             for order, (name, (way, launcher_pid)) in enumerate(ways.items()):
                 # Prompts of their own, so that no way finds another one's in the prefix cache.
                 rng = np.random.default_rng([number, order])
-                lengths = {"input_len": args.input_len, "output_len": args.output_len}
+                input_len = args.input_len + (num_tool_tokens() if name == "filled" else 0)
+                lengths = {"input_len": input_len, "output_len": args.output_len}
                 draw = random_text if name in CHATS else random_ids  # a conversation is of texts
                 prompts = draw(source, rng, args.streams, **lengths, range_ratio=1.0)
                 sample = measure(way, prompts, launcher_pid)

@@ -62,10 +62,10 @@ class AnswerParser:
 
     def is_plain(self, text: str) -> bool:
         """Return True where the next text is a delta of the text item as it is: it need not be pushed."""
-        markers = self._reader.quiet
-        if markers is None or self._left_out is not NO_MARKERS:
+        markers, left_out = self._reader.quiet, self._left_out
+        if markers is None or self._held:
             return False
-        return markers.search(text) is None and not markers.num_held(text, 0)
+        return markers.leave(text) and (left_out is NO_MARKERS or left_out.leave(text))
 
     def push(self, text: str) -> list[Event]:
         """Take the next text; return what it tells."""

@@ -50,6 +50,12 @@ class Markers:
         self._prefixes = {spelling[:end] for spelling in spellings for end in range(1, len(spelling))}
         self._max = max(map(len, self._prefixes), default=0)
 
+    def leave(self, text: str) -> bool:
+        """Return True where a text has no marker in it, and may not end with the beginning of one."""
+        if self._search_first(text) is None:
+            return True
+        return self.search(text) is None and not self.num_held(text, 0)
+
     def num_held(self, text: str, start: int) -> int:
         """How many characters at the end of a text, from `start` on, may be the beginning of a marker."""
         if self._search_first(text, max(start, len(text) - self._max)) is None:

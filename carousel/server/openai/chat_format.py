@@ -85,11 +85,13 @@ class ChatCompletionFormat:
             data = self._first_event(delta.index)  # with the usage before the tokens that follow it
         self._usage.add(prompt, delta)
         reason = finish_reason_of(delta)
-        if self._messages:
-            is_plain = self._is_plain and delta.text and not reason
-            if is_plain and self._messages[delta.index].is_plain(delta.text):
-                yield data + self._plain_event(delta.index, delta.text)
-                return
+        is_only_text = delta.text and not reason
+        if is_only_text and self._messages:
+            is_only_text = self._messages[delta.index].is_plain(delta.text)
+        if is_only_text and self._is_plain:
+            yield data + self._plain_event(delta.index, delta.text)
+            return
+        if self._messages and not is_only_text:
             for part in delta_pieces(delta):
                 data += self._message_events(part)
                 if data:

@@ -407,6 +407,19 @@ def test_special_tokens_that_are_in_the_text_for_a_parser_are_left_out() -> None
     assert TOOLS.names
 
 
+@pytest.mark.parametrize("left_out", [Markers(), Markers("<|end|>", "[INST]")])
+def test_text_that_cannot_begin_a_marker_need_not_be_read(left_out: Markers) -> None:
+    parser = AnswerParser(plan("hermes", left_out=left_out))
+    has_special = left_out.search("<|end|>") is not None
+    parser.push("Some")
+    assert all(map(parser.is_plain, (" text", " a[0]", "x < y")))
+    assert not parser.is_plain("<tool_call>")
+    for end, is_plain in (("x <", False), ("x <|en", not has_special), ("<|end|>", not has_special)):
+        assert parser.is_plain(end) is is_plain, end
+    parser.push("<|e")
+    assert parser.is_plain("nd") is not has_special, "with what is held back it may be a marker"
+
+
 @pytest.mark.parametrize("reasoning", [name for name, each in REASONING_FORMATS.items() if each.ends_at_call])
 @pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "glm45"])
 def test_a_call_ends_reasoning_whose_closing_tag_is_left_out(reasoning: str, family: str) -> None:
