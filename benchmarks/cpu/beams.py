@@ -3,8 +3,9 @@
     python -m benchmarks.cpu.beams [--vocab 151936] [--width 4] [--length 64] [--rounds 3]
 
 A launch with the shape of a 0.5B model and dummy weights. Printed are milliseconds of a step, in turns: a
-search; as many sequences that are sampled; and a search whose client asks for one token of each beam with its
-logprobs, in a loop, as a server without searches has it done. The ratios are medians of the rounds'.
+search; one with a repetition penalty and n-grams; as many sequences that are sampled; and a search whose
+client asks for one token of each beam with its logprobs, in a loop, as a server without searches has it done. The
+ratios are medians of the rounds'.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+
+import msgspec
 
 from benchmarks.cpu.guided import made_model
 from carousel import LLM, SamplingParams
@@ -29,6 +32,7 @@ def main() -> None:
     args = parser.parse_args()
     width, length = args.width, args.length
     search = SamplingParams(max_tokens=length, n=1, use_beam_search=True, beam_width=width, ignore_eos=True)
+    ruled = msgspec.structs.replace(search, repetition_penalty=1.2, no_repeat_ngram_size=3)
     sample = SamplingParams(max_tokens=length, n=width, temperature=1.0, seed=1, ignore_eos=True)
     one = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2 * width, ignore_eos=True)
     with (
@@ -56,6 +60,7 @@ def main() -> None:
 
         ways: dict[str, Callable[[], object]] = {
             "search": lambda: llm.generate(PROMPT, search),
+            "with rules": lambda: llm.generate(PROMPT, ruled),
             "sampled": lambda: llm.generate(PROMPT, sample),
             "by its client": by_its_client,
         }

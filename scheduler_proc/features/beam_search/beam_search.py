@@ -37,7 +37,7 @@ TAKEN = frozenset(
         *("include_stop_str_in_output", "logprobs", "n", "best_of", "truncate_prompt_tokens"),
         *("min_tokens", "bad_words", "bad_words_ids", *RULE_NAMES),
         *("return_perf_metrics", "use_beam_search", "beam_width", "length_penalty", "early_stopping"),
-        *("beam_search_diversity_rate", "beam_width_array"),
+        *("beam_search_diversity_rate", "beam_width_array", "stop_words_ids"),
     }
 )
 """Sampling parameters that go together with a beam search."""
@@ -161,7 +161,7 @@ class BeamSearch(RequestFeature):
                     )
                 )
         reason: CloseReason = "stop" if won.by_stop else "length"
-        stop_token = tokens[-1] if won.by_stop else -1
+        stop_token = tokens[-1] if tokens[-1] in self._search.stop_ids else -1
         return msgspec.structs.replace(
             closed,
             handle=handle,
@@ -198,6 +198,7 @@ def attach_beam_search(
             _prompt_end(req),
             sampling.beam_search_diversity_rate,
             sampling.beam_width_array,
+            sampling.stop_words_ids,
         )
         if search.num_wanted > settings.vocab_size:
             raise InvalidRequest(

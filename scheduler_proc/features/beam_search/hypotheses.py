@@ -53,13 +53,16 @@ class SearchSettings(NamedTuple):
     widths: tuple[int, ...] = ()
     """Beams behind each token, the last number for all that follow; empty: `width` from the first on."""
 
+    stop_words: tuple[tuple[int, ...], ...] = ()
+    """A hypothesis that comes to an end like one of them has ended."""
+
     def width_at(self, num_tokens: int) -> int:
         """Return how many beams go on from beams of so many tokens."""
         return self.widths[min(num_tokens, len(self.widths) - 1)] if self.widths else self.width
 
     def num_candidates(self, width: int) -> int:
         """Return how many are looked at where so many beams go on."""
-        return max(2, 1 + len(self.stop_ids)) * width
+        return max(2, 1 + len(self.stop_ids) + len(self.stop_words)) * width
 
     @property
     def num_wanted(self) -> int:
@@ -154,7 +157,7 @@ class Hypotheses:
         ended: list[Hypothesis] = []
         running: list[int] = []
         for place, token in enumerate(found.ids.tolist()):
-            by_stop = token in settings.stop_ids
+            by_stop = token in settings.stop_ids or self._completes_word(found.parents.item(place), token)
             if not by_stop and not is_last:
                 if len(running) < width:
                     running.append(place)
@@ -194,6 +197,20 @@ class Hypotheses:
             )
         return found
 
+    def _completes_word(self, beam: int, token: int) -> bool:
+        """Tell whether a beam's output ends with a stop word when this token comes next.
+        `num_tokens` counts it already.
+        """
+        settings, path = self._settings, self._paths[beam]
+        if not settings.stop_words or self.num_tokens <= settings.min_output:
+            return False
+        for *before, last in settings.stop_words:
+            if token == last and len(before) < self.num_tokens:
+                newest = _newest(path, len(before))
+                if newest == tuple(before):
+                    return True
+        return False
+
     def _path(self, found: _Candidates, place: int, each: Sequence[NextTokens]) -> Path:
         parent, num_top = found.parents.item(place), self._settings.num_top
         top_ids, top = each[parent].top
@@ -213,12 +230,9 @@ class Hypotheses:
 
     def _end_of(self, path: Path | None, length: int) -> tuple[int, ...]:
         """Return the last ids of prompt and beam."""
-        newest: list[int] = []
-        while path is not None and len(newest) < length:
-            newest.append(path.token)
-            path = path.before
+        newest = _newest(path, length)
         rest = length - len(newest)
-        return (*(self._settings.prompt_end[-rest:] if rest else ()), *newest[::-1])
+        return (*(self._settings.prompt_end[-rest:] if rest else ()), *newest)
 
     def _take_ended(self, new: list[Hypothesis]) -> None:
         """Keep the best of all that have ended. Of equals the earlier one stays before."""
@@ -239,3 +253,12 @@ class Hypotheses:
             length = settings.max_output
         best = self._sums.max() / np.float32(float(length) ** settings.length_penalty)
         return bool(best > self.ended[-1].score)
+
+
+def _newest(path: Path | None, length: int) -> tuple[int, ...]:
+    """Return the last ids of an output, as many as there are."""
+    newest: list[int] = []
+    while path is not None and len(newest) < length:
+        newest.append(path.token)
+        path = path.before
+    return tuple(newest[::-1])

@@ -93,6 +93,7 @@ def expected(asked: Asked, setting: Setting) -> list[Hypothesis]:
         EarlyStopping(sampling.early_stopping or 0),
         diversity=sampling.beam_search_diversity_rate,
         widths=sampling.beam_width_array,
+        stop_words=sampling.stop_words_ids,
     )
     hypotheses, rules = Hypotheses(search), ScoreRules.of(sampling)
     contexts = [prompt]
@@ -207,6 +208,7 @@ class GroupSimulation:
         changes: list[dict[str, Any]] = [
             {"repetition_penalty": rng.choice([0.5, 1.5])},
             {"presence_penalty": rng.choice([-1.5, 1.5]), "frequency_penalty": rng.choice([-0.5, 0.5])},
+            {"stop_words_ids": tuple((rng.randrange(VOCAB_SIZE),) for _ in range(3))},
             {"no_repeat_ngram_size": rng.choice([1, 2])},
             {"logit_bias": ((rng.randrange(VOCAB_SIZE), rng.choice([-2.5, 2.5])),)},
             {"allowed_token_ids": tuple(rng.sample(range(VOCAB_SIZE), rng.choice([2, 20])))},

@@ -87,3 +87,24 @@ def test_a_search_with_fewer_tokens_than_beams_goes_on_with_those() -> None:
     assert hypotheses.advance([next_tokens({1: -1.0, 2: -2.0})]) == [(0, 1), (0, 2)]
     assert hypotheses.advance([next_tokens({5: -1.0}), next_tokens({})]) == []
     assert [each.score for each in hypotheses.ended] == [-2.0]
+
+
+def test_a_stop_word_ends_a_hypothesis_as_a_stop_id_does() -> None:
+    hypotheses = search(2, max_output=9, length_penalty=0.0, stop_words=((1, 5), (6, 6)), min_output=1)
+    assert hypotheses.advance([next_tokens({**FIRST, 6: -0.9})]) == [(0, 6), (0, 1)]
+    # (6, 6) and (1, 5) end, both among the first two, and nothing that runs comes near.
+    second = [next_tokens({6: -0.1, 5: -2.0, 7: -3.0}), next_tokens({5: -0.1, 6: -2.5, 7: -3.0})]
+    assert hypotheses.advance(second) == []
+    assert [
+        ([link.token for link in each.path.from_the_first()], each.by_stop) for each in hypotheses.ended
+    ] == [
+        ([6, 6], True),
+        ([1, 5], True),
+    ]
+
+
+def test_no_stop_word_ends_a_hypothesis_before_its_least_tokens() -> None:
+    hypotheses = search(2, stop_words=((1,), (2, 5)), min_output=3)
+    assert hypotheses.advance([next_tokens(FIRST)]) == [(0, 1), (0, 2)]
+    assert hypotheses.advance([next_tokens(each) for each in SECOND]) == [(0, 5), (0, 6)]
+    assert hypotheses.ended == []

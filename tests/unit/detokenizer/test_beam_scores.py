@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from detokenizer_proc.text_stream import TextStream
+from runtime.wire.format import pack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import BeamScore, Closed, StreamOpen
 
@@ -21,6 +22,17 @@ def test_an_end_has_what_the_scheduler_says_of_the_hypothesis() -> None:
     stream.close(Closed(handle, "length", beam=BeamScore(-0.5, -2.0)), frozenset())
     assert stream.finish is not None
     assert (stream.finish.score, stream.finish.cumulative_logprob) == (-0.5, -2.0)
+
+
+def test_a_hypothesis_that_a_stop_word_has_ended_names_it() -> None:
+    handle = make_handle(1, 1)
+    stream = TextStream(StreamOpen(handle, 3, stop_words=(pack_ids([5, 6]),)), NoText(), lambda ids: "word")
+    for token in (4, 5, 6):
+        stream.push(token, pack_ids([token]))
+    stream.close(Closed(handle, "stop", beam=BeamScore(-0.5, -2.0)), frozenset())
+    assert stream.finish is not None
+    assert (stream.finish.reason, stream.finish.matched, stream.finish.score) == ("stop", "word", -0.5)
+    assert stream.output().token_ids == pack_ids([4, 5, 6])
 
 
 def test_an_end_without_a_search_has_none() -> None:
