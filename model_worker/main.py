@@ -21,7 +21,7 @@ from model_worker.membership import join_ranks
 from model_worker.rank_methods import RankMethods, RankView, load_methods
 from model_worker.worker import ModelWorker, WorkerStep
 from runtime.base.errors import ExecutorError
-from runtime.ring.nodes import open_rank_inbox
+from runtime.ring.nodes import open_rank_answers, open_rank_inbox
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.wire.messages import FromRank, ToRank
 from runtime.wire.plan import (
@@ -160,7 +160,7 @@ def main(context: ProcessContext) -> None:
     torch.set_num_threads(config.cpu_threads)
     rank = context.index
     inbox = open_rank_inbox(context, rank)
-    outbox = context.outbox(context.endpoints.step_results)
+    outbox = open_rank_answers(context)
     local_rank = rank % config.ranks_per_node
     device = make_device(config.device, threaded=False, index=local_rank)
     member = join_ranks(context, device, context.beat)

@@ -44,11 +44,11 @@ class ServingExecutor(AnyExecutor, AdapterDevice, CalledRanks, Protocol):
     limits: WorkerReady
 
 
-def _has_ranks_here(config: RuntimeConfig) -> bool:
-    """Tell whether all ranks can answer calls: on CUDA the first lives in here, and its followers, as ranks
-    of other nodes, send nothing to this process.
+def _can_call_ranks(config: RuntimeConfig) -> bool:
+    """Tell whether all ranks can answer calls: on CUDA the first lives in here, and its followers send
+    nothing to this process.
     """
-    return config.nnodes == 1 and (config.device == "cpu" or config.tp_size == 1)
+    return config.device == "cpu" or config.tp_size == 1
 
 
 def main(context: ProcessContext) -> None:
@@ -96,7 +96,7 @@ def main(context: ProcessContext) -> None:
         suspects=Suspects.read(context.endpoints.suspects_file),
         grammar=grammar,
         adapters=executor if config.enable_lora else None,
-        ranks=executor if _has_ranks_here(config) else None,
+        ranks=executor if _can_call_ranks(config) else None,
     )
     lifecycle = scheduler.lifecycle
     if context.was_paused:

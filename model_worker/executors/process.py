@@ -1,8 +1,8 @@
 """ProcessExecutor: the scheduler's end of a worker that is a process of its own. Imports no torch.
 
 Plans and masks go out to all ranks, results come back from the one that samples on step_results, both in
-order. Nothing here waits for ever: a wait is a poll over results and the ranks' pidfds, in which `on_wait`
-runs at least every WAIT_S.
+order. Ranks of other nodes answer calls at a socket of their own. Nothing here waits for ever: a wait is a
+poll over results and the ranks' pidfds, in which `on_wait` runs at least every WAIT_S.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import zmq
 from model_worker.executors.adapter_loads import AdapterAnswer, AdapterLoads
 from model_worker.executors.ranks import Ranks
 from runtime.base.errors import ExecutorError
+from runtime.ring.nodes import open_answers_inbox
 from runtime.ring.process import ProcessContext
 from runtime.wire.plan import (
     AdapterFailed,
@@ -72,20 +73,25 @@ class ProcessExecutor:
         max_in_flight: int,
         feeds_back: bool = True,
         on_wait: Callable[[], None],
+        from_others: ZmqInbox | None = None,
     ) -> None:
-        """`limits`: what the worker said when it got ready."""
+        """`limits`: what the worker said when it got ready. `from_others`: where ranks of other nodes
+        answer.
+        """
         self.max_in_flight = max_in_flight
         self.feeds_back = feeds_back
         self.limits = limits
         self.error: ExecutorError | None = None
         self._ranks = ranks
         self._results = results
+        self._inboxes = [results] if from_others is None else [results, from_others]
         self._on_wait = on_wait
         self._loads = AdapterLoads(ranks.count)
         self._answers: list[RankAnswer] = []
         self._unfinished: deque[RemoteStep] = deque()
         self._poller = zmq.Poller()
-        self._poller.register(results.socket, zmq.POLLIN)
+        for inbox in self._inboxes:
+            self._poller.register(inbox.socket, zmq.POLLIN)
         ranks.register(self._poller)
 
     def launch(self, plan: BatchPlan) -> RemoteStep:
@@ -124,7 +130,7 @@ class ProcessExecutor:
 
     def receive(self) -> None:
         """Hand what has arrived to the steps it belongs to. Never blocks."""
-        for arrived in self._results.drain():
+        for arrived in (arrived for inbox in self._inboxes for arrived in inbox.drain()):
             message, frames = arrived if isinstance(arrived, Framed) else (arrived, ())
             if isinstance(message, StepResult):
                 self._take_result(message, frames)
@@ -160,17 +166,22 @@ class ProcessExecutor:
     def close(self) -> None:
         """Ask the ranks to end; their processes belong to the launcher. May be repeated."""
         self._ranks.close()
-        self._results.close()
+        for inbox in self._inboxes:
+            inbox.close()
 
 
 def create(context: ProcessContext, on_wait: Callable[[], None]) -> ProcessExecutor:
     """Wait until the worker is ready. Raises ExecutorError when it fails or this process is to stop."""
     results = context.inbox("step_results", context.endpoints.step_results)
+    from_others = None
     try:
+        from_others = open_answers_inbox(context)
         limits = _wait_ready(context, results, on_wait)
         ranks = Ranks(context, range(context.config.num_ranks))
     except BaseException:
         results.close()
+        if from_others is not None:
+            from_others.close()
         raise
     return ProcessExecutor(
         ranks,
@@ -179,6 +190,7 @@ def create(context: ProcessContext, on_wait: Callable[[], None]) -> ProcessExecu
         max_in_flight=context.config.max_steps_in_flight,
         feeds_back=not context.config.disable_overlap_schedule,
         on_wait=on_wait,
+        from_others=from_others,
     )
 
 

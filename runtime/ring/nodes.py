@@ -2,10 +2,11 @@
 
     PORT                of --dist-addr, on node 0: where the ranks meet (torch's TCPStore)
     PORT + 1            on node 0: its launcher, for the agents of the other nodes
+    PORT + 2            on node 0: its scheduler, for answers of ranks on other nodes
     PORT + 2 + rank     on the node of each rank that is not on node 0: its plans
 
-The two last are ZMQ with CURVE. All keys come of one secret, which every node has in a file; who has it is
-one of us. The first one, and what the ranks send each other, is not encrypted.
+All but the first are ZMQ with CURVE. All keys come of one secret, which every node has in a file; who has it
+is one of us. The first one, and what the ranks send each other, is not encrypted.
 """
 
 from __future__ import annotations
@@ -51,6 +52,13 @@ class NodeAddresses:
     def agents(self) -> str:
         """Address at which node 0's launcher listens to agents."""
         return f"tcp://{self.host}:{self.port + 1}"
+
+    @property
+    def answers(self) -> str:
+        """Where node 0's scheduler listens to ranks of other nodes. Rank 0, whose number it has, is on
+        node 0.
+        """
+        return f"tcp://{self.host}:{self.port + 2}"
 
     def rank_in(self, host: str, rank: int) -> str:
         """Return where a rank on `host` takes its plans."""
@@ -136,6 +144,27 @@ def open_rank_outbox(context: ProcessContext, rank: int) -> ZmqOutbox:
         linger_ms=SHUTDOWN_LINGER_MS,
         prepare=keys.connect,
     )
+
+
+def open_answers_inbox(context: ProcessContext) -> ZmqInbox | None:
+    """Bind, on node 0, where ranks of other nodes answer; None: there are no others. Raises ConfigError."""
+    config = context.config
+    if config.nnodes == 1:
+        return None
+    keys = NodeKeys.read(config.node_key)
+    keys.authenticate(context.zmq)
+    address = addresses_of(config).answers
+    return ZmqInbox(context.zmq, address, "step_results", context.epoch, bind=_binder(keys))
+
+
+def open_rank_answers(context: ProcessContext) -> ZmqOutbox:
+    """Connect to where a rank of this node says what it has to say. Raises ConfigError."""
+    config = context.config
+    if not config.node_rank:
+        return context.outbox(context.endpoints.step_results)
+    keys = NodeKeys.read(config.node_key)
+    address = addresses_of(config).answers
+    return ZmqOutbox(context.zmq, address, context.epoch, linger_ms=SHUTDOWN_LINGER_MS, prepare=keys.connect)
 
 
 def read_node_addresses(context: ProcessContext) -> list[str]:

@@ -68,7 +68,7 @@ class WorkerCalls:
             raise InvalidRequest("collective_rpc: the request has no call", param="method")
         if self._ranks is None:
             raise InvalidRequest(
-                "collective_rpc: not built for several CUDA devices, nor for several nodes",
+                "collective_rpc: not built for several CUDA devices",
                 code="unsupported",
             )
         num_ranks = self._ranks.num_ranks

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from carousel import Client, InvalidRequest, SamplingParams
+from carousel import Client, RequestError, SamplingParams
 from tests.cpu.parallel.test_tensor_parallel_launch import mixed_requests
 from tests.harness.nodes import HOST, OTHER, Nodes, listening_hosts, nodes
 from tests.harness.ring.launched import is_alive, launched, leftovers, wait_until
@@ -58,7 +58,7 @@ def streams_of(client: Client, meanwhile: Callable[[], None]) -> list[list[int]]
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Nodes]:
-    with nodes(*POOL) as both:
+    with nodes(*POOL, "--worker-extension-cls", "tests.harness.probe:Probe") as both:
         yield both
 
 
@@ -137,9 +137,28 @@ def test_a_stopped_process_on_another_node_costs_no_request(
         assert streams_of(client, stop) == expected_streams
 
 
-def test_ranks_of_several_nodes_cannot_be_called_yet(two_nodes: Nodes) -> None:
-    with Client(two_nodes.run_dir) as client, pytest.raises(InvalidRequest, match="nor for several nodes"):
-        client.collective_rpc("ping")
+def test_ranks_of_both_nodes_are_called_between_the_same_two_steps(
+    two_nodes: Nodes, expected_streams: list[list[int]]
+) -> None:
+    """In the middle of streams; one alone; one of the other node that raises, hangs or dies is named."""
+    with Client(two_nodes.run_dir) as client:
+
+        def call() -> None:
+            for _ in range(10):
+                answers = client.collective_rpc("ping", timeout=60.0)
+                assert [answer["rank"] for answer in answers] == [0, 1]
+                assert len({answer["num_steps"] for answer in answers}) == 1
+
+        assert streams_of(client, call) == expected_streams
+        assert [answer["rank"] for answer in client.collective_rpc("ping", ranks=[1])] == [1]
+        for method, args, timeout, said in (
+            ("raise_on", [1], 60.0, "rank 1: LookupError: nothing here on 1"),
+            ("sleep_on", [1, 2.0], 0.5, "no answer from rank 1 in 0.5 s"),
+            ("end_on", [1], 60.0, "collective_rpc"),
+        ):
+            with pytest.raises(RequestError, match=said):
+                client.collective_rpc(method, args, timeout=timeout)
+        assert [answer["rank"] for answer in client.collective_rpc("ping", timeout=60.0)] == [0, 1]
 
 
 def test_ctrl_c_on_node_0_ends_all_and_leaves_nothing(two_nodes: Nodes) -> None:
