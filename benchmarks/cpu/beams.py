@@ -2,10 +2,10 @@
 
     python -m benchmarks.cpu.beams [--vocab 151936] [--width 4] [--length 64] [--rounds 3]
 
-A launch with the shape of a 0.5B model and dummy weights. Printed are milliseconds of a step, in turns: a
-search; one with a repetition penalty and n-grams; as many sequences that are sampled; and a search whose
-client asks for one token of each beam with its logprobs, in a loop, as a server without searches has it done. The
-ratios are medians of the rounds'.
+A launch with the shape of a 0.5B model and dummy weights. Printed are milliseconds of a step, in turns:
+a search; one with a repetition penalty and n-grams; as many sequences that are sampled; and a search
+whose client asks for one token of each beam with its logprobs, in a loop, as a server without searches
+has it done. The ratios are medians of the rounds'.
 """
 
 from __future__ import annotations
