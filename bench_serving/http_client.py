@@ -22,7 +22,7 @@ MAX_ERROR_BYTES = 1 << 12
 
 class HttpClient:
     def __init__(self, base_url: str, headers: Mapping[str, str], *, timeout_s: float, clock: Clock) -> None:
-        """Raises ConfigError when `base_url` is not an http or https address."""
+        """Take the server's address. Raises ConfigError when `base_url` is not an http or https address."""
         try:
             parts = urlsplit(base_url if "://" in base_url else f"http://{base_url}")
             port = parts.port

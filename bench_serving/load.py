@@ -41,7 +41,7 @@ class Traffic:
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     records: list[RequestRecord]
-    """One for each turn of each conversation, in the conversations' order."""
+    """Records of the turns of each conversation, one each, in the conversations' order."""
     began_s: float
     duration_s: float
     max_lateness_s: float

@@ -71,7 +71,7 @@ class LoadMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tpot: Summary
     itl: Summary
     itl_source: str | None
-    """How a chunk's tokens were counted: `token counts` of the server, or `one token per chunk`."""
+    """Way in which a chunk's tokens were counted: `token counts` of the server, or `one token per chunk`."""
     tokens_per_chunk: float | None
     received_bytes: int | None
     """Bytes of the answers' bodies; None where the client library hides them."""
@@ -139,7 +139,7 @@ def meets(record: RequestRecord, slo_ms: Mapping[str, float]) -> bool:
 
 
 class Series(NamedTuple):
-    """One value for each window of `width_s` from the begin of the run."""
+    """Values over a run, one for each window of `width_s` from its begin."""
 
     width_s: float
     output_throughput: DoubleArray
@@ -149,7 +149,7 @@ class Series(NamedTuple):
 
 
 def throughput_series(result: LoadResult, width_s: float) -> Series:
-    """How the run went over time."""
+    """Return tokens a second and requests in flight, for each window of a run."""
     good = [record for record in result.records if record.error is None]
     num_windows = max(1, math.ceil(result.duration_s / width_s))
     tokens = np.zeros(num_windows)

@@ -15,7 +15,7 @@ NUM_BINS = 50
 
 
 def check_plotting() -> None:
-    """Raises ConfigError that says what to install."""
+    """Check that plots can be drawn. Raises ConfigError that says what to install."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

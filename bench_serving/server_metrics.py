@@ -72,7 +72,7 @@ class Comparison(NamedTuple):
 
 
 async def scrape(http: HttpClient) -> ServerFigures:
-    """Raises RequestFailure when the server has no /metrics, or none of a kind that is known."""
+    """Read the server's /metrics. Raises RequestFailure when it has none, or none of a kind that is known."""
     return parse(await http.get("/metrics"))
 
 

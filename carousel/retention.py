@@ -48,7 +48,7 @@ TokenRangeRetentionConfig = KvCacheRetentionConfig.TokenRangeRetentionConfig
 
 
 def retention_for_wire(config: Any) -> Retention | None:
-    """Raises InvalidRequest that names what is wrong."""
+    """Return a caller's retention as the wire carries it. Raises InvalidRequest that names what is wrong."""
     if config is None:
         return None
     if not isinstance(config, KvCacheRetentionConfig):

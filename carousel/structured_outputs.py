@@ -65,7 +65,9 @@ class GuidedDecodingParams:
 
 
 def guide_for_wire(params: Any) -> Guide | None:
-    """Raises InvalidRequest that names what is wrong."""
+    """Return a caller's structured output as the wire carries it. Raises InvalidRequest that names what is
+    wrong.
+    """
     if params is None:
         return None
     if isinstance(params, Guide):

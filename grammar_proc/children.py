@@ -104,7 +104,7 @@ class CompileChild:
 
     @property
     def cpu_s(self) -> float:
-        """How long it has had a processor for what it tries."""
+        """Return the seconds for which it has had a processor for what it tries."""
         return _cpu_s(self.pid) - self._cpu_before_s
 
     def give(self, key: bytes, guide: Guide, now: float) -> None:
@@ -170,7 +170,7 @@ class CompileChild:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def forget(self) -> None:
-        """It has ended."""
+        """Forget the child, which has ended."""
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1

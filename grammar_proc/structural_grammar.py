@@ -33,7 +33,7 @@ class StructuralGrammar:
         self._number = 0
 
     def make(self, element: tags.Element) -> str:
-        """Raises InvalidRequest."""
+        """Make the grammar. Raises InvalidRequest."""
         self._rules.append(f"start: {self._of(element)}")
         main = {"name": "main", "lark_grammar": "\n".join(self._rules)}
         return json.dumps({"grammars": [main, *self._grammars]})

@@ -19,7 +19,7 @@ class LlmRequestState(IntEnum):
     """Some of its prompt is still to be computed: it waits, or holds a row and its prompt is under way."""
     GENERATION_IN_PROGRESS = 13
     GENERATION_TO_COMPLETE = 14
-    """Its last token is being computed: it needs no further step."""
+    """State of a request whose last token is being computed: it needs no further step."""
     GENERATION_COMPLETE = 20
 
 
@@ -36,7 +36,7 @@ class LlmRequest:
 
     @property
     def request_id(self) -> int:
-        """Its number in the order of arrival."""
+        """Number of the request in the order of arrival."""
         return self._req.seq
 
     @property
@@ -87,7 +87,7 @@ class LlmRequest:
 
     @property
     def num_pauses(self) -> int:
-        """How often it has lost its row."""
+        """Number of times that the request has lost its row."""
         return self._req.num_retractions
 
 

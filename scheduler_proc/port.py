@@ -60,7 +60,9 @@ class Readiness(Protocol):
 
 
 class Port:
-    """Asked in the scheduler's own thread alone. Whatever other threads find out is taken here."""
+    """Everything that comes to the scheduler from outside. Asked in the scheduler's own thread alone.
+    Whatever other threads find out is taken here.
+    """
 
     def __init__(
         self,

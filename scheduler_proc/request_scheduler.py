@@ -68,7 +68,7 @@ class RequestScheduler(ABC):
     def schedule_request(
         self, active_requests: RequestList, inflight_request_ids: set[int]
     ) -> SchedulerOutput | tuple[RequestList, RequestList, RequestList]:
-        """Same as the two above, one after the other."""
+        """Return what CapacityScheduler and MicroBatchScheduler do, one after the other."""
 
 
 class SimpleScheduler(RequestScheduler):
@@ -83,7 +83,9 @@ class SimpleScheduler(RequestScheduler):
     def schedule_request(
         self, active_requests: RequestList, inflight_request_ids: set[int]
     ) -> SchedulerOutput:
-        """Raises InvalidSchedule when one of the two answers with something else than it may."""
+        """Ask both schedulers. Raises InvalidSchedule when one of the two answers with something else than it
+        may.
+        """
         answer = self.capacity_scheduler.schedule_request(active_requests)
         fitting, paused = checked_lists("capacity scheduler", answer, active_requests, ("fitting", "paused"))
         answer = self.micro_batch_scheduler.schedule(fitting, inflight_request_ids)

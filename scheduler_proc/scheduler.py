@@ -66,7 +66,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing lives, nothing is in flight and everything has been said."""
+        """True if nothing lives, nothing is in flight and everything has been said."""
         return not (
             self.lifecycle.requests or self.in_flight or self.output.is_blocked or self.controls.calls.is_open
         )
@@ -177,7 +177,7 @@ class Scheduler:
     # -- the end of everything ------------------------------------------------------------------------------
 
     def fail_all(self, error: ErrorInfo) -> None:
-        """End every live request; what is in flight is not waited for."""
+        """End every live request with an error; what is in flight is not waited for."""
         self.in_flight.clear()
         self.stats.forget_in_flight()
         for req in list(self.lifecycle.requests.values()):

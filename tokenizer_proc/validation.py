@@ -233,7 +233,7 @@ def _check_prompt_table(request: GenerateRequest, table: AdapterRef) -> None:
 
 
 def check_task(asked: Task, served: Task) -> None:
-    """Raises InvalidRequest when the server was started for the other one."""
+    """Check a request's task. Raises InvalidRequest when the server was started for the other one."""
     if asked == served:
         return
     if served == "embed":

@@ -25,7 +25,9 @@ class SdkBackend:
     def __init__(
         self, client: AsyncClient, options: GenerationOptions, *, timeout_s: float, clock: Clock
     ) -> None:
-        """Raises ConfigError when --extra-request-body has a field that the client library does not."""
+        """Connect to a runtime. Raises ConfigError when --extra-request-body has a field that the client
+        library does not.
+        """
         self._client = client
         self._stream = options.stream
         self._timeout_s = timeout_s

@@ -26,7 +26,7 @@ class SharedPrefixShape:
 def generated_shared_prefix(
     source: PromptSource, rng: Generator, shape: SharedPrefixShape
 ) -> list[LoadConversation]:
-    """One conversation for each prompt of each group; only its first turn has the system prompt."""
+    """Make one conversation for each prompt of each group; only its first turn has the system prompt."""
     num = shape.num_groups * shape.prompts_per_group * shape.num_turns
     questions = iter(random_lengths(rng, shape.question_len, shape.range_ratio, num))
     outputs = iter(random_lengths(rng, shape.output_len, shape.range_ratio, num))

@@ -83,8 +83,8 @@ class LLM(Client):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion | list[Completion]:
-        """Same as Client.generate, with the progress of several prompts on stderr: a bar on a terminal, else
-        lines 5 s apart.
+        """Generate as Client.generate does, with the progress of several prompts on stderr: a bar on a
+        terminal, else lines 5 s apart.
         """
         if not use_tqdm or is_single_prompt(prompt):
             return super().generate(prompt, sampling_params, timeout=timeout, **options)

@@ -119,7 +119,9 @@ class ServerState:
         return min(context_length, self.status.read("scheduler").max_len or context_length)
 
     def check_serving(self) -> None:
-        """Raises RequestError (503) or RingClosed while the launch as a whole is not ready, or no longer."""
+        """Check that the launch serves. Raises RequestError (503) or RingClosed while it is not ready as a
+        whole, or no longer.
+        """
         if self.client.error is not None:
             raise self.client.error
         state = self.status.read("launcher").state
@@ -158,8 +160,8 @@ class ServerState:
             raise _no_answer() from None
 
     def check_model(self, name: str | None) -> None:
-        """Raises RequestError (404) for a model that is not served here. None means the one there is, and so
-        does the name that SGLang's clients send where none is set.
+        """Check the name of a model. Raises RequestError (404) for one that is not served here. None means
+        the one there is, and so does the name that SGLang's clients send where none is set.
         """
         if name not in (None, DEFAULT_MODEL, *self.config.model_names):
             raise RequestError(

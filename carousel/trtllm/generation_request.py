@@ -189,8 +189,8 @@ class GenerationRequest:
         build_request(b"", self.submission())
 
     def set_id(self, request_id: int) -> None:
-        """Raises InvalidRequest when it has one, for a request is submitted once, and for no 64-bit number
-        above 0.
+        """Give the request its id. Raises InvalidRequest when it has one, for a request is submitted once,
+        and for no 64-bit number above 0.
         """
         self.check_unsubmitted()
         _check_int("id", request_id, 1, MAX_UINT64)

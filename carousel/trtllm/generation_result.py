@@ -65,8 +65,8 @@ class GenerationResult:
 
     @property
     def outputs(self) -> list[GenerationOutput]:
-        """One for each of `n`: what has been received so far, finished or not. Takes nothing away from an
-        iteration. Those that `best_of` chooses from are not there before all have ended.
+        """Outputs, one for each of `n`: what has been received so far, finished or not. Takes nothing away
+        from an iteration. Those that `best_of` chooses from are not there before all have ended.
         """
         with self.lock:
             self._fold()
@@ -334,7 +334,7 @@ class ResultQueue:
             raise queue.Empty from None
 
     def qsize(self) -> int:
-        """How many responses could be taken now."""
+        """Return how many responses could be taken now."""
         return self._result.num_ready()
 
     def empty(self) -> bool:

@@ -77,7 +77,9 @@ class InputArrays:
     """The arrays of one request, by their first names, each checked when it is read."""
 
     def __init__(self, inputs: Mapping[str, npt.ArrayLike]) -> None:
-        """Raises InvalidRequest for an unknown name, and for two names of one array."""
+        """Take the arrays by their names. Raises InvalidRequest for an unknown name, and for two names of one
+        array.
+        """
         self._arrays: dict[str, npt.ArrayLike] = {}
         for name, value in inputs.items():
             known = SPELLINGS.get(name, name)

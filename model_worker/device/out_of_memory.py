@@ -23,7 +23,9 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def when_out_of_memory(doing: str, remedy: str) -> Iterator[None]:
-    """Raises ConfigError with `remedy` where memory ends while `doing` something."""
+    """Context in which an error for lack of memory becomes a ConfigError with `remedy`, raised while `doing`
+    something.
+    """
     try:
         yield
     except RuntimeError as error:

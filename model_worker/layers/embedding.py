@@ -44,7 +44,7 @@ class TokenEmbedding(BoundLayer):
         """The id of row 0; None: every id has a row."""
 
     def bind(self, ops: Ops) -> None:
-        """See BoundLayer. A head that shares the weight is bound before."""
+        """Compute by ops from now on, as BoundLayer.bind. A head that shares the weight is bound before."""
         self._embed = ops.embedding(
             _as_stored(self.weight, self._dtype), first=self._first, multiplier=self._multiplier
         )

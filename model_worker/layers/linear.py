@@ -45,7 +45,7 @@ class Linear(StoredWeight, BoundLayer):
         changes: Sequence[Change] = (),
         quant: QuantMethod = UNQUANTIZED,
     ) -> None:
-        """one_tensor: what the layer packs is packed in the checkpoint too."""
+        """Make uninitialised weights. one_tensor: what the layer packs is packed in the checkpoint too."""
         parts: dict[str, Cut] = {}
         width: int | Cut
         if isinstance(out_features, Mapping):

@@ -29,7 +29,9 @@ class QuantizedTensors:
     def __init__(
         self, files: list[Path], quantization: CheckpointQuantization, rename: Rename | None = None
     ) -> None:
-        """Raises: ModelError where a file cannot be read, or a weight's scales are missing or misshapen."""
+        """Read the scales in a checkpoint's files. Raises: ModelError where a file cannot be read, or a
+        weight's scales are missing or misshapen.
+        """
         self._block = quantization.block
         self._dtypes: dict[str, torch.dtype] = {}
         self._scales: dict[str, Tensor] = {}

@@ -121,7 +121,7 @@ class ExpertWeights:
 
     @property
     def width(self) -> int:
-        """Inner dimension of an expert."""
+        """Inner dimension of one expert's feed-forward."""
         return self.down.shape[2]
 
 

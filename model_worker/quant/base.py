@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class QuantMethod(Protocol):
-    """How weights [N, K] of linear layers are stored. One object serves a whole model."""
+    """Way in which weights [N, K] of linear layers are stored. One object serves a whole model."""
 
     stored: torch.dtype | None
     """Dtype that the checkpoint's own weights must have to be loaded as they are, with a float32 scale for

@@ -77,10 +77,9 @@ class Sampler:
                     capability.open_row(setup)
 
     def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, MaskBits]) -> StepSample:
-        """One token for each of S rows.
-
-        logits [S, V] float32 are overwritten. masks: row → bitmask, bit i of int32 word j allows 32 * j + i.
-        With guesses, tokens behind a wrong one mean nothing, nor does what is reported of them.
+        """Sample one token for each of S rows. logits [S, V] float32 are overwritten. masks: row → bitmask,
+        bit i of int32 word j allows 32 * j + i. With guesses, tokens behind a wrong one mean nothing, nor
+        does what is reported of them.
         """
         if who.guesses is not None and looks_back(self._columns.features, who, masks):
             return sample_in_turns(self._sample, logits, who, masks, self._device)

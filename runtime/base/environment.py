@@ -41,14 +41,14 @@ def default_run_root() -> Path:
 
 
 def starter_variables(names: Collection[str]) -> dict[str, str]:
-    """Those of `names` that are set: variables in which LeaderWorkerSet, torchrun, Slurm or Open MPI say what
-    they have started where.
+    """Return those of `names` that are set: variables in which LeaderWorkerSet, torchrun, Slurm or Open MPI
+    say what they have started where.
     """
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def kernel_cache_dir() -> Path:
-    """Where compiled CPU kernels are kept, for this user and all launches."""
+    """Return the directory of compiled CPU kernels, for this user and all launches."""
     cache_home = os.environ.get("XDG_CACHE_HOME")
     # The specification of that variable: a relative path is to be ignored.
     root = Path(cache_home) if cache_home and Path(cache_home).is_absolute() else Path.home() / ".cache"
@@ -56,7 +56,7 @@ def kernel_cache_dir() -> Path:
 
 
 def environment_run_dir() -> str:
-    """CAROUSEL_RUN_DIR: the launch that clients connect to when none is named; empty when unset."""
+    """Return CAROUSEL_RUN_DIR: the launch that clients connect to when none is named; empty when unset."""
     return os.environ.get("CAROUSEL_RUN_DIR", "")
 
 

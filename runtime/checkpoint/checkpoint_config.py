@@ -79,7 +79,7 @@ SHARED_KEYS = _SharedKeys.__struct_fields__
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint. max_position_embeddings is the context in tokens."""
+    """Facts about one checkpoint. max_position_embeddings is the context in tokens."""
 
     model_type: str
     architecture: str

@@ -40,7 +40,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
-    """One checkpoint's shape. Sizes count elements."""
+    """Shape of one checkpoint's model. Sizes count elements."""
 
     spec: str
     """Import string of the architecture's ModelSpec."""
@@ -107,11 +107,15 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
         return weights
 
     def num_kv_heads_per_rank(self, num_ranks: int) -> int:
-        """Where there are fewer KV heads than ranks, several ranks have the same one."""
+        """Return the number of KV heads of each rank. Where there are fewer KV heads than ranks, several
+        ranks have the same one.
+        """
         return max(1, self.num_kv_heads // num_ranks)
 
     def check_ranks(self, num_ranks: int) -> None:
-        """Raises ConfigError, with the numbers, when the model cannot be cut for so many ranks."""
+        """Check that the model can be cut for so many ranks. Raises ConfigError, with the numbers, when it
+        cannot.
+        """
         sizes = {"num_attention_heads": self.num_heads}
         if not all(self.expert_layers):
             sizes["intermediate_size"] = self.intermediate_size

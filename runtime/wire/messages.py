@@ -95,7 +95,7 @@ class GenerateRequest(Message, frozen=True):
     sampling: SamplingParams
     """Sequence i draws with seed + i."""
     text: Text | None = None
-    """Prompt as text. It has exactly one of three forms."""
+    """Prompt as text. A request has its prompt in exactly one of three forms."""
     input_ids: PackedIds | None = None
     """Prompt as packed token ids."""
     messages: Annotated[tuple[ChatMessage, ...], TURNS] | None = None
@@ -122,7 +122,7 @@ class GenerateRequest(Message, frozen=True):
     task: Task = "generate"
     """`generate`, or `embed`: the vector of the prompt, and no output. A server does one or the other."""
     retention: Retention | None = None
-    """How firmly the prompt's KV is kept. None: like any other, and what was said of it stays."""
+    """Wish of how firmly the prompt's KV is kept. None: like any other, and what was said of it stays."""
     guide: Guide | None = None
     """Form that its output must have; None: any."""
     tenant: Label = ""
@@ -234,7 +234,7 @@ class TokenizedRequest(Message, frozen=True):
     handle: Handle
     input_ids: PackedIds
     sampling: SamplingParams
-    """Its seed is set: the client library draws one where the user gave none."""
+    """Sampling parameters with a seed: the client library draws one where the user gave none."""
     stream_open: Raw
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     namespace: Annotated[bytes, Meta(max_length=64)] = b""
@@ -251,7 +251,8 @@ class TokenizedRequest(Message, frozen=True):
     guide: Guide | None = None
     tenant: Label = ""
     is_again: bool = False
-    """It was let in before and is made again after a restart: limits of the queue do not refuse it."""
+    """True if it was let in before and is made again after a restart: limits of the queue do not refuse it.
+    """
     draft_ids: PackedIds = b""
     prediction_ids: PackedIds = b""
     adapter: AdapterRef | None = None
@@ -386,7 +387,7 @@ class OpenMatcher(Message, frozen=True):
     handle: Handle
     guide: Guide
     output_ids: PackedIds = b""
-    """Output that there is already."""
+    """Output of the sequence that there is already, as packed ids."""
     memory: Label = ""
     """Where its masks are to be written (mask_memory); empty: they come in the answers."""
     slot: Count = 0

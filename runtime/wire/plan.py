@@ -119,7 +119,7 @@ class RowSetup(Record, frozen=True):
     adapter_slot: Annotated[int, Meta(ge=-1, lt=1 << 31)] = NO_ADAPTER
     """Slot of the adapter that the row's tokens are computed with; NO_ADAPTER: none."""
     processing: RowProcessing | None = None
-    """Its logits processors."""
+    """Logits processors that the row's tokens are drawn with."""
     outputs: OutputNames = ()
     """Additional outputs that it wants."""
     prompt_slot: Annotated[int, Meta(ge=-1, lt=1 << 31)] = NO_ADAPTER

@@ -151,7 +151,8 @@ class RequestStats(StatsRecord, frozen=True):
     id: int
     """Number that the scheduler gave the sequence."""
     request_id: int | None
-    """Its request's `GenerationRequest.id` if it is the asker's own; None for those of other clients."""
+    """Id of its request, `GenerationRequest.id`, if it is the asker's own; None for those of other clients.
+    """
     sequence_index: int
     stage: Stage
     """QUEUED before its first row and while it is paused; COMPLETE in one record, its last."""

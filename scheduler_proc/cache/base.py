@@ -34,7 +34,7 @@ class Insertion(NamedTuple):
     first `len(found)` offered ones, which stay the caller's.
     """
     num_owned: int
-    """How many of the offered run the cache now holds, found ones included."""
+    """Number of the offered pages that the cache now holds, found ones included."""
 
 
 class NodeColumns(NamedTuple):

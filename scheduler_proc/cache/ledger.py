@@ -18,7 +18,7 @@ from scheduler_proc.cache.radix.radix_node import CacheAccount, LeafKey
 from scheduler_proc.cache.tenants import CacheShares, tenant_of
 
 IDLE_S = 600.0
-"""How long the cache keeps a tenant's share for it after its last request. Longer than a pause in a
+"""Seconds after its last request for which the cache keeps a tenant's share for it. Longer than a pause in a
 conversation or between two jobs; arbitrary beyond that.
 """
 

@@ -177,8 +177,8 @@ class GuaranteedNoEvict:
 
 
 class StaticBatch(GuaranteedNoEvict):
-    """Same as its base, but a batch is closed once it runs: the next one starts when the last of it has
-    ended.
+    """Capacity policy like GuaranteedNoEvict, whose batch is closed once it runs: the next one starts when
+    the last of it has ended.
     """
 
     closes_batches = True

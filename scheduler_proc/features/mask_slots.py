@@ -40,7 +40,7 @@ class MaskSlots:
         return self._free.pop() if self._free else NO_SLOT
 
     def let_go(self, slot: int) -> None:
-        """Its sequence has ended, or whoever wrote it."""
+        """Give back a slot whose sequence has ended, or whose writer has."""
         if slot != NO_SLOT:
             self._leaving.append((self._launched, slot))
             self._reuse()

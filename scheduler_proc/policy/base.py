@@ -38,7 +38,7 @@ class RequestView:
 
     @property
     def seq(self) -> int:
-        """Its number in the order of arrival; identifies it."""
+        """Number of the request in the order of arrival; identifies it."""
         return self._req.seq
 
     @property
@@ -133,8 +133,9 @@ class KeyedPolicy(ABC):
 
     @abstractmethod
     def key(self, request: RequestView) -> float:
-        """Its place within its priority: the lowest first, equal ones as they came. Asked when it comes, and
-        once more when it was retracted. Anything but a number, or an exception, is logged and counts as 0.
+        """Return the place of a request within its priority: the lowest first, equal ones as they came. Asked
+        when it comes, and once more when it was retracted. Anything but a number, or an exception, is logged
+        and counts as 0.
         """
 
     def order(self, waiting: WaitingView) -> Sequence[int]:

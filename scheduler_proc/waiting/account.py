@@ -28,12 +28,12 @@ class TokenBucket:
         self.level = min(float(self.per_minute), filled) - num_tokens
 
     def seconds_until_one(self) -> float:
-        """How long it takes until there is a token in it; 0.0: there is one."""
+        """Return the seconds until there is a token in it; 0.0: there is one."""
         return max(0.0, 1.0 - self.level) * MINUTE_S / self.per_minute
 
 
 class Account(Generic[R]):
-    """One tenant's."""
+    """Account of one tenant."""
 
     def __init__(self, tenant: Tenant, now_s: float) -> None:
         self.num_live = 0

@@ -39,14 +39,16 @@ class FairOrder:
         account.next_tag = tag + _cost(req)
 
     def note_row(self, req: Request) -> None:
-        """It has got its row, and its tenant this turn."""
+        """Note that a request has got its row, and its tenant this turn."""
         account, tag = req.account, req.start_tag
         if tag > self.virtual_time:
             self.virtual_time = tag
         account.had_tag = (tag if tag > account.had_tag else account.had_tag) + _cost(req)
 
     def note_end(self, req: Request, num_tokens: int) -> None:
-        """It ends in its row with so many tokens: give back those that it may have had and has not."""
+        """Note that a request ends in its row with so many tokens: give back those that it may have had and
+        has not.
+        """
         account, num_left = req.account, req.max_len - num_tokens
         account.next_tag -= num_left
         account.had_tag -= num_left

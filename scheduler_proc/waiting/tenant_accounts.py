@@ -51,7 +51,7 @@ class Accounts:
         return len(self.tenants.tenants) > 1
 
     def add(self, req: Request) -> None:
-        """It was taken in."""
+        """Count a request that was taken in."""
         account = req.account = self._accounts.get(req.tenant) or self.of(req.tenant)
         client = req.handle[:CLIENT_BYTES]
         account.num_live += 1
@@ -64,7 +64,7 @@ class Accounts:
             account.num_used += num_tokens
 
     def discard(self, req: Request, num_tokens: int) -> None:
-        """It ends with so many tokens."""
+        """Count off a request that ends with so many tokens."""
         account, client = req.account, req.handle[:CLIENT_BYTES]
         account.num_used += num_tokens - req.num_charged
         account.num_live -= 1

@@ -32,7 +32,7 @@ class WaitingQueue(SortedRequests[Request]):
 
     @property
     def num_starved(self) -> int:
-        """How many of the first have waited for so long that no policy has a say."""
+        """Number of the first requests that have waited for so long that no policy has a say."""
         if not self._places or self._places[0][0] != -STARVED:
             return 0
         return bisect.bisect(self._places, BEHIND_STARVED)

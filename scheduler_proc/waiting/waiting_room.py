@@ -34,7 +34,9 @@ from scheduler_proc.waiting.waiting_queue import SortKey, WaitingQueue, in_turn
 from scheduler_proc.waiting.width_gate import WidthGate
 
 QUEUE_RETRY_S = 5.0
-"""When to ask again after the queue timeout. Nobody knows; the queue is longer than it should be."""
+"""Seconds after which a caller is told to ask again after the queue timeout. Nobody knows; the queue is
+longer than it should be.
+"""
 MAX_STARVED_AT_ONCE = 64
 """Requests that are put forward in one step, which takes 0.4 to 0.8 ms with 5,000 in the queue. The next ones
 follow in the next step.
@@ -42,7 +44,7 @@ follow in the next step.
 
 
 class Patience(NamedTuple):
-    """How long requests wait. 0.0: for ever."""
+    """Limits of how long requests wait, in seconds. 0.0: for ever."""
 
     max_starvation_s: float = 0.0
     """For a row, until a request goes before all that have not waited for so long."""
@@ -114,7 +116,7 @@ class WaitingRoom:
     # -- who comes and goes ---------------------------------------------------------------------------------
 
     def enter(self, req: Request) -> None:
-        """It has come, or lost its row."""
+        """Let a request wait that has come, or has lost its row."""
         account, queue = req.account, self.queue
         if req.num_retractions:
             self._count_from(req, self._serving.now())
@@ -131,7 +133,7 @@ class WaitingRoom:
             self._balance(account)
 
     def leave(self, req: Request) -> None:
-        """It ends while it waits."""
+        """Take out a request that ends while it waits."""
         account = req.account
         if account.num_waiting == 1:
             self.fair.forget_waiting(account)
@@ -162,8 +164,8 @@ class WaitingRoom:
         return admitted
 
     def num_without_row(self, account: Account[Request], num_free: int) -> int:
-        """How many of the tenant's wait, but for those that came just now and find one of these free rows.
-        Where several tenants came just now, the other ones' find them first.
+        """Return how many of the tenant's wait, but for those that came just now and find one of these free
+        rows. Where several tenants came just now, the other ones' find them first.
         """
         num_held, num_queued = len(account.held), len(self.queue)
         if self.is_backed_up and num_queued:
@@ -171,7 +173,7 @@ class WaitingRoom:
         return num_held + min(account.num_waiting - num_held, max(0, num_queued - num_free))
 
     def note_row_free(self, account: Account[Request]) -> None:
-        """One of the tenant's has ended that had a row; some may be held back."""
+        """Note that one of the tenant's has ended that had a row; some may be held back."""
         self._balance(account)
 
     def _count_from(self, req: Request, now: float) -> None:

@@ -27,14 +27,16 @@ class ControlArguments(TypedDict, total=False):
 
 
 def check_mode(mode: PauseMode) -> PauseMode:
-    """Raises InvalidRequest."""
+    """Check the mode of a pause. Raises InvalidRequest."""
     if mode not in get_args(PauseMode):
         raise InvalidRequest(f"mode: one of {', '.join(get_args(PauseMode))}, got {mode!r}", param="mode")
     return mode
 
 
 def check_num_steps(num_steps: int | None) -> int:
-    """Return the number as ControlRequest has it, where 0 stands for None. Raises InvalidRequest."""
+    """Return the number of a profile's steps as ControlRequest has it, where 0 stands for None. Raises
+    InvalidRequest.
+    """
     if num_steps is None:
         return 0
     if type(num_steps) is not int or not 1 <= num_steps <= MAX_PROFILE_STEPS:
@@ -43,7 +45,7 @@ def check_num_steps(num_steps: int | None) -> int:
 
 
 def check_label(label: str) -> str:
-    """Raises InvalidRequest."""
+    """Check a request's label. Raises InvalidRequest."""
     if not isinstance(label, str) or not 0 < len(label) <= MAX_LABEL_CHARS:
         raise InvalidRequest(f"label: text of 1 to {MAX_LABEL_CHARS} characters", param="label")
     return label
@@ -56,7 +58,7 @@ def check_call(
     timeout_s: float,
     ranks: Sequence[int] | None,
 ) -> RankCall:
-    """Raises InvalidRequest that names the argument at fault."""
+    """Check a call of ranks. Raises InvalidRequest that names the argument at fault."""
     if not isinstance(method, str) or not method.isidentifier() or len(method) > MAX_LABEL_CHARS:
         raise _wrong("method", f"the name of a method; code is never sent, got {method!r}")
     if type(timeout_s) not in (int, float) or not 0.0 < timeout_s <= MAX_CALL_S:

@@ -33,7 +33,9 @@ class Embedding:
 
 
 def embedding_of(completion: Completion) -> Embedding:
-    """Raises RequestError for a request that ended before its vector was there."""
+    """Return the vector of a request that has ended. Raises RequestError where it ended before its vector was
+    there.
+    """
     if completion.embedding is None:
         reason = completion.finish_reason
         raise RequestError(f"the request ended early ({reason}), without a vector", code=reason, status=503)

@@ -50,11 +50,15 @@ class Mailbox:
             self._waiter = None
 
     def take_now(self) -> list[Item]:
-        """Everything that is there; maybe nothing. For one reader at a time: what he sees there stays."""
+        """Return everything that is there; maybe nothing. For one reader at a time: what he sees there
+        stays.
+        """
         return [self._items.get_nowait() for _ in range(self._items.qsize())]
 
     def take(self, deadline: float | None) -> list[Item]:
-        """Everything that is there, at least one item. Raises TimeoutError at the deadline."""
+        """Wait for at least one item, and return everything that is there. Raises TimeoutError at the
+        deadline.
+        """
         remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             first = self._items.get(timeout=remaining)
@@ -63,7 +67,7 @@ class Mailbox:
         return [first, *self.take_now()]
 
     async def take_async(self) -> list[Item]:
-        """Everything that is there, at least one item."""
+        """Await at least one item, and return everything that is there."""
         if self._items.empty():
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

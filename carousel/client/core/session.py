@@ -260,7 +260,7 @@ class Session(Generic[M]):
     def asking_stats(
         self, op: StatsOp, after: int, *, wait: bool = False, tenant: str = OWNER
     ) -> contextlib.AbstractContextManager[M]:
-        """Same as `asking`, for statistics, with the fields of ControlRequest."""
+        """Ask for statistics, as `asking` does, with the fields of ControlRequest."""
         own = self.connection.client_ids
         return self.asking(op, after=after, wait=wait, own=own, tenant=tenant)
 

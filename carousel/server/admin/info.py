@@ -55,7 +55,7 @@ async def index(request: Request) -> Response:
 
 
 async def version(_: Request) -> Response:
-    """That of the installed package."""
+    """Answer with the version of the installed package."""
     return _json(Version(_version()))
 
 

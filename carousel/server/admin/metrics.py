@@ -127,8 +127,8 @@ class Metrics:
 
 
 class RequestTimer:
-    """One prompt from `received_s`, by time.perf_counter(), when its request had been read, to the end of its
-    sequences; those that have not finished when it is left count as aborted.
+    """Timer of one prompt from `received_s`, by time.perf_counter(), when its request had been read, to the
+    end of its sequences; those that have not finished when it is left count as aborted.
     """
 
     __slots__ = ("_last_s", "_metrics", "_num_sequences", "_num_unfinished", "_received_s")

@@ -25,7 +25,7 @@ class HeldCalls:
 
     parser: str
     tools: ToolSet = NO_TOOLS
-    """Those that may be called."""
+    """Names of the tools that may be called."""
     choice: Literal["auto", "required", "named"] = "auto"
     one: bool = False
     """At most one call."""
@@ -37,7 +37,7 @@ class HeldCalls:
         return self.choice != "auto"
 
     def check(self, grammar_backend: str, *, has_guide: bool) -> None:
-        """Raises InvalidRequest where what the request asks of its calls cannot be held."""
+        """Check what the request asks of its calls. Raises InvalidRequest where that cannot be held."""
         if self.is_forced:
             param = "tool_choice"
             what = f"{param}: {'required' if self.choice == 'required' else 'a named function'}"

@@ -57,7 +57,9 @@ class Markers:
         return self.search(text) is None and not self.num_held(text, 0)
 
     def num_held(self, text: str, start: int) -> int:
-        """How many characters at the end of a text, from `start` on, may be the beginning of a marker."""
+        """Return how many characters at the end of a text, from `start` on, may be the beginning of a
+        marker.
+        """
         if self._search_first(text, max(start, len(text) - self._max)) is None:
             return 0
         for size in range(min(self._max, len(text) - start), 0, -1):

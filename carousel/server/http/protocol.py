@@ -38,7 +38,7 @@ UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. What it reads, parses and begins has its turn among those of all others."""
+    """Protocol of one connection. What it reads, parses and begins has its turn among those of all others."""
 
     flow: Flow
 

@@ -60,7 +60,9 @@ class EmbeddingFormat:
         self._model = model
 
     def response(self, completions: Sequence[Completion]) -> msgspec.Struct:
-        """Raises InvalidRequest when the vectors have fewer dimensions than were asked for."""
+        """Return the body of the answer. Raises InvalidRequest when the vectors have fewer dimensions than
+        were asked for.
+        """
         items = JsonList()
         for index, completion in enumerate(completions):
             items.extend([EmbeddingItem(index, self._spelled(embedding_of(completion).vector))])
@@ -78,9 +80,8 @@ class EmbeddingFormat:
 
 
 def shortened(vector: FloatArray, num_dimensions: int) -> FloatArray:
-    """Its first components, of length one again: for models that were trained so that these are worth most.
-
-    Raises: InvalidRequest when it has not as many.
+    """Return the first components of a vector, of length one again: for models that were trained so that
+    these are worth most. Raises: InvalidRequest when it has not as many.
     """
     if num_dimensions > len(vector):
         raise InvalidRequest(

@@ -31,7 +31,9 @@ LOWEST = -9999.0
 
 
 class TokenSpeller:
-    """How one answer shows single tokens. What a token's bytes are is asked once: most come up many times."""
+    """Speller of single tokens in one answer. What a token's bytes are is asked once: most come up many
+    times.
+    """
 
     def __init__(self, vocabulary: Vocabulary, *, as_ids: bool) -> None:
         self.text: TokenText = _id_text if as_ids else vocabulary.token_text

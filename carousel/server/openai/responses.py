@@ -16,9 +16,9 @@ class PromptTokensDetails(Struct):
 
 class CompletionTokensDetails(Struct):
     reasoning_tokens: int | UnsetType = UNSET
-    """Where the server tells reasoning apart."""
+    """Tokens of reasoning, where the server tells it apart."""
     accepted_prediction_tokens: int | UnsetType = UNSET
-    """Where the server speculates: guesses from the request's prediction that were right."""
+    """Guesses from the request's prediction that were right, where the server speculates."""
     rejected_prediction_tokens: int | UnsetType = UNSET
 
 
@@ -28,7 +28,7 @@ class UsageBody(Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    """Where the server tells reasoning apart, or speculates."""
+    """Parts of the output's tokens, where the server tells reasoning apart, or speculates."""
 
 
 class PromptLogprob(Struct, gc=False):

@@ -12,7 +12,9 @@ TIME_LIMIT = "time_limit"
 
 
 def finish_reason_of(part: Delta | CompletionOutput) -> str | None:
-    """Strict clients know no "timeout": to them a limit of time is a limit of length."""
+    """Return the finish reason that OpenAI's clients know. Strict ones know no "timeout": to them a limit of
+    time is a limit of length.
+    """
     return "length" if part.finish_reason == "timeout" else part.finish_reason
 
 

@@ -408,7 +408,9 @@ FIELD_TABLES: dict[type, FieldTable] = {
 
 
 def check_taken(name: str, value: bytes, kind: Any, where: str) -> None:
-    """Raises InvalidRequest for a value that is of another type than a field without effect has."""
+    """Check fields without effect. Raises InvalidRequest for a value of another type than such a field
+    has.
+    """
     try:
         msgspec.json.decode(value, type=kind)
     except msgspec.ValidationError as error:
@@ -416,7 +418,7 @@ def check_taken(name: str, value: bytes, kind: Any, where: str) -> None:
 
 
 def check_refused(name: str, value: bytes, neutral: tuple[Any, ...], hint: str, where: str) -> None:
-    """Raises InvalidRequest for a value that asks for something."""
+    """Check fields that are not built. Raises InvalidRequest for a value that asks for something."""
     if len(value) <= MAX_NEUTRAL_BYTES:
         given = msgspec.json.decode(value)
         # True == 1 to Python, but `n: true` is a mistake.

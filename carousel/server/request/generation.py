@@ -66,7 +66,9 @@ def with_ids(submissions: Sequence[Submission], ids: Sequence[list[int]]) -> lis
 
 
 def check_size(submissions: Sequence[Submission], context_length: int) -> None:
-    """Raises InvalidRequest by the names of SamplingParams when the answer could be too large."""
+    """Check how large the answer could be. Raises InvalidRequest by the names of SamplingParams when that is
+    too large.
+    """
     sampling, num_each = submissions[0].sampling, submissions[0].num_sequences
     num_sequences = len(submissions) * num_each
     if num_sequences > MAX_SEQUENCES:
@@ -133,7 +135,7 @@ def check_prompt_logprobs(sampling: SamplingParams, num_tokens: int, name: str =
 
 
 class Format(Protocol):
-    """How one endpoint spells its answers."""
+    """Spelling of an endpoint's answers."""
 
     def response(self, completions: Sequence[Completion]) -> msgspec.Struct | msgspec.Raw | list[msgspec.Raw]:
         """The body of an answer that is not streamed."""

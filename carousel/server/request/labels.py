@@ -41,7 +41,7 @@ def held(book: LabelBook, tenant: str, labels: Sequence[str], *, are_chosen: boo
 
 
 def request_labels(request_id: str, num_prompts: int) -> list[str]:
-    """One for each prompt of a request: its id, of several with their numbers."""
+    """Return a label for each prompt of a request: its id, of several with their numbers."""
     if num_prompts == 1:
         return [request_id]
     suffixes = [f"_{number}" for number in range(num_prompts)]

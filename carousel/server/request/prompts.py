@@ -37,7 +37,7 @@ def submissions_for(
     *,
     stream: bool | None = False,
 ) -> list[Submission]:
-    """One for each prompt of a request."""
+    """Return a submission for each prompt of a request."""
     return [
         Submission(prompt, sampling, bool(stream), RequestOptions({**options, "label": label}))
         for prompt, label in zip(prompts, labels, strict=True)

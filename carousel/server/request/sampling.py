@@ -91,9 +91,8 @@ def check_hidden_states(body: GenerationBody, served: Collection[str]) -> None:
 
 
 def check_min_tokens(min_tokens: int | None, name: str, given: int | None, default: int) -> None:
-    """Raises InvalidRequest where no limit was given and the default one is below the minimum.
-
-    name: of the limit in the body.
+    """Check min_tokens against the limit. Raises InvalidRequest where no limit was given and the default one
+    is below the minimum. name: of the limit in the body.
     """
     if given is None and min_tokens is not None and min_tokens > default:
         raise InvalidRequest(
@@ -142,7 +141,9 @@ def _given(body: msgspec.Struct) -> dict[str, Any]:
 
 
 def check_stream_options(body: GenerationBody) -> None:
-    """Raises InvalidRequest for what only one of a stream and a whole answer can do."""
+    """Check options of streams. Raises InvalidRequest for what only one of a stream and a whole answer can
+    do.
+    """
     if body.stream_options is not None and not body.stream:
         wanted = body.stream_options
         if wanted.include_usage or wanted.continuous_usage_stats:

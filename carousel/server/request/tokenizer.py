@@ -181,7 +181,9 @@ class ServerTokenizer:
         return bool(self._tokenizer_dir)
 
     def require(self, field: str) -> None:
-        """Raises InvalidRequest naming `field`, which needs a tokenizer, where there is none."""
+        """Refuse a request that needs a tokenizer where there is none. Raises InvalidRequest naming
+        `field`.
+        """
         if not self.is_there:
             raise needs_tokenizer(field)
 

@@ -94,7 +94,7 @@ class TokenLimits:
     field: str
 
     def check_ids(self, lists: Sequence[Sequence[int]]) -> None:
-        """Raises InvalidRequest."""
+        """Check token ids against the vocabulary. Raises InvalidRequest."""
         self._check(max(map(len, lists)), sum(map(len, lists)), 1, "tokens")
 
     def check_texts(self, prompts: Sequence[Any]) -> None:

@@ -28,7 +28,7 @@ class Shares:
 
     @property
     def most(self) -> int:
-        """How many a tenant may have while no other has any."""
+        """Return how many places a tenant may have while no other has any."""
         return self._most_of_one if self._is_divided() else self.size
 
     def of(self, tenant: str) -> int:

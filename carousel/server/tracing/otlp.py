@@ -57,7 +57,7 @@ PHASE_END, SPAN_ID_BYTES = encode_flags(is_remote=False), 8
 
 class OtlpTracing(Tracing):
     def __init__(self, config: RuntimeConfig, metrics: Metrics) -> None:
-        """Raises ConfigError for what OpenTelemetry's variables cannot mean."""
+        """Read OpenTelemetry's variables. Raises ConfigError for what they cannot mean."""
         super().__init__()
         self.has_content = config.trace_content
         environment = os.environ

@@ -56,7 +56,7 @@ class Sender(Protocol):
 
 class SpanExport:
     def __init__(self, sender: Sender, metrics: Metrics, environment: Mapping[str, str] = os.environ) -> None:
-        """Raises ConfigError for variables that are none of its numbers."""
+        """Read the variables of an export. Raises ConfigError for those that are none of its numbers."""
         self._sender = sender
         self._metrics = metrics
         self._room = _count(environment, "OTEL_BSP_MAX_QUEUE_SIZE", DEFAULT_QUEUE)

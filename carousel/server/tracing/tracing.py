@@ -27,7 +27,7 @@ class EndedSequence:
     index: int
     finish: Finish
     text: str = ""
-    """Its output; empty unless the trace has content."""
+    """Output of the sequence; empty unless the trace has content."""
 
 
 class RequestTrace:
@@ -49,14 +49,14 @@ class TracedRequest:
 
     scope: Scope
     submissions: Sequence[Submission]
-    """One for each prompt, alike but for prompt and label."""
+    """Submissions of the request, one for each prompt, alike but for prompt and label."""
     received_s: float
     """By CLOCK_MONOTONIC."""
     model: str
 
 
 class Tracing:
-    """One for each HTTP process."""
+    """Sampling and traces of one HTTP process."""
 
     def __init__(self, sample_rate: float = 0.0) -> None:
         self._sample_rate = sample_rate

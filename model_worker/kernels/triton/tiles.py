@@ -121,7 +121,7 @@ def decode_tile(gpu: Gpu, heads: Heads) -> DecodeTile:
 
 @cache
 def extend_tile(gpu: Gpu, heads: Heads) -> ExtendTile:
-    """Raises ConfigError when no tile fits."""
+    """Choose the tile of the kernel for chunks. Raises ConfigError when no tile fits."""
     tiles = WARP_GROUP_TILES if gpu.by_warp_group else WARP_TILES
     if heads.dtype is torch.float32:
         tiles = FLOAT32_TILES

@@ -88,7 +88,7 @@ class _Kind(NamedTuple):
 
 
 class GraphRunner:
-    """Its methods must run on the forward stream."""
+    """Recording of decode steps as CUDA graphs. Its methods must run on the forward stream."""
 
     def __init__(self, model: RecordableModel, parts: StepParts) -> None:
         """model: that of the parts, which may be recorded."""

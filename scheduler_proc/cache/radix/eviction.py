@@ -18,7 +18,7 @@ from runtime.base.registry import resolve
 logger = logging.getLogger(__name__)
 
 EVICTION_SHARE = 128
-"""When pages are short, this part of the pool is evicted at a time: it halves what eviction costs a step that
+"""Part of the pool that is evicted at a time when pages are short: it halves what eviction costs a step that
 admits 26 prompts of 1,024 tokens (104 to 48 us), and the cache is smaller by half of it on average.
 """
 MAX_EVICTION_BITE = 128

@@ -78,8 +78,8 @@ class FairEviction:
         return missing - left
 
     def num_in_turn(self, giver: CacheAccount, next_one: CacheAccount | None) -> int:
-        """Return how many pages the tenant most over gives: until the next one is as much over, but some in a
-        row.
+        """Return how many pages the tenant most over its share gives before another one's turn: until that
+        one is as much over, but some in a row.
         """
         if next_one is None:
             return giver.num_over
