@@ -119,11 +119,13 @@ class ModelWorker:
         return self._runner.model
 
     def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:
-        """See ModelRunner.warm_up."""
+        """Compute a prompt and a decode through the real path, so that the first request finds all loaded;
+        record what can be recorded. See ModelRunner.
+        """
         self._device.forward_stream.launch(lambda: self._runner.warm_up(on_progress)).wait()
 
     def log_kernels(self) -> None:
-        """See ModelRunner.log_kernels."""
+        """Say by which kernels steps are computed; on rank 0, after `warm_up`."""
         self._runner.log_kernels()
 
     def launch(self, plan: BatchPlan) -> WorkerStep:
@@ -174,12 +176,12 @@ class ModelWorker:
             self._failed = step
 
     def load_adapter(self, asked: LoadAdapter) -> None:
-        """See LoadAdapter."""
+        """Read an adapter into a slot: see LoadAdapter."""
         assert self.adapters is not None, "an adapter for a model that takes none"
         self.adapters.load(asked)
 
     def drop_adapter(self, slot: int) -> None:
-        """See DropAdapter."""
+        """Give back the memory of a slot: see DropAdapter."""
         assert self.adapters is not None, "an adapter of a model that takes none"
         self.adapters.drop(slot)
 
@@ -189,7 +191,7 @@ class ModelWorker:
             self.adapters.on_news = callback
 
     def adapter_answers(self) -> list[AdapterAnswer]:
-        """See AdapterSlots.answers."""
+        """Return what has become of loads since the last call. See AdapterSlots."""
         return [] if self.adapters is None else self.adapters.answers()
 
     def close(self) -> None:

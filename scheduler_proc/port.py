@@ -149,15 +149,15 @@ class Port:
         return messages
 
     def kept_adapters(self) -> list[tuple[str, KeptAdapter]]:
-        """See KeptFiles."""
+        """Return the kept adapters, by their paths."""
         return [] if self._adapters_dir is None else list(all_kept(self._adapters_dir))
 
     def kept_adapter(self, path: str) -> KeptAdapter | None:
-        """See KeptFiles."""
+        """Return the kept adapter at a path; None: there is none."""
         return None if self._adapters_dir is None else read_kept(Path(path))
 
     def is_inline(self, path: str) -> bool:
-        """See KeptFiles."""
+        """Tell whether a path is where an adapter that came with a request lies, or lay."""
         return self._adapters_dir is not None and Path(path).parent == kept_in(self._adapters_dir)
 
     def remove_adapter(self, path: str) -> None:

@@ -118,7 +118,7 @@ class AdapterSlots:
         self._threads.submit(self._read_and_pack, load)
 
     def drop(self, slot: int) -> None:
-        """See DropAdapter."""
+        """Give back the memory of a slot: see DropAdapter."""
         self._current.pop(slot, None)
         self._install(slot, {})
 

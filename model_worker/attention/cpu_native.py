@@ -28,7 +28,7 @@ class NativeStep:
     __slots__ = ("call", "kv_lens", "query_start")
 
     def __init__(self, batch: ForwardBatch, **settings: int) -> None:
-        """settings: fields of the call that are the same for every step."""
+        """Lay out the call of a batch. settings: fields of the call that are the same for every step."""
         self.kv_lens = torch.tensor(batch.kv_lens, dtype=torch.int64)
         self.query_start = torch.tensor(batch.query_start, dtype=torch.int64)
         assert batch.page_table.dtype is torch.int32
@@ -84,7 +84,9 @@ class CpuNativeAttention:
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
     ) -> Tensor:
-        """See AttentionBackend.forward."""
+        """Do what `AttentionInputs` says, storing at batch.out_slots; each query attends to its sequence's
+        tokens up to itself. See AttentionBackend.
+        """
         assert isinstance(batch.attn_metadata, NativeStep), "prepare(batch) runs before the forward"
         call = batch.attn_metadata.call
         q, k, v, cos_sin, _ = inputs

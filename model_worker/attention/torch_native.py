@@ -66,7 +66,9 @@ class TorchNativeAttention:
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
     ) -> Tensor:
-        """See AttentionBackend.forward."""
+        """Do what `AttentionInputs` says, storing at batch.out_slots; each query attends to its sequence's
+        tokens up to itself. See AttentionBackend.
+        """
         assert isinstance(batch.attn_metadata, list), "prepare(batch) runs before the forward"
         q, k, v, cos_sin, _ = inputs
         if cos_sin is not None:

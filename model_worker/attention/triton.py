@@ -81,7 +81,9 @@ class TritonAttention:
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
     ) -> Tensor:
-        """See AttentionBackend.forward. Norms and rotates chunks' queries in place."""
+        """Do what `AttentionInputs` says, storing at batch.out_slots; each query attends to its sequence's
+        tokens up to itself. Norms and rotates chunks' queries in place. See AttentionBackend.
+        """
         step = batch.attn_metadata
         assert isinstance(step, _Step), "prepare(batch) runs before the forward"
         q, k, v, cos_sin, head_norms = inputs

@@ -86,7 +86,9 @@ class SharedMemoryGroup:
         self._sum = SumCall(slot_bytes=SLOT_BYTES, num_ranks=size)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See RankGroup. In place; narrow dtypes are summed in float32 and rounded once."""
+        """Return the sum of all ranks' x, the same bits on each; may be in x's memory. In place; narrow
+        dtypes are summed in float32 and rounded once. See RankGroup.
+        """
         assert x.is_contiguous()
         size, at_a_time = x.element_size(), SLOT_BYTES // x.element_size()
         flat = x.view(-1)
@@ -101,7 +103,9 @@ class SharedMemoryGroup:
         return x
 
     def gather(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor | None:
-        """See RankGroup."""
+        """The first `width` columns of all ranks' x [n, m] side by side, in the order of the ranks: [n,
+        width], in `out` if it is given, on rank 0; None on the others.
+        """
         assert x.is_contiguous()
         rows, own_width = x.shape
         gathered = x.new_empty(rows, self.size, own_width) if self.rank == 0 else None
@@ -123,7 +127,9 @@ class SharedMemoryGroup:
         return shown.contiguous() if out is None else out.copy_(shown)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """See RankGroup. In place."""
+        """Return rank 0's x, whose shape and dtype are the other ranks' too; may be in x's memory. In
+        place.
+        """
         assert x.is_contiguous()
         num_bytes = x.numel() * x.element_size()
         assert num_bytes <= SLOT_BYTES
@@ -133,7 +139,7 @@ class SharedMemoryGroup:
         return x
 
     def smallest(self, number: int) -> int:
-        """See RankGroup."""
+        """Return the least of all ranks' numbers. See RankGroup."""
         self._patience_s = max(self._late_s, self._join_timeout_s)
         own = torch.tensor([number])
         slots = self._exchange(own.data_ptr(), own.element_size())

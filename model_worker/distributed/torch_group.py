@@ -92,12 +92,16 @@ class TorchGroup:
         )
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See RankGroup. In place."""
+        """Return the sum of all ranks' x, the same bits on each; may be in x's memory. In place. See
+        RankGroup.
+        """
         self._finish(lambda: self._group.allreduce([x], self._sum))
         return x
 
     def gather(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor | None:
-        """See RankGroup."""
+        """The first `width` columns of all ranks' x [n, m] side by side, in the order of the ranks: [n,
+        width], in `out` if it is given, on rank 0; None on the others.
+        """
         if not len(x):  # a step that samples nothing
             return x.new_empty(0, width) if self.rank == 0 else None
         # Its own part is where it is: anywhere else it would be copied to.
@@ -110,12 +114,14 @@ class TorchGroup:
         return torch.cat(shown, dim=1, out=out)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """See RankGroup. In place."""
+        """Return rank 0's x, whose shape and dtype are the other ranks' too; may be in x's memory. In
+        place.
+        """
         self._finish(lambda: self._group.broadcast([x], self._broadcast))
         return x
 
     def smallest(self, number: int) -> int:
-        """See RankGroup."""
+        """Return the least of all ranks' numbers. See RankGroup."""
         least = torch.tensor([number], device=self._device)
         self._group._set_default_timeout(max(self._join_timeout, LATE))
         self._finish(lambda: self._group.allreduce([least], self._least))

@@ -72,7 +72,7 @@ class VocabParallelEmbedding(TokenEmbedding):
         self._first = vocabulary.start
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """See TokenEmbedding.forward."""
+        """input_ids [T] int64 -> [T, hidden_size]."""
         return self._group.all_reduce(super().forward(input_ids))
 
 
@@ -106,7 +106,7 @@ class LMHead(BoundLayer):
         self.weight.data, self.weight.row_scale = compressed, scale
 
     def bind(self, ops: Ops) -> None:
-        """See BoundLayer."""
+        """Compute by ops from now on. See BoundLayer."""
         self.head = ops.head(_as_stored(self.weight, self.dtype))
         self.weight.packed = self.head.packs_weight
 

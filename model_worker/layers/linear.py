@@ -64,7 +64,7 @@ class Linear(StoredWeight, BoundLayer):
         self._rows, self._max_rank = rows, max_rank
 
     def bind(self, ops: Ops) -> None:
-        """See BoundLayer."""
+        """Compute by ops from now on. See BoundLayer."""
         self.product = ops.linear(
             LinearWeight(self.weight, self._dtype, self.weight_scale), self._fused_bias()
         )

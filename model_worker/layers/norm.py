@@ -25,7 +25,9 @@ class NormLayer(BoundLayer):
         return self.op(x)
 
     def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: NormLayer | None = None) -> Tensor:
-        """See Norm."""
+        """Add update, normed by update_norm if there is one, to residual in place and return the norm of the
+        sum; all [T, size].
+        """
         return self.op.add_and_norm(residual, update, None if update_norm is None else update_norm.op)
 
 
@@ -48,7 +50,7 @@ class RMSNorm(NormLayer):
         self._dtype = dtype
 
     def bind(self, ops: Ops) -> None:
-        """See BoundLayer."""
+        """Compute by ops from now on. See BoundLayer."""
         self.op = ops.rms_norm(self.weight, self.eps, self._dtype)
 
 
@@ -74,7 +76,7 @@ class SplitRMSNorm(RMSNorm):
         self._group = group
 
     def bind(self, ops: Ops) -> None:
-        """See BoundLayer."""
+        """Compute by ops from now on. See BoundLayer."""
         self.op = StepwiseNorm(self._norm)
 
     def _norm(self, x: Tensor) -> Tensor:
@@ -107,5 +109,5 @@ class LayerNorm(NormLayer):
         self.bias = Weight(*shape, dtype=dtype, device=device, changes=changes) if bias else None
 
     def bind(self, ops: Ops) -> None:
-        """See BoundLayer."""
+        """Compute by ops from now on. See BoundLayer."""
         self.op = ops.layer_norm(self.weight, self.bias, self.eps)

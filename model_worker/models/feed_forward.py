@@ -65,7 +65,7 @@ class PlainMLP(BoundLayer):
         self._width = width.length
 
     def bind(self, ops: Ops) -> None:
-        """See BoundLayer."""
+        """Compute by ops from now on. See BoundLayer."""
         self._activate = ops.activation(self._activation, self._width)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class SparseMLP(BoundLayer):
         self._renormalizes = experts.renormalize
 
     def bind(self, ops: Ops) -> None:
-        """See BoundLayer."""
+        """Compute by ops from now on. See BoundLayer."""
         gate_up, down = self.experts.gate_up_proj, self.experts.down_proj
         self.mixture = ops.experts(
             ExpertWeights(

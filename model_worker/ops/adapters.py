@@ -80,23 +80,23 @@ class RowSlots:
         self.slots = np.full(max_rows + 1, -1)  # the last row is nobody's
 
     def set_row(self, row: int, slot: int) -> None:
-        """See RowAdapters."""
+        """Compute a row's tokens with this slot's adapter from the next step on; negative: with none."""
         self.slots[row] = slot
 
     def have_any(self, rows: LongArray) -> bool:
-        """See RowAdapters."""
+        """Tell whether one of these rows has a slot. See RowAdapters."""
         return bool((self.slots[rows] >= 0).any())
 
 
 class TorchRows(RowSlots):
-    """See RowAdapters."""
+    """RowAdapters by torch."""
 
     def __init__(self, max_rows: int, num_slots: int) -> None:
         super().__init__(max_rows, num_slots)
         self._groups: list[tuple[int, Tensor]] = []
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """See RowAdapters."""
+        """Sort a step's tokens, once for all layers; behind the attention backend's prepare."""
         slots = np.repeat(self.slots[batch.rows.cpu().numpy()], np.diff(batch.query_start))
         self._groups = [
             (slot, torch.from_numpy(np.flatnonzero(slots == slot)).to(batch.rows.device))
@@ -110,21 +110,21 @@ class TorchRows(RowSlots):
 
 
 class NativeRows(SortedRows):
-    """See RowAdapters."""
+    """RowAdapters by C++ kernels."""
 
     def have_any(self, rows: LongArray) -> bool:
-        """See RowAdapters."""
+        """Tell whether one of these rows has a slot. See RowAdapters."""
         return bool((self.slots_host[rows] >= 0).any())
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """See RowAdapters."""
+        """Sort a step's tokens, once for all layers; behind the attention backend's prepare."""
         step = batch.attn_metadata
         assert isinstance(step, NativeStep), "who has these kernels has their attention, prepared before"
         self.sort(batch.rows, step.query_start, len(batch.input_ids))
 
 
 class TorchPacked:
-    """See PackedAdapter: as it was."""
+    """PackedAdapter of torch, in the form in which it was loaded."""
 
     def __init__(self, parts: Sequence[LoraPart]) -> None:
         self.parts = tuple(parts)
@@ -135,7 +135,7 @@ class TorchPacked:
 
 
 class TorchAdapters:
-    """See LayerAdapters."""
+    """LayerAdapters by torch."""
 
     batch_invariant = False
 
@@ -144,11 +144,13 @@ class TorchAdapters:
         self._packed: dict[int, TorchPacked] = {}
 
     def pack(self, slot: int, parts: Sequence[LoraPart]) -> TorchPacked:
-        """See LayerAdapters."""
+        """Bring an adapter into the form that is computed with, for a slot that no step reads; in any
+        thread.
+        """
         return TorchPacked(parts)
 
     def install(self, slot: int, packed: TorchPacked | None) -> None:
-        """See LayerAdapters."""
+        """Compute rows of this slot with what `pack` gave, or with nothing (None); between two steps."""
         self._packed.pop(slot, None)
         if packed is not None:
             self._packed[slot] = packed

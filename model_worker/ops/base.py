@@ -45,11 +45,11 @@ class Head(Protocol):
 
     @property
     def batch_invariant(self) -> bool:
-        """See Product."""
+        """True where a row's result is the same bits beside any other rows."""
 
     @property
     def packs_weight(self) -> bool:
-        """See Product."""
+        """True where the weight is rearranged in place, as nothing but this Ops reads it."""
 
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """hidden [S, hidden_size] -> logits [S, vocab_size] float32, in `out` if it is given."""
@@ -72,7 +72,7 @@ class MixtureOfExperts(Protocol):
 
     @property
     def batch_invariant(self) -> bool:
-        """See Product."""
+        """True where a row's result is the same bits beside any other rows."""
 
     @property
     def packs_weight(self) -> bool:

@@ -102,7 +102,7 @@ def _read(path: Path) -> LinearCosts | None:
 
 
 def measure_linear_costs(ops: Ops, dtype: torch.dtype) -> LinearCosts:
-    """See LinearCosts."""
+    """Measure how long linear layers take: see LinearCosts."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

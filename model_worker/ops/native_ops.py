@@ -95,7 +95,9 @@ class NativeOps(Ops):
         self.table.note("attention", type(self.attention).__name__)
 
     def embedding(self, weight: LinearWeight, *, first: int | None = None, multiplier: float = 1.0) -> Map:
-        """See Ops."""
+        """Make the look-up of ids [T] int64 in rows of the weight, not of float8, in its dtype, times
+        multiplier, rounded. See Ops.
+        """
         if not can_take(weight.rows):
             reason = "rows are not whole words of 32 bits"
             return self._instead("embedding", reason).embedding(weight, first=first, multiplier=multiplier)
@@ -119,14 +121,14 @@ class NativeOps(Ops):
         return own_rows
 
     def take_rows(self, like: Tensor) -> TakeRows:
-        """See Ops."""
+        """Make the function that takes rows of any table of the width and dtype of `like`."""
         if not can_take(like):
             return self._instead("take_rows", "rows are not whole words of 32 bits").take_rows(like)
         self._note("take_rows")
         return operators.NativeTakeRows(self._kernels)
 
     def rms_norm(self, weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
-        """See Ops."""
+        """Make an RMS norm over the last dimension."""
         if reason := _reason_of_width(weight.shape[-1]):
             return self._instead("rms_norm", reason).rms_norm(weight, eps, dtype)
         self._note("rms_norm")
@@ -134,7 +136,7 @@ class NativeOps(Ops):
         return operators.NativeNorm(self._kernels, weight, eps, dtype=dtype, is_wide=is_wide)
 
     def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
-        """See Ops."""
+        """Make a layer norm over the last dimension."""
         if reason := _reason_of_width(weight.shape[-1]):
             return self._instead("layer_norm", reason).layer_norm(weight, bias, eps)
         self._note("layer_norm")
@@ -143,7 +145,9 @@ class NativeOps(Ops):
         )
 
     def rotary_angles(self, frequencies: Tensor | Frequencies, amplitude: Tensor | None) -> Map:
-        """See Ops."""
+        """Make the function of positions [T] int64 to cosines and sines [T, D] float32, as `kernels.rope` has
+        them.
+        """
         if not isinstance(frequencies, Tensor):
             reason = "frequencies depend on the position"
             return self._instead("rotary_angles", reason).rotary_angles(frequencies, amplitude)
@@ -151,11 +155,11 @@ class NativeOps(Ops):
         return operators.RotaryAngles(self._kernels, frequencies, amplitude)
 
     def packs(self, weight: Tensor) -> bool:
-        """See Ops."""
+        """Tell whether a product over this weight, not quantised, would pack it."""
         return can_pack(weight)
 
     def linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Product:
-        """See Ops."""
+        """Make the product x @ weight.T + bias for x of the weight's dtype, rounded to it."""
         product = self._product("linear", weight, bias, weight.dtype)
         if product is not None:
             return product
@@ -163,7 +167,7 @@ class NativeOps(Ops):
         return self._instead(operation, _reason_of_weight(weight.rows)).linear(weight, bias)
 
     def head(self, weight: LinearWeight) -> Head:
-        """See Ops."""
+        """Make the head: logits of hidden states of the weight's dtype. See Ops."""
         product = self._product("head", weight, None, torch.float32)
         if product is not None:
             return NativeHead(product)
@@ -186,14 +190,14 @@ class NativeOps(Ops):
         return PackedLinear(self._kernels, weight.rows.data, bias, out_dtype=out_dtype)
 
     def activation(self, name: Activation, width: int) -> Map:
-        """See Ops."""
+        """Make the function [T, width] -> activation(x)."""
         if reason := _reason_of_width(width):
             return self._instead("activation", reason).activation(name, width)
         self._note("activation")
         return operators.Activate(self._kernels, name, has_up=False)
 
     def gated(self, product: Product, name: Activation, width: int) -> Map:
-        """See Ops."""
+        """Make the product, [T, K] -> [T, 2 * width] of a gate, then what it multiplies; and the gate."""
         if reason := _reason_of_width(width):
             return self._instead("gate", reason).gated(product, name, width)
         joined = product.gated(name) if isinstance(product, PackedLinear) else None
@@ -210,7 +214,7 @@ class NativeOps(Ops):
         return lambda x: gate(product(x))
 
     def experts(self, weights: ExpertWeights) -> MixtureOfExperts:
-        """See Ops."""
+        """Make the mixture of a layer's experts."""
         each = StepwiseExperts(self, weights)
         hidden_size = weights.gate_up.shape[2]
         reason = _reason_of_width(hidden_size)
@@ -234,7 +238,9 @@ class NativeOps(Ops):
         return each
 
     def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> NativeRows:
-        """See Ops."""
+        """Make the table of which adapter each row is computed with, of a model on that device that may have
+        so many.
+        """
         return NativeRows(self._kernels, max_rows, num_slots)
 
     def adapters(
@@ -246,7 +252,9 @@ class NativeOps(Ops):
         max_rank: int,
         max_parts: int,
     ) -> LayerAdapters:
-        """See Ops."""
+        """Make what adapters of these rows add to a product [T, in_features] -> [T, out_features] of dtype.
+        See Ops.
+        """
         if not can_adapt(in_features, dtype):
             reason = "rows are not whole words of 32 bits"
             return self._instead("adapters", reason).adapters(

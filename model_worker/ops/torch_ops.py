@@ -85,7 +85,9 @@ class FunctionNorm:
         return self._norm(x, self.weight, self.eps)
 
     def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
-        """See Norm."""
+        """Add update, normed by update_norm if there is one, to residual in place and return the norm of the
+        sum; all [T, size].
+        """
         if isinstance(update_norm, FunctionNorm) and update_norm.eps == self.eps:
             return self._add_and_norm(residual, update, self.weight, self.eps, update_norm.weight)
         update = update if update_norm is None else update_norm(update)
@@ -103,7 +105,9 @@ class StepwiseNorm:
         return self._norm(x)
 
     def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
-        """See Norm."""
+        """Add update, normed by update_norm if there is one, to residual in place and return the norm of the
+        sum; all [T, size].
+        """
         return self._norm(residual.add_(update if update_norm is None else update_norm(update)))
 
 
@@ -162,7 +166,9 @@ class TorchOps(Ops):
         self.table.note("attention", type(self.attention).__name__)
 
     def embedding(self, weight: LinearWeight, *, first: int | None = None, multiplier: float = 1.0) -> Map:
-        """See Ops."""
+        """Make the look-up of ids [T] int64 in rows of the weight, not of float8, in its dtype, times
+        multiplier, rounded. See Ops.
+        """
         assert not weight.packed
         self._note("embedding")
         embed = self._functions.embed
@@ -171,22 +177,24 @@ class TorchOps(Ops):
         return partial(embed, weight=weight.rows, first=first, scale=multiplier)
 
     def take_rows(self, like: Tensor) -> TakeRows:
-        """See Ops."""
+        """Make the function that takes rows of any table of the width and dtype of `like`."""
         self._note("take_rows")
         return take_rows
 
     def rms_norm(self, weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
-        """See Ops."""
+        """Make an RMS norm over the last dimension."""
         self._note("rms_norm")
         return FunctionNorm(self._functions, weight, eps)
 
     def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
-        """See Ops."""
+        """Make a layer norm over the last dimension."""
         self.table.note("layer_norm", BY_TORCH.name)
         return StepwiseNorm(partial(layer_norm, weight=weight, bias=bias, eps=eps))
 
     def rotary_angles(self, frequencies: Tensor | Frequencies, amplitude: Tensor | None) -> Map:
-        """See Ops."""
+        """Make the function of positions [T] int64 to cosines and sines [T, D] float32, as `kernels.rope` has
+        them.
+        """
         self._note("rotary_angles")
         cos_sin = self._functions.rope_cos_sin
         if isinstance(frequencies, Tensor):
@@ -194,11 +202,11 @@ class TorchOps(Ops):
         return lambda positions: cos_sin(positions, frequencies(positions), amplitude)
 
     def packs(self, weight: Tensor) -> bool:
-        """See Ops."""
+        """Tell whether a product over this weight, not quantised, would pack it."""
         return False
 
     def linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Product:
-        """See Ops."""
+        """Make the product x @ weight.T + bias for x of the weight's dtype, rounded to it."""
         rows = weight.rows
         if weight.scale is None:
             self.table.note("linear", BY_TORCH.name)
@@ -210,7 +218,7 @@ class TorchOps(Ops):
         return BoundProduct(int8_linear, rows, weight.row_scale, bias, self._functions.int8_sums)
 
     def head(self, weight: LinearWeight) -> Head:
-        """See Ops."""
+        """Make the head: logits of hidden states of the weight's dtype. See Ops."""
         self.table.note("head", BY_TORCH.name)
         if (scale := weight.row_scale) is not None:
 
@@ -221,23 +229,25 @@ class TorchOps(Ops):
         return ConvertedHead(weight.rows, self._functions.linear)
 
     def activation(self, name: Activation, width: int) -> Map:
-        """See Ops."""
+        """Make the function [T, width] -> activation(x)."""
         self.table.note("activation", BY_TORCH.name)
         return ACTIVATIONS[name]
 
     def gated(self, product: Product, name: Activation, width: int) -> Map:
-        """See Ops."""
+        """Make the product, [T, K] -> [T, 2 * width] of a gate, then what it multiplies; and the gate."""
         self._note("gate")
         gate = self._functions.activate_and_mul
         return lambda x: gate(name, product(x))
 
     def experts(self, weights: ExpertWeights) -> MixtureOfExperts:
-        """See Ops."""
+        """Make the mixture of a layer's experts."""
         self._note("experts")
         return StepwiseExperts(self, weights)
 
     def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> RowAdapters:
-        """See Ops."""
+        """Make the table of which adapter each row is computed with, of a model on that device that may have
+        so many.
+        """
         return TorchRows(max_rows, num_slots)
 
     def adapters(
@@ -249,7 +259,9 @@ class TorchOps(Ops):
         max_rank: int,
         max_parts: int,
     ) -> LayerAdapters:
-        """See Ops."""
+        """Make what adapters of these rows add to a product [T, in_features] -> [T, out_features] of dtype.
+        See Ops.
+        """
         self.table.note("adapters", BY_TORCH.name)
         assert isinstance(rows, TorchRows | NativeRows)
         return TorchAdapters(rows)
@@ -259,5 +271,5 @@ class TorchOps(Ops):
 
 
 def take_rows(table: Tensor, index: Tensor) -> Tensor:
-    """See TakeRows."""
+    """Return the rows of a table at these indices."""
     return table.index_select(0, index)

@@ -21,7 +21,7 @@ from model_worker.ops.adapters import RowSlots
 
 
 class TritonRows(RowSlots):
-    """See RowAdapters."""
+    """RowAdapters by Triton's kernels."""
 
     def __init__(self, max_rows: int, num_slots: int, device: torch.device | str) -> None:
         super().__init__(max_rows, num_slots)
@@ -31,20 +31,20 @@ class TritonRows(RowSlots):
         self._on_device = torch.full((max_rows + 1,), num_slots, dtype=torch.int32, device=device)
 
     def set_row(self, row: int, slot: int) -> None:
-        """See RowAdapters."""
+        """Compute a row's tokens with this slot's adapter from the next step on; negative: with none."""
         if slot != self.slots[row]:
             self._on_device[row].fill_(slot if 0 <= slot < self.num_slots else self.num_slots)
             super().set_row(row, slot)
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """See RowAdapters."""
+        """Sort a step's tokens, once for all layers; behind the attention backend's prepare."""
         self.tiles = None
         if batch.adapter_rows is not None:
             self.tiles = sorted_by_slot(self._on_device[batch.adapter_rows], self.num_slots)
 
 
 class TritonPacked:
-    """See PackedAdapter: its matrices are in the slot already."""
+    """PackedAdapter of Triton, whose matrices are in the slot already."""
 
     def __init__(self, modules: Tensor, num_bytes: int) -> None:
         self.modules = modules  # [M, NUM_FIGURES] on the host
@@ -56,7 +56,7 @@ class TritonPacked:
 
 
 class TritonAdapters:
-    """See LayerAdapters."""
+    """LayerAdapters by Triton's kernels."""
 
     batch_invariant = False
 
@@ -77,7 +77,9 @@ class TritonAdapters:
         self._filled = np.zeros(slots, bool)
 
     def pack(self, slot: int, parts: Sequence[LoraPart]) -> TritonPacked:
-        """See LayerAdapters."""
+        """Bring an adapter into the form that is computed with, for a slot that no step reads; in any
+        thread.
+        """
         room, device = self._b.shape[2], self._b.device
         modules = torch.zeros(self._modules.shape[1:])
         num_bytes = 0
@@ -94,7 +96,7 @@ class TritonAdapters:
 
     @torch.inference_mode()
     def install(self, slot: int, packed: TritonPacked | None) -> None:
-        """See LayerAdapters."""
+        """Compute rows of this slot with what `pack` gave, or with nothing (None); between two steps."""
         if packed is not None:
             self._modules[slot].copy_(packed.modules, non_blocking=True)
         elif self._filled[slot]:

@@ -72,14 +72,16 @@ class TritonOps(TorchOps):
         super().__init__(TritonAttention() if attention is None else attention, BY_TRITON)
 
     def head(self, weight: LinearWeight) -> Head:
-        """See Ops."""
+        """Make the head: logits of hidden states of the weight's dtype. See Ops."""
         if weight.dtype is torch.float32 or weight.scale is not None:
             return super().head(weight)
         self.table.note("head", BY_TORCH.name)
         return WideHead(weight.rows)
 
     def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> TritonRows:
-        """See Ops."""
+        """Make the table of which adapter each row is computed with, of a model on that device that may have
+        so many.
+        """
         return TritonRows(max_rows, num_slots, device)
 
     def adapters(
@@ -91,12 +93,14 @@ class TritonOps(TorchOps):
         max_rank: int,
         max_parts: int,
     ) -> TritonAdapters:
-        """See Ops."""
+        """Make what adapters of these rows add to a product [T, in_features] -> [T, out_features] of dtype.
+        See Ops.
+        """
         self._note("adapters")
         assert isinstance(rows, TritonRows)
         return TritonAdapters(rows, in_features, out_features, dtype, max_rank, max_parts)
 
     def experts(self, weights: ExpertWeights) -> MixtureOfExperts:
-        """See Ops."""
+        """Make the mixture of a layer's experts."""
         self._note("experts")
         return FusedExperts(weights)

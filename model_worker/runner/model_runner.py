@@ -132,7 +132,7 @@ class ModelRunner:
         masks: Mapping[int, MaskBits],
         processed: Sequence[tuple[int, bytes]] = (),
     ) -> StepOutput:
-        """See StepSampler.sample."""
+        """Sample the step's tokens, and remember them for plans that say -1. See StepSampler."""
         return self._sampler.sample(forward, masks, processed)
 
     @torch.inference_mode()

@@ -48,7 +48,7 @@ class LeadingSampler(Sampler):
         self._group = group
 
     def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, MaskBits]) -> StepSample:
-        """See Sampler."""
+        """Sample one token for each of S rows. See Sampler."""
         sampled = super().sample(logits, who, masks)
         sampled.tokens = self._group.broadcast(sampled.tokens.contiguous())
         return sampled

@@ -78,6 +78,8 @@ class TransformersModel:
         return hidden if wanted is None else hidden.index_select(0, wanted)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See CausalLM.compute_logits."""
+        """Apply the head: hidden [n, hidden_size] -> logits [n, vocab_size] float32, in `out` if it is given;
+        on ranks other than 0 no rows. See CausalLM.
+        """
         logits: Tensor = self._head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
         return logits[0].to(torch.float32)

@@ -85,7 +85,9 @@ class ChatTemplate:
         template_kwargs: Mapping[str, object],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """See Tokenizer.apply_chat_template."""
+        """The prompt of a conversation, special tokens included: encode it as it is, with
+        add_special_tokens=False. See Tokenizer.
+        """
         if not self.exists:
             raise InvalidRequest(
                 "messages: the model has no chat template: send a text prompt, or name a "

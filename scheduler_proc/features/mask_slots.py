@@ -46,11 +46,11 @@ class MaskSlots:
             self._reuse()
 
     def note_launch(self, step: int) -> None:
-        """See NumberedMasks."""
+        """A step is about to be told slots."""
         self._launched = step
 
     def note_commit(self, step: int) -> None:
-        """See NumberedMasks."""
+        """A step has been computed, and all before it."""
         self._committed = step
         self._reuse()
 

@@ -43,7 +43,7 @@ PromptLogprobsJson: TypeAlias = list[dict[str, PromptLogprob] | None]
 
 
 class CompletionLogprobs(Struct):
-    """Columns, one entry for each token."""
+    """Log-probabilities of an answer in columns, one entry for each token."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]

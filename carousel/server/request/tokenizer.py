@@ -240,7 +240,7 @@ class ServerTokenizer:
         return self._variables
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, tenant: str = OWNER) -> str:
-        """The text of a tenant's ids. Raises Overloaded."""
+        """Return the text of a tenant's ids. Raises Overloaded."""
         vocabulary = await self.vocabulary()
         decode = partial(vocabulary.decode, ids, skip_special_tokens=skip_special_tokens)
         return await self._threads.run(tenant, decode, len(ids))

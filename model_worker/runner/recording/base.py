@@ -63,7 +63,7 @@ class StageRecording(Protocol):
     """Layers of a pipeline stage, as Recording is of a whole step."""
 
     def fits(self, plan: BatchPlan) -> bool:
-        """See Recording."""
+        """Tell whether the recording can compute this plan."""
         ...
 
     def put(self, came: tuple[Tensor, Tensor] | None) -> None:

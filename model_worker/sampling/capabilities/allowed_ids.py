@@ -21,7 +21,7 @@ class AllowedIds(SamplingCapability):
     _forbidden: Tensor | None = None
 
     def open_row(self, setup: RowSetup) -> None:
-        """See SamplingCapability."""
+        """Begin a stay of a row that needs this. See SamplingCapability."""
         context = self._context
         if self._forbidden is None:
             shape = (context.max_rows, context.vocab_size)

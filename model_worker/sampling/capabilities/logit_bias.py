@@ -29,9 +29,9 @@ class LogitBias(SamplingCapability):
         self._entries.put(setup.row, np.stack([ids[known], values[known].view(np.int32)]))
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
-        """See SamplingCapability."""
+        """Change logits [S, V] float32 in place, before the draw."""
         self._context.ops.add_bias(logits, step.rows_with(BIAS), self._entries)
 
     def close_row(self, row: int) -> None:
-        """See SamplingCapability."""
+        """End the stay of a row's tenant. See SamplingCapability."""
         self._entries.clear(row)

@@ -22,7 +22,7 @@ class MinTokens(SamplingCapability):
         self._stop_ids = RowTable(context.max_rows, context.device)
 
     def open_row(self, setup: RowSetup) -> None:
-        """See SamplingCapability."""
+        """Begin a stay of a row that needs this. See SamplingCapability."""
         stop_ids = self._context.columns.known_ids(setup.stop_ids)
         self._stop_ids.put(setup.row, stop_ids.reshape(1, -1))
 
@@ -44,5 +44,5 @@ class MinTokens(SamplingCapability):
         return by_owner(short.at, self._stop_ids.take(short.rows)[:, 0].long())
 
     def close_row(self, row: int) -> None:
-        """See SamplingCapability."""
+        """End the stay of a row's tenant. See SamplingCapability."""
         self._stop_ids.clear(row)

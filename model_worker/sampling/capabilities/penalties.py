@@ -47,7 +47,7 @@ class Penalties(SamplingCapability):
         return self._counts
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
-        """See SamplingCapability."""
+        """Change logits [S, V] float32 in place, before the draw."""
         self._context.ops.penalise(logits, step.rows_with(PENALTY), self.counts)
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:

@@ -37,14 +37,14 @@ class Prohibitions(SamplingCapability):
         )
 
     def open_row(self, setup: RowSetup) -> None:
-        """See SamplingCapability."""
+        """Begin a stay of a row that needs this. See SamplingCapability."""
         features = self._context.columns.features.item(setup.row)
         for part in (self._history, *self._found_by):
             if features & part.bits:
                 part.open_row(setup)
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
-        """See SamplingCapability."""
+        """Change logits [S, V] float32 in place, before the draw."""
         if not step.present & MAY_EMPTY:
             self._min_tokens.apply(logits, step)
             return
@@ -55,11 +55,11 @@ class Prohibitions(SamplingCapability):
             forbid(logits, owners, ids, step.rows_with(FORBIDS).at)
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
-        """See SamplingCapability."""
+        """See the drawn tokens: see SamplingCapability.remember."""
         self._history.remember(step, sampled)
 
     def close_row(self, row: int) -> None:
-        """See SamplingCapability."""
+        """End the stay of a row's tenant. See SamplingCapability."""
         features = self._context.columns.features.item(row)
         for part in self._found_by:
             if features & part.bits:

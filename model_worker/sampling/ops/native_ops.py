@@ -28,13 +28,15 @@ class NativeSampling(TorchSampling):
         self._penalty_call = PenaltyCall(floats=columns.floats.data_ptr())
 
     def draw(self, logits: Tensor, step: SamplingStep) -> Tensor:
-        """See SamplingOps."""
+        """A token [S] int64 for each row of logits, which stay as they are."""
         tokens = torch.empty(logits.shape[0], dtype=torch.int64)
         self._draw(self.draw_call(logits, step.who.rows, step.who.positions, tokens))
         return tokens
 
     def draw_call(self, logits: Tensor, rows: Tensor, positions: Tensor, tokens: Tensor) -> DrawCall:
-        """See SamplingOps."""
+        """The call with which a recorded step of C++ draws tokens [S] int64 for table rows and positions [S]
+        int64; None: these operations are not C++.
+        """
         assert logits.is_contiguous()
         num_rows, vocab_size = logits.shape
         return DrawCall(
@@ -49,7 +51,7 @@ class NativeSampling(TorchSampling):
         )
 
     def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """See SamplingOps."""
+        """Log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
         assert logits.is_contiguous()
         num_rows, vocab_size = logits.shape
         num_top = min(num_top, vocab_size)
@@ -72,7 +74,7 @@ class NativeSampling(TorchSampling):
         return Logprobs(chosen, top_ids, top)
 
     def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
-        """See SamplingOps."""
+        """Apply the penalties of some rows; counts [max_rows, V] int32, see Penalties."""
         assert logits.is_contiguous()
         assert counts.is_contiguous()
         call = self._penalty_call
@@ -84,7 +86,7 @@ class NativeSampling(TorchSampling):
         self._penalise(call)
 
     def forbid_masked(self, logits: Tensor, masks: StepMasks) -> None:
-        """See SamplingOps."""
+        """Forbid the ids that a mask does not allow."""
         assert logits.is_contiguous()
         num_rows, num_words = masks.words.shape
         self._mask(

@@ -96,7 +96,9 @@ class TorchSampling:
         out: Tensor | None = None,
         last_token: Tensor | None = None,
     ) -> Tensor:
-        """See SamplingOps."""
+        """Tokens [n] int64 of logits [n, V] for table rows and positions [n] int64, by operations that read
+        the parameters by row: nothing is decided on the host, so a device can record it. See SamplingOps.
+        """
         c = self._columns
         x = self._scaled(logits, rows, bit.TOP_N_SIGMA if kind is DrawKind.TRUNCATED else 0)
         if kind is DrawKind.TRUNCATED:
@@ -110,11 +112,13 @@ class TorchSampling:
         return tokens if out is None else out.copy_(tokens)
 
     def draw_call(self, logits: Tensor, rows: Tensor, positions: Tensor, tokens: Tensor) -> DrawCall | None:
-        """See SamplingOps."""
+        """The call with which a recorded step of C++ draws tokens [S] int64 for table rows and positions [S]
+        int64; None: these operations are not C++.
+        """
         return None
 
     def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """See SamplingOps."""
+        """Log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
         return logprobs_of(logits, tokens, num_top)
 
     def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
@@ -132,23 +136,27 @@ class TorchSampling:
         logits[at] = edited
 
     def count(self, counts: Tensor, penalised: StepRows, tokens: Tensor) -> None:
-        """See SamplingOps."""
+        """Count the tokens [S] int64 of some rows in counts [max_rows, V] int32."""
         rows, sampled = penalised.rows, tokens[penalised.at]
         counts[rows, sampled] = counts[rows, sampled] + 1
 
     def add_bias(self, logits: Tensor, biased: StepRows, table: RowTable) -> None:
-        """See SamplingOps."""
+        """Add to the logits of some rows what their table lists: ids, then the bits of float32 values. See
+        SamplingOps.
+        """
         ids, bits = table.take(biased.rows).unbind(1)
         index = biased.at.unsqueeze(1) * logits.shape[1] + ids.clamp_min(0)
         values = bits.contiguous().view(torch.float32).masked_fill(ids < 0, 0.0)
         logits.view(-1).index_put_((index,), values, accumulate=True)
 
     def forbid_masked(self, logits: Tensor, masks: StepMasks) -> None:
-        """See SamplingOps."""
+        """Forbid the ids that a mask does not allow."""
         apply_masks(logits, masks)
 
     def forbid_below(self, logits: Tensor, short: StepRows, table: RowTable) -> None:
-        """See SamplingOps."""
+        """Forbid the listed ids of some rows: those whose position is below their minimum length. See
+        SamplingOps.
+        """
         forbid(logits, *by_owner(short.at, table.take(short.rows)[:, 0].long()), None)
 
 

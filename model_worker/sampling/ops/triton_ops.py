@@ -49,26 +49,30 @@ class TritonSampling(TorchSampling):
         )
 
     def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """See SamplingOps."""
+        """Log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
         return Logprobs(*top_logprobs(logits, tokens, min(num_top, logits.shape[1])))
 
     def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
-        """See SamplingOps."""
+        """Apply the penalties of some rows; counts [max_rows, V] int32, see Penalties."""
         logit_edits.penalize(logits, penalised.step.who.rows, counts, self._columns)
 
     def count(self, counts: Tensor, penalised: StepRows, tokens: Tensor) -> None:
-        """See SamplingOps."""
+        """Count the tokens [S] int64 of some rows in counts [max_rows, V] int32."""
         logit_edits.count_tokens(counts, penalised.step.who.rows, tokens, self._columns)
 
     def add_bias(self, logits: Tensor, biased: StepRows, table: RowTable) -> None:
-        """See SamplingOps."""
+        """Add to the logits of some rows what their table lists: ids, then the bits of float32 values. See
+        SamplingOps.
+        """
         logit_edits.add_bias(logits, biased.step.who.rows, table.values)
 
     def forbid_masked(self, logits: Tensor, masks: StepMasks) -> None:
-        """See SamplingOps."""
+        """Forbid the ids that a mask does not allow."""
         logit_edits.forbid_masked(logits, *masks)
 
     def forbid_below(self, logits: Tensor, short: StepRows, table: RowTable) -> None:
-        """See SamplingOps."""
+        """Forbid the listed ids of some rows: those whose position is below their minimum length. See
+        SamplingOps.
+        """
         who = short.step.who
         logit_edits.forbid_below(logits, who.rows, who.positions, table.values, self._columns.min_len)
