@@ -1,0 +1,3 @@
+"""The detokenizer with a real tokenizer, and texts that cross. Parts without one are in
+tests/unit/detokenizer.
+"""

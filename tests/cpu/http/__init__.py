@@ -1,0 +1,1 @@
+"""The HTTP server's protocol, bounds, keys and tenants, over sockets. Harness: tests/harness/http."""

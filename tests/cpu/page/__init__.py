@@ -1,0 +1,1 @@
+"""What the page reads and how long that takes, without a browser. With one: tests/page."""

@@ -1,0 +1,1 @@
+"""Ranks, pipeline stages and nodes, as processes of this machine. Rank threads: tests/harness/models."""

@@ -1,0 +1,3 @@
+"""The real scheduler under random traffic, with planted mistakes. A new mistake is a row of
+tests/harness/mutants.
+"""

@@ -1,0 +1,1 @@
+"""The worker: plans, memory, recorded steps, loading, C++ kernels. Plans: tests/harness/models/plans.py."""

@@ -1,0 +1,1 @@
+"""Callers who mean it: each a program that measures what it costs others, run by a test beside it."""

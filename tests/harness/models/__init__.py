@@ -1,0 +1,1 @@
+"""Tiny models and checkpoints, plans, paged forwards, and the references that they are held against."""

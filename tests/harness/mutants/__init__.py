@@ -1,0 +1,1 @@
+"""Mistakes that are planted in the product's sources, a table for each subject, and what runs them."""

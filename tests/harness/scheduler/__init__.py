@@ -1,0 +1,1 @@
+"""Parts of a scheduler put together for a test, and a pipeline in virtual time."""

@@ -1,0 +1,3 @@
+"""Parsers of tool calls and reasoning. A family gets recorded answers and a row in
+test_answer_parsers.py.
+"""

@@ -1,0 +1,1 @@
+"""The SDK without sockets: session, states, checks of arguments."""

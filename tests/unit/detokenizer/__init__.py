@@ -1,0 +1,1 @@
+"""Text streams, stop strings and words, logprobs, clients: without a process."""

@@ -1,0 +1,1 @@
+"""Command line, flags of other servers, supervisor, nodes: without a model."""

@@ -1,0 +1,3 @@
+"""Rules of the project itself: imports, sizes, names, docstrings, documents. A rule comes with a planted
+breach.
+"""

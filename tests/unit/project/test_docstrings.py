@@ -41,3 +41,13 @@ def test_an_attributes_docstring_that_does_not_begin_a_sentence_is_found(doc: st
     assert list(riddles(f'class Row:\n    ids: bytes = b""  # packed\n    """{doc}"""\n')) == [3]
     for good in ("Ids [n] int32.", "`ids` of the row."):
         assert not list(riddles(f'class Row:\n    """Row."""\n\n    ids: bytes\n    """{good}"""\n'))
+
+
+def test_every_folder_of_tests_says_what_it_holds() -> None:
+    folders = {path.parent for path in sources() if path.relative_to(ROOT).parts[0] == "tests"}
+    assert len(folders) > 40
+    assert not [
+        str(folder.relative_to(ROOT))
+        for folder in folders
+        if not (folder / "__init__.py").read_text().startswith('"""') and not (folder / "README.md").exists()
+    ]

@@ -1,0 +1,1 @@
+"""Messages, transport, status page, run directory, keys, settings."""

@@ -1,0 +1,1 @@
+"""The scheduler's parts: requests, waiting, intake, features, statistics."""

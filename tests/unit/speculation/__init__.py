@@ -1,0 +1,1 @@
+"""Guesses and what they cost, without a worker."""

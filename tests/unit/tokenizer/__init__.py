@@ -1,0 +1,1 @@
+"""The tokenizer's loop: validation, turns of tenants, admission."""

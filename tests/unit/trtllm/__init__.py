@@ -1,0 +1,1 @@
+"""TensorRT-LLM's objects: what they stand for and what they refuse."""
