@@ -8,6 +8,7 @@ from torch import Tensor
 from model_worker.attention.base import AttentionBackend
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.kernels.native import operators
+from model_worker.kernels.native.build import BuildError
 from model_worker.kernels.native.experts import CHUNK, ExpertScratch, NativeExperts
 from model_worker.kernels.native.int8_linear import Int8Linear, can_pack_int8
 from model_worker.kernels.native.library import NativeKernels
@@ -30,6 +31,7 @@ from model_worker.ops.base import (
 )
 from model_worker.ops.functions import BY_TORCH
 from model_worker.ops.torch_ops import StepwiseExperts, TorchOps
+from runtime.base.errors import ConfigError
 from runtime.checkpoint.model_config import Activation
 
 BY_CPP = "C++"
@@ -239,9 +241,12 @@ class NativeOps(Ops):
 
     def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> NativeRows:
         """Make the table of which adapter each row is computed with, of a model on that device that may have
-        so many.
+        so many. Compiles the kernels of adapters, if need be.
         """
-        return NativeRows(self._kernels, max_rows, num_slots)
+        try:
+            return NativeRows(self._kernels, max_rows, num_slots)
+        except BuildError as error:
+            raise ConfigError(f"enable_lora: the kernels of adapters cannot be had: {error}") from error
 
     def adapters(
         self,

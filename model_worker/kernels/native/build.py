@@ -45,6 +45,8 @@ FLAGS = (
 _AMX = ("amx-tile", "amx-bf16", "amx-int8")
 _ABOVE: dict[CpuIsa, tuple[str, ...]] = {"avx512": ("avx512bf16", *_AMX), "avx512_bf16": _AMX}
 """Instructions beyond a set that -march=native may have and the sources use."""
+PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType({"adapters": ("lent_team.cpp", "lora.cpp")})
+"""Libraries that not every launch needs, by their sources; the library without a name has all others."""
 COMPILE_TIMEOUT_S = 300.0
 MAX_UNITS = 4  # more save nothing: the sources of attention alone take as long as all units but theirs
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
@@ -62,30 +64,34 @@ def build_library(
     source_dir: Path | None = None,
     defines: Sequence[str] = (),
     checks: Mapping[str, str] = NO_CHECKS,
+    part: str = "",
 ) -> Path:
     """The shared library for this CPU, compiled if the cache has none yet. Several processes may call it.
     cache_dir: a `trusted_cache`, if the library is to be loaded. isa: the most of its instruction sets that
     is used, where not all that may be. source_dir: another version's sources, where not this one's. defines:
-    macros as NAME=VALUE. checks: by a structure's name, C++ that is compiled after its definition.
+    macros as NAME=VALUE. checks: by a structure's name, C++ that is compiled after its definition. part: one
+    of PARTS, a library of its own; empty: that of everything else.
 
     Raises: BuildError without a compiler, when it fails, or when the cache cannot be written.
     """
     compiler = _find_compiler()
     source_dir = source_dir or SOURCE_DIR
     flags = (*FLAGS, *_arch_flags(isa), *(f"-D{each}" for each in defines))
-    library = cache_dir / f"kernels-{_digest(compiler, flags, source_dir, checks)}.so"
+    name = f"{part}-" * bool(part) + _digest(compiler, flags, source_dir, checks)
+    library = cache_dir / f"kernels-{name}.so"
     if library.is_file():
         fault = fault_of(library)
         if fault is None:
             return library
         logger.warning("a compiled kernel library is not used: %s", fault)
-    logger.info("compiling CPU kernels with %s, once for this machine, to %s", compiler, library)
+    of = f" of {part}" * bool(part)
+    logger.info("compiling CPU kernels%s with %s, once for this machine, to %s", of, compiler, library)
     began = time.monotonic()
     try:
-        _compile(compiler, flags, source_dir, library, checks)
+        _compile(compiler, flags, source_dir, library, checks, part)
     except OSError as error:
         raise BuildError(f"the kernel cache {cache_dir} cannot be written: {error}") from error
-    logger.info("compiled CPU kernels in %.1f s", time.monotonic() - began)
+    logger.info("compiled CPU kernels%s in %.1f s", of, time.monotonic() - began)
     return library
 
 
@@ -146,7 +152,12 @@ def cpu_description() -> list[str]:
 
 
 def _compile(
-    compiler: str, flags: tuple[str, ...], source_dir: Path, library: Path, checks: Mapping[str, str]
+    compiler: str,
+    flags: tuple[str, ...],
+    source_dir: Path,
+    library: Path,
+    checks: Mapping[str, str],
+    part: str,
 ) -> None:
     """Write the library in a folder of its own, then move it: whoever sees it sees all of it."""
     library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -156,7 +167,7 @@ def _compile(
     unchecked = set(checks)
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
         objects, commands = [], []
-        for number, sources in enumerate(_units(source_dir, together)):
+        for number, sources in enumerate(_units(source_dir, together, part)):
             defined = checks.keys() & _structures(sources)
             unchecked -= defined
             unit = sources[0]
@@ -187,11 +198,11 @@ def _wait(jobs: Sequence[Future[None]]) -> None:
         job.result()
 
 
-def _units(source_dir: Path, number: int | None) -> list[list[Path]]:
+def _units(source_dir: Path, number: int | None, part: str = "") -> list[list[Path]]:
     """The sources in so many groups of about equal work, the most first; each its own where no number is
     given. A group is one translation unit: half the time of most sources went into reading the same headers.
     """
-    read = {path: _with_headers(path) for path in source_dir.glob("*.cpp")}
+    read = {path: _with_headers(path) for path in _sources(source_dir, part)}
     units: list[list[Path]] = [[] for _ in range(number or len(read))]
 
     def work(sources: list[Path]) -> int:
@@ -200,6 +211,13 @@ def _units(source_dir: Path, number: int | None) -> list[list[Path]]:
     for path in sorted(read, key=lambda path: (-work([path]), path.name)):
         min(units, key=work).append(path)
     return [unit for unit in units if unit]
+
+
+def _sources(source_dir: Path, part: str) -> list[Path]:
+    if part:
+        return [source_dir / name for name in PARTS[part]]
+    of_parts = {name for names in PARTS.values() for name in names}
+    return [path for path in source_dir.glob("*.cpp") if path.name not in of_parts]
 
 
 def _with_headers(path: Path) -> set[Path]:

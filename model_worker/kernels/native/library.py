@@ -6,8 +6,9 @@ Its threads are its own (team.h): a kernel never waits for one that another proc
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -329,6 +330,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     **{call.__name__: call for call in CALLS},
 }
 """Structures that C++ describes, too, by their names there."""
+ADAPTER_STRUCTURES = frozenset({"LoraPart", "LoraSlot", "LoraCall", "SortRowsCall"})
+"""Those of the library of adapters."""
 
 
 class Condition(NamedTuple):
@@ -343,14 +346,29 @@ class Tape(Protocol):
         """A kernel, by its address, is to be called with what `call` holds now, in each step or in some."""
 
 
+class AdapterKernels(NamedTuple):
+    """Kernels of the library of adapters; they run on the threads of the other one."""
+
+    sort_rows: Callable[[ctypes.Structure], None]
+    lora: Callable[[ctypes.Structure], None]
+
+
 class NativeKernels:
     """One loaded library. A call's pointers must be into tensors on the CPU, of the layout that the C++ side
     says and of one of DTYPES; they must stay alive while it runs.
     """
 
-    def __init__(self, path: Path, dtype: torch.dtype | None = None) -> None:
-        """dtype: as of load_kernels, by which the library was built."""
-        library = ctypes.CDLL(str(path))
+    def __init__(
+        self,
+        path: Path,
+        dtype: torch.dtype | None = None,
+        build_adapters: Callable[[], AbstractContextManager[Path]] | None = None,
+    ) -> None:
+        """dtype: as of load_kernels, by which the library was built. build_adapters: gives the library of
+        adapters while it is loaded; None: there is none.
+        """
+        library = self._library = ctypes.CDLL(str(path))
+        self._build_adapters = build_adapters
         self.name = path.stem
         self.dtype = dtype
         self.tape: Tape | None = None
@@ -364,8 +382,6 @@ class NativeKernels:
         self.take = self._recordable(library, "carousel_take", TakeCall)
         self.rotary = self._recordable(library, "carousel_rotary", RotaryCall)
         self.linear = self._recordable(library, "carousel_linear", LinearCall)
-        self.sort_rows = self._recordable(library, "carousel_sort_rows", SortRowsCall)
-        self.lora = self._recordable(library, "carousel_lora", LoraCall)
         self.quantize_rows = self._recordable(library, "carousel_quantize_rows", QuantizeCall)
         self.int8_linear = self._recordable(library, "carousel_int8_linear", LinearCall)
         pointer, size, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -378,6 +394,19 @@ class NativeKernels:
         self.mask = _function(library, "carousel_mask", ctypes.POINTER(MaskCall))
         self.exchange = _function(library, "carousel_exchange", ctypes.POINTER(ExchangeCall))
         self.sum = _function(library, "carousel_sum", ctypes.POINTER(SumCall))
+
+    @cached_property
+    def adapters(self) -> AdapterKernels:
+        """Kernels of LoRA adapters, compiled when they are first asked for. Raises BuildError."""
+        assert self._build_adapters is not None, "loaded without them"
+        with self._build_adapters() as path:
+            library = ctypes.CDLL(str(path))
+        borrow_team = _function(library, "carousel_borrow_team", ctypes.c_void_p)
+        borrow_team(ctypes.cast(self._library["carousel_run_tasks"], ctypes.c_void_p))
+        return AdapterKernels(
+            self._recordable(library, "carousel_sort_rows", SortRowsCall),
+            self._recordable(library, "carousel_lora", LoraCall),
+        )
 
     def choose(
         self, number: Tensor, when_zero: Callable[[], object], otherwise: Callable[[], object]
@@ -443,10 +472,18 @@ def load_kernels(
     all. No library is loaded that was compiled for other structures than ours.
     """
     defines = () if dtype is None else (f"CAROUSEL_DTYPE={DTYPES[dtype]}",)
+    checks = {name: layout_check(name, structure) for name, structure in STRUCTURES.items()}
+    own_checks = {name: check for name, check in checks.items() if name not in ADAPTER_STRUCTURES}
+
+    @contextmanager
+    def build_adapters() -> Iterator[Path]:
+        adapter_checks = {name: checks[name] for name in sorted(ADAPTER_STRUCTURES)}
+        with trusted_cache(cache_dir) as cache:
+            yield build_library(cache, isa, defines=defines, checks=adapter_checks, part="adapters")
+
     with trusted_cache(cache_dir) as cache:
-        checks = {name: layout_check(name, structure) for name, structure in STRUCTURES.items()}
-        path = build_library(cache, isa, defines=defines, checks=checks)
+        path = build_library(cache, isa, defines=defines, checks=own_checks)
         try:
-            return NativeKernels(path, dtype)
+            return NativeKernels(path, dtype, build_adapters)
         except OSError as error:
             raise BuildError(f"{path} cannot be loaded: {error}") from error

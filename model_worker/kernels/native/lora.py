@@ -26,7 +26,7 @@ class SortedRows:
         self.begins = torch.zeros(num_slots + 1, dtype=torch.int32)
         self._slots = torch.full((max_rows + 1,), -1, dtype=torch.int32)  # the last row is nobody's
         self.slots_host = self._slots.numpy()
-        self._run = kernels.sort_rows
+        self._run = kernels.adapters.sort_rows
         self._call = SortRowsCall(
             row_slots=self._slots.data_ptr(), begins=self.begins.data_ptr(), num_slots=num_slots
         )
@@ -104,7 +104,7 @@ class NativeLora:
         self._max_hidden = max_parts * round_up(max_rank)
         self._slots = (LoraSlotTable * rows.num_slots)()
         self._packed: dict[int, PackedLora] = {}
-        self._run = kernels.lora
+        self._run = kernels.adapters.lora
         self._call = LoraCall(
             begins=rows.begins.data_ptr(),
             slots=ctypes.addressof(self._slots),

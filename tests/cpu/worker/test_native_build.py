@@ -9,15 +9,20 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from model_worker.kernels.native import build, library
 from model_worker.kernels.native.build import SOURCE_DIR, BuildError, build_library, trusted_cache
 from model_worker.kernels.native.layouts import layout_check
-from model_worker.kernels.native.library import STRUCTURES, NativeKernels, load_kernels
+from model_worker.kernels.native.library import ADAPTER_STRUCTURES, STRUCTURES, NativeKernels, load_kernels
+from model_worker.kernels.native.lora import SortedRows
+from model_worker.ops.native_ops import NativeOps
 from runtime.base.cpu_isa import CpuIsa, usable_isas
 from runtime.base.environment import kernel_cache_dir
+from runtime.base.errors import ConfigError
 from tests.harness.models.native import needs_compiler
 from tests.harness.ring.other_user import give_away
 
@@ -71,13 +76,60 @@ def test_a_macro_has_a_library_of_its_own(small_source: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("number", [1, 2])
 def test_each_source_is_in_one_of_so_many_units_of_about_equal_work(number: int) -> None:
     units = build._units(SOURCE_DIR, number)
-    assert sorted(path for unit in units for path in unit) == sorted(SOURCE_DIR.glob("*.cpp"))
+    assert sorted(path for unit in units for path in unit) == sorted(build._sources(SOURCE_DIR, ""))
     assert len(units) == number
     assert units[0][0].name == "attention.cpp"  # the longest to compile comes first
     sizes = [
         sum(path.stat().st_size for path in set().union(*map(build._with_headers, unit))) for unit in units
     ]
     assert max(sizes) <= 1.5 * min(sizes)
+
+
+def test_each_source_is_in_one_library_and_those_of_adapters_are_in_none_that_all_need() -> None:
+    of_adapters = build._sources(SOURCE_DIR, "adapters")
+    assert {path.name for path in of_adapters} == {"lora.cpp", "lent_team.cpp"}
+    assert sorted([*build._sources(SOURCE_DIR, ""), *of_adapters]) == sorted(SOURCE_DIR.glob("*.cpp"))
+    (unit,) = build._units(SOURCE_DIR, 1, "adapters")
+    assert sorted(unit) == sorted(of_adapters)
+
+
+@needs_compiler
+def test_kernels_of_adapters_are_compiled_for_who_has_adapters_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two libraries are those of the user's own cache; so many were asked for as were loaded."""
+    asked: list[str] = []
+
+    def note(cache: Path, isa: CpuIsa | None, part: str = "", **options: Any) -> Path:
+        asked.append(part)
+        return build_library(kernel_cache_dir(), isa, part=part, **options)
+
+    monkeypatch.setattr(library, "build_library", note)
+    kernels = load_kernels.__wrapped__(tmp_path / "cache")
+    NativeOps(kernels)
+    assert asked == [""]
+    rows = SortedRows(kernels, max_rows=3, num_slots=2)
+    assert asked == ["", "adapters"]
+    for row, slot in enumerate((1, -1, 0)):
+        rows.set_row(row, slot)
+    rows.sort(torch.arange(3), torch.tensor([0, 2, 3, 4]), 4)
+    assert [(slot, tokens.tolist()) for slot, tokens in rows.groups()] == [(0, [3]), (1, [0, 1])]
+    assert asked == ["", "adapters"]
+
+
+@needs_compiler
+def test_adapters_without_a_compiler_are_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(cache: Path, isa: CpuIsa | None, part: str = "", **options: Any) -> Path:
+        if part:
+            raise BuildError("there is no C++ compiler")
+        return build_library(kernel_cache_dir(), isa, **options)
+
+    monkeypatch.setattr(library, "build_library", refuse)
+    kernels = load_kernels.__wrapped__(tmp_path / "cache")
+    with pytest.raises(ConfigError, match=r"enable_lora: .*there is no C\+\+ compiler"):
+        NativeOps(kernels).row_adapters(4, 2)
 
 
 def test_sources_of_another_version_are_compiled_each_by_itself(small_source: Path) -> None:
@@ -194,7 +246,11 @@ def test_kernels_do_not_come_from_a_cache_that_others_may_change(tmp_path: Path)
     """The real ones; compiling them takes a while, so what a private directory gets is the user's own."""
     cache = tmp_path / "cache"
     cache.mkdir()
-    checks = {name: layout_check(name, structure) for name, structure in STRUCTURES.items()}
+    checks = {
+        name: layout_check(name, structure)
+        for name, structure in STRUCTURES.items()
+        if name not in ADAPTER_STRUCTURES
+    }
     with trusted_cache(kernel_cache_dir()) as own:
         good = build_library(own, checks=checks)
         (cache / good.name).write_bytes(b"planted")
@@ -299,11 +355,12 @@ def test_every_structure_of_a_call_is_compared() -> None:
 def test_kernels_are_compiled_with_all_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, str] = {}
 
-    def refuse(*_: object, checks: dict[str, str], **__: object) -> Path:
+    def note(cache: Path, isa: CpuIsa | None, checks: dict[str, str], **options: Any) -> Path:
+        assert not given.keys() & checks.keys()
         given.update(checks)
-        raise BuildError("seen")
+        return build_library(kernel_cache_dir(), isa, checks=checks, **options)
 
-    monkeypatch.setattr(library, "build_library", refuse)
-    with pytest.raises(BuildError, match="seen"):
-        library.load_kernels.__wrapped__(tmp_path / "cache")
+    monkeypatch.setattr(library, "build_library", note)
+    kernels = library.load_kernels.__wrapped__(tmp_path / "cache")
+    assert kernels.adapters
     assert given.keys() == STRUCTURES.keys()

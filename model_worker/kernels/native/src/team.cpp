@@ -12,6 +12,8 @@
 #include <mutex>
 #include <thread>
 
+#include "simd.h"
+
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -169,3 +171,7 @@ void run_tasks(int threads, int tasks, TaskFunction function, const void* body) 
 }
 
 }  // namespace carousel
+
+CAROUSEL_EXPORT void carousel_run_tasks(int threads, int tasks, carousel::TaskFunction function, const void* body) {
+  carousel::run_tasks(threads, tasks, function, body);
+}
