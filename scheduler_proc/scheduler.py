@@ -143,12 +143,9 @@ class Scheduler:
         self.profile.mark("launch", step=self.num_steps, num_rows=len(batch))
 
     def _commit_for_masks(self, batch: ScheduleBatch) -> None:
-        """Masks need the tokens of every earlier step; in a pipeline no more than those of their rows, which
-        have nearly always come.
+        """Commit the earlier steps whose tokens masks need: those of their rows. Of a row that has none in
+        flight the mask is known.
         """
-        if not self._is_pipeline:
-            self._commit_down_to(0)
-            return
         while self.in_flight and batch.waits_for_tokens():
             self._commit_oldest()
 

@@ -219,8 +219,8 @@ STEP_MUTANTS = [
         "masks made before their tokens are known",
         Scheduler,
         "_commit_for_masks",
-        "self._commit_down_to(0)",
-        "pass",
+        "batch.waits_for_tokens()",
+        "False",
         4,
     ),
     Mutant(

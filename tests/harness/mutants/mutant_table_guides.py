@@ -91,8 +91,8 @@ GUIDE_MUTANTS = [
         "_may_read",
         "== self._slot_of.get(state.handle)",
         ">= 0",
-        2,
-        changes=GUIDES,
+        20,
+        changes={**GUIDES, "guided": 0.9, "late": 0.6},
     ),
     Mutant(
         "a slot of a sequence that has ended kept",

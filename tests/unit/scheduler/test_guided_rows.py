@@ -23,6 +23,7 @@ from runtime.wire.messages import (
     GuideRefused,
     TokenizedRequest,
 )
+from runtime.wire.plan import SampleMasks
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.features.grammar_client import MAX_WAIT_S
@@ -107,6 +108,24 @@ def test_the_tokens_are_the_same_however_late_the_masks(
         assert outputs(system, requests()) == expected
         if late:
             assert system.lifecycle.num_retracted > 0
+
+
+def test_a_row_that_is_new_has_its_first_mask_without_a_wait_for_earlier_steps() -> None:
+    with serving(depth=2) as (system, _):
+        found: list[tuple[bool, int]] = []
+        sample = system.executor.sample
+
+        def watched(handle: Any, masks: SampleMasks) -> None:
+            found.append((bool(masks.masks), len(system.scheduler.in_flight)))
+            sample(handle, masks)
+
+        system.executor.sample = watched  # type: ignore[method-assign]
+        system.inbox.send(request(2, "", max_tokens=30))
+        for _ in range(5):
+            system.step()
+        run_until_idle(system, request(0, "long", max_tokens=4))
+    assert found[0] == (True, 1)  # what was launched before is in flight still
+    assert found[1:] == [(True, 0)] * 3
 
 
 def test_masks_for_which_there_is_no_slot_come_in_messages(expected: list[list[int]]) -> None:
