@@ -93,6 +93,10 @@ def test_a_beam_search_over_two_ranks_finds_what_transformers_finds(two_ranks: L
         completion = client.generate(draw.prompt, draw.sampling, timeout=TIMEOUT_S)
     wanted = searched(model, draw, [model.generation_config.eos_token_id])
     assert_same(found_of(completion.outputs), wanted, draw)
+    ruled = draw._replace(repetition=1.3, ngram=2, bias=((draw.prompt[0], 2.0),))
+    with Client(two_ranks.run_dir) as client:
+        found = found_of(client.generate(ruled.prompt, ruled.sampling, timeout=TIMEOUT_S).outputs)
+    assert_same(found, searched(model, ruled, [model.generation_config.eos_token_id]), ruled)
     with GenerationExecutor.create(run_dir=two_ranks.run_dir) as executor:
         request_id = executor.enqueue_request(GenerationRequest(draw.prompt, draw.sampling))
         (response,) = executor.await_responses(request_id, timeout=TIMEOUT_S)
