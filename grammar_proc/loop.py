@@ -39,7 +39,7 @@ from runtime.wire.transport import Inbox, Outbox
 
 MAX_DRAIN = 256
 MAX_STATES = 64
-"""In one message, so that the first ones need not wait for the last."""
+"""Most states in one message, so that the first ones need not wait for the last."""
 MAX_READY = 256
 """Guides that are kept compiled."""
 MAX_READY_CHARS = 1 << 21

@@ -32,7 +32,9 @@ Put: TypeAlias = Callable[[Item], None]
 
 
 class Mailbox:
-    """Filled where a session delivers: for `take` in any thread, for `take_async` in the waiter's loop."""
+    """Queue of what has come for one waiter. Filled where a session delivers: for `take` in any thread, for
+    `take_async` in the waiter's loop.
+    """
 
     __slots__ = ("_items", "_line", "_waiter")
 

@@ -13,7 +13,7 @@ from runtime.wire.plan import RowSetup
 
 
 class MinTokens(SamplingCapability):
-    """stop_ids [max_rows, 1, width] int32."""
+    """Capability that samples no stop id before so many tokens. stop_ids [max_rows, 1, width] int32."""
 
     bits = MIN_LEN
 
