@@ -109,7 +109,7 @@ BATCHING_MUTANTS = [
         "_applied",
         "np.isin(ready, rows)",
         "ready >= 0",
-        2,
+        0,
         changes=CHOSEN,
     ),
     Mutant(

@@ -25,7 +25,7 @@ OUTPUT_MUTANTS = [
         "accept",
         "rows.upto(end - 1)",
         "rows.upto(end + 100)",
-        2,
+        3,
         changes=TAPPED,
     ),
     Mutant(
@@ -34,7 +34,7 @@ OUTPUT_MUTANTS = [
         "__init__",
         "wants_context(req) and not req.num_output",
         "wants_context(req)",
-        2,
+        6,
         changes=TAPPED,
     ),
     Mutant(

@@ -22,7 +22,7 @@ STATS_MUTANTS = [
         "retract",
         "req.computed_len = max(req.computed_len, req.kv_len)",
         "pass",
-        2,
+        0,
         changes=SHORT_OF_PAGES | {"conservativeness": 0.05},
     ),
     Mutant(
@@ -31,7 +31,7 @@ STATS_MUTANTS = [
         "_schedule",
         "max(start, req.computed_len)",
         "start",
-        2,
+        0,
         changes=SHORT_OF_PAGES | {"conservativeness": 0.05},
     ),
     Mutant(

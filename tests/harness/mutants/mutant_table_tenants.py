@@ -137,7 +137,7 @@ TENANT_MUTANTS = [
         "settle",
         "req.account.num_used += num_tokens - req.num_charged",
         "num_tokens = req.num_charged",
-        26,
+        22,
         changes=USING,
     ),
     Mutant(
