@@ -180,12 +180,17 @@ def test_a_timeline_is_asked_of_every_detokenizer(client: Client, ring: FakeRing
     ring.sampled = {"mine"}
     assert client.timeline("mine") == [{"label": "mine", "lane": lane} for lane in range(NUM_DETOKENIZERS)]
     assert client.timeline("other") == []
+    for wrong in ("", "x" * 257):
+        with pytest.raises(InvalidRequest, match="label: text of 1 to 256 characters"):
+            client.timeline(wrong)
+
+
+def test_a_timeline_is_asked_of_every_detokenizer_in_an_event_loop(ring: FakeRing) -> None:
+    ring.sampled = {"mine"}
 
     async def ask() -> list[dict[str, object]]:
+        # The only client: the ring of tests answers whoever was heard last.
         async with AsyncClient(ring.run_dir, connect_timeout=WAIT_S) as client:
             return await client.timeline("mine")
 
     assert len(asyncio.run(ask())) == NUM_DETOKENIZERS
-    for wrong in ("", "x" * 257):
-        with pytest.raises(InvalidRequest, match="label: text of 1 to 256 characters"):
-            client.timeline(wrong)
