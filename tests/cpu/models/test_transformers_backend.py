@@ -222,6 +222,17 @@ def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
     assert torch.equal(*logits)
 
 
+@pytest.mark.parametrize("context_length", [1, 4])
+def test_sequences_that_end_before_the_first_decode_are_served(tmp_path: Path, context_length: int) -> None:
+    _save(Recipe("gpt_neox", {}), tmp_path)
+    served = load(tmp_path, context_length=context_length)
+    ids = prompts()[1][:context_length]
+    assert (
+        len(PagedForward(served.model, PAGE_SIZE, backend=served.ops.attention).step([(0, ids)]))
+        == context_length
+    )
+
+
 def test_progress_is_shown(tmp_path: Path) -> None:
     _save(Recipe("gpt_neox", {}), tmp_path)
     seen: list[tuple[int, int]] = []
