@@ -102,7 +102,7 @@ class Automaton(Generic[Pattern]):
         return state
 
     def depth(self, state: int) -> int:
-        """Return the number of symbols of the beginning that a state stands for."""
+        """Return how many symbols of a pattern's beginning have been read in this state."""
         return self._depths[state]
 
     def _child(self, state: int, symbol: str | int) -> int:

@@ -32,7 +32,7 @@ class TensorQueue:
         self.num_bytes += _size(frame)
 
     def drop(self, handles: Collection[bytes]) -> None:
-        """Forget what waits of these sequences."""
+        """Drop the tensors of these sequences that still wait to be sent."""
         self._waiting = deque(item for item in self._waiting if item[0].handle not in handles)
         self.num_bytes = sum(_size(frame) for _, frame in self._waiting)
 
@@ -81,7 +81,7 @@ class Tensors:
         return frozenset() if queue is None else queue.handles()
 
     def drop(self, client: ConnectedClient, handles: Collection[bytes]) -> None:
-        """Forget what waits of these sequences."""
+        """Drop the tensors of these sequences that still wait to be sent."""
         queue = self._queues.get(client)
         if queue is not None:
             queue.drop(handles)

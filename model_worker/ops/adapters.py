@@ -35,7 +35,7 @@ class RowAdapters(Protocol):
         """Compute a row's tokens with this slot's adapter from the next step on; negative: with none."""
 
     def have_any(self, rows: LongArray) -> bool:
-        """Tell whether one of these rows has a slot. Never waits for a device."""
+        """Tell whether one of these rows computes with an adapter. Never waits for a device."""
 
     def prepare(self, batch: ForwardBatch) -> None:
         """Sort a step's tokens, once for all layers; behind the attention backend's prepare."""
@@ -84,7 +84,7 @@ class RowSlots:
         self.slots[row] = slot
 
     def have_any(self, rows: LongArray) -> bool:
-        """Tell whether one of these rows has a slot. See RowAdapters."""
+        """Tell whether one of these rows computes with an adapter. Never waits for a device."""
         return bool((self.slots[rows] >= 0).any())
 
 
@@ -113,7 +113,7 @@ class NativeRows(SortedRows):
     """RowAdapters by C++ kernels."""
 
     def have_any(self, rows: LongArray) -> bool:
-        """Tell whether one of these rows has a slot. See RowAdapters."""
+        """Tell whether one of these rows computes with an adapter. Never waits for a device."""
         return bool((self.slots_host[rows] >= 0).any())
 
     def prepare(self, batch: ForwardBatch) -> None:

@@ -24,7 +24,8 @@ FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
 def raise_oom_score(by: int) -> None:
-    """Be killed sooner than others when memory is short. Everybody may ask for that for himself."""
+    """Add to this process's OOM score, up to the most there is: the kernel kills it sooner when memory is
+    short. Does nothing where /proc is read-only."""
     with contextlib.suppress(OSError):  # where /proc is read-only; nothing depends on it
         inherited = int(OOM_SCORE_FILE.read_text())
         OOM_SCORE_FILE.write_text(str(min(MAX_OOM_SCORE, inherited + by)))

@@ -1,4 +1,5 @@
-"""KVCacheManager: the only code that moves pages between the free list, the prefix cache and rows.
+"""KVCacheManager: moves pages between the free list, the prefix cache and rows. Only forks of a beam search
+(`group_pages`) do so, too.
 
 Every page is in exactly one of the three. A row's table starts with the pages that the cache owns (its lease
 ends exactly there) and goes on with pages private to it:

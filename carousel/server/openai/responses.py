@@ -1,4 +1,4 @@
-"""The answers of the OpenAI API, whole and as the events of a stream."""
+"""Answers of OpenAI's endpoints (completions, chat, models), and the chunks of their streams."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ CHUNK = 256
 
 @dataclass(slots=True)
 class ExpertScratch:
-    """Memory that the experts of a model share: one works at a time."""
+    """Input and arena of all experts of all layers: one expert computes at a time."""
 
     x: Tensor  # [CHUNK, hidden_size]
     arena: Arena = field(default_factory=Arena)

@@ -13,10 +13,10 @@ class RawLogits(SamplingCapability):
     bits = remembered = LOGITS
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
-        """Put them aside."""
+        """Keep the logits of rows that asked for raw logits, before anything edits them."""
         self._raw = logits[step.rows_with(LOGITS).at]
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
-        """Report them."""
+        """Put what `apply` has kept into the result of the step."""
         sampled.logits, sampled.logits_of = self._raw, step.rows_with(LOGITS).index
         del self._raw
