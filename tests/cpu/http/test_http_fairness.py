@@ -144,11 +144,13 @@ def test_long_texts_of_one_tenant_wait_behind_anothers_short_one(
     monkeypatch.setattr(fair_threads, "MAX_WAITING_CHARS", 100_000)
     done: list[str] = []
     in_line: list[str] = []
+    turns: list[str] = []
     turn_of = fair_threads.FairThreads._turn_of
 
     async def note(self: fair_threads.FairThreads, tenant: str) -> None:
         in_line.append(tenant)
         await turn_of(self, tenant)
+        turns.append(tenant)
 
     monkeypatch.setattr(fair_threads.FairThreads, "_turn_of", note)
     with tenants_front(tmp_path, answer) as (front, _):
@@ -173,7 +175,9 @@ def test_long_texts_of_one_tenant_wait_behind_anothers_short_one(
         for thread in (bob, *alices):
             thread.join(WAIT_S)
     served = [each for each in done if each.endswith("200")]
-    assert served.index("bob 200") <= 2, served
+    assert "bob 200" in served
+    # Callers may hear in another order of what has been done.
+    assert list(filter(None, turns)).index("bob") <= 2, turns
     assert len(served) + done.count("alice 429") == 9
 
 
