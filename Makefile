@@ -37,11 +37,10 @@ $(VENV)/.ready: pyproject.toml
 serve: setup-serving
 	$(BIN)/python launch.py $(ARGS)
 
-# In parts, each a process of its own that uses most of one core and waits for the rest of the time: one more at a time than
-# there are cores, so that none idles while there is a part left. The longest come first. With a GPU Triton compiles in
-# tests/gpu, and interprets in no other.
-PARTS := servers rings models launches kernels faults pretended
-JOBS := $(shell expr $$(nproc) + 1)
+# In parts, each a process of its own that uses one core, more or less: as many at a time as there are cores, so that none
+# idles while there is a part left. The longest come first. With a GPU Triton compiles in tests/gpu, and interprets in no other.
+PARTS := rings servers models launches kernels faults pretended
+JOBS := $(shell nproc)
 test: setup
 	$(MAKE) --no-print-directory --jobs $(JOBS) --keep-going $(PARTS:%=test-%)
 
@@ -54,10 +53,10 @@ define in_one_piece
 	@out=$$(mktemp); trap "rm -f $$out" EXIT; { $(1); } >$$out 2>&1; status=$$?; echo; cat $$out; exit $$status
 endef
 ELSEWHERE := $(SERVERS) $(MODELS) tests/cpu/launch tests/cpu/triton
-test-servers: setup
-	@$(call TEST,$(SERVERS))
 test-rings: setup
-	$(call in_one_piece,$(call TEST,tests/unit tests/cpu $(ELSEWHERE:%=--ignore %)))
+	@$(call TEST,tests/unit tests/cpu $(ELSEWHERE:%=--ignore %))
+test-servers: setup
+	$(call in_one_piece,$(call TEST,$(SERVERS)))
 test-models: setup
 	$(call in_one_piece,$(call TEST,$(MODELS)))
 test-launches: setup
