@@ -43,7 +43,9 @@ from runtime.wire.messages import StreamOpen, TokenBatch, TokenizedRequest
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import MemoryChannel
 from scheduler_proc.build_scheduler import build_scheduler
+from scheduler_proc.core.request import Request
 from scheduler_proc.features.speculation import speculation
+from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.port import Port
 from scheduler_proc.scheduler import Scheduler
 
@@ -57,6 +59,10 @@ class Recorded(speculation.Speculation):
     outputs: ClassVar[dict[int, list[int]]] = {}
     """By the request's seed."""
     wrong: ClassVar[float] = 0.0
+
+    def __init__(self, req: Request, num_draft_tokens: int, cost: StepCost, lane: object = None) -> None:
+        # By itself: the lane of many rows knows n-grams alone.
+        super().__init__(req, num_draft_tokens, cost)
 
     def _has_guesses(self, new: list[int]) -> bool:
         super()._has_guesses(new)

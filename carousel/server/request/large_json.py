@@ -147,11 +147,7 @@ class LargeJson:
                 piece = piece[: _end_of_character(piece)]
             parts.append(_decode_text(b'"%b"' % piece))
             at += len(piece)
-        # Joining megabytes takes milliseconds, and so does sending them: each gets a turn of its own.
-        await self._wait(PIECE_BYTES)
-        text = "".join(parts)
-        await self._wait(PIECE_BYTES)
-        return text
+        return "".join(parts)
 
     async def _trimmed(self, span: Span) -> Span:
         """The same without space around it."""
