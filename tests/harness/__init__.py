@@ -1,3 +1,3 @@
-"""What tests stand on: no tests in here. README.md of tests/ describes each folder; a helper of one file
+"""Helpers that tests share: no tests in here. README.md of tests/ describes each folder; a helper of one file
 stays in it.
 """

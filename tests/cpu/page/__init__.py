@@ -1,1 +1,1 @@
-"""What the page reads and how long that takes, without a browser. With one: tests/page."""
+"""Requests of the page and how long they take, without a browser. With one: tests/page."""

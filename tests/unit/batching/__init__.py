@@ -1,1 +1,1 @@
-"""Who is in a step: admission, chunks, preemption, batching types, user's own schedulers."""
+"""Rows of a step: admission, chunks, preemption, batching types, user's own schedulers."""

@@ -1,1 +1,1 @@
-"""What is read in a checkpoint's files, and what is refused. A field of config.json gets a case."""
+"""Files of a checkpoint: how they are read, and what is refused. A field of config.json gets a case."""

@@ -1,4 +1,4 @@
-"""What Ray is asked to place, and what is said where it is not installed or has no cluster."""
+"""Placement that Ray is asked for, and the errors where it is not installed or has no cluster."""
 
 from __future__ import annotations
 

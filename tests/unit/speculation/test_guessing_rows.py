@@ -43,7 +43,7 @@ class Outcome(dict[bytes, tuple[list[int], str, DraftCounts | None]]):
 
 
 def outcome(min_together: int, seed: int, **changes: Any) -> tuple[Outcome, int]:
-    """What came of the requests, and the rows whose guesses were made at once."""
+    """Outcome of the requests, and the rows whose guesses were made at once."""
     rng = random.Random(seed)
     requests = requests_that_repeat(60, rng)
     settings = SpeculationSettings(True, 4, min_together)

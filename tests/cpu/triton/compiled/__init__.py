@@ -1,1 +1,1 @@
-"""What compiled kernels are like: first use, launches, what a step compiles. Needs Triton, no GPU."""
+"""Compiled kernels: first use, launches, what a step compiles. Needs Triton, no GPU."""
