@@ -77,12 +77,14 @@ def serve(name: str, model: Path) -> None:
 
 
 class Engine:
-    def __init__(self, name: str, command: str, model: Path, *, is_stopped_between: bool) -> None:
-        """is_stopped_between: its processes get SIGSTOP but in its own turns."""
+    def __init__(self, name: str, command: list[str], *, is_stopped_between: bool) -> None:
+        """Start `command`, which says READY, and then answers each line with DONE, tokens and seconds.
+
+        is_stopped_between: its processes get SIGSTOP but in its own turns."""
         self.name = name
         self._is_stopped_between = is_stopped_between
         self.process = subprocess.Popen(
-            [*shlex.split(command), "-m", "benchmarks.cpu.offline", "--serve", name, "--model", str(model)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -90,13 +92,13 @@ class Engine:
         self._line_after(READY)
         self._signal(signal.SIGSTOP)
 
-    def run(self, number: int) -> dict[str, float]:
+    def run(self, turn: str, num_tokens: int = NUM_PROMPTS * OUTPUT_LEN) -> dict[str, float]:
         assert self.process.stdin is not None
         self._signal(signal.SIGCONT)
         began, busy, own = time.monotonic(), machine_busy(), tree_cpu(self.process.pid)
-        print(number, file=self.process.stdin, flush=True)
-        num_tokens, seconds = map(float, self._line_after(DONE).split()[1:])
-        assert num_tokens == NUM_PROMPTS * OUTPUT_LEN
+        print(turn, file=self.process.stdin, flush=True)
+        num_made, seconds = map(float, self._line_after(DONE).split()[1:])
+        assert num_made == num_tokens
         cpu_s = tree_cpu(self.process.pid) - own
         others_s = machine_busy() - busy - cpu_s
         others_cores = max(0.0, others_s / (time.monotonic() - began))
@@ -140,10 +142,16 @@ def main() -> None:
         serve(args.serve, args.model)
         return
     engines = [
-        Engine(name, command, args.model, is_stopped_between=name in args.stop)
+        Engine(
+            name,
+            [*shlex.split(command), "-m", "benchmarks.cpu.offline", "--serve", name, "--model", str(args.model)],
+            is_stopped_between=name in args.stop,
+        )
         for name, _, command in args.engines
     ]
-    runs = [{engine.name: engine.run(number) for engine in engines} for number in range(args.rounds + 1)]
+    runs = [
+        {engine.name: engine.run(str(number)) for engine in engines} for number in range(args.rounds + 1)
+    ]
     del runs[0]
     for engine in engines:
         engine.close()

@@ -22,6 +22,7 @@ from carousel.client.core.request_builder import (
     TokenIds,
     is_single_prompt,
     one_per_prompt,
+    options_per_prompt,
 )
 from carousel.client.core.result import Completion
 from carousel.client.core.ring_state import CONNECT_TIMEOUT_S, RING_TIMEOUT_S
@@ -119,9 +120,10 @@ class Client(ControlCalls):
         single = is_single_prompt(prompt)
         prompts: Any = [prompt] if single else prompt
         all_sampling = one_per_prompt(sampling_params, len(prompts))
+        all_options = options_per_prompt(options, len(prompts))
         submissions = [
-            Submission(each, sampling, options=options)
-            for each, sampling in zip(prompts, all_sampling, strict=True)
+            Submission(each, sampling, options=its_options)
+            for each, sampling, its_options in zip(prompts, all_sampling, all_options, strict=True)
         ]
         if len(submissions) == 1:
             # Nothing else could wait for it, so a refusal is the caller's to see.

@@ -125,8 +125,9 @@ class RequestOptions(EmbedOptions, total=False):
     """Text that the output may resemble. A server that speculates looks for guesses in it first."""
     traceparent: str | None
     """W3C's name of the caller's span. If it is sampled, each sequence ends with its `trace_stamps`."""
-    lora_request: LoRARequest | None
-    """Adapter that the request is computed with; None: the model alone."""
+    lora_request: LoRARequest | Sequence[LoRARequest | None] | None
+    """Adapter that the request is computed with; None: the model alone. For several prompts also one for each.
+    """
     lora_config: LoraConfig | None
     """Adapter without a directory, whose weights come with the first request that names it."""
     prompt_adapter_request: PromptAdapterRequest | None
@@ -198,6 +199,21 @@ def one_per_prompt(
             param="sampling_params",
         )
     return sampling_params
+
+
+def options_per_prompt(options: RequestOptions, num_prompts: int) -> Sequence[RequestOptions]:
+    """Return options for each prompt, where `lora_request` may be one adapter for all or a sequence. Raises
+    InvalidRequest for a sequence of another length than the prompts.
+    """
+    adapters = options.get("lora_request")
+    if not isinstance(adapters, Sequence) or isinstance(adapters, str | bytes):
+        return [options] * num_prompts  # what is no adapter at all is refused as one
+    if len(adapters) != num_prompts:
+        raise InvalidRequest(
+            f"lora_request: {len(adapters)} for {num_prompts} prompts; give one, or one for each",
+            param="lora_request",
+        )
+    return [RequestOptions({**options, "lora_request": adapter}) for adapter in adapters]
 
 
 def build_request(handle: bytes, submission: Submission) -> GenerateRequest:

@@ -136,6 +136,15 @@ def test_more_adapters_than_slots_at_once_each_with_its_own_answer(served: Serve
     assert info["adapter_requests"]["third"] >= 4
 
 
+def test_several_prompts_of_one_call_have_an_adapter_each(served: Served) -> None:
+    prompts = [list(range(600 + 7 * number, 640 + 7 * number)) for number in range(3)]
+    asked = [LoRARequest("sql", 1), None, LoRARequest("chat", 1)]
+    found = served.client.generate(prompts, GREEDY, lora_request=asked)
+    names = ("sql", "", "chat")
+    for name, prompt, completion in zip(names, prompts, found, strict=True):
+        assert completion.outputs[0].token_ids == served.wanted(name, prompt)
+
+
 @pytest.mark.parametrize("num_clients", [40, pytest.param(200, marks=pytest.mark.full)])
 def test_three_adapters_in_turn_for_two_slots_four_outputs_each(served: Served, num_clients: int) -> None:
     """All at once, in chunks, in a pool that takes rows back: each has what merged weights give."""

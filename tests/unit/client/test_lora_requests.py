@@ -11,7 +11,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from carousel import GenerationRequest, InvalidRequest, LoraConfig, LoRARequest
-from carousel.client.core.request_builder import Submission, build_request
+from carousel.client.core.request_builder import (
+    RequestOptions,
+    Submission,
+    build_request,
+    options_per_prompt,
+)
 from runtime.wire.handle import make_handle
 from runtime.wire.plan import AdapterRef
 
@@ -55,6 +60,19 @@ def test_a_mistake_is_an_error_at_the_call_that_names_it(request_: Any, field: s
     with pytest.raises(InvalidRequest, match=field) as caught:
         wire(request_)
     assert caught.value.param == "lora_request"
+
+
+def test_several_prompts_may_have_an_adapter_each() -> None:
+    sql, code = LoRARequest("sql", 1), LoRARequest("code", 2)
+    options = RequestOptions(lora_request=[sql, None, code], priority=3)
+    assert [each["lora_request"] for each in options_per_prompt(options, 3)] == [sql, None, code]
+    assert {each["priority"] for each in options_per_prompt(options, 3)} == {3}
+    assert options_per_prompt(RequestOptions(lora_request=sql), 2) == [{"lora_request": sql}] * 2
+    with pytest.raises(InvalidRequest, match="3 for 2 prompts; give one, or one for each") as caught:
+        options_per_prompt(options, 2)
+    assert caught.value.param == "lora_request"
+    with pytest.raises(InvalidRequest, match="must be a LoRARequest"):
+        wire([sql])
 
 
 def test_a_generation_request_takes_one() -> None:
