@@ -1,5 +1,6 @@
 """The ways to one model, in turns: over HTTP, over the client library, and offline (LLM); and over HTTP chats
-without tools, with one that the model does not call, and without tools but with a prompt as long as that one.
+without tools, with one that the model does not call, and without tools but with a prompt as long as that one
+and as much of it the same in every request: what a tool costs beside its place in the prompt.
 
 For each way the tokens per second of all streams together, prompts included; what a token costs each process
 in CPU time; and what other processes used of the machine meanwhile, in cores. HTTP and the client library ask
@@ -141,18 +142,27 @@ def num_tool_tokens() -> int:
     return with_tools - without
 
 
+def behind(beginning: str, conversations: list[LoadConversation]) -> list[LoadConversation]:
+    """The same with a text in front of each prompt."""
+    turns = [conversation.turns[0] for conversation in conversations]
+    return [LoadConversation((replace(turn, prompt=f"{beginning}\n{turn.prompt}"),)) for turn in turns]
+
+
 def run(args: argparse.Namespace) -> dict[str, list[Sample]]:
     source = TokenizerSource(load(DEMO_MODEL))
     samples: dict[str, list[Sample]] = {}
+    fill = source.text(np.random.default_rng(0), num_tool_tokens())
     with all_ways(args) as ways:
         for number in range(args.rounds + 1):
-            for order, (name, (way, launcher_pid)) in enumerate(ways.items()):
+            for order, name in enumerate(args.ways.split(",")):
+                way, launcher_pid = ways[name]
                 # Prompts of their own, so that no way finds another one's in the prefix cache.
                 rng = np.random.default_rng([number, order])
-                input_len = args.input_len + (num_tool_tokens() if name == "filled" else 0)
-                lengths = {"input_len": input_len, "output_len": args.output_len}
+                lengths = {"input_len": args.input_len, "output_len": args.output_len}
                 draw = random_text if name in CHATS else random_ids  # a conversation is of texts
                 prompts = draw(source, rng, args.streams, **lengths, range_ratio=1.0)
+                if name == "filled":
+                    prompts = behind(fill, prompts)
                 sample = measure(way, prompts, launcher_pid)
                 if number:  # the first round is the warm-up
                     samples.setdefault(name, []).append(sample)
@@ -179,16 +189,22 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu-threads", type=int, default=0, help="of each worker; 0: one per core")
+    parser.add_argument("--ways", default=",".join(WAYS), help="of those that the table names")
     args = parser.parse_args()
     report: dict[str, Any] = vars(args) | {name: summarize(found) for name, found in run(args).items()}
     roles = "".join(f"{role:>12}" for role in ROLES)
     print(f"{'':>8} {'tok/s':>8} {'from':>8} {'to':>8} {'others':>8}   CPU us per token:{roles}")
-    for name in WAYS:
+    for name in args.ways.split(","):
         found = report[name]
         low, high = found["tokens_per_s_range"]
         rates = f"{found['tokens_per_s']:8,} {low:8,} {high:8,} {found['others_cores']:8.2f}"
         cells = "".join(f"{found['cpu_us_per_token'].get(role, 0.0):12.2f}" for role in ROLES)
         print(f"{name:>8} {rates}   {'':17}{cells}")
+    for name, what in (("chat", "plain chat"), ("filled", "plain chat with a prompt as long")):
+        if name in report and "tools" in report:
+            ratio = report["tools"]["tokens_per_s"] / report[name]["tokens_per_s"]
+            report[f"tools_of_{name}"] = round(ratio, 3)
+            print(f"chat with a tool: {ratio:.3f} of {what}")
     print(json.dumps(report))
 
 

@@ -45,6 +45,7 @@ class TextStream:
     __slots__ = (
         "_decoder",
         "_ids",
+        "_is_told",
         "_is_watched",
         "_logprobs",
         "_min_tokens",
@@ -97,6 +98,8 @@ class TextStream:
         self._is_watched = bool(opened.stop or opened.stop_words)
         self._min_tokens = opened.min_tokens
         self._num_prompt_tokens = opened.num_prompt_tokens
+        self._is_told = not opened.stream
+        """The client knows the length of the prompt, or learns it at the end."""
         self._num_skip = 0
         self._num_replayed = 0
         self._replayed_logprob = 0.0
@@ -197,7 +200,7 @@ class TextStream:
 
     def output(self) -> SequenceOutput:
         text, ids = "".join(self._parts), b"".join(self._ids)
-        if self._logprobs is None and self._prompt is None:
+        if self._logprobs is None and self._prompt is None and self._is_told:
             return SequenceOutput(self.handle, text, ids, b"", b"", b"", self.finish)
         own = _NO_COLUMNS if self._logprobs is None else self._logprobs.columns
         prompt = self._prompt or _NO_COLUMNS
@@ -212,9 +215,11 @@ class TextStream:
             bytes(prompt.logprobs),
             bytes(prompt.top_ids),
             bytes(prompt.top_logprobs),
+            0 if self._is_told else self._num_prompt_tokens,
         )
 
     def mark_sent(self) -> None:
+        self._is_told = True
         self._parts.clear()
         self._ids.clear()
         if self._logprobs is not None:

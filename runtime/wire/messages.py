@@ -503,6 +503,8 @@ class SequenceOutput(Record, frozen=True):
     prompt_top_ids: bytes = b""
     """Ids [m, k] int32 of the most likely tokens in the place of each token of prompt_logprobs."""
     prompt_top_logprobs: bytes = b""
+    num_prompt_tokens: Count = 0
+    """Length of the prompt, with the first output of a stream; 0 with all others."""
 
 
 class OutputBatch(Message, frozen=True):
@@ -519,9 +521,7 @@ Processes: TypeAlias = Annotated[tuple[ProcessState, ...], Meta(max_length=64)]
 
 
 class RingStatus(Message, frozen=True):
-    """The status page for clients that cannot read the file: the launcher's state, the scheduler's load, and
-    who has been restarted.
-    """
+    """The status page for clients that cannot read the file: who has been restarted, and the load."""
 
     state: Annotated[str, Meta(max_length=32)]
     num_running: Count

@@ -190,12 +190,12 @@ class SequenceState:
             logprobs = _unpack_logprobs(ids, output.logprobs, output.top_ids, output.top_logprobs)
             self.logprobs += logprobs
         prompt_logprobs = self._next_prompt_logprobs(output) if self._wants_prompt_logprobs else []
-        finish = output.finish
+        finish, num_prompt = output.finish, output.num_prompt_tokens
         if finish is None:
-            return Delta(text, ids, logprobs, index=self.index, prompt_logprobs=prompt_logprobs)
+            return Delta(text, ids, logprobs, None, None, None, self.index, prompt_logprobs, num_prompt)
         self.finish = finish
-        reason = self.finish_reason
-        return Delta(text, ids, logprobs, reason, finish.matched, finish.usage, self.index, prompt_logprobs)
+        reason, matched, usage = self.finish_reason, finish.matched, finish.usage
+        return Delta(text, ids, logprobs, reason, matched, usage, self.index, prompt_logprobs, num_prompt)
 
     def receive_rows(self, part: TensorPart) -> None:
         """Take in the next rows of a tensor. Raises RequestError when they are not the next ones."""
@@ -511,6 +511,7 @@ def _joined(outputs: list[SequenceOutput]) -> SequenceOutput:
         b"".join([output.prompt_logprobs for output in outputs]),
         b"".join([output.prompt_top_ids for output in outputs]),
         b"".join([output.prompt_top_logprobs for output in outputs]),
+        max(output.num_prompt_tokens for output in outputs),
     )
 
 

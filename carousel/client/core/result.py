@@ -66,6 +66,8 @@ class Delta(msgspec.Struct, frozen=True):
     """Number of the sequence in its request."""
     prompt_logprobs: PromptLogprobs = []
     """Next log-probabilities of the prompt, when asked for; with the first sequence only."""
+    num_prompt_tokens: int = 0
+    """Length of the prompt, in a stream with the first news of each sequence; 0 with all that follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ async def create_chat_completion(request: Request) -> Response:
     if view.shows_logprobs or view.num_prompt_logprobs is not None:
         vocabulary = await server.tokenizer.vocabulary()
         view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
-    if view.shows_ids or view.counts_continuously or view.num_prompt_logprobs is not None:
+    if view.shows_ids or view.num_prompt_logprobs is not None:
         ids = (await encode_prompts(server, asked, NAMES, tenant)).ids
         (view.prompt_ids,) = ids
         check_prompt_logprobs(sampling, len(view.prompt_ids))

@@ -82,6 +82,7 @@ class ChatCompletionFormat:
         """
         data = b""
         if delta.index not in self._begun:
+            self._usage.add_prompt(prompt, delta)
             data = self._first_event(delta.index)  # with the usage before the tokens that follow it
         self._usage.add(prompt, delta)
         reason = finish_reason_of(delta)

@@ -79,7 +79,9 @@ async def _look_at_tokens(
     if shows_logprobs:
         vocabulary = await tokenizer.vocabulary()
         view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
-    shows_prompt_tokens = view.shows_ids or view.counts_continuously or body.prompt_logprobs is not None
+    # A stream tells the length of its prompt, but others of the request may not have begun by then.
+    counts_several = view.counts_continuously and len(asked) > 1
+    shows_prompt_tokens = view.shows_ids or counts_several or body.prompt_logprobs is not None
     prompts: list[Any] = [each.prompt for each in asked]
     may_be_cut = body.truncate_prompt_tokens is not None
     if shows_prompt_tokens or (body.echo and (view.num_logprobs is not None or may_be_cut)):

@@ -25,8 +25,14 @@ class UsageCount:
         """Lengths of the prompts, for counts before the first sequence has ended."""
         self._prompt = list(num_tokens)
 
+    def add_prompt(self, prompt: int, delta: Delta) -> None:
+        """Take the length of a prompt from a delta that tells it, and nothing else."""
+        if delta.num_prompt_tokens:
+            self._prompt[prompt] = delta.num_prompt_tokens
+
     def add(self, prompt: int, delta: Delta) -> None:
         sequence = prompt, delta.index
+        self.add_prompt(prompt, delta)
         if delta.usage is None:
             self._completion[sequence] = self._completion.get(sequence, 0) + len(delta.token_ids)
             return

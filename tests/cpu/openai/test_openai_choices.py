@@ -17,7 +17,7 @@ from runtime.wire.format import unpack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from runtime.wire.sampling_params import SamplingParams
 from tests.harness.http.http_front import Front, events, http_front
-from tests.harness.ring.fake_ring import WAIT_S, finish, output
+from tests.harness.ring.fake_ring import PROMPT_TOKENS, WAIT_S, finish, output
 
 TIMEOUT = "ran out of time"
 
@@ -56,6 +56,7 @@ def answer(request: GenerateRequest) -> list[SequenceOutput]:
             # The prompt's come first, in pieces, and after the other sequences' first tokens.
             first = {name: fields.pop(name) for name in list(fields) if name.startswith("prompt")}
             outputs.append(SequenceOutput(request.handle, **first))
+        fields["num_prompt_tokens"] = PROMPT_TOKENS if request.stream else 0
         outputs.append(output(request, text, index=index, finish=end, **fields))
     if request.stream:
         outputs.sort(key=lambda each: each.handle == request.handle)
@@ -393,18 +394,25 @@ def test_tokens_can_be_shown_as_ids(front: Front) -> None:
 
 
 def test_every_event_has_the_usage_so_far_when_asked_for(front: Front) -> None:
-    ids = ids_of(front, "import os")
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, last = streamed(front, prompt="import os", stream_options=options)
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1]
+    assert [chunk["usage"]["prompt_tokens"] for chunk in chunks] == [PROMPT_TOKENS]
     chat = streamed(
         front, "/v1/chat/completions", messages=[{"role": "user", "content": "x"}], stream_options=options
     )
-    assert chat[0]["usage"]["prompt_tokens"] > 0
+    assert chat[0]["usage"]["prompt_tokens"] == PROMPT_TOKENS
     assert [chunk["usage"]["completion_tokens"] for chunk in chat[:2]] == [0, 1]  # the role is no token
     assert all(chunk["usage"] for chunk in chat)
     assert last["choices"] == []
-    assert len(ids) > 1
+    # Nothing was encoded here for that: the stream tells how long its prompt is.
+    assert [request.input_ids for request in front.ring.requests[-2:]] == [None, None]
+
+
+def test_the_usage_so_far_counts_prompts_that_have_not_begun(front: Front) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    first, *_ = streamed(front, prompt=["import os", "x"], stream_options=options)
+    assert first["usage"]["prompt_tokens"] > PROMPT_TOKENS
 
 
 def test_a_time_limit_reaches_the_wire_and_ends_as_a_length(front: Front) -> None:

@@ -88,8 +88,12 @@ def spell(text: str) -> Answer:
         end = finish("stop", len(text))
         if not request.stream:
             return [output(request, text, finish=end)]
+        lengths = [PROMPT_TOKENS] + [0] * len(text)
         return [
-            *(output(request, character) for character in text),
+            *(
+                output(request, character, num_prompt_tokens=length)
+                for character, length in zip(text, lengths, strict=False)
+            ),
             SequenceOutput(request.handle, finish=end),
         ]
 

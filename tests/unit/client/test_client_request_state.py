@@ -51,6 +51,12 @@ def test_each_sequence_with_news_gives_one_delta_in_the_order_of_its_news() -> N
     assert not state.ended
 
 
+def test_the_length_of_the_prompt_is_kept_where_news_pile_up() -> None:
+    state = state_of(n=2)
+    first = state.receive([out(state, 0, "a", num_prompt_tokens=5), out(state, 0, "b"), out(state, 1, "c")])
+    assert [delta.num_prompt_tokens for delta in first] == [5, 0]
+
+
 def test_a_request_ends_with_its_last_sequence_and_its_usage_counts_the_prompt_once() -> None:
     state = state_of(n=2)
     assert state.number == NUMBER

@@ -53,6 +53,16 @@ def test_a_stream_sends_what_is_new_at_each_step_and_the_terminal_last(ring: Rin
     assert ring.loop.num_live == 0
 
 
+def test_a_stream_tells_the_length_of_its_prompt_once(ring: Ring) -> None:
+    streamed, whole = ring.open(ring.handle()), ring.open(ring.handle(1), stream=False)
+    for _ in range(3):
+        ring.step((streamed, 70), (whole, 70))
+    ring.close(streamed)
+    ring.close(whole)
+    assert [each.num_prompt_tokens for each in ring.outputs if each.handle == streamed] == [5, 0, 0, 0]
+    assert not any(each.num_prompt_tokens for each in ring.outputs if each.handle == whole)
+
+
 def test_a_sequence_whose_time_is_over_keeps_its_text(ring: Ring) -> None:
     handle = ring.open(ring.handle(), stop=("END of all",))
     ring.generate(handle, "x END")
