@@ -1,4 +1,4 @@
-"""What tests of all kinds share."""
+"""Fixtures of tests of all kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ hold_back_libraries()
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays to the end: the garbage collector need not walk over it again and again."""
+    """Freeze what is there now, which stays to the end: the garbage collector need not walk over it again."""
     gc.collect()
     gc.freeze()
 

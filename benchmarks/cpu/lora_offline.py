@@ -1,9 +1,10 @@
 """Decoding with LoRA adapters through the Python interface of each engine, in turns.
 
-Eight prompts of 16 tokens to 64 new ones each: of the base model (none), all with one adapter (one), each with
-an adapter of its own (each); and of the base model by an engine that takes no adapters (off).
-Adapters have rank 16 on all linear layers and random weights, which are made here. Engines are named as for
-`benchmarks.cpu.offline`; all sleep but the one whose turn it is, and --stop NAME stops one that computes even then.
+Eight prompts of 16 tokens to 64 new ones each: of the base model (none), all with one adapter (one), each
+with an adapter of its own (each); and of the base model by an engine that takes no adapters (off). Adapters
+have rank 16 on all linear layers and random weights, which are made here. Engines are named as for
+`benchmarks.cpu.offline`; all sleep but the one whose turn it is, and --stop NAME stops one that computes even
+then.
 Run: python -m benchmarks.cpu.lora_offline --model MODEL_DIR carousel=.venv/bin/python vllm=/path/to/python
 """
 

@@ -144,14 +144,20 @@ def main() -> None:
     engines = [
         Engine(
             name,
-            [*shlex.split(command), "-m", "benchmarks.cpu.offline", "--serve", name, "--model", str(args.model)],
+            [
+                *shlex.split(command),
+                "-m",
+                "benchmarks.cpu.offline",
+                "--serve",
+                name,
+                "--model",
+                str(args.model),
+            ],
             is_stopped_between=name in args.stop,
         )
         for name, _, command in args.engines
     ]
-    runs = [
-        {engine.name: engine.run(str(number)) for engine in engines} for number in range(args.rounds + 1)
-    ]
+    runs = [{engine.name: engine.run(str(number)) for engine in engines} for number in range(args.rounds + 1)]
     del runs[0]
     for engine in engines:
         engine.close()

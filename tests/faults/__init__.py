@@ -1,1 +1,1 @@
-"""What a launch survives: its processes are killed and stopped, its callers are watched."""
+"""Faults that a launch survives: its processes are killed and stopped, its callers are watched."""

@@ -54,7 +54,7 @@ class Looks:
     num: int = 0
     slowest_s: float = 0.0
     flips: list[str] = field(default_factory=list)
-    """What it has said that is not 200."""
+    """Answers that were not 200."""
 
 
 def watch(faulty: FaultyLaunch, seconds: float, looks: Looks | None = None, after: str = "start") -> Looks:

@@ -55,7 +55,7 @@ class Caller:
         return int(head.split()[1])
 
     async def stream(self) -> bool:
-        """Whether a streamed answer came to its end."""
+        """Return True if a streamed answer came to its end."""
         data = json.dumps(body("Once", MAX_TOKENS, stream=True)).encode()
         self._writer.write(post("/v1/completions", data))
         is_whole = (await self._reader.readuntil(b"data: [DONE]\n\n")).count(b"data: ") > 1

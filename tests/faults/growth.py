@@ -1,4 +1,4 @@
-"""What the processes of a launch hold, and whether that grows."""
+"""Growth of what the processes of a launch hold."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from tests.harness.ring.resources import memory_mb, num_descriptors
 MIN_LOOKS = 8
 """At a process, before anything is said of its growth."""
 MAX_GROWTH_MB = 48
-"""36 of them are what a tokenizer that took another's place imports for its first conversation."""
+"""Megabytes by which a process may grow. A tokenizer that took another's place imports 36 of them for its
+first conversation.
+"""
 MAX_MORE_DESCRIPTORS = 96
 """Connections of a burst and of those who leave come and go."""
 
 
 class Held(NamedTuple):
-    """Of one process."""
+    """Resources that one process holds."""
 
     role: str
     memory_mb: int

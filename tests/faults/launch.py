@@ -36,7 +36,7 @@ class FaultyLaunch:
 
     @property
     def epoch(self) -> int:
-        """Of the newest restart."""
+        """Epoch of the newest restart."""
         epoch: int = self.launch.state()["epoch"]
         return epoch
 
@@ -116,7 +116,7 @@ def faulty_launch(*arguments: str) -> Iterator[FaultyLaunch]:
 
 
 def still_same(faulty: FaultyLaunch, pids: list[int], seconds: float) -> bool:
-    """Whether no process is replaced for so long."""
+    """Return True if no process is replaced for so long."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if faulty.launch.pids() != pids:

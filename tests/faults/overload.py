@@ -49,7 +49,7 @@ def request_for(max_tokens: int) -> bytes:
 class Answers:
     statuses: Counter[int] = field(default_factory=Counter)
     refused_s: list[float] = field(default_factory=list)
-    """What each refusal took."""
+    """Seconds that each refusal took."""
     without_retry_after: int = 0
     ended_at: list[float] = field(default_factory=list)
     """When each good answer came."""
@@ -77,7 +77,7 @@ async def ask(port: int, request: bytes, answers: Answers) -> None:
 
 
 async def closed_loop(port: int, request: bytes, seconds: float) -> Answers:
-    """As many callers as rows and half as many again: the unloaded capacity."""
+    """Ask by as many callers as rows and half as many again: the unloaded capacity."""
     answers, end = Answers(), time.monotonic() + seconds
 
     async def repeat() -> None:

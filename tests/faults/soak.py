@@ -120,7 +120,7 @@ def _faults(arguments: argparse.Namespace, rng: random.Random) -> Iterator[tuple
 
 
 def _summary(each: list[dict[str, float]]) -> dict[str, Any]:
-    """Of each figure median and worst."""
+    """Return median and worst of each figure."""
     return {"times": len(each)} | {
         key: [round(statistics.median(values), 2), round(max(values), 2)]
         for key in each[0]

@@ -204,7 +204,7 @@ def test_experts(stored: torch.dtype, device: Device) -> None:
 
 @pytest.mark.parametrize(("rows", "is_refused"), [(1, False), (3, False), (17, False), (17, True)])
 def test_a_linear_layer_of_eight_bits(rows: int, is_refused: bool, device: Device) -> None:
-    """As the library takes it, which may refuse few rows; and as if it refused."""
+    """The layer is computed as the library takes it, which may refuse few rows, and as if it refused."""
     if not has_fp8():
         pytest.skip("float8 needs compute capability 8.9")
     at, x, bias = device.torch_device, normal(rows, 256, seed=1).bfloat16(), normal(384, seed=2).bfloat16()

@@ -72,7 +72,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prompts() -> list[list[int]]:
-    """Of different lengths, some longer than a chunk."""
+    """Return prompts of different lengths, some longer than a chunk."""
     vocab_size, longer = (VOCAB, 9) if IS_SMALL else (4000, 13)
     return [
         [3 + (7 * n + 11 * i) % (vocab_size - 3) for i in range(5 + longer * n)] for n in range(NUM_PROMPTS)

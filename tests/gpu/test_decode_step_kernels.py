@@ -136,7 +136,7 @@ def test_new_tokens_are_normed_rotated_stored_and_attended_to(
 @pytest.mark.parametrize("renormalizes", [True, False])
 @pytest.mark.parametrize(("num_experts", "per_token"), [(128, 8), (8, 2), (60, 4), (256, 8)])
 def test_the_choice_of_experts(num_experts: int, per_token: int, renormalizes: bool) -> None:
-    """Of scores that differ; then of scores of which many are equal, whose lowest numbers are chosen."""
+    """Scores differ; then many are equal, of which the lowest numbers are chosen."""
     generator = torch.Generator().manual_seed(num_experts)
     order = torch.stack([torch.randperm(num_experts + 3, generator=generator) for _ in range(70)])
     scores = ((order[:, :num_experts] - 3) / 32).bfloat16()  # all that bfloat16 can tell apart

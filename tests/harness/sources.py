@@ -1,4 +1,4 @@
-"""What tests want to know of the project's own source; each file is parsed once."""
+"""Facts about the project's own source; each file is parsed once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SKIPPED = {".venv", "build", "dist"}
 class Source:
     num_lines: int
     functions: tuple[tuple[str, int, int], ...]
-    """(name, first line, number of lines) of each, inner ones included."""
+    """Name, first line and number of lines of each function, inner ones included."""
     imports: tuple[str, ...]
     """Dotted names of the modules of all imports that run: not those under `if TYPE_CHECKING`."""
     names: tuple[str, ...]

@@ -126,7 +126,7 @@ class RequestOptions(EmbedOptions, total=False):
     traceparent: str | None
     """W3C's name of the caller's span. If it is sampled, each sequence ends with its `trace_stamps`."""
     lora_request: LoRARequest | Sequence[LoRARequest | None] | None
-    """Adapter that the request is computed with; None: the model alone. For several prompts also one for each.
+    """Adapter that the request is computed with; None: the model alone. Of several prompts also one for each.
     """
     lora_config: LoraConfig | None
     """Adapter without a directory, whose weights come with the first request that names it."""

@@ -63,7 +63,7 @@ def test_a_run_is_the_difference_of_two_scrapes() -> None:
 
 
 def figures(num_records: int = 3, *, first_s: float = 0.2, last_s: float = 0.5) -> LoadMetrics:
-    """Of requests that FIGURES describe, unless told otherwise."""
+    """Return the metrics of requests that FIGURES describe, unless told otherwise."""
     records = []
     for output_len in (2, 2, 3)[:num_records]:
         record = RequestRecord(input_len=10, asked_output_len=output_len)

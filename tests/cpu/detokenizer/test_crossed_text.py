@@ -38,7 +38,7 @@ def launch() -> Iterator[Launched]:
 
 
 def token_of(number: int) -> int:
-    """Of request `number`; its neighbours, who are in flight with it, have others."""
+    """Return the token of request `number`; its neighbours, who are in flight with it, have others."""
     return FIRST_ID + number % NUM_IDS
 
 

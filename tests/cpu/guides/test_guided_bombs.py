@@ -91,7 +91,7 @@ def kept(url: str, choice: str) -> str:
 
 
 def test_compilations_whose_callers_have_left_end(url: str) -> None:
-    """As many as may wait, each of which would take the whole of its time."""
+    """There are as many as may wait, each of which would take the whole of its time."""
 
     async def go() -> None:
         async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:

@@ -25,7 +25,7 @@ from tests.cpu.openai.test_forced_calls import (
 @dataclass(frozen=True, slots=True)
 class Family:
     begin: str = ""
-    """What begins a call, where strict tools can be held with `auto`."""
+    """Text that begins a call, where strict tools can be held with `auto`."""
     reasoning: str = "qwen3"
     think: tuple[str, str] = ("<think>", "</think>")
 

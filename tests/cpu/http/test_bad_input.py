@@ -113,7 +113,7 @@ def test_a_handle_that_is_played_again_gets_one_answer(raw_client: RawClient) ->
 def test_a_handle_of_another_client_is_not_answered_to_it(
     launch: Launched, raw_client: RawClient, client: Client
 ) -> None:
-    """Who makes up the id of a client has no address behind it."""
+    """A made-up id of a client has no address behind it."""
     stranger = make_handle(raw_client.id ^ 0x5A5A, REQUEST)
     raw_client.send([raw_client.codec.encode(request_of(raw_client.id, handle=stranger))])
     good = make_handle(raw_client.id, REQUEST + 1)

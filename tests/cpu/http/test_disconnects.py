@@ -96,7 +96,7 @@ def check_rest(client: Client, page: StatusPage) -> dict[str, Any]:
 
 
 def page_counts(page: StatusPage) -> dict[str, int]:
-    """Who still has something to do."""
+    """Return the counts of pages and rows by who still has something to do."""
     counts = {role: page.read(role).num_running for role in ("scheduler", "detokenizer", "api")}
     return {role: count for role, count in counts.items() if count}
 

@@ -1,4 +1,4 @@
-"""What operators ask the HTTP server: metrics, statistics, settings, the cache, and ids of requests."""
+"""Questions of operators to the HTTP server: metrics, statistics, settings, cache, ids of requests."""
 
 from __future__ import annotations
 

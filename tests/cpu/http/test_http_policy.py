@@ -1,4 +1,4 @@
-"""What stands in front of every endpoint: origins, names of requests in flight, hints, the log."""
+"""Rules in front of every endpoint: origins, names of requests in flight, hints, the log."""
 
 from __future__ import annotations
 

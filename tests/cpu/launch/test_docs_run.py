@@ -30,7 +30,7 @@ STAND_INS = {
     '"DIR"': repr(str(DEMO_MODEL)),
     "[1, 15043, 29892]": "[1, 150, 298]",  # ids of a vocabulary as large as the demo model's
 }
-"""What stands for readers' own models."""
+"""Stand-ins for readers' own models."""
 SHELL = f"""
 set -e -o pipefail
 shopt -s expand_aliases
@@ -52,7 +52,7 @@ params = SamplingParams(max_tokens=3)
 prompts = [[1, 2, 3], [4, 5]]
 """,
 }
-"""What the code of a page takes from the reader's."""
+"""Names that the code of a page takes from the reader's."""
 
 
 @pytest.fixture(scope="module")

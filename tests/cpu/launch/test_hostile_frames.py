@@ -71,7 +71,7 @@ class Attack(threading.Thread):
         super().__init__(daemon=True)
         self._launch, self._name, self._count = launch, name, count
         self.memory_mb: dict[int, int] = {}
-        """Of each process, after the first frames."""
+        """Memory of each process, after the first frames."""
 
     def run(self) -> None:
         union = DOORS[self._name].union or self._name

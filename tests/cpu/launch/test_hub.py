@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the Hub was asked for."""
+    """Paths that the Hub was asked for."""
     calls: list[dict[str, Any]] = []
 
     def answer(repo_id: str, **arguments: Any) -> str:

@@ -87,7 +87,7 @@ def test_drafts_of_a_request_change_nothing_but_the_steps(client: Client, kind: 
 
 
 def test_text_that_repeats_takes_fewer_steps(client: Client) -> None:
-    """Whether guesses are worth their cost is measured, which other work on the machine disturbs at times."""
+    """The worth of guesses is measured, which other work on the machine disturbs at times."""
     asked = sampling("greedy", max_tokens=100, ignore_eos=True)
     wait_until(
         lambda: num_accepted(client.generate(PROMPTS[3], asked)) > 20, 10.0, "more than 20 guesses are right"
@@ -95,7 +95,7 @@ def test_text_that_repeats_takes_fewer_steps(client: Client) -> None:
 
 
 def test_sums_agree_over_a_thousand_requests(launch: Launched, client: Client) -> None:
-    """What each caller is told, against what the server counts in all and shows as metrics."""
+    """Figures that callers are told, against what the server counts in all and shows as metrics."""
     count = re.compile(r"^sglang:spec_decode_num_(\w+)_total\S* (\S+)$", re.MULTILINE)
 
     def totals() -> list[float]:

@@ -78,7 +78,7 @@ def work(client: Client) -> None:
 
 
 def done_after(client: Client, first: int) -> list[IterationStats]:
-    """What `work` has left: two chunks and seven decodes, then one chunk and seven decodes."""
+    """Steps that `work` has left: two chunks and seven decodes, then one chunk and seven decodes."""
     wait_until(lambda: len(client.iteration_stats(first)) >= 17, 30.0, "the last step is committed")
     return client.iteration_stats(first)
 

@@ -133,7 +133,7 @@ def test_one_rank_that_fails_fails_the_load_once() -> None:
 
 
 def test_answers_about_a_load_that_was_given_up_are_not_given() -> None:
-    """Of the same adapter, too: the slot is empty until the later load is answered."""
+    """The answer may be of the same adapter, too: the slot is empty until the later load is answered."""
     loads = AdapterLoads(1)
     first = loads.begin(3, REF).number
     loads.take(loaded(0, first))

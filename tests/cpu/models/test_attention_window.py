@@ -65,7 +65,7 @@ def prompts() -> list[list[int]]:
 
 @cache
 def reference(window: int | None) -> list[list[int]]:
-    """What transformers generates from each prompt alone."""
+    """Return what transformers generates from each prompt alone."""
     model = _mistral(window)
     with torch.inference_mode():
         return [generated(model, ids, NUM_TOKENS) for ids in prompts()]
@@ -162,7 +162,7 @@ def test_pages_in_use_stop_growing_in_a_long_generation(full_model: Path, radix:
 
 
 def test_a_row_that_gave_back_its_beginning_is_not_found_whole(full_model: Path) -> None:
-    """What was published before is found; what came after has no beginning and is not kept."""
+    """Pages published before are found; what came after has no beginning and is not kept."""
     ring = Ring(full_model, Setting(page_size=4, max_rows=2, window=WINDOW))
     try:
         ids = prompts()[5]

@@ -29,7 +29,7 @@ from tests.harness.ring.serving_ring import Ring, Setting
 class Load(NamedTuple):
     num_prompts: int
     num_tokens: int
-    """Of each output."""
+    """Tokens of each output."""
 
 
 SHORT = Load(20, 32)
@@ -105,7 +105,7 @@ def prompts(number: int) -> list[list[int]]:
 
 @cache
 def greedy_reference(load: Load) -> list[list[int]]:
-    """What transformers' `generate` makes of each prompt alone."""
+    """Return what transformers' `generate` makes of each prompt alone."""
     model = LlamaForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
     config = GenerationConfig(do_sample=False, max_new_tokens=load.num_tokens, eos_token_id=0, pad_token_id=0)
     outputs = []

@@ -88,7 +88,9 @@ def full_forward(ids: list[int]) -> Tensor:
 
 
 def check_scores(got: Scores, logits: Tensor, ids: list[int], k: int) -> None:
-    """Of ids [n] that logits [n, V] are followed by. Ids of nearly equal logprobs may change places."""
+    """Check the scores of ids [n] that logits [n, V] are followed by. Ids of nearly equal logprobs may change
+    places.
+    """
     assert sum(map(len, got.chosen)) == len(ids)
     expected = logits.log_softmax(-1)
     np.testing.assert_allclose(np.concatenate(got.chosen), expected[range(len(ids)), ids], atol=TOLERANCE)

@@ -243,7 +243,7 @@ def test_an_int8_checkpoint_is_near_its_dequantised_weights_on_any_number_of_ran
 def test_a_rank_dequantises_what_no_product_of_eight_bits_takes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of 48 features in and out, and 2 × 40 between them: not in sixteens where they are cut."""
+    """The layers have 48 features in and out, and 2 × 40 between them: not in sixteens where they are cut."""
     folder = tmp_path / "model"
     save_tiny_llama(folder)
     tensors = load_file(folder / "model.safetensors")

@@ -98,7 +98,7 @@ def _save(recipe: Recipe, path: Path) -> None:
 
 
 def test_a_model_that_its_own_library_cannot_compute_is_refused(tmp_path: Path) -> None:
-    """As one with settings that contradict each other is."""
+    """Settings that contradict each other are such a model."""
     _save(Recipe("llama", {}), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": VOCAB_SIZE + 1}))

@@ -26,7 +26,7 @@ WAIT_S = 60.0
 
 
 def prompts() -> list[list[int]]:
-    """Of 1 to 150 tokens; the last ones begin alike, the very last is one of them again."""
+    """Return prompts of 1 to 150 tokens; the last ones begin alike, the very last is one of them again."""
     generator = np.random.default_rng(5)
     drawn = [generator.integers(5, 4000, size).tolist() for size in (1, 2, 7, 16, 33, 150)]
     start = generator.integers(5, 4000, 64).tolist()

@@ -286,7 +286,7 @@ def test_echoed_logprobs_cover_prompt_and_output(front: Front, as_ids: bool) -> 
 
 
 def test_a_request_for_no_tokens_shows_the_prompt_alone(front: Front) -> None:
-    """As evaluation harnesses ask for the likelihood of a text, and as they read the answer."""
+    """Evaluation harnesses ask so for the likelihood of a text, and read the answer so."""
     ids = ids_of(front, "import os, sys")
     num_context = 2
     body = complete(front, prompt=[ids, ids], echo=True, logprobs=1, max_tokens=0, temperature=0)

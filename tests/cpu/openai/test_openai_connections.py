@@ -36,7 +36,7 @@ def one_letter(request: GenerateRequest) -> list[SequenceOutput]:
 
 
 def answer(request: GenerateRequest) -> list[SequenceOutput]:
-    """What the first word of the prompt asks for; "abc" by default."""
+    """Return what the first word of the prompt asks for; "abc" by default."""
     answers = {"silence": lambda _: [], "letter": one_letter}
     return answers.get((request.text or "").partition(" ")[0], spell("abc"))(request)
 

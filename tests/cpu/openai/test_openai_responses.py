@@ -34,7 +34,7 @@ def with_logprobs(request: GenerateRequest) -> list[SequenceOutput]:
 
 
 def answer(request: GenerateRequest) -> list[SequenceOutput]:
-    """What the prompt or a parameter asks for; by default "abc"."""
+    """Return what the prompt or a parameter asks for; by default "abc"."""
     kind, _, rest = (request.text or "").partition(":")
     if kind == "refuse":
         code, _, status = rest.partition(":")

@@ -89,7 +89,7 @@ def test_other_paths_give_all_of_it_as_text(front: Front) -> None:
 
 
 def variables_of(tmp_path: Path, template: str, **body: Any) -> Any:
-    """What the template gets of a chat, or the error."""
+    """Return what the template gets of a chat, or the error."""
     path = tmp_path / "chat.jinja"
     path.write_text("{% for m in messages %}{{ m.content }}{% endfor %}" + template)
     asked: list[GenerateRequest] = []

@@ -44,7 +44,7 @@ def data_of(rank: int, *shape: int) -> torch.Tensor:
 def test_a_sum_is_the_same_on_all_ranks_and_the_sum(
     size: int, dtype: torch.dtype, join: Join, tmp_path: Path
 ) -> None:
-    """Of nothing, of sizes that no vector divides, and of more than a slot holds."""
+    """Sizes are nothing, what no vector divides, and more than a slot holds."""
     shapes = [(0, 5), (1, 1), (3, 67), (1823, 781)]
     inputs = [[data_of(rank, *shape).to(dtype) for rank in range(size)] for shape in shapes]
 

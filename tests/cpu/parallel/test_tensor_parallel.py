@@ -66,7 +66,7 @@ def load(
 
 
 def logits_of(model: CausalLM, kernels: NativeKernels | None = None) -> torch.Tensor:
-    """Of two prompts in chunks beside each other, then of three decodes."""
+    """Return the logits of two prompts in chunks beside each other, then of three decodes."""
     generator = torch.Generator().manual_seed(3)
     first, second = (torch.randint(2, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (29, 17))
     backend = None if kernels is None else CpuNativeAttention(kernels)

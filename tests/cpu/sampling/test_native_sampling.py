@@ -115,7 +115,7 @@ def test_logprobs_of_no_distribution_are_no_numbers() -> None:
 
 @pytest.mark.parametrize("vocab", [7, 1003, 32_000])
 def test_native_penalties_are_those_of_torch(vocab: int) -> None:
-    """Of three penalised rows between plain ones, over the logits that their greedy neighbours see, too."""
+    """Three penalised rows stand between plain ones, over logits that their greedy neighbours see, too."""
     history = [1, 2, 2, vocab - 1, 4, 4, 4]
     setups = [
         setup(

@@ -1,4 +1,4 @@
-"""What a request forbids, and how its top_p decays, through scheduler and worker: the same in any setting.
+"""Prohibitions of a request, and how its top_p decays, through scheduler and worker: the same in any setting.
 
 A token's history is known to the device alone while a step is in flight, and comes from the scheduler again
 after a retraction; both must give what a plain run gives.
@@ -37,7 +37,7 @@ def plain_params(n: int) -> SamplingParams:
 
 @cache
 def unbridled() -> list[list[int]]:
-    """What the prompts give without any of it: where the phrases to be forbidden come from."""
+    """Return what the prompts give without any of it: where the phrases to be forbidden come from."""
     ring = Ring(DEMO_MODEL, PLAIN)
     outputs = ring.generate(prompts(), [plain_params(n) for n in range(NUM_PROMPTS)], solo=False)
     ring.close()

@@ -297,7 +297,7 @@ def test_ids_beyond_a_short_mask_are_forbidden() -> None:
 
 
 def test_hostile_numbers_give_a_token_of_the_vocabulary(device: CpuDevice) -> None:
-    """What a model or a request can produce must not end the worker."""
+    """Numbers that a model or a request can produce must not end the worker."""
     logits = random_logits(6)
     logits[0] = math.nan
     logits[1, 5] = math.inf

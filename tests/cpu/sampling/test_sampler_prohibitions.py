@@ -51,7 +51,7 @@ def packed(words: Words) -> tuple[bytes, ...]:
 
 
 def random_words(rng: random.Random) -> Words:
-    """Of one to four ids, none of them the empty beginning of all."""
+    """Draw words of one to four ids, none of them the empty beginning of all."""
     words = {tuple(rng.randrange(SMALL) for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(1, 6))}
     return [list(word) for word in words]
 
@@ -225,7 +225,7 @@ def test_ids_that_the_vocabulary_lacks_are_ignored(device: CpuDevice) -> None:
 
 
 def yields(device: CpuDevice, mask: Sequence[int] | None = None, **fields: object) -> list[int]:
-    """What a row with these prohibitions gets, greedily and drawn; 9, 8 and 7 are its likeliest ids."""
+    """Return what a row so prohibited gets, greedily and drawn; 9, 8 and 7 are its likeliest ids."""
     tokens: set[int] = set()
     logits = torch.zeros(1, SMALL + 3)
     logits[0, [9, 8, 7]] = torch.tensor([12.0, 6.0, 3.0])

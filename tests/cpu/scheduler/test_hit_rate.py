@@ -15,8 +15,8 @@ NUM_SYSTEM, NUM_QUESTION = 61, 19
 
 
 def generated_shared_prefix(rng: random.Random) -> list[list[int]]:
-    """As load generators make it: each group has a system prompt, each prompt its own question; in random
-    order.
+    """Draw prompts as load generators do: each group has a system prompt, each prompt its own question; in
+    random order.
     """
     prompts = []
     for group in range(NUM_GROUPS):

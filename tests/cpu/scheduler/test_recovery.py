@@ -35,7 +35,7 @@ POISON = 95
 
 @dataclass(slots=True)
 class Wish:
-    """What a caller asks for."""
+    """Requests of a caller."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -50,7 +50,7 @@ class Asked:
     state: RequestState
     mailbox: Mailbox
     texts: dict[int, str] = field(default_factory=dict)
-    """Of each sequence, put together from what came piece by piece."""
+    """Text of each sequence, put together from what came piece by piece."""
 
     @property
     def error(self) -> CarouselError | None:

@@ -17,7 +17,7 @@ REQUESTS_PER_RING = 250
 
 
 def act(ring: PropertyRing, rng: random.Random) -> None:
-    """What the callers may do between two turns."""
+    """Actions of the callers between two turns."""
     if len(ring.callers) < MAX_CALLERS and rng.random() < 0.05:
         ring.connect()
     for caller in list(ring.callers.values()):

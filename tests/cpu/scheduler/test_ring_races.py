@@ -25,7 +25,7 @@ def ring_of(demo: Tokenizer, rng: random.Random, capacity: int) -> Iterator[Memo
 
 
 def act(ring: MemoryRing, rng: random.Random) -> None:
-    """What the callers may do between two turns."""
+    """Actions of the callers between two turns."""
     if len(ring.callers) < MAX_CALLERS and rng.random() < 0.02:
         ring.connect()
     for caller in list(ring.callers.values()):

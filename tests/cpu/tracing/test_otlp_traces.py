@@ -28,7 +28,7 @@ CANARY = "canary-of-the-prompt"
 
 
 def answer(request: GenerateRequest) -> list[SequenceOutput]:
-    """What a ring answers at once: its stamps are those of the last moment."""
+    """Answer of a ring that answers at once: its stamps are those of the last moment."""
     if request.text == "refuse":
         return [failure(request, "invalid_value", 400, "text")]
     outputs = []

@@ -155,7 +155,7 @@ def test_the_stages_of_one_process_run_on_the_pretended_gpu(tmp_path: Path) -> N
 
 
 def test_the_librarys_batching_runs_on_the_pretended_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    """As it is sized on a GPU, by its memory."""
+    """Its pool is sized as on a GPU, by its memory."""
     load = ("--requests", "3", "--input-len", "20", "--output-len", "6")
     with pretended_gpu(600_000_000) as gpu, gpu.seen_by_new_threads():
         assert library_batching.main(["--model", "tiny", "--dtype", "float32", *load]) == 0

@@ -60,7 +60,7 @@ def follow(gpu: PretendedGpu, connection: Connection, config: RuntimeConfig, fol
 
 
 class Follower:
-    """What `Ranks` is to an executor, for the other rank of this test."""
+    """Stand-in for `Ranks`, for the other rank of this test."""
 
     num_replays = 0
 

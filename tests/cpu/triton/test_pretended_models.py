@@ -72,7 +72,7 @@ def make_worker(path: Path, device: str, **settings: Any) -> ModelWorker:
 
 
 def vectors(path: Path, device: str, pooling: str) -> list[np.ndarray]:
-    """Of two sequences, one of them in two chunks."""
+    """Return the vectors of two sequences, one of them in two chunks."""
     worker, plans = make_worker(path, device, task="embed", pooling=pooling), PlanWriter(4)
     plans.open_row(0, PROMPTS[0], [1, 2])
     plans.open_row(1, PROMPTS[1], [3])
@@ -95,7 +95,9 @@ def test_vectors_are_those_of_the_cpu(pooling: str, tmp_path: Path) -> None:
 
 
 def masked_tokens(path: Path, device: str) -> list[list[int]]:
-    """Of two rows whose masks come late: after a prompt, after a decode of one of them, and not at all."""
+    """Return the tokens of two rows whose masks come late: after a prompt, after a decode of one of them, and
+    not at all.
+    """
     sizes = {"cuda_graph_bs": "2"} if device == "cuda" else {}
     worker, plans = make_worker(path, device, **sizes), PlanWriter(4)
     for row in range(2):
@@ -152,7 +154,9 @@ def save_as_fp8(path: Path, kv_scale: KVScale = UNSCALED) -> None:
 
 
 def tokens_in_float8(model: Path, path: Path, kv_scale: KVScale, **settings: Any) -> list[list[int]]:
-    """Of the model with weights, keys and values of 8 bits, on a GPU. path: for its checkpoint."""
+    """Return the tokens of the model with weights, keys and values of 8 bits, on a GPU. path: for its
+    checkpoint.
+    """
     shutil.copytree(model, path)
     save_as_fp8(path, kv_scale)
     return tokens(path, "cuda", dtype="bfloat16", kv_cache_dtype="fp8_e4m3", **settings)
@@ -177,7 +181,7 @@ def test_modules_of_the_transformers_library_have_the_tokens_of_the_cpu(tmp_path
 
 
 def test_rows_of_eight_bits_are_reordered_on_a_gpu_as_on_the_cpu() -> None:
-    """Of a checkpoint that rotates neighbours."""
+    """The rows are of a checkpoint that rotates neighbours."""
     weight = torch.randn(10, 16, generator=torch.Generator().manual_seed(1)).to(FP8)
     change = reorder_rows([0, 2, 1, 3], num_heads=2)
     expected = change(weight.float())

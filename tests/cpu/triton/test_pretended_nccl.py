@@ -19,7 +19,7 @@ from tests.harness.pretended_gpu import PretendedGpu, PretendedGpuError, pretend
 from tests.harness.pretended_gpu.rank_process import RankProcess
 
 Work = Callable[[Any, int], Any]
-"""What a rank does: (group, rank) -> what the test looks at."""
+"""Work of a rank: (group, rank) -> what the test looks at."""
 Both = Callable[[Work], tuple[Any, Any]]
 TIMEOUT = timedelta(seconds=60)
 

@@ -187,7 +187,7 @@ def test_a_new_token_is_normed_rotated_stored_and_attended_to(
 
 @pytest.mark.parametrize("scale", [UNSCALED, KVScale(0.25, 8.0)])
 def test_a_new_token_counts_as_a_pool_of_eight_bits_keeps_it(scale: KVScale) -> None:
-    """Of values that need no rounding, but one that is more than it can hold."""
+    """Values need no rounding, but one is more than it can hold."""
     kept, generator = torch.float8_e4m3fn, torch.Generator().manual_seed(1)
     k, v = torch.randn(2, 2, 1, 16, generator=generator).to(kept).float().unbind(0)
     v[1, 0, 3] = 1e6

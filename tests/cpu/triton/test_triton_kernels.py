@@ -138,7 +138,7 @@ def test_heads_are_normed_and_rotated_and_written_to_scattered_slots(
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 8), (5, 33), (0, 8)])
 def test_rows_of_eight_bits(rows: int, width: int) -> None:
-    """Of values that need no rounding (see below), on scales that are powers of two; and a row of zeros."""
+    """Values need no rounding (see below), on scales that are powers of two; and a row of zeros."""
     values = (100.0 * normal(rows, width + 3, dtype=torch.float32)).to(torch.float8_e4m3fn).float()
     values[:, :1] = 448.0
     values *= 2.0 ** torch.arange(-2, rows - 2).unsqueeze(1)
@@ -163,7 +163,7 @@ def test_scales_of_a_product(rows: int, width: int, has_bias: bool) -> None:
 
 @pytest.mark.parametrize("scale", [UNSCALED, KVScale(0.25, 8.0)])
 def test_a_pool_of_eight_bits_keeps_what_it_can_hold_and_no_more(scale: KVScale) -> None:
-    """Of values that need no rounding: next to a power of two the interpreter rounds to half of it."""
+    """Values need no rounding: next to a power of two the interpreter rounds to half of it."""
     q = torch.zeros(3, 2, 8)
     k, v = (
         (100.0 * normal(3, 2, 8, dtype=torch.float32, seed=seed)).to(torch.float8_e4m3fn).float()

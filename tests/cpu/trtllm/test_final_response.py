@@ -1,4 +1,4 @@
-"""Who sees the last of an answer finds its pages, its rows and its name free, however it has ended."""
+"""The last of an answer comes when its pages, its rows and its name are free, however it has ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_free(info: dict[str, Any], cache: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def endings(launch: Launched) -> dict[str, SamplingParams]:
-    """What ends a sequence, each in its own way."""
+    """Requests whose sequences end, each in its own way."""
     with Client(launch.run_dir) as client:
         free = client.generate(PROMPT, GREEDY)
     common: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0}

@@ -1,4 +1,4 @@
-"""What a GPU must be, and have, to be used: refused by name before anything loads; torch.cuda is faked."""
+"""Requirements of a GPU: refused by name before anything loads; torch.cuda is faked."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def make_config(model: Path, **settings: object) -> RuntimeConfig:
 
 @contextmanager
 def scheduler_context(run_dir: Path, config: RuntimeConfig) -> Iterator[ProcessContext]:
-    """What a launcher prepares, and the scheduler process's view of it."""
+    """Files that a launcher prepares, and the scheduler process's view of them."""
     endpoints = Endpoints(run_dir)
     run_dir.mkdir(mode=0o700, exist_ok=True)
     endpoints.config_file.write_bytes(msgspec.json.encode(LaunchFile(config)))

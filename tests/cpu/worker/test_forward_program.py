@@ -101,8 +101,8 @@ def _runner_of(
 
 
 def _all_logits(runner: ModelRunner) -> list[Tensor]:
-    """Of a run with everything a step may be: chunks beside decodes, tokens only the device knows, prompt
-    positions, and steps that sample nothing.
+    """Return the logits of a run with everything a step may be: chunks beside decodes, tokens only the device
+    knows, prompt positions, and steps that sample nothing.
     """
     plans = PlanWriter(PAGE_SIZE)
     for row in range(NUM_ROWS):
@@ -190,7 +190,7 @@ def test_a_program_that_computes_something_else_is_not_used(caplog: pytest.LogCa
     kernels = native_kernels()
 
     def behind_its_back(module: object, inputs: object, hidden: Tensor) -> None:
-        """As a library of one's own could, that no recording sees."""
+        """Compute as a library of one's own could, which no recording sees."""
         if kernels.tape is None:
             ctypes.memset(hidden.data_ptr(), 0, hidden.nbytes)
 

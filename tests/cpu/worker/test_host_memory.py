@@ -1,4 +1,4 @@
-"""What a CPU worker's tensors give back stays with the process."""
+"""Memory that a CPU worker's tensors give back stays with the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says while it loads: how far it is, and which parts of the CPU it cannot use."""
+"""Reports of a worker while it loads: how far it is, and which parts of the CPU it cannot use."""
 
 from __future__ import annotations
 

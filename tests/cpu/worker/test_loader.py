@@ -73,7 +73,7 @@ def _load(path: Path, config: ModelConfig, dtype: torch.dtype = torch.float32) -
 
 
 def memory_of(targets: dict[str, list[Piece]], name: str) -> Tensor:
-    """What a tensor fills, of a model that is not cut."""
+    """Return what a tensor fills, of a model that is not cut."""
     [piece] = targets[name]
     assert piece.shape == piece.memory.shape
     return piece.memory

@@ -117,5 +117,5 @@ class Crowd:
 
 
 def is_refusal(response: httpx.Response) -> bool:
-    """Whether it says when to come back."""
+    """Return True if it says when to come back."""
     return response.status_code in (429, 503) and int(response.headers["Retry-After"]) >= 1

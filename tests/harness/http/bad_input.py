@@ -26,7 +26,7 @@ class HttpCase:
     code: str = "invalid_value"
     param: str | None = None
     part: str = ""
-    """Of the message."""
+    """Part of the message that must be there."""
     headers: Mapping[str, str] = field(default_factory=lambda: JSON)
     method: str = "POST"
 

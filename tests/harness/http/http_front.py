@@ -99,7 +99,7 @@ class Front:
         return connection
 
     def exchange(self, data: bytes | Iterator[bytes]) -> httpx.Response:
-        """What the server answers to these bytes, to its end. It may answer before it has them all."""
+        """Return the server's answer to these bytes, to its end. It may answer before it has them all."""
         received = b""
         with self.connect() as connection:
             with suppress(ConnectionError):

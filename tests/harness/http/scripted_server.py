@@ -37,7 +37,7 @@ class ScriptedServer:
     waits: bool = True
     """A step is over only when the client has read the clock; False for a client with a clock of its own."""
     metrics: Callable[[int], bytes] | None = None
-    """What /metrics says after so many requests; None: there is none."""
+    """Text of /metrics after so many requests; None: there is none."""
     port: int = 0
     heads: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)

@@ -93,7 +93,7 @@ def pages_of(row: int) -> list[int]:
 
 
 class Wanted(NamedTuple):
-    """What a plan asks of the positions of a row's chunk, from `first` on."""
+    """Return what a plan asks of the positions of a row's chunk, from `first` on."""
 
     prompt: Sequence[int]
     first: int = 0

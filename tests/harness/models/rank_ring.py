@@ -113,7 +113,7 @@ class StageRing(Ring):
 
 
 class FollowerThreads:
-    """What `Ranks` is to an executor, for workers of this process."""
+    """Stand-in for `Ranks`, for workers of this process."""
 
     def __init__(self, workers: list[ModelWorker]) -> None:
         self._workers = workers

@@ -26,7 +26,9 @@ def join_shared_memory(folder: Path, rank: int, size: int) -> RankGroup:
 def on_ranks(
     size: int, folder: Path, work: Callable[[RankGroup], T], join: Join = join_shared_memory
 ) -> list[T]:
-    """What `work` returned on each rank. `folder` has not been met in before; raises what a rank raised."""
+    """Return what `work` returned on each rank. `folder` has not been met in before; raises what a rank
+    raised.
+    """
     folder.mkdir(parents=True)
     together = threading.Barrier(size)
 

@@ -68,7 +68,9 @@ def generated(hf: Any, ids: list[int], num_tokens: int) -> list[int]:
 
 @torch.no_grad()
 def vary_norms_and_biases(hf: PreTrainedModel) -> None:
-    """As they are made, all ones and zeros, a model that forgets them computes the same."""
+    """Draw norms and biases: all ones and zeros, as they are made, a model that forgets them computes the
+    same.
+    """
     for name, weight in hf.named_parameters():
         if "norm" in name and name.endswith("weight"):
             weight.add_(0.3 * torch.randn_like(weight))

@@ -46,7 +46,7 @@ class Mutant:
     has changed.
     """
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Of the setting that the seed draws, for mistakes that show in few of them."""
+    """Changes of the setting that the seed draws, for mistakes that show in few of them."""
 
 
 STEP_MUTANTS = [

@@ -87,7 +87,7 @@ def in_force(mutant: Mutant) -> Iterator[None]:
 
 
 def try_catch(mutant: Mutant, seed: int) -> BaseException | None:
-    """What the run of this seed says of the mutant; None when it notices nothing."""
+    """Return what the run of this seed says of the mutant; None when it notices nothing."""
     setting = simulation.setting_of(seed, **PLAIN | dict(mutant.changes)) if mutant.changes else None
     with in_force(mutant):
         try:

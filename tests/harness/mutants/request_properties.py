@@ -113,8 +113,8 @@ class PropertyRing(MemoryRing):
         )
 
     def _random_words(self) -> tuple[tuple[int, ...], ...]:
-        """Of one token most often: longer ones come up by chance too seldom. End tokens are left out: which
-        of the two ended a sequence would be a matter of taste.
+        """Draw bad words, most often of one token: longer ones come up by chance too seldom. End tokens are
+        left out: which of the two ended a sequence would be a matter of taste.
         """
         rng = self.rng
         ids = [token for token in range(3, VOCAB_SIZE) if token not in EOS_IDS]
@@ -212,7 +212,7 @@ class PropertyRing(MemoryRing):
             assert finish.cumulative_logprob == pytest.approx(sum(values), abs=1e-5)
 
     def _check_whole(self, asked: Asked) -> None:
-        """What the client library makes of it."""
+        """The request as the client library makes it."""
         n = asked.request.sampling.n
         finals = [delta.index for delta in asked.deltas if delta.finish_reason is not None]
         assert sorted(finals) == list(range(n)), "one end for each sequence"

@@ -35,7 +35,7 @@ SHARED_MEMORY_BYTES = 227 << 10
 
 
 def is_pretended() -> bool:
-    """Whether the GPU that torch finds is a pretended one."""
+    """Return True if the GPU that torch finds is a pretended one."""
     return torch.cuda.is_available() and torch.cuda.get_device_name() == NAME
 
 
@@ -86,7 +86,7 @@ class PretendedGpu:
 
 
 class _Generator(torch.Generator):
-    """Of the host, whatever device it is for."""
+    """Generator of the host, whatever device it is for."""
 
     def __new__(cls, device: Any = None) -> Self:
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]
@@ -127,7 +127,7 @@ def _record(
 
 
 def _cuda(gpu: PretendedGpu) -> dict[str, Any]:
-    """What torch.cuda has instead of its own."""
+    """Functions that torch.cuda has instead of its own."""
     timeline = gpu.timeline
     properties = SimpleNamespace(
         multi_processor_count=MULTIPROCESSORS, shared_memory_per_block_optin=SHARED_MEMORY_BYTES
@@ -179,7 +179,7 @@ def _profile(profile: Any, activities: Any = None, **options: Any) -> Any:
 
 
 def _tensor(gpu: PretendedGpu) -> dict[str, Any]:
-    """What torch.Tensor has instead of its own."""
+    """Methods that torch.Tensor has instead of its own."""
     timeline, operations, to_numpy, to_device = gpu.timeline, gpu.operations, Tensor.numpy, Tensor.to
 
     def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:

@@ -35,7 +35,7 @@ TYPES = {
 
 
 def _convert_float(values: Any, source: Any, target: Any, rounding: Any) -> Any:
-    """As Triton's function of that name: integers of the target's width, of the same shape."""
+    """Convert as Triton's function of that name does: to integers as wide as the target, same shape."""
     if source.name == "bf16" and target.name == "fp32":
         return np.left_shift(values, 16, dtype=np.uint32)
     if source.name == "fp32" and target.name == "bf16":

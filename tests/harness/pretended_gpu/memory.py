@@ -39,7 +39,7 @@ DL_TYPES = {
     torch.float64: (2, 64),
 }
 BLOCK_BYTES = 512
-"""What the allocator rounds up to."""
+"""Bytes that the allocator rounds up to a multiple of."""
 POISON = 0xFF
 """Each byte of memory that nobody has written: NaN as a float, -1 as an integer."""
 
@@ -92,7 +92,7 @@ class Allocation:
 
     @property
     def of_graph(self) -> bool:
-        """Of a graph's own pool: it stays as long as the graph does."""
+        """True for memory of a graph's own pool: it stays as long as the graph does."""
         return self.pool is not None and self.pool.graphs is not None
 
     @property
@@ -112,7 +112,7 @@ class Memory:
         """capacity: bytes. on_free is called with each allocation that nobody looks at any more."""
         self.capacity = capacity
         self.pool = Pool()
-        """Of all that is not recorded."""
+        """Pool of all that is not recorded."""
         self.pools = [self.pool]
         self._on_free = on_free
         self._begins: list[int] = []
@@ -202,8 +202,9 @@ def poison(host: Tensor) -> None:
 
 
 def _device_tensor(host: Tensor, allocation: Allocation, let_go: Callable[[Allocation], None]) -> Tensor:
-    """As torch would export a token of the host, but with another address. The end of the last view ends the
-    token, which is seen by a weak reference: a deleter written in Python would lose an exception in flight.
+    """Return the token's bytes as torch would export a tensor of the host, but with another address. The end
+    of the last view ends the token, which is seen by a weak reference: a deleter written in Python would lose
+    an exception in flight.
     """
     token = np.empty(1, np.uint8)
     finalize(token, let_go, allocation).atexit = False

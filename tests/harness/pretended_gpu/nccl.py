@@ -66,7 +66,7 @@ class Work:
 
 
 class ProcessGroupNCCL:
-    """Of a subclass that knows its GPU."""
+    """Process group; a subclass knows its GPU."""
 
     gpu: Operations
     Options = Options
@@ -249,7 +249,7 @@ class ProcessGroupNCCL:
             self.gpu.timeline.problem(f"the ranks do not make the same call: {each}")
 
     def _all_gather(self, mine: Tensor) -> list[Tensor]:
-        """What all ranks have, in their order. All have as much."""
+        """Return what all ranks have, in their order. All have as much."""
         if not mine.numel():
             return [mine] * self._size
         flat = mine.contiguous().view(-1).view(torch.uint8)

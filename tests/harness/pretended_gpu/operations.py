@@ -61,7 +61,7 @@ class Operations(TorchDispatchMode):
         self.memory = Memory(num_bytes, timeline.free)
         self.recording: Recording | None = None
         self.names: list[str] = []
-        """Of all launches, in order."""
+        """Names of all launches, in order."""
         self._pinned: dict[int, Allocation] = {}
 
     def pin(self, host: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ class Operations(TorchDispatchMode):
     def _compute(
         self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], on_device: list[Tensor]
     ) -> Any:
-        """What func returns, on the device: memory of its own or another look at its operands'."""
+        """Return what func returns, on the device: memory of its own or another look at its operands'."""
         memory = self.memory
         on_host = {id(each): memory.host_of(each) for each in on_device}
         operand_of = {id(on_host[id(each)]): each for each in on_device}

@@ -35,7 +35,9 @@ class RankProcess:
         self._is_due = True
 
     def result(self) -> Any:
-        """What the function that was started last has returned. Raises AssertionError with what it raised."""
+        """Return what the function that was started last has returned. Raises AssertionError with what it
+        raised.
+        """
         assert self._is_due, "nothing was started"
         is_good, value = self._receive()
         assert is_good, f"on the other rank:\n{value}"

@@ -1,4 +1,4 @@
-"""What may run at the same time on a GPU, and whether it may: streams, events, what the host has waited for.
+"""Rules of what may run at the same time on a GPU: streams, events, what the host has waited for.
 
 Work is done at once, in the order in which it is launched. What a real GPU might do in another order is found
 by vector clocks: each stream, each event and the host know up to which time of each stream all is finished.
@@ -18,7 +18,7 @@ Clock = dict["Stream", int]
 
 
 class PretendedGpuError(AssertionError):
-    """What would go wrong, or could, on a GPU."""
+    """Error for what would go wrong, or could, on a GPU."""
 
 
 def join(into: Clock, other: Clock) -> None:
@@ -90,13 +90,13 @@ class Event:
 
 
 class Timeline:
-    """Of a process and its devices. Its streams and events are of the classes that it makes."""
+    """Timeline of a process and its devices. Its streams and events are of the classes that it makes."""
 
     def __init__(self, num_devices: int = 1) -> None:
         self.host: Clock = {}
         self.streams: list[Stream] = []
         self.recording_streams: set[Stream] = set()
-        """What is launched on them is recorded; empty: no recording is made."""
+        """Streams whose launches are recorded; empty: no recording is made."""
         self.forbids_waits = False
         self.num_devices = num_devices
         self.device = 0
@@ -202,7 +202,7 @@ def on_stream(timeline: Timeline, stream: Stream) -> Iterator[None]:
 
 @contextmanager
 def recording_on(timeline: Timeline, stream: Stream) -> Iterator[None]:
-    """What is launched on the stream, and on those that wait for it, is recorded and not done."""
+    """Record what is launched on the stream, and on those that wait for it, instead of doing it."""
     with on_stream(timeline, stream):
         timeline.recording_streams = {stream}
         try:

@@ -86,7 +86,7 @@ def request(request_id: int, text: str = "a", **inputs: Any) -> InferenceRequest
 
 
 Make: TypeAlias = Callable[..., tuple[BatchManager, FakeRing, Caller]]
-"""(answer, config, settings) -> a manager, the ring behind it and its callbacks."""
+"""Function (answer, config, settings) -> a manager, the ring behind it and its callbacks."""
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def managers(run_dir: Path) -> Iterator[Make]:
 
 
 def statistics(*iterations: int) -> dict[str, Any]:
-    """What the fake ring answers to a question for them."""
+    """Answer of the fake ring to a question for them."""
     kv = KvCacheStats(10, 4, 6, 16, 6, 6, 0, 6, 0.0)
     step = InflightBatchingStats(3, 1, 2, 0, 7, 0, 0, 1.0)
     limits = (8, 8, 0, 8, 64, 0, 64, 0, 1, 0)

@@ -19,7 +19,7 @@ from tests.harness.ring.stand_in_runtime import StandInRuntime
 
 BACK_ENDS = ("attached", "own")
 Make: TypeAlias = Callable[..., tuple[GenerationExecutor, FakeRing]]
-"""(answer, config) -> an executor and the ring behind it."""
+"""Function (answer, config) -> an executor and the ring behind it."""
 
 
 @contextmanager

@@ -152,7 +152,7 @@ class FakeRing:
         self.arrivals: list[tuple[int, Message]] = []
         """Everything that came to a tokenizer, with its number."""
         self.info: dict[str, Any] = {}
-        """What it adds to the name of the operation when it is asked about itself."""
+        """Return the text that follows the operation's name when the ring is asked about itself."""
         self.sampled: set[str] = set()
         """Labels of which each detokenizer has a timeline."""
         self.shakes_hands = True

@@ -18,7 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 SLACK = 5.0
-"""As many times as long as on a quiet machine anything may take: this one may be slow and have other work."""
+"""Factor by which anything may take longer than on a quiet machine: this one may be slow and have other work.
+"""
 START_S = 30.0
 STOP_S = 10.0
 

@@ -44,11 +44,11 @@ MAX_WAITING = 1000
 RECOVERY_S = 0.5
 """So long after a process was missing, or a client came back, requests may be made again."""
 PIECE_TOKENS = 5
-"""Of what is not streamed: so few that outputs here have several."""
+"""Tokens in a piece of an output that is not streamed: so few that outputs here have several."""
 
 
 class MemoryConnection:
-    """What a Session needs of a Connection; `turn` does what its thread does."""
+    """The part of a Connection that a Session needs; `turn` does what its thread does."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class MortalRing:
             channel._messages.popleft()
 
     def _lose_last(self, channel: MemoryChannel) -> None:
-        """Of what the dead one wrote, which here is all of it."""
+        """Lose the last messages that the dead one wrote, which here is all of them."""
         for _ in range(self.rng.randrange(len(channel._messages) + 1)):
             channel._messages.pop()
 

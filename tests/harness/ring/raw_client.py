@@ -18,12 +18,12 @@ WAIT_S = 20.0 * SLACK
 
 
 class RawClient:
-    """Of a launch with one tokenizer and one detokenizer."""
+    """Client of a launch with one tokenizer and one detokenizer, by frames alone."""
 
     def __init__(self, run_dir: Path, epoch: int) -> None:
         endpoints = Endpoints(run_dir)
         self.codec = MessageCodec(UNIONS["tokenizer_in"], epoch)
-        """Of the frames that `send` takes."""
+        """Codec of the frames that `send` takes."""
         self._in = MessageCodec(UNIONS["client_in"], epoch)
         self._out = MessageCodec(UNIONS["client_out"], epoch)
         self._context: zmq.Context[Any] = zmq.Context()

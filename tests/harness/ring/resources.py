@@ -1,4 +1,4 @@
-"""What processes hold: memory and descriptors, as the kernel counts them."""
+"""Resources of processes: memory and descriptors, as the kernel counts them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MAX_STEPS = 100_000
 
 @dataclass(frozen=True)
 class Setting:
-    """What may change how a sequence is computed, and must not change what comes out."""
+    """Settings that may change how a sequence is computed, and must not change what comes out."""
 
     radix: bool = True
     overlap: bool = True

@@ -84,7 +84,7 @@ def request(seq: int, **fields: Any) -> GenerateRequest:
 
 
 def passed_on(ring: Ring, *messages: Any) -> list[Any]:
-    """What the scheduler gets of these in one turn."""
+    """Return the messages that the scheduler gets of these in one turn."""
     ring.send(*messages)
     ring.loop.turn()
     return ring.scheduler.drain()

@@ -1,4 +1,4 @@
-"""What the scheduler's unit tests are built from: requests, and a system whose worker is the fake one."""
+"""Parts of the scheduler's unit tests: requests, and a system whose worker is the fake one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fake model says: tokens, logprobs and logits as functions of a context. Shared by the fake worker,
+"""Fake model: tokens, logprobs and logits as functions of a context. Shared by the fake worker,
 which reads the context through its page table, and by the simulation's reference, which knows it.
 """
 
@@ -18,21 +18,23 @@ NAMESPACE_SHIFT = 32
 the fake model's adapter, part of every KV entry it writes.
 """
 ADAPTER_SHIFT = 1 << 40
-"""What an adapter adds to every KV entry is a multiple of it."""
+"""Unit of what an adapter adds to every KV entry."""
 NUM_TOP = 4
 
 IdArray = npt.NDArray[np.int64]
 
 
 def adapter_salt(adapter: AdapterRef | None) -> int:
-    """What the adapter's weights add to every KV entry that is computed with it; of a version of its own."""
+    """Return what the adapter's weights add to every KV entry that is computed with it; of a version of its
+    own.
+    """
     if not isinstance(adapter, AdapterRef):
         return 0
     return (1 + zlib.crc32(f"{adapter.name} {adapter.version}".encode()) % 1000) * ADAPTER_SHIFT
 
 
 def seen(context: IdArray, window: int) -> IdArray:
-    """What the newest token of a context sees of it: the last `window` tokens; 0: all."""
+    """Return what the newest token of a context sees of it: the last `window` tokens; 0: all."""
     return context[-window:] if window else context
 
 
@@ -66,7 +68,9 @@ def banned_ids(tokens: Sequence[int]) -> set[int]:
 
 
 def forbidden_ids(tokens: Sequence[int], bad_words: Sequence[Sequence[int]], ngram: int) -> set[int]:
-    """What may not follow `tokens`: the end of a bad word, or of an n-gram that is in them already."""
+    """Return the ids that may not follow `tokens`: the end of a bad word, or of an n-gram that is in them
+    already.
+    """
     forbidden = {
         word[-1] for word in bad_words if list(tokens[len(tokens) + 1 - len(word) :]) == [*word[:-1]]
     }

@@ -58,7 +58,7 @@ from tests.harness.simulation.fake_sampling import (
 
 @dataclass(slots=True)
 class FakeRow:
-    """What the fake device keeps about a row."""
+    """State that the fake device keeps of a row."""
 
     setup: RowSetup
     numbers: SimpleNamespace
@@ -75,7 +75,7 @@ class FakeRow:
     is_told: bool = False
     """Its processors are called in the step that is computed: not for one who no longer wants a token."""
     adapter_salt: int = 0
-    """Of what its slot holds in the step that is computed."""
+    """Salt of what its slot holds in the step that is computed."""
 
     @staticmethod
     def of(setup: RowSetup) -> FakeRow:
@@ -146,7 +146,7 @@ class FakeHandle:
         """None: they have not come."""
         self.processed: dict[int, bytes] = {}
         self.adapters: dict[int, Any] = {}
-        """What the slots held when the step was launched, by row."""
+        """Return what the slots held when the step was launched, by row."""
 
     def finish(self, data: bytes, frames: Sequence[Frame] = (), error: BaseException | None = None) -> None:
         self.is_finished = True
@@ -214,7 +214,7 @@ class FakeExecutor:
         self._rows: dict[int, FakeRow] = {}
         self._launched: deque[tuple[BatchPlan, FakeHandle]] = deque()
         self.slots: dict[int, Any] = {}
-        """What is ready in each slot for plans that are launched now."""
+        """Return what is ready in each slot for plans that are launched now."""
         self.slot_of_row: dict[int, int] = {}
         self._loads: list[FakeLoad] = []
 

@@ -78,7 +78,7 @@ class Comparison:
                 self.cache.check()
 
     def draw_tokens(self) -> list[int]:
-        """Of two tokens, so that many begin the same and part anywhere."""
+        """Draw a sequence of two tokens, so that many begin the same and part anywhere."""
         pages = [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 9))]
         return [token for token in pages for _ in range(self.page_size)]
 

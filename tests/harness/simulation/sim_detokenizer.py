@@ -33,7 +33,7 @@ class FakeDetokenizer:
     def receive(
         self, message: TokenBatch | ControlReply | Framed, now: float, number: int, num_detokenizers: int
     ) -> None:
-        """What arrived at detokenizer `number`."""
+        """Take what arrived at detokenizer `number`."""
         if isinstance(message, ControlReply):
             assert message.client % num_detokenizers == number, "an answer for another detokenizer"
             self.replies.append(message)
@@ -92,7 +92,7 @@ class FakeDetokenizer:
 
 
 Logprobs = tuple[float, list[int], list[float]]
-"""Of one token: its own, the most likely ids, theirs."""
+"""Logprobs of one token: its own, the most likely ids, theirs."""
 
 
 def rows_of(entry: TokenLogprobs) -> list[Logprobs]:

@@ -1,4 +1,4 @@
-"""Whether what a sequence got is what the reference says: tokens, logprobs, logits and its end."""
+"""Judge of what a sequence got, by the reference: tokens, logprobs, logits and its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GRAMMAR_ERRORS = ("invalid_grammar", "grammar_error")
 
 
 def judge(spec: Spec, detokenizer: FakeDetokenizer) -> str:
-    """What became of the sequence: a reason, or the code of an error. Raises AssertionError."""
+    """Return what became of the sequence: a reason, or the code of an error. Raises AssertionError."""
     closed = detokenizer.closed[spec.handle]
     want, hashes, reason = reference(spec)
     num_prompt = len(spec.message.input_ids) // TOKEN_BYTES

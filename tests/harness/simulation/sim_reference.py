@@ -1,4 +1,4 @@
-"""What the simulation's sequences should come out as: from prompts, seeds and limits alone."""
+"""Reference of the simulation's sequences: from prompts, seeds and limits alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.harness.simulation.sim_grammar import place_in
 
 EOS_IDS = frozenset({5, 11})
 COMPLETE, UNSATISFIABLE = -1, -2
-"""What stands for a token where an output is complete as it is, or cannot go on."""
+"""Stand-in for a token where an output is complete as it is, or cannot go on."""
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ def context_of(spec: Spec, tokens: list[int]) -> IdArray:
 
 
 def prompt_hashes(spec: Spec) -> list[int]:
-    """Of the logits at each position of its prompt."""
+    """Return the hashes of the logits at each position of its prompt."""
     prompt = context_of(spec, unpack_ids(spec.message.input_ids).tolist())
     return [prompt_hash(seen(prompt[: position + 1], spec.window)) for position in range(len(prompt))]
 

@@ -1,4 +1,4 @@
-"""What the statistics of each iteration must say, counted from the plans and the requests themselves."""
+"""Expected statistics of each iteration, counted from the plans and the requests themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler_proc.observe.step_stats import StepStats
 
 @dataclass(slots=True, frozen=True)
 class Expected:
-    """Of one step, when it is launched."""
+    """Statistics of one step, when it is launched."""
 
     launched_s: float
     num_scheduled: int
@@ -41,9 +41,9 @@ class StatsWatch:
         """By request: up to where it has been computed at any time."""
         self._admitted: set[int] = set()
         self._num_new = 0
-        """Of `_admitted`: in no record yet,"""
+        """Number of `_admitted` that are in no record yet."""
         self._waited_s = 0.0
-        """and how long they had waited in all."""
+        """Seconds that they had waited in all."""
         self._num_added = 0
         self._num_completed = 0
         self._last = 0

@@ -86,7 +86,7 @@ POLICY_NAMES = [
 
 @dataclass(slots=True, frozen=True)
 class Setting:
-    """What one run is made of, besides its requests."""
+    """Settings of one run, besides its requests."""
 
     page_size: int
     num_pages: int
@@ -112,7 +112,7 @@ class Setting:
     capacity: str = "max_utilization"
     batching: str = "inflight_fused"
     max_requests: int = 0
-    """Of one step; 0: all that run."""
+    """Requests of one step; 0: all that run."""
     micro_batch_scheduler: str = ""
     request_scheduler: str = ""
     eviction: str = "lru"
@@ -120,7 +120,7 @@ class Setting:
     """Tokens that the model sees; 0: all."""
     max_iterations: int = 1000
     max_request_iterations: int = 0
-    """Of which statistics are kept."""
+    """Iterations whose statistics by request are kept."""
     num_tenants: int = 1
     shares: tuple[tuple[bytes, float], ...] = ()
     """Shares of the cache that tenants have of their own."""
@@ -441,7 +441,7 @@ class System:
         assert not any(0.0 < req.deadline_s <= began for req in live), "alive after its deadline"
 
     def _check_batching(self, earlier: set[int]) -> None:
-        """What the capacity policy promises. earlier: the stays before this step."""
+        """Check what the capacity policy promises. earlier: the stays before this step."""
         if self.setting.guided:
             return  # a late mask takes its row back
         if self.setting.capacity in ("guaranteed_no_evict", "static_batch"):
@@ -451,7 +451,9 @@ class System:
             assert not now & earlier or now <= earlier, "joined a closed batch"
 
     def _check_window(self) -> None:
-        """Who has begun to give back what no later token sees holds as many pages as its window needs."""
+        """Check that who has begun to give back what no later token sees holds as many pages as its window
+        needs.
+        """
         window, size = self.setting.window, self.setting.page_size
         if not window:
             return
@@ -466,7 +468,7 @@ class System:
                 assert held <= most, "more pages than a window"
 
     def _check_plan(self, plan: BatchPlan) -> None:
-        """What a step may hold at most, and whether it may hold prompts and decodes together."""
+        """Check how much a step holds, and that it holds prompts and decodes together only where it may."""
         self.watch.note_launch(plan)
         self._check_adapters(plan)
         if self.setting.num_stages > 1:

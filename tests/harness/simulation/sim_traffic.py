@@ -1,4 +1,4 @@
-"""What the simulation's clients ask, drawn from the run's randomness."""
+"""Requests of the simulation's clients, drawn from the run's randomness."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class Traffic:
         return {"top_p_decay": 0.9, "top_p_min": 0.1, "top_p_reset_ids": tuple(range(rng.choice([0, 12])))}
 
     def draw_deadline(self, now: float) -> float:
-        """Of a request that is sent now: most have none, some are late already."""
+        """Draw the deadline of a request that is sent now: most have none, some are late already."""
         rng = self._rng
         if rng.random() >= self._setting.expiring:
             return 0.0
@@ -228,7 +228,9 @@ def stream_open(handle: bytes, num_prompt: int) -> msgspec.Raw:
 def next_attempt(
     spec: Spec, have: list[int], num_prompt_logprobs: int, deadline_s: float
 ) -> TokenizedRequest:
-    """What a client sends that has got `have` and so many logprobs of the prompt from the last attempt."""
+    """Return what a client sends that has got `have` and so many logprobs of the prompt from the last
+    attempt.
+    """
     old = spec.message
     handle = with_attempt(old.handle, split_handle(old.handle)[3] + 1)
     return msgspec.structs.replace(

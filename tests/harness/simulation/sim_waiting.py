@@ -24,9 +24,9 @@ class WaitingWatch:
         self._scheduler = scheduler
         self._patience = patience
         self._waited_s: defaultdict[int, float] = defaultdict(float)
-        """In the queue, by request;"""
+        """Seconds in the queue, by request."""
         self._not_begun_s: defaultdict[int, float] = defaultdict(float)
-        """until the first row."""
+        """Seconds until the first row, by request."""
         self._by_handle: dict[bytes, Request] = {}
         self._begun: set[int] = set()
         self._turn = self._next_turn = -1

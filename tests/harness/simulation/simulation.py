@@ -345,7 +345,7 @@ class Simulation:
             self._check_liveness()
 
     def _check_liveness(self) -> None:
-        """Of the steps with something to do, one is launched every now and then."""
+        """Check that of the steps with something to do one is launched every now and then."""
         num_launched, lives = self.system.scheduler.num_steps, bool(self.system.lifecycle.requests)
         if not lives or num_launched != self._num_launched:
             self._num_launched = num_launched

@@ -191,7 +191,7 @@ def test_anything_else_is_refused(order: object) -> None:
 
 
 class LastFirst:
-    """What a user might write."""
+    """Policy as a user might write it."""
 
     def order(self, waiting: WaitingView) -> Sequence[int]:
         return sorted(range(len(waiting)), key=lambda i: -waiting[i].seq)

@@ -1,4 +1,4 @@
-"""What goes first when pages are short: eviction policies, and retention, through the whole scheduler."""
+"""Eviction policies and retention when pages are short, through the whole scheduler."""
 
 from __future__ import annotations
 

@@ -334,7 +334,9 @@ def test_what_is_not_served_is_refused_by_name(tmp_path: Path, changes: dict[str
 
 
 def test_code_that_comes_with_a_checkpoint_is_passed_over_where_the_table_says_so(tmp_path: Path) -> None:
-    """As published: rotary factors for three quarters of a head, a window, code beside the weights."""
+    """The config as published: rotary factors for three quarters of a head, a window, code beside the
+    weights.
+    """
     config = _read(
         tmp_path,
         architectures=["Phi3ForCausalLM"],

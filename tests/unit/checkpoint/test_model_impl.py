@@ -1,4 +1,4 @@
-"""Who computes a model, and what every process reads of a checkpoint whoever does."""
+"""Choice of who computes a model, and what every process reads of a checkpoint whoever does."""
 
 from __future__ import annotations
 

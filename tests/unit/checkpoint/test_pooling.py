@@ -1,4 +1,4 @@
-"""What the files of sentence-transformers say of a model's pooling, and what is refused."""
+"""Pooling as the files of sentence-transformers say it, and what is refused."""
 
 from __future__ import annotations
 

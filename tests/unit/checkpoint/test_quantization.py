@@ -40,7 +40,7 @@ def _fp8(**fields: Any) -> dict[str, Any]:
 
 
 def _modelopt(**fields: Any) -> dict[str, Any]:
-    """As ModelOpt writes it: groups without a strategy, and what they are called."""
+    """Return the config as ModelOpt writes it: groups without a strategy, and what they are called."""
     args = {"dynamic": False, "num_bits": 8, "type": "float"}
     group = {"input_activations": args, "weights": args, "targets": ["Linear"]}
     config = {"quant_method": "modelopt", "quant_algo": "FP8", "config_groups": {"group_0": group}}

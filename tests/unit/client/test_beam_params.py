@@ -1,4 +1,4 @@
-"""What a caller may ask of a beam search, and what the wire says then."""
+"""Parameters of a beam search as callers write them and as the wire has them."""
 
 from __future__ import annotations
 

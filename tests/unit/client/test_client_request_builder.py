@@ -1,4 +1,4 @@
-"""What a caller writes, as the wire carries it: options, spellings, and refusals by name."""
+"""Requests as the wire carries them: options, spellings, and refusals by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may name as a runtime."""
+"""Names of a runtime that a user may give."""
 
 from __future__ import annotations
 

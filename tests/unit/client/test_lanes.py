@@ -48,7 +48,7 @@ class Lane:
         return [message for message in messages if isinstance(message, kind)]
 
     def statuses(self, peer: bytes) -> list[RingStatus]:
-        """What it was told since this was asked last."""
+        """Return what it was told since this was asked last."""
         told = self.received(peer, RingStatus)
         self.peers.sent.clear()
         return told

@@ -367,7 +367,7 @@ def tagged(family: str, name: str, values: dict[str, str]) -> str:
 @pytest.mark.parametrize("tokens", ["special", "added", "none"])
 @pytest.mark.parametrize("family", TAGGED)
 def test_arguments_between_tags_are_held(family: str, tokens: str) -> None:
-    """What is taken is read as arguments that match the schema."""
+    """Texts that the grammar takes are read as arguments that match the schema."""
     matching = Matching(*MARKS[family], tokens)
     guide = guide_of(calls_alone(CALL_TAGS[family], ALL, one=False, all_held=True))
     least = {"city": "Köln </x> {", "days": "2"}

@@ -1,4 +1,4 @@
-"""What a pipeline of stages is refused with, and what follows from how many there are."""
+"""Settings that a pipeline of stages refuses, and what follows from the number of stages."""
 
 from __future__ import annotations
 

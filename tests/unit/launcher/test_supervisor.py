@@ -34,7 +34,7 @@ from tests.harness.ring.launched import wait_until
 
 @contextmanager
 def started(config: RuntimeConfig) -> Iterator[Supervisor]:
-    """Of a launch that has started no process yet."""
+    """Supervisor of a launch that has started no process yet."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     supervisor = Supervisor(config)
     try:
@@ -89,7 +89,7 @@ def test_the_slot_says_ready_before_the_file_and_failed_after_it(
 def test_a_death_that_nobody_replaces_ends_a_launch_also_while_it_drains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, num_signals: int, has_failed: bool
 ) -> None:
-    """What it held can never finish, so there is nothing to wait for."""
+    """Requests that it held can never finish, so there is nothing to wait for."""
     with started(RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True, restart="never")) as supervisor:
         supervisor._set_state(state)
         supervisor._num_signals = num_signals

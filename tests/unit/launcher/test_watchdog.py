@@ -1,4 +1,4 @@
-"""Who hangs and who is only slow: a simulated clock, slots written by hand, one real process."""
+"""The watchdog tells who hangs from who is slow: a simulated clock, slots written by hand, a real process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Launch:
         return LocalChild(ProcessPlace(role, 0, role), 1, process, -1, started_at=self.now, is_ready=True)
 
     def run(self, seconds: float, every_s: float = 0.5) -> dict[str, str]:
-        """What hangs, by role, as soon as something does."""
+        """Return what hangs, by role, as soon as something does."""
         end = self.now + seconds
         while self.now < end:
             self.now += every_s

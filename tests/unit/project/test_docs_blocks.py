@@ -40,7 +40,7 @@ TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
 
 
 def faults(block: Block) -> Iterator[str]:
-    """What is wrong with a block."""
+    """Return what is wrong with a block."""
     if block.language not in LANGUAGES:
         yield f"the language {block.language!r} is none of {', '.join(sorted(LANGUAGES))}"
     if block.runner and block.page not in (ROOT / block.runner).read_text():

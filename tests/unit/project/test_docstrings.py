@@ -1,4 +1,4 @@
-"""Docstrings of the product begin with what they are about, so that they stand alone in help()."""
+"""Docstrings begin with what they are about, so that they stand alone in help()."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ def test_docstrings_name_their_subject() -> None:
     product = [path for path in sources() if path.relative_to(ROOT).parts[0] != "tests"]
     assert len(product) > 300
     assert not [f"{path.relative_to(ROOT)}:{line}" for path in product for line in riddles(path.read_text())]
+
+
+def test_docstrings_of_tests_do_not_begin_in_the_middle_of_a_sentence() -> None:
+    tests = [path for path in sources() if path.relative_to(ROOT).parts[0] == "tests"]
+    assert len(tests) > 500
+    assert not [path for path in tests if OPENING.search(path.read_text())]
 
 
 @pytest.mark.parametrize(

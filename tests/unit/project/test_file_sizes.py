@@ -16,7 +16,7 @@ OWN_LIMITS = {
 
 
 def too_large(path: Path) -> Iterator[str]:
-    """What is too large in a file, in words."""
+    """Return what is too large in a file, in words."""
     name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
     source = source_of(path)
     if source.num_lines > OWN_LIMITS.get(name, MAX_FILE_LINES):

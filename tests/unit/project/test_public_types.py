@@ -1,4 +1,4 @@
-"""What callers write, in the types in which they write it: mypy reads this file, and each is taken."""
+"""Types of what callers write: mypy reads this file, and each is taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes of a ring find in their environment."""
+"""Environment of the processes of a ring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process that fails says of itself."""
+"""Last words of a process that fails."""
 
 from __future__ import annotations
 

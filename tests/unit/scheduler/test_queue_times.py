@@ -1,4 +1,4 @@
-"""What the scheduler keeps of the time that requests wait."""
+"""Records of the time that requests wait in the scheduler."""
 
 from __future__ import annotations
 

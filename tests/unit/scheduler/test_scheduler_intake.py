@@ -127,7 +127,7 @@ def test_one_sequence_more_than_may_live_is_refused_with_a_time_to_come_back() -
 
 
 def num_taken_in(system: System, client: int, requests: range, **fields: Any) -> int:
-    """Of these requests of a client, sent at once."""
+    """Return how many of these requests of a client, sent at once, are taken in."""
     num_before = system.lifecycle.accounts.of("").num_live_of[make_handle(client, 0)[:8]]
     for number in requests:
         request = message(number, [client, 5], max_tokens=1, client=client, **fields)

@@ -17,7 +17,7 @@ PROMPT = [1, 2, 3]
 
 
 def setup_of(output: list[int], **sampling: Any) -> RowSetup:
-    """Of a request that has `output` already: resumed, or retracted."""
+    """Return the setup of a request that has `output` already: resumed, or retracted."""
     req = request(manager(), 1, PROMPT)
     req.sampling = SamplingParams(seed=1, **sampling)
     req.parked = pack_ids(PROMPT + output)

@@ -12,7 +12,7 @@ from runtime.base.errors import RequestError
 
 
 class Scheduler:
-    """What is asked, at a time that the test sets."""
+    """Snapshots as they are asked for, at a time that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -18,7 +18,9 @@ ALPHABET = "ab \n😀漢é🏳️\u200d🌈ö\x00"
 
 @pytest.fixture(scope="module")
 def byte_fallback() -> Tokenizer:
-    """As sentencepiece models are: spaces are a character of their own, rare characters are byte tokens."""
+    """Tokenizer made as sentencepiece models are: spaces are a character of their own, rare characters are
+    byte tokens.
+    """
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["\u2581", *"abö", "\u2581a", "\u2581ab", "aab", "漢"]
     backend = Backend(models.Unigram([(piece, -1.0 - 0.01 * n) for n, piece in enumerate(pieces)], 0, True))

@@ -1,4 +1,4 @@
-"""What waits for somebody slow is bounded, and nobody else waits for it."""
+"""Bounds of what waits for somebody slow, and nobody else waits for it."""
 
 from __future__ import annotations
 

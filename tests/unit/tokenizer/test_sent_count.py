@@ -1,4 +1,4 @@
-"""What is on the way to the scheduler, across deaths of the scheduler and of tokenizers."""
+"""Count of what is on the way to the scheduler, across deaths of the scheduler and of tokenizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a traceparent, and which HTTP requests are sampled by it."""
+"""Reading of a traceparent, and which HTTP requests are sampled by it."""
 
 from __future__ import annotations
 

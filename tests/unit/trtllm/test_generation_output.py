@@ -41,7 +41,7 @@ def result_of(**sampling: object) -> tuple[GenerationResult, ResultMailbox]:
 
 
 def put(mailbox: ResultMailbox, start: int, text: str, *, is_end: bool = False) -> None:
-    """As many tokens as characters, from number `start` on, with their logprobs and logits."""
+    """Put as many tokens as characters, from number `start` on, with their logprobs and logits."""
     numbers = np.arange(start, start + len(text), dtype=np.float32)
     rows = np.repeat(numbers[:, None], 4, axis=1)
     if text:

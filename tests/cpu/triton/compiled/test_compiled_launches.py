@@ -1,4 +1,4 @@
-"""What tests/gpu launches, as it is launched, compiles for the capabilities that the product promises."""
+"""Kernels of tests/gpu, as they are launched, compile for the capabilities that the product promises."""
 
 from __future__ import annotations
 

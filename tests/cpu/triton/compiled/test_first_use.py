@@ -1,5 +1,5 @@
-"""What a server launches while it serves has been compiled when it starts: on the pretended GPU, which knows
-what Triton would compile a kernel anew for.
+"""Kernels that a server launches while it serves have been compiled when it starts: on the pretended GPU,
+which knows what Triton would compile a kernel anew for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a decode step launches on a GPU, counted without one: no more than was recorded."""
+"""Launches of a decode step on a GPU, counted without one: no more than was recorded."""
 
 from __future__ import annotations
 
