@@ -2,8 +2,8 @@
 `python -m runtime.launcher.child PARENT OOM_SCORE MODULE ARGUMENT ...`.
 
 Before anything else, because importing torch takes seconds, it ties the process to its launcher, says how
-soon the kernel shall kill it when memory is short, and has a fault that somebody sends end like a kill. Then
-it runs the module as `python -m MODULE ARGUMENT ...` would.
+soon the kernel shall kill it when memory is short, and has a fault that somebody sends end like a kill. No
+terminal stops it for writing there. Then it runs the module as `python -m MODULE ARGUMENT ...` would.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
     raise_oom_score(int(sys.argv[2]))
     tell_faults_apart()
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it writes to a terminal whose foreground is the launcher
     module = sys.argv[3]
     del sys.argv[1:4]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

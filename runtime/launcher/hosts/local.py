@@ -114,8 +114,9 @@ class LocalHost:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "runtime.launcher.child", *arguments],
                 stdin=subprocess.DEVNULL,
-                # A Ctrl-C in the terminal reaches the launcher alone, which then decides.
-                start_new_session=True,
+                # A Ctrl-C in the terminal reaches the launcher alone, which then decides. All stay in one
+                # session: between sessions the kernel may share cores without a look at priorities.
+                process_group=0,
                 pass_fds=fds,
                 env=child_environment(),
             )

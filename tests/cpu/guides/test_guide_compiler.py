@@ -121,6 +121,7 @@ def test_a_long_guide_gives_way_and_the_next_child_is_a_fork_at_hand(
 ) -> None:
     monkeypatch.setattr(compiling, "MAX_COMPILE_S", 30.0)
     nursery = compiler._nursery._process
+    assert os.getsid(pid_of(compiler)) == os.getsid(0)  # elsewhere it would give way to nobody here
     long = Guide("json_schema", json.dumps(WIDE))
     for _ in range(2):  # the first may use what guides have in common
         pid = pid_of(compiler)

@@ -60,6 +60,10 @@ def test_ctrl_c_when_idle_ends_everything_at_once() -> None:
     with launched() as launch:
         pids = launch.pids()
         assert len(pids) == 7
+        # A terminal's Ctrl-C reaches one of them. Of several sessions, each would have its share of the
+        # cores, whatever the priority of what runs in it.
+        assert len({os.getpgid(pid) for pid in pids}) == 7
+        assert {os.getsid(pid) for pid in pids} == {os.getsid(0)}
         began = time.monotonic()
         assert launch.stop() == 0
         assert time.monotonic() - began <= 1.5 * SLACK

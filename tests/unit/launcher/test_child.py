@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -25,6 +26,16 @@ print("waits", flush=True)
 time.sleep(60)
 """
 
+LEADER = """
+import fcntl, subprocess, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+settings = termios.tcgetattr(0)
+settings[3] |= termios.TOSTOP
+termios.tcsetattr(0, termios.TCSANOW, settings)
+sys.exit(subprocess.Popen(sys.argv[1:], process_group=0).wait())
+"""
+"""Has a terminal that stops whoever writes from the background, and starts something there."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -33,11 +44,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(folder: Path, how: str) -> subprocess.Popen[str]:
+def environment(folder: Path) -> dict[str, str]:
     root = Path(__file__).resolve().parents[3]
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{folder}"}
+
+
+def start(folder: Path, how: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "runtime.launcher.child", str(os.getpid()), "0", "faulty", how],
-        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{folder}"},
+        env=environment(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -61,3 +76,27 @@ def test_a_fault_that_somebody_sends_ends_it_as_a_kill_does_and_the_log_names_th
         process.send_signal(number)
         assert process.wait(30) == -signal.SIGKILL
         assert process.stderr.read() == f"process {os.getpid()} has sent {number.name}\n"
+
+
+def test_a_terminal_that_stops_who_writes_from_the_background_stops_no_process_of_a_launch(
+    folder: Path,
+) -> None:
+    ours, terminal = os.openpty()
+    # The leader's number is what its child takes for its launcher's.
+    child = [sys.executable, "-c", "import os, sys; os.execv(sys.executable, [sys.executable, '-m', "]
+    child[-1] += "'runtime.launcher.child', str(os.getppid()), '0', 'faulty', 'not at all'])"
+    leader = subprocess.Popen(
+        [sys.executable, "-c", LEADER, *child],
+        env=environment(folder),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    is_written = bool(select.select([ours], [], [], 30)[0])
+    written = os.read(ours, 5) if is_written else b""
+    os.close(ours)
+    leader.kill()
+    leader.wait()
+    assert written == b"waits"
