@@ -13,9 +13,10 @@ import torch
 from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.distributed.layout import Layout
+from model_worker.distributed.node_meeting import NodeMeeting
 from model_worker.distributed.selection import join_group
 from model_worker.distributed.stage_link import SlotSizes, StageLink
-from model_worker.distributed.torch_group import TorchGroup, meeting_at
+from model_worker.distributed.torch_group import meeting_at
 from model_worker.models.decoder import StageOutput
 from model_worker.runner.warm_up import PROMPT_TOKENS
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
@@ -56,24 +57,33 @@ def join_ranks(context: ProcessContext, device: Device, on_wait: Callable[[], No
     """Meet the other ranks of this process's launch. Raises GroupError."""
     # The scheduler's process has rank 0 where it has one.
     rank = context.index if context.role == "worker" else 0
-    if context.config.nnodes > 1:
-        return Membership.of_one_stage(_join_nodes(context, device.torch_device, rank))
     folder = context.endpoints.ranks_dir(context.epoch)
     folder.mkdir(mode=0o700, exist_ok=True)
-    return join_folder(context.config, rank, folder, device.torch_device, on_wait)
+    meeting = _meet_nodes(context, rank) if context.config.nnodes > 1 else None
+    return join_folder(context.config, rank, folder, device.torch_device, on_wait, meeting)
 
 
 def join_folder(
-    config: RuntimeConfig, rank: int, folder: Path, device: torch.device, on_wait: Callable[[], None]
+    config: RuntimeConfig,
+    rank: int,
+    folder: Path,
+    device: torch.device,
+    on_wait: Callable[[], None],
+    meeting: NodeMeeting | None = None,
 ) -> Membership:
-    """Meet those who are given the same folder. Raises GroupError."""
+    """Meet those who are given the same folder, and at the meeting those on other machines. Raises
+    GroupError.
+    """
     layout = Layout.of_rank(rank, config.pp_size, config.tp_size)
 
-    def join(folder: Path, rank: int, size: int) -> RankGroup:
-        folder.mkdir(mode=0o700, exist_ok=True)
+    def join(name: str, members: range) -> RankGroup:
+        place, size = members.index(rank), len(members)
+        if meeting is not None and not all(map(meeting.is_here, members)):
+            return meeting.group(name, place, size, device)
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
         return join_group(
-            folder,
-            rank,
+            folder / name,
+            place,
             size,
             device,
             dtype=getattr(torch, config.dtype),
@@ -81,20 +91,25 @@ def join_folder(
             on_wait=on_wait,
         )
 
+    group = join(f"ranks_of_stage{layout.stage}", layout.ranks_of_stage)
     if layout.num_stages == 1:
-        return Membership.of_one_stage(join(folder, rank, config.tp_size))
-    group = join(folder / f"ranks_of_stage{layout.stage}", layout.tp_rank, config.tp_size)
-    world = join(folder / "all", rank, layout.num_ranks)
+        return Membership.of_one_stage(group)
+    world = join("all", range(layout.num_ranks))
     link = StageLink(
-        folder, layout, _slot_sizes(config), join_timeout_s=config.start_timeout, on_wait=on_wait
+        folder,
+        layout,
+        _slot_sizes(config),
+        join_timeout_s=config.start_timeout,
+        on_wait=on_wait,
+        meeting=meeting,
     )
     return Membership(layout, group, world, link)
 
 
-def _join_nodes(context: ProcessContext, device: torch.device, rank: int) -> RankGroup:
+def _meet_nodes(context: ProcessContext, rank: int) -> NodeMeeting:
     """Meet ranks on other machines at node 0's address, those of this epoch. Raises GroupError."""
     config, addresses = context.config, addresses_of(context.config)
-    return TorchGroup(
+    return NodeMeeting(
         lambda timeout: meeting_at(
             addresses.host,
             addresses.port,
@@ -102,11 +117,9 @@ def _join_nodes(context: ProcessContext, device: torch.device, rank: int) -> Ran
             name=f"epoch{context.epoch}",
             timeout=timeout,
         ),
-        rank,
-        config.tp_size,
-        device,
-        join_timeout_s=config.start_timeout,
+        lambda other: config.node_of_rank(other) == config.node_rank,
         address=config.node_addr,
+        join_timeout_s=config.start_timeout,
     )
 
 

@@ -81,9 +81,11 @@ def main(context: ProcessContext) -> None:
     grammar = None
     if has_grammar:
         to_grammar = context.outbox(context.endpoints.grammar_in)
-        num_slots = max_live(config, executor.limits)
-        memory = MaskMemory.create(num_slots, 4 * -(-executor.limits.vocab_size // 32))
-        slots = MaskSlots(memory, num_slots)
+        slots = None
+        if config.answers_here:  # no other machine can open the memory: masks go there in messages
+            num_slots = max_live(config, executor.limits)
+            memory = MaskMemory.create(num_slots, 4 * -(-executor.limits.vocab_size // 32))
+            slots = MaskSlots(memory, num_slots)
         grammar = GrammarClient(to_grammar.send, port.grammar_news, port.now_s, slots)
     scheduler = build_scheduler(
         config,

@@ -29,6 +29,11 @@ class Layout:
         return self.num_stages * self.tp_size
 
     @property
+    def ranks_of_stage(self) -> range:
+        """Numbers of the processes that have parts of the same layers."""
+        return range(self.stage * self.tp_size, (self.stage + 1) * self.tp_size)
+
+    @property
     def is_first(self) -> bool:
         """True where the stage reads token ids."""
         return self.stage == 0

@@ -153,8 +153,13 @@ def _process_group(store: Store, rank: int, size: int, device: torch.device, add
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = LATE
         return dist.ProcessGroupNCCL(store, rank, size, options)
+    return gloo_group(store, rank, size, address, LATE)
+
+
+def gloo_group(store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Any:
+    """Join gloo's group of those who are given the same store. Raises RuntimeError."""
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()  # type: ignore[attr-defined]
-    options._timeout = LATE
+    options._timeout = timeout
     options._devices = [gloo.create_device(hostname=address)]
     return gloo(store, rank, size, options)

@@ -1,16 +1,18 @@
 """ProcessExecutor: the scheduler's end of a worker that is a process of its own. Imports no torch.
 
 Plans and masks go out to all ranks, results come back from the one that samples on step_results, both in
-order. Ranks of other nodes answer calls at a socket of their own. Nothing here waits for ever: a wait is a
+order. Ranks of other nodes answer at a socket of their own. Nothing here waits for ever: a wait is a
 poll over results and the ranks' pidfds, in which `on_wait` runs at least every WAIT_S.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import zmq
 
 from model_worker.executors.adapter_loads import AdapterAnswer, AdapterLoads
@@ -130,10 +132,10 @@ class ProcessExecutor:
 
     def receive(self) -> None:
         """Hand what has arrived to the steps it belongs to. Never blocks."""
-        for arrived in (arrived for inbox in self._inboxes for arrived in inbox.drain()):
+        for source, arrived in ((inbox, each) for inbox in self._inboxes for each in inbox.drain()):
             message, frames = arrived if isinstance(arrived, Framed) else (arrived, ())
             if isinstance(message, StepResult):
-                self._take_result(message, frames)
+                self._take_result(message if source is self._results else _by_clock_here(message), frames)
             elif isinstance(message, AdapterLoaded | AdapterFailed):
                 self._loads.take(message)
             elif isinstance(message, RankAnswer):
@@ -172,20 +174,21 @@ class ProcessExecutor:
 
 def create(context: ProcessContext, on_wait: Callable[[], None]) -> ProcessExecutor:
     """Wait until the worker is ready. Raises ExecutorError when it fails or this process is to stop."""
-    results = context.inbox("step_results", context.endpoints.step_results)
+    inboxes = [context.inbox("step_results", context.endpoints.step_results)]
     from_others = None
     try:
         from_others = open_answers_inbox(context)
-        limits = _wait_ready(context, results, on_wait)
+        if from_others is not None:
+            inboxes.append(from_others)
+        limits = _wait_ready(context, inboxes, on_wait)
         ranks = Ranks(context, range(context.config.num_ranks))
     except BaseException:
-        results.close()
-        if from_others is not None:
-            from_others.close()
+        for inbox in inboxes:
+            inbox.close()
         raise
     return ProcessExecutor(
         ranks,
-        results,
+        inboxes[0],
         limits=limits,
         max_in_flight=context.config.max_steps_in_flight,
         feeds_back=not context.config.disable_overlap_schedule,
@@ -194,11 +197,30 @@ def create(context: ProcessContext, on_wait: Callable[[], None]) -> ProcessExecu
     )
 
 
-def _wait_ready(context: ProcessContext, results: ZmqInbox, on_wait: Callable[[], None]) -> WorkerReady:
+def _by_clock_here(result: StepResult) -> StepResult:
+    """Return the result of a rank on another machine, whose clock has another beginning: what it has timed
+    ended when the result came.
+    """
+    if not result.spans:
+        return result
+    ahead_ns = time.monotonic_ns() - max(span.end_ns for span in result.spans)
+    spans = tuple(
+        msgspec.structs.replace(span, begin_ns=span.begin_ns + ahead_ns, end_ns=span.end_ns + ahead_ns)
+        for span in result.spans
+    )
+    return msgspec.structs.replace(result, spans=spans)
+
+
+def _wait_ready(
+    context: ProcessContext, inboxes: Sequence[ZmqInbox], on_wait: Callable[[], None]
+) -> WorkerReady:
+    poller = zmq.Poller()
+    for inbox in inboxes:
+        poller.register(inbox.socket, zmq.POLLIN)
     while not context.stop.is_set():
-        results.socket.poll(int(WAIT_S * 1000))
+        poller.poll(int(WAIT_S * 1000))
         on_wait()
-        for message in results.drain():
+        for message in [message for inbox in inboxes for message in inbox.drain()]:
             if isinstance(message, WorkerReady):
                 return message
             if isinstance(message, WorkerFailed):

@@ -2,7 +2,7 @@
 
     PORT                of --dist-addr, on node 0: where the ranks meet (torch's TCPStore)
     PORT + 1            on node 0: its launcher, for the agents of the other nodes
-    PORT + 2            on node 0: its scheduler, for answers of ranks on other nodes
+    PORT + 2            on node 0: its scheduler, for what ranks on other nodes answer
     PORT + 2 + rank     on the node of each rank that is not on node 0: its plans
 
 All but the first are ZMQ with CURVE. All keys come of one secret, which every node has in a file; who has it

@@ -120,6 +120,16 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
         return self.tp_size * self.pp_size
 
     @property
+    def answering_rank(self) -> int:
+        """Rank that samples and answers the scheduler: the first one of the last stage."""
+        return self.num_ranks - self.tp_size
+
+    @property
+    def answers_here(self) -> bool:
+        """True where the rank that answers is on node 0, as the scheduler is."""
+        return self.node_of_rank(self.answering_rank) == 0
+
+    @property
     def max_steps_in_flight(self) -> int:
         """Steps launched before one must be committed: one for each pipeline stage, and with overlap one that
         is ready when the first stage is.

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.harness.ring.launched import Launched, free_ports
 
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
-THIRD = "127.0.0.4"
+THIRD, FOURTH = "127.0.0.4", "127.0.0.5"
 NUM_PORTS = 6
 PORT_APART = 29500
 LISTENS = "0A"
@@ -31,17 +31,20 @@ class Nodes:
         of_other: tuple[str, ...] = (),
         has_other: bool = True,
         count: int = 2,
+        layout: tuple[int, int] | None = None,
     ) -> None:
         """`apart`: networks of their own; on loopback addresses when not given. `of_other`: arguments that
-        node 1 alone has. `has_other`: False leaves it out. `count`: nodes, each with a rank.
+        node 1 alone has. `has_other`: False leaves it out. `count`: nodes. `layout`: stages, and ranks of
+        each; when not given one stage with a rank on each node.
         """
-        self.hosts = apart.addresses if apart else (HOST, OTHER, THIRD)[:count]
+        self.hosts = apart.addresses if apart else (HOST, OTHER, THIRD, FOURTH)[:count]
         self._prefixes = apart.prefixes if apart else ((),) * count
         self.port = PORT_APART if apart else free_ports(NUM_PORTS, HOST)
-        number = str(count)
+        num_stages, tp_size = layout or (1, count)
+        self._ranks_per_node = num_stages * tp_size // count
         self._both = (
-            *("--device", "cpu", "--nnodes", number, "--tp-size", number, "--cpu-threads", "1"),
-            *arguments,
+            *("--device", "cpu", "--nnodes", str(count), "--tp-size", str(tp_size)),
+            *("--pp-size", str(num_stages), "--cpu-threads", "1", *arguments),
         )
         self._own: tuple[tuple[str, ...], ...] = ((), *(("--node-addr", host) for host in self.hosts[1:]))
         if apart:
@@ -73,8 +76,9 @@ class Nodes:
         return self.zero.run_dir
 
     def pid_of_rank(self, rank: int) -> int:
-        """Process of a rank: each node has one."""
-        return (self.zero, self.other, *self.rest)[rank].pid_of("worker", rank)
+        """Process of a rank."""
+        node = rank // self._ranks_per_node
+        return (self.zero, self.other, *self.rest)[node].pid_of("worker", rank)
 
     def close(self) -> None:
         self.zero.close()
@@ -85,9 +89,11 @@ class Nodes:
 
 
 @contextmanager
-def nodes(*arguments: str, apart: Apart | None = None, count: int = 2) -> Iterator[Nodes]:
+def nodes(
+    *arguments: str, apart: Apart | None = None, count: int = 2, layout: tuple[int, int] | None = None
+) -> Iterator[Nodes]:
     """Nodes that serve; ended and cleaned up with the block."""
-    both = Nodes(*arguments, apart=apart, count=count)
+    both = Nodes(*arguments, apart=apart, count=count, layout=layout)
     try:
         try:
             both.zero.wait_ready()

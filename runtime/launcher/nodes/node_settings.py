@@ -33,19 +33,15 @@ def with_nodes(config: RuntimeConfig) -> RuntimeConfig:
         )
     if config.executor == "ray" and config.node_rank:
         raise ConfigError("node_rank: Ray starts the other nodes; leave it out")
-    if config.pp_size > 1:
+    if config.num_ranks % config.nnodes:
+        ranks = f"{config.tp_size} ranks" + (f" in {config.pp_size} stages" if config.pp_size > 1 else "")
         raise ConfigError(
-            "pp_size: stages are on one machine so far; leave it out and divide the model with --tp-size, or "
-            "leave out --nnodes"
-        )
-    if config.tp_size % config.nnodes:
-        raise ConfigError(
-            f"tp_size: {config.tp_size} ranks cannot be shared evenly by {config.nnodes} nodes; take a "
-            "multiple of --nnodes"
+            f"tp_size: {ranks} cannot be shared evenly by {config.nnodes} nodes; make --tp-size or --pp-size "
+            "a multiple of --nnodes"
         )
     if config.device != "cpu":
         raise ConfigError("nnodes: several machines compute on their CPUs only so far; add --device cpu")
-    if config.deterministic and config.tp_size > 2:
+    if config.deterministic and config.tp_size > 2 and config.ranks_per_node % config.tp_size:
         raise ConfigError(
             "deterministic: more than two ranks on several nodes are added up in an order that depends on "
             "the batch; leave it out, or take --tp-size 2"

@@ -123,7 +123,7 @@ def placement_of(asked: RuntimeConfig, config: RuntimeConfig) -> Placement:
         given["start_timeout"] = config.start_timeout
     return Placement(
         num_nodes=config.nnodes,
-        cpus=max(1, config.cpu_threads) * (config.tp_size // config.nnodes),
+        cpus=max(1, config.cpu_threads) * config.ranks_per_node,
         words=[_word(name, value) for name, value in given.items()],
         is_loopback=is_loopback(host),
         timeout_s=config.start_timeout,

@@ -1,4 +1,6 @@
-"""A launch with pipeline stages as a user meets it: the bits of one stage, and streams that outlive one."""
+"""A launch with pipeline stages as a user meets it, on one machine and on two nodes: the bits of one stage,
+and streams that outlive one.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,15 @@ import pytest
 
 from carousel import Client, SamplingParams
 from carousel import StructuredOutputsParams as Guide
+from tests.cpu.parallel.test_nodes_launch import streams_of
 from tests.cpu.parallel.test_tensor_parallel_launch import NUM_MIXED, POOL, TIMEOUT_S, tokens_of
 from tests.harness.models.native import needs_compiler
+from tests.harness.nodes import Nodes, nodes
 from tests.harness.ring.launched import Launched, is_alive, launched, wait_until
 
 LOGITS = ("--gather-context-logits", "--gather-generation-logits")
 NUM_STREAMS = 8
+NUM_ON_NODES = 40
 NUM_TOKENS = 120
 STOPPED_S = 5.0
 """Silence after which a stage is given up, at most."""
@@ -39,7 +44,14 @@ def two_stages() -> Iterator[Launched]:
         yield launch
 
 
-def logits_of(launch: Launched) -> list[Any]:
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Nodes]:
+    """Nodes with a stage each."""
+    with nodes(*POOL, *LOGITS, layout=(2, 1)) as both:
+        yield both
+
+
+def logits_of(launch: Launched | Nodes) -> list[Any]:
     """Raw logits of prompts and outputs, some beside each other, in chunks, and from the cache."""
     prompts = ["import os\n" * n + f"def f{n}(x):\n    return" for n in (1, 6, 12)]
     asked = SamplingParams(
@@ -55,14 +67,17 @@ def logits_of(launch: Launched) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("num_stages", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("num_stages", "fixture"),
+    [(2, "two_stages"), (2, "two_nodes"), pytest.param(4, "", marks=pytest.mark.full)],
+)
 def test_raw_logits_are_the_bits_of_one_stage(
-    num_stages: int, one_stage: Launched, request: pytest.FixtureRequest
+    num_stages: int, fixture: str, one_stage: Launched, request: pytest.FixtureRequest
 ) -> None:
     """Each process records its layers, as the one of a single stage does."""
     expected = logits_of(one_stage)
-    if num_stages == 2:
-        made = logits_of(request.getfixturevalue("two_stages"))
+    if fixture:
+        made = logits_of(request.getfixturevalue(fixture))
     else:
         with launched("--pp", str(num_stages), *POOL, *LOGITS) as launch:
             made = logits_of(launch)
@@ -94,15 +109,16 @@ def test_a_hundred_mixed_requests_have_the_tokens_of_one_stage(
         assert client.server_info()["max_steps_in_flight"] == 3
 
 
-def test_a_guide_and_several_sequences(one_stage: Launched, two_stages: Launched) -> None:
+def test_a_guide_and_several_sequences(one_stage: Launched, two_stages: Launched, two_nodes: Nodes) -> None:
+    """Masks lie in memory where the stage that samples is on the scheduler's machine, else they are sent."""
     asked, guide = SamplingParams(max_tokens=24, temperature=1.0, seed=5), Guide(regex="[a-f]{3,9}")
     texts = []
-    for launch in (one_stage, two_stages):
+    for launch in (one_stage, two_stages, two_nodes):
         with Client(launch.run_dir) as client:
             guided = client.generate("x = ", asked, structured_outputs=guide, timeout=TIMEOUT_S)
             several = client.generate("y = ", msgspec.structs.replace(asked, n=3), timeout=TIMEOUT_S)
             texts.append([output.text for each in (guided, several) for output in each.outputs])
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] == texts[2]
     assert len(texts[0]) == 4
 
 
@@ -139,3 +155,56 @@ def test_streams_outlive_a_stage_that_is_killed_or_stopped(victim: int, number: 
             assert parts[-1].finish_reason == "length"
             assert "".join(part.text for part in parts) == whole.text
         assert launch.pid_of("worker", victim) != killed
+
+
+def test_mixed_requests_have_the_tokens_of_one_stage_on_two_nodes(
+    one_stage: Launched, two_nodes: Nodes
+) -> None:
+    tokens = []
+    for launch in (one_stage, two_nodes):
+        with Client(launch.run_dir) as client:
+            tokens.append(tokens_of(client, NUM_ON_NODES))
+    assert tokens[0] == tokens[1]
+    workers = [child for child in two_nodes.zero.state()["children"] if child["role"] == "worker"]
+    assert {child["index"]: child["node"] for child in workers} == {0: 0, 1: 1}
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.full)])
+def test_a_killed_stage_on_two_nodes_costs_no_request(two_nodes: Nodes, rank: int) -> None:
+    epoch = two_nodes.zero.state()["epoch"]
+    with Client(two_nodes.run_dir) as client:
+        expected = streams_of(client, lambda: None)
+        got = streams_of(client, lambda: os.kill(two_nodes.pid_of_rank(rank), signal.SIGKILL))
+    assert got == expected
+    assert two_nodes.zero.state()["epoch"] > epoch
+
+
+@pytest.mark.full
+def test_a_killed_agent_of_a_stage_costs_no_request(two_nodes: Nodes) -> None:
+    def kill_agent() -> None:
+        rank = two_nodes.pid_of_rank(1)
+        two_nodes.other.process.kill()
+        wait_until(lambda: not is_alive(rank), 1.0, "its stage ends with it")
+        wait_until(lambda: two_nodes.zero.state()["epoch"] > epoch, 1.0, "node 0 sees that it is gone")
+        two_nodes.replace_other()
+
+    epoch = two_nodes.zero.state()["epoch"]
+    with Client(two_nodes.run_dir) as client:
+        expected = streams_of(client, lambda: None)
+        assert streams_of(client, kill_agent) == expected
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("count", "layout"), [(2, (2, 2)), (4, (2, 2)), (2, (4, 1))])
+def test_layouts_of_stages_and_ranks_over_nodes_have_the_tokens_of_one_stage(
+    count: int, layout: tuple[int, int]
+) -> None:
+    """A stage with both ranks on a node, one whose ranks are on two, and two stages on each node."""
+    settings = (*POOL, "--tp-size", str(layout[1]))
+    with launched(*settings) as alone, Client(alone.run_dir) as client:
+        expected = tokens_of(client, NUM_ON_NODES)
+    with nodes(*POOL, count=count, layout=layout) as several, Client(several.run_dir) as client:
+        assert tokens_of(client, NUM_ON_NODES) == expected
+        streams = streams_of(client, lambda: None)
+        last = several.pid_of_rank(layout[0] * layout[1] - 1)
+        assert streams_of(client, lambda: os.kill(last, signal.SIGKILL)) == streams

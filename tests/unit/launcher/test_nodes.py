@@ -288,6 +288,17 @@ def test_versions_are_compared_before_settings(meeting: Meeting) -> None:
     assert "of_tomorrow of node 1" in first_difference(own, {**own, "of_tomorrow": "1"}, "node 1")
 
 
+def test_stages_are_on_nodes_in_their_order() -> None:
+    """The last one's first rank answers, over the network where the scheduler is on another node."""
+    config = msgspec.convert({**TWO, "pp_size": 2}, RuntimeConfig)
+    assert [config.node_of_rank(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert (config.answering_rank, config.answers_here) == (2, False)
+    config = msgspec.convert({**TWO, "tp_size": 4}, RuntimeConfig)
+    assert (config.answering_rank, config.answers_here) == (0, True)
+    options = {"dist_addr": f"{HOST}:29500", **TWO, "pp_size": 2, "tp_size": 4, "deterministic": True}
+    assert with_nodes(msgspec.convert(options, RuntimeConfig)).deterministic, "each stage is on one node"
+
+
 def test_ranks_are_on_nodes_in_their_order() -> None:
     config = msgspec.convert({**TWO, "tp_size": 4}, RuntimeConfig)
     workers = [place for place in places(config) if place.role == "worker"]
@@ -307,7 +318,7 @@ def test_ranks_are_on_nodes_in_their_order() -> None:
         ({"executor": "ray", "node_rank": 1}, "node_rank: Ray starts the other nodes"),
         ({"executor": "local"}, "executor: local is one machine"),
         ({"node_rank": 2}, "node_rank: 2 is none of 2 nodes"),
-        ({"pp_size": 2}, "pp_size: stages are on one machine so far"),
+        ({"tp_size": 1, "pp_size": 3}, "tp_size: 1 ranks in 3 stages cannot be shared evenly by 2 nodes"),
         ({"tp_size": 3}, "tp_size: 3 ranks cannot be shared evenly by 2 nodes"),
         ({"device": "cuda"}, "nnodes: several machines compute on their CPUs"),
         ({"deterministic": True, "tp_size": 4}, "deterministic: more than two ranks on several nodes"),

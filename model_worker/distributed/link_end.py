@@ -1,0 +1,65 @@
+"""LinkEnd: the two ends of what a pipeline stage gives to the next one, whatever carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from model_worker.distributed.group import GroupError
+from model_worker.distributed.shared_memory import SLICE_S
+
+
+class GivingEnd(Protocol):
+    def send(self, step: int, num_rows: int, parts: Sequence[Tensor]) -> None:
+        """Give a step's tensors, one after the other; they may change afterwards. Waits while the stage
+        behind has no slot for them. Raises GroupError.
+        """
+
+    def close(self) -> None: ...
+
+
+class TakingEnd(Protocol):
+    def receive(self, step: int) -> int:
+        """Wait for the step. Return how many rows it has; they are in `slot`. Raises GroupError."""
+
+    def has_come(self) -> bool:
+        """Tell whether a step has come that nobody has taken."""
+
+    def slot(self) -> Tensor:
+        """Return the bytes of the step that was received last; they stay until `let_go`."""
+
+    def let_go(self) -> None:
+        """Give back the slot of the step that was received last. Raises GroupError."""
+
+    def close(self) -> None: ...
+
+
+class Waiting(NamedTuple):
+    """How a stage waits for another one."""
+
+    on_wait: Callable[[], None]
+    """Called about every SLICE_S."""
+    patience_s: float
+
+    def until(self, look: Callable[[float], bool], stage: int) -> None:
+        """Return once `look` has seen something; it is given the seconds to look for. Slices are counted: see
+        SharedMemoryGroup. Raises GroupError when it takes too long.
+        """
+        for _ in range(max(1, round(self.patience_s / SLICE_S))):
+            if look(SLICE_S):
+                return
+            self.on_wait()
+        raise GroupError(f"pipeline stage {stage} has not come to a step within {self.patience_s:g} s")
+
+
+def has_ended(stage: int) -> GroupError:
+    """Return the error of a stage whose process is gone."""
+    return GroupError(f"pipeline stage {stage} has ended")
+
+
+def check_number(number: int, step: int, stage: int) -> None:
+    """Raise GroupError where a stage has given another step than the next one."""
+    if number != step:
+        raise GroupError(f"pipeline stage {stage} gave step {number} where step {step} was due")
