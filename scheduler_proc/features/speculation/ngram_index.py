@@ -124,12 +124,18 @@ class NgramIndex:
         if num_tokens - first > MAX_BULK:
             first = num_tokens - MAX_BULK
         seen = np.array(self.tokens[first:], np.int64)
+        # [i, n - 1] is of the n tokens before first + i. Of equal slots the last position is written last.
+        places = np.empty((len(seen), MAX_NGRAM), np.int64)
         h = np.full(len(seen) + 1, EMPTY)
         end: list[int] = []
         for n in range(1, min(MAX_NGRAM, len(seen)) + 1):
-            # Then h[i] is of the n tokens up to first + n - 1 + i; what follows is one behind.
-            h = h[:-1] * FACTOR + seen[n - 1 :] & self.mask
-            # Of equal slots the last one is written last.
-            self._table[h[:-1]] = np.arange(first + n, num_tokens, dtype=np.int32)
+            h = h[:-1] * FACTOR + seen[n - 1 :] & self.mask  # h[i] is of those before first + n + i
+            places[n:, n - 1] = h[:-1]
             end.append(h.item(-1))
         self._end = end
+        start = max(1, num_old - first)
+        for i in range(start, min(MAX_NGRAM, len(seen))):
+            self._table[places[i, :i]] = first + i
+        start = max(start, MAX_NGRAM)
+        at = np.arange(first + start, num_tokens, dtype=np.int32)
+        self._table[places[start:].reshape(-1)] = np.repeat(at, MAX_NGRAM)

@@ -22,7 +22,7 @@ from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.features.speculation.draft_length import DraftLength
 from scheduler_proc.features.speculation.guessing_rows import MIN_TOGETHER, GuessingRows
-from scheduler_proc.features.speculation.ngram_index import NgramIndex
+from scheduler_proc.features.speculation.ngram_index import MAX_NGRAM, NgramIndex
 from scheduler_proc.features.speculation.step_cost import StepCost
 
 MAX_OUTPUT_INDEXED = 4096
@@ -215,7 +215,8 @@ def attach_speculation(
     settings: SpeculationSettings, cost: StepCost, rows: Rows
 ) -> Callable[[Request], RequestFeature | None]:
     """A factory for the intake: gives Speculation to each request that may guess."""
-    lane = rows.guess_lane = GuessingRows(rows, cost, settings.min_together) if settings.has_ngram else None
+    has_lane = settings.has_ngram and rows.tokens.shape[1] >= MAX_NGRAM
+    lane = rows.guess_lane = GuessingRows(rows, cost, settings.min_together) if has_lane else None
 
     def attach(req: Request) -> RequestFeature | None:
         if req.group is not None:  # whose next tokens are known when all its rows have theirs
