@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from runtime.wire.format import BoolArray, IntArray
-from scheduler_proc.core.row_columns import RowArray, RowColumns
+from scheduler_proc.core.row_columns import RowArray, RowColumns, all_of
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +29,8 @@ class Guesses:
 
     def cut_to(self, room: int) -> None:
         """Keep so many in all: those of the first rows."""
+        if room >= self.total:
+            return
         before = np.cumsum(self.counts) - self.counts
         np.clip(room - before, 0, self.counts, out=self.counts)
 
@@ -37,7 +39,8 @@ class Guesses:
         ids = np.empty((len(self.rows), 1 + len(self.ids)), np.int32)
         ids[:, 0] = rows.next_ids(self.rows, unknown)
         ids[:, 1:] = self.ids.T
-        return ids[np.arange(ids.shape[1]) <= self.counts[:, None]].tobytes()
+        is_there = np.arange(ids.shape[1], dtype=np.int32) <= self.counts[:, None]
+        return ids.tobytes() if all_of(is_there.reshape(-1)) else ids[is_there].tobytes()
 
 
 class GuessLane(Protocol):

@@ -192,22 +192,24 @@ class RowColumns:
         which rows end, and which of these by a stop id.
         """
         at, most = self.num_tokens[rows], self.max_len[rows]
-        row_of = np.repeat(np.arange(len(rows)), counts)
-        first = np.cumsum(counts) - counts
-        nth = np.arange(len(tokens)) - first[row_of]
+        row_of, nth_of_all = np.repeat(np.arange(len(rows)), counts), np.arange(len(tokens))
+        first = np.add.accumulate(counts, dtype=np.int32) - counts
+        places = nth_of_all + (rows * self.tokens.shape[1] + at - first)[row_of]
         kept = np.minimum(counts, most - at)
-        is_stop_id = (self.stop_ids[:, rows[row_of]] == tokens).any(axis=0)
         stopped = np.zeros(len(rows), np.bool_)
-        if is_stop_id.any():
-            is_stop_id &= (nth + at[row_of] >= self.min_len[rows[row_of]]) & (nth < kept[row_of])
-            places = np.flatnonzero(is_stop_id)
-            stopping, first_of = np.unique(row_of[places], return_index=True)
-            kept[stopping] = nth[places[first_of]] + 1
+        is_stop_id = self.stop_ids[:, rows].take(row_of, axis=1) == tokens
+        if np.count_nonzero(is_stop_id):
+            nth = nth_of_all - first[row_of]
+            is_stop = is_stop_id.any(axis=0) & (nth + at[row_of] >= self.min_len[rows[row_of]])
+            is_stop &= nth < kept[row_of]
+            stops = np.flatnonzero(is_stop)
+            stopping, first_of = np.unique(row_of[stops], return_index=True)
+            kept[stopping] = nth[stops[first_of]] + 1
             stopped[stopping] = True
-        is_kept = nth < kept[row_of]
-        if not all_of(is_kept):
-            row_of, nth, tokens = row_of[is_kept], nth[is_kept], tokens[is_kept]
-        self.tokens[rows[row_of], at[row_of] + nth] = tokens
+        if not all_of(kept == counts):
+            is_kept = nth_of_all < (first + kept)[row_of]
+            places, tokens = places[is_kept], tokens[is_kept]
+        self.tokens.reshape(-1)[places] = tokens
         at += kept
         self.num_tokens[rows] = at
         self.in_flight[rows] -= 1

@@ -36,18 +36,14 @@ class DraftTotals:
             return
         if num_rows < len(num_drafted):
             num_drafted, num_accepted = num_drafted[has_drafted], num_accepted[has_drafted]
-        for numbers, counts in (
-            (num_drafted, self._rows_by_drafted),
-            (num_accepted, self._rows_by_accepted),
-        ):
-            for number, count in enumerate(np.bincount(numbers).tolist()):
-                counts[number] += count
         drafted, accepted, requests = self._step
-        self._step = (
-            drafted + int(num_drafted.sum()),
-            accepted + int(num_accepted.sum()),
-            requests + num_rows,
-        )
+        for number, count in enumerate(np.bincount(num_drafted).tolist()):
+            self._rows_by_drafted[number] += count
+            drafted += number * count
+        for number, count in enumerate(np.bincount(num_accepted).tolist()):
+            self._rows_by_accepted[number] += count
+            accepted += number * count
+        self._step = drafted, accepted, requests + num_rows
 
     def take_step(self) -> tuple[int, int, int]:
         """Return (guesses, right ones, requests with some) since the last call."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.wire.format import BoolArray, IntArray
-from scheduler_proc.core.row_columns import RowArray
+from scheduler_proc.core.row_columns import RowArray, all_of
 
 Rates: TypeAlias = npt.NDArray[np.float64]
 
@@ -113,24 +113,28 @@ class DraftLengths:
     def num_drafts(self, rows: RowArray, most: IntArray, bar: float, least: float) -> IntArray:
         """[n] guesses of each row: as DraftLength.num_drafts, of which each row has its own `most`."""
         is_known = self._is_known[rows]
-        limit = most if is_known.all() else np.where(is_known, most, np.minimum(most, FIRST_DRAFTS))
+        limit = most if all_of(is_known) else np.where(is_known, most, np.minimum(most, FIRST_DRAFTS))
+        rate = self._rate[rows]
         likely = np.empty((int(limit.max(initial=0)), len(rows)))
-        likely[:] = self._rate[rows]
-        np.multiply.accumulate(likely, out=likely)
-        counted = (likely >= bar) & (np.arange(len(likely))[:, None] < limit)
-        count: IntArray = np.count_nonzero(counted, axis=0).astype(np.int32)
+        likely[:1] = rate
+        for at in range(1, len(likely)):
+            np.multiply(likely[at - 1], rate, out=likely[at])
+        # Each is at most as likely as the one before it.
+        count = np.add.reduce((likely >= bar).view(np.int8), axis=0, dtype=np.int8)
+        count = np.minimum(count, limit)
         if least > 0.0:
+            counted = np.arange(len(likely))[:, None] < count
             count[is_known & ((likely * counted).sum(axis=0) < least)] = 0
         if bar < 1.0:
             tries = (count == 0) & (self._wait[rows] == 0)
-            if tries.any():
+            if np.count_nonzero(tries):
                 count[tries] = np.minimum(1, most[tries])
         return count
 
     def note(self, rows: RowArray, num_drafted: IntArray, num_accepted: IntArray) -> None:
         """Learn from a step in which each of the rows has had so many verified, or made none."""
         has_drafted = num_drafted > 0
-        if not has_drafted.all():
+        if not all_of(has_drafted):
             without = rows[~has_drafted]
             self._wait[without] -= self._wait[without] > 0
             rows, num_drafted, num_accepted = (
@@ -143,14 +147,14 @@ class DraftLengths:
         is_known, rate = self._is_known[rows], self._rate[rows]
         kept = KEPT[num_accepted]
         wrong = 1.0 - WEIGHT
-        if not is_known.all():
+        if not all_of(is_known):
             kept = np.where(is_known, kept, KEPT_FIRST[num_accepted])
             wrong = np.where(is_known, wrong, 1.0 - FIRST_WEIGHT)  # type: ignore[assignment]
             self._is_known[rows] = True
         rate = 1.0 - (1.0 - rate) * kept
         self._rate[rows] = np.where(num_accepted == num_drafted, rate, rate * wrong)
         has_waited = self._wait[rows] == 0
-        if has_waited.any():
+        if np.count_nonzero(has_waited):
             those, was_right = rows[has_waited], num_accepted[has_waited] > 0
             longer = np.minimum(2 * self._pause[those], LONGEST_PAUSE)
             self._pause[those] = np.where(was_right, SHORTEST_PAUSE, longer)

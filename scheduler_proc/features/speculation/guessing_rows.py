@@ -105,7 +105,7 @@ class GuessingRows:
         counts = np.minimum(self._num_drafts(rows), columns.max_len[rows] - num_tokens - 1)
         counts[columns.in_flight[rows] != 0] = 0
         is_behind = (self._ngrams.num_indexed[rows] < num_tokens) & (counts > 0)
-        if is_behind.any():
+        if np.count_nonzero(is_behind):
             self._look_for(rows[is_behind])
         found = self._found[rows]
         counts[found < 0] = 0
@@ -114,20 +114,25 @@ class GuessingRows:
 
     def note(self, rows: RowArray, num_drafted: IntArray, num_accepted: IntArray) -> None:
         self._gather(rows)
-        has_drafted = num_drafted > 0
-        if has_drafted.any():
-            self._num_drafted[rows] += num_drafted
-            self._cost.note_all_verified(num_drafted[has_drafted], num_accepted[has_drafted])
+        self._num_drafted[rows] += num_drafted
+        num_wrong = int(np.count_nonzero(num_accepted < num_drafted))
+        self._cost.note_all_verified(int(num_accepted.sum()), num_wrong)
         self._lengths.note(rows, num_drafted, num_accepted)
         self._counted_with[rows] = 0  # what they have learnt makes it another number
-        is_wanted = (num_accepted > 0) | (self._num_drafts(rows) > 0)
-        num_behind = self._rows.num_tokens[rows] - self._ngrams.num_indexed[rows]
-        is_due = is_wanted | (num_behind >= MOST_BEHIND)
-        if is_due.any():
-            self._look_for(rows if is_due.all() else rows[is_due])
+        was_right = num_accepted > 0
+        is_wanted = was_right | (self._num_drafts(rows) > 0)
+        is_due = is_wanted
+        if not all_of(is_wanted):
+            num_behind = self._rows.num_tokens[rows] - self._ngrams.num_indexed[rows]
+            is_due = is_wanted | (num_behind >= MOST_BEHIND)
+        if all_of(is_due):
+            found = self._look_for(rows)
+        else:
+            if np.count_nonzero(is_due):
+                self._look_for(rows[is_due])
+            found = self._found[rows]
         # Where one was right there is likely more to guess.
-        is_marked = (num_accepted > 0) | (is_wanted & (self._found[rows] >= 0))
-        self._rows.plan_all_when_committed(rows, is_marked)
+        self._rows.plan_all_when_committed(rows, was_right | (is_wanted & (found >= 0)))
 
     def _num_drafts(self, rows: RowArray) -> IntArray:
         """Say how many guesses each row makes: as it was said last, while nothing has changed since."""
@@ -142,5 +147,6 @@ class GuessingRows:
         self._counts[rows], self._counted_with[rows] = counts, self._bounds_number
         return counts
 
-    def _look_for(self, rows: RowArray) -> None:
-        self._found[rows] = self._ngrams.update(rows)
+    def _look_for(self, rows: RowArray) -> IntArray:
+        found = self._found[rows] = self._ngrams.update(rows)
+        return found

@@ -17,12 +17,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import median
 
-import numpy as np
-
-from runtime.wire.format import IntArray
-from scheduler_proc.features.speculation.draft_length import FIRST_RATE, WEIGHT_FOR_ALL, powers, rate_after
-
-KEPT_FOR_ALL = powers(1.0 - WEIGHT_FOR_ALL)
+from scheduler_proc.features.speculation.draft_length import FIRST_RATE, WEIGHT_FOR_ALL
 
 NUM_KEPT = 9
 NUM_MEASURED = 3
@@ -112,27 +107,36 @@ class StepCost:
         """Guesses of a row that must be likely to be right, in all, for any to be worth their cost."""
         self.most = 0
         """Guesses of a row, at most."""
-        self.rate = FIRST_RATE
-        """Probability that a guess is right, of all requests: new ones begin with it."""
+        self._rate = FIRST_RATE
+        self._num_right = self._num_wrong = 0
+        """Guesses since the rate was estimated, of those that say something."""
         self.num_guessing = 0
         """Rows that guess; what else runs must not wait long for them."""
         self._measured: dict[int, _Measured] = {}
 
-    def note_verified(self, num_drafted: int, num_accepted: int) -> None:
-        """Note that a step has verified guesses of a row."""
-        self.rate = rate_after(self.rate, num_drafted, num_accepted, WEIGHT_FOR_ALL)
+    @property
+    def rate(self) -> float:
+        """Probability that a guess is right, of all requests: new ones begin with it."""
+        num_new = self._num_right + self._num_wrong
+        if num_new:
+            share = self._num_right / num_new
+            self._rate = share + (self._rate - share) * (1.0 - WEIGHT_FOR_ALL) ** num_new
+            self._num_right = self._num_wrong = 0
+        return self._rate
 
-    def note_all_verified(self, num_drafted: IntArray, num_accepted: IntArray) -> None:
-        """The same for several rows, one after the other: each makes of the rate `kept` times it and more."""
-        is_right = num_accepted == num_drafted
-        after_right = KEPT_FOR_ALL[num_accepted]
-        kept = np.where(is_right, after_right, after_right * (1.0 - WEIGHT_FOR_ALL))
-        added = np.where(is_right, 1.0 - after_right, (1.0 - after_right) * (1.0 - WEIGHT_FOR_ALL))
-        behind = np.multiply.accumulate(kept[::-1])[::-1]
-        self.rate = float(self.rate * behind[0] + added[-1] + added[:-1] @ behind[1:])
+    def note_verified(self, num_drafted: int, num_accepted: int) -> None:
+        """Note that a step has verified guesses of a row; those behind the first wrong one say nothing."""
+        self._num_right += num_accepted
+        self._num_wrong += num_accepted < num_drafted
+
+    def note_all_verified(self, num_accepted: int, num_wrong: int) -> None:
+        """The same for several rows: right guesses in all, and rows with a wrong one."""
+        self._num_right += num_accepted
+        self._num_wrong += num_wrong
 
     def note_step(self, num_rows: int, num_guesses: int, seconds: float) -> None:
         """Note that a step has ended that computed no prompt."""
+        self._rate = self.rate  # now: of what several steps have verified the last counts the most
         size = num_rows if num_rows <= EXACT_ROWS else EXACT_ROWS - num_rows // -EXACT_ROWS
         kept = self._measured.get(size)
         if kept is None:
