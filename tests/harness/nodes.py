@@ -6,12 +6,13 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.harness.ring.launched import Launched, free_ports
+from tests.harness.ring.launched import ROOT, Launched, free_ports
 
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
 THIRD, FOURTH = "127.0.0.4", "127.0.0.5"
@@ -121,7 +122,10 @@ def listening_hosts(pids: Iterable[int]) -> set[str]:
 class Apart:
     """Two networks of their own, joined by a cable that can be cut. For root."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, delay_s: float = 0.0) -> None:
+        """`delay_s`: time that the cable takes, either way."""
+        self._delay_s = delay_s
+        self._relay: subprocess.Popen[bytes] | None = None
         self.names = tuple(f"carousel-{os.getpid()}-{node}" for node in range(2))
         self.interfaces = ("cable0", "cable1")
         self.addresses = ("10.77.0.1", "10.77.0.2")
@@ -135,11 +139,20 @@ class Apart:
         for name in self.names:
             _run("ip", "netns", "add", name)
             _run("ip", "-n", name, "link", "set", "lo", "up")
-        peer = ("peer", "name", "cable1", "netns", self.names[1])
-        _run("ip", "link", "add", "cable0", "netns", self.names[0], "type", "veth", *peer)
+        if self._delay_s:
+            self._lay_slow_cable()
+        else:
+            peer = ("peer", "name", "cable1", "netns", self.names[1])
+            _run("ip", "link", "add", "cable0", "netns", self.names[0], "type", "veth", *peer)
         for name, interface, address in zip(self.names, self.interfaces, self.addresses, strict=True):
             _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", interface)
             _run("ip", "-n", name, "link", "set", interface, "up")
+
+    def _lay_slow_cable(self) -> None:
+        command = (sys.executable, "-m", "tests.harness.slow_cable", *self.names, str(self._delay_s))
+        self._relay = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        assert self._relay.stdout is not None
+        assert self._relay.stdout.readline() == b"made\n"
 
     def cut(self, seconds: float) -> None:
         """Cut the cable for so long."""
@@ -154,14 +167,17 @@ class Apart:
         _run("ip", "-n", self.names[1], "link", "set", "cable1", "up")
 
     def close(self) -> None:
+        if self._relay is not None:
+            self._relay.kill()
+            self._relay.communicate()
         for name in self.names:
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
 @contextmanager
-def apart(folder: Path) -> Iterator[Apart]:
+def apart(folder: Path, delay_s: float = 0.0) -> Iterator[Apart]:
     """Networks that go with the block."""
-    networks = Apart(folder)
+    networks = Apart(folder, delay_s)
     try:
         networks.open()
         yield networks
