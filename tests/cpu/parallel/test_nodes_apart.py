@@ -35,9 +35,9 @@ def cable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
         yield networks
 
 
-@pytest.fixture(scope="module")
-def two_nodes(cable: Apart) -> Iterator[Nodes]:
-    with nodes(*POOL, apart=cable) as both:
+@pytest.fixture(scope="module", params=[(1, 2), (2, 1)], ids=["ranks", "stages"])
+def two_nodes(cable: Apart, request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    with nodes(*POOL, apart=cable, layout=request.param) as both:
         yield both
 
 
