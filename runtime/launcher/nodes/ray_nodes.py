@@ -12,6 +12,9 @@ import os
 import select
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ from runtime.settings.model_settings import NodeSettings
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 10.0
+AGAIN_S = 2.0
+PLACER = (sys.executable, "-m", "runtime.launcher.nodes.ray_placer")
 CONNECT_S = 60.0
 """Time for Ray to connect and to give up, beside that in which a group may wait for its machines."""
 
@@ -50,23 +55,35 @@ class PlacementAnswer(msgspec.Struct, frozen=True):
 
 
 class RayNodes:
-    def __init__(self, asked: RuntimeConfig, config: RuntimeConfig) -> None:
+    """Agents on Ray's machines, for as long as this object is open. They end with the process that asks Ray;
+    then another one has them placed again.
+    """
+
+    def __init__(
+        self,
+        asked: RuntimeConfig,
+        config: RuntimeConfig,
+        command: Sequence[str] = PLACER,
+        again_s: float = AGAIN_S,
+    ) -> None:
         """Have agents placed, and wait until they are. asked: the settings as they were given. config: as
-        they were resolved on node 0. Raises ConfigError with what Ray has said.
+        they were resolved on node 0. command: the process that asks Ray. again_s: time between two attempts.
+        Raises ConfigError with what Ray has said.
         """
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "runtime.launcher.nodes.ray_placer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is the launcher's
-        )
+        self._placement = placement_of(asked, config)
+        self._command, self._again_s = command, again_s
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        """Held where the process is another one afterwards."""
+        self._process = self._start()
         try:
-            self._tell(placement_of(asked, config))
-            placed = self._answer(config.start_timeout + CONNECT_S)
+            self._place()
         except BaseException:
-            self.close()
+            self._end()
+            self._let_go()
             raise
-        logger.info("Ray has placed agents at %s", ", ".join(placed.addresses))
+        self._keeper = threading.Thread(target=self._keep, name="ray-keeper", daemon=True)
+        self._keeper.start()
 
     def __enter__(self) -> RayNodes:
         return self
@@ -76,20 +93,69 @@ class RayNodes:
 
     def close(self) -> None:
         """Give the group back; its agents end, if node 0 has not ended them."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.close()
-            self._process.wait(CLOSE_S)
-        except (BrokenPipeError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        with self._lock:
+            self._is_over.set()
+        self._end()
+        self._keeper.join()
+        self._let_go()
 
-    def _tell(self, placement: Placement) -> None:
+    def _keep(self) -> None:
+        """Replace the process until this is over. Where Ray has no machines the launch ends by itself, after
+        the time that it waits for its nodes.
+        """
+        while True:
+            code = self._process.wait()
+            if self._is_over.is_set():
+                return
+            logger.warning("the process that asks Ray has ended (%d); agents are placed again", code)
+            self._let_go()
+            with self._lock:
+                if self._is_over.is_set():
+                    return
+                self._process = self._start()
+            try:
+                self._place()
+            except (ConfigError, OSError, ValueError) as error:  # ValueError: `close` has come before
+                if not self._is_over.is_set():
+                    logger.warning("%s", error)
+                self._end()
+                self._is_over.wait(self._again_s)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is the launcher's
+        )
+
+    def _place(self) -> None:
+        """Tell the process what to place, and wait until it is. Raises ConfigError, or OSError where the
+        process has ended.
+        """
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(placement) + b"\n")
+        self._process.stdin.write(msgspec.json.encode(self._placement) + b"\n")
         self._process.stdin.flush()
+        placed = self._answer(self._placement.timeout_s + CONNECT_S)
+        logger.info("Ray has placed agents at %s", ", ".join(placed.addresses))
+
+    def _end(self) -> None:
+        """End the process, which gives its group back first."""
+        process = self._process
+        assert process.stdin is not None
+        try:
+            process.stdin.close()
+            process.wait(CLOSE_S)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            process.kill()
+            process.wait()
+
+    def _let_go(self) -> None:
+        """Close what is left of a process that has ended."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
 
     def _answer(self, timeout_s: float) -> PlacementAnswer:
         assert self._process.stdout is not None

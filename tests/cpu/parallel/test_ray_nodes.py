@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from carousel import Client
-from tests.cpu.parallel.test_nodes_launch import POOL, streams_of, tokens_of
+from carousel import Client, SamplingParams
+from tests.cpu.parallel.test_nodes_launch import POOL, TIMEOUT_S, streams_of, tokens_of
 from tests.harness.nodes import HOST, NUM_PORTS, OTHER, THIRD, listening_hosts
 from tests.harness.ring.launched import Launched, free_ports, is_alive, launched, wait_until
 
@@ -22,6 +24,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray: pip install -e '.[ray]'"),
 ]
+IDLE_S = 10.0
 AGAIN_S = 60.0
 """For Ray to see that a raylet is gone, and to start an actor elsewhere."""
 
@@ -79,6 +82,40 @@ def agent_of(launch: Launched) -> Agent:
     return Agent(int(status.split("PPid:")[1].split()[0]), rank, address)
 
 
+def placer_of(launch: Launched) -> int:
+    """Return the process that asks Ray."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            is_child = f"\nPPid:\t{launch.process.pid}\n" in (entry / "status").read_text()
+            if is_child and b"ray_placer" in (entry / "cmdline").read_bytes():
+                return int(entry.name)
+    raise ProcessLookupError("nobody asks Ray")
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_no_process_of_a_step_can_call_ray_and_idle_ranks_rest(launch: Launched) -> None:
+    """Ray is loaded by the process that asks it and by the actors, which hear nothing of steps."""
+    asked = SamplingParams(max_tokens=500, ignore_eos=True)
+    with Client(launch.run_dir) as client:
+        for _ in range(2):
+            client.generate("def f(x):\n", asked, timeout=TIMEOUT_S)
+        assert client.collective_rpc("ping", timeout=TIMEOUT_S)[1]["num_steps"] >= 1000
+    agent = agent_of(launch)
+    ranks = [launch.pid_of("worker", 0), agent.rank_pid]
+    for pid in (launch.process.pid, launch.pid_of("scheduler"), agent.pid, *ranks):
+        assert "_raylet" not in Path(f"/proc/{pid}/maps").read_text()
+    assert "_raylet" in Path(f"/proc/{placer_of(launch)}/maps").read_text()
+    before = [cpu_seconds(pid) for pid in ranks]
+    time.sleep(IDLE_S)
+    shares = [(cpu_seconds(pid) - was) / IDLE_S for pid, was in zip(ranks, before, strict=True)]
+    print(f"idle ranks take {shares} of a core")
+    assert max(shares) <= 0.02
+
+
 def test_the_tokens_are_those_of_one_machine(launch: Launched) -> None:
     with launched("--tp-size", "2", *POOL) as alone, Client(alone.run_dir) as client:
         wanted = tokens_of(client)
@@ -94,6 +131,18 @@ def test_an_agent_that_is_killed_comes_back(launch: Launched, expected: list[lis
     after = agent_of(launch)
     assert after.address == before.address
     assert after.pid != before.pid
+
+
+def test_the_process_that_asks_ray_is_replaced(launch: Launched, expected: list[list[int]]) -> None:
+    """With it end the actors, and their agents: all are placed again."""
+    before, asks = agent_of(launch), placer_of(launch)
+    epoch = launch.state()["epoch"]
+    with Client(launch.run_dir) as client:
+        assert streams_of(client, lambda: os.kill(asks, signal.SIGKILL)) == expected
+        wait_until(lambda: launch.state()["epoch"] > epoch, AGAIN_S, "the engine has started again")
+        assert streams_of(client, lambda: None) == expected
+    assert agent_of(launch).pid != before.pid
+    assert placer_of(launch) != asks
 
 
 def test_a_machine_that_is_lost_is_replaced(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +17,7 @@ from runtime.launcher.command_line import parse_args
 from runtime.launcher.nodes.ray_nodes import Placement, RayNodes, placement_of
 from runtime.launcher.nodes.ray_placer import Placer
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
+from tests.harness.ring.launched import is_alive, wait_until
 
 ASKED = [
     *("--model", str(DEMO_MODEL), "--executor", "ray", "--nnodes", "2", "--tp-size", "4", "--device", "cpu"),
@@ -107,3 +111,46 @@ def test_a_launch_that_cannot_be_placed_ends_with_what_ray_has_said(monkeypatch:
     asked = msgspec.structs.replace(parse_args(ASKED), start_timeout=1.0)
     with pytest.raises(ConfigError, match=r"^executor: ray"):
         RayNodes(asked, asked)
+
+
+PLACER_THAT_WRITES = """
+import os, sys
+with open(sys.argv[1], "a") as log:
+    log.write(f"{os.getpid()} {sys.stdin.readline()}")
+gone = os.path.exists(sys.argv[1] + ".gone")
+print('{"error": "ray: gone"}' if gone else '{"addresses": ["127.0.0.3"]}', flush=True)
+gone or sys.stdin.read()
+"""
+
+
+def test_agents_are_placed_again_when_the_process_that_asks_ray_has_ended(tmp_path: Path) -> None:
+    """Their actors end with it. The group that it is told is the same one."""
+    log = tmp_path / "log"
+    log.touch()
+    asked = parse_args(ASKED)
+
+    def told() -> list[list[str]]:
+        return [line.split(" ", 1) for line in log.read_text().splitlines()]
+
+    command = (sys.executable, "-c", PLACER_THAT_WRITES, str(log))
+    with RayNodes(asked, asked, command, again_s=0.01):
+        for number in (1, 2):
+            assert len(told()) == number
+            os.kill(int(told()[-1][0]), signal.SIGKILL)
+            wait_until(lambda: len(told()) > number, 5.0, "it is started again")  # noqa: B023
+    assert len({placement for _, placement in told()}) == 1
+    assert msgspec.json.decode(told()[0][1], type=Placement) == placement_of(asked, asked)
+    assert not any(is_alive(int(pid)) for pid, _ in told())
+
+
+def test_what_cannot_be_placed_again_at_once_is_tried_until_it_can(tmp_path: Path) -> None:
+    """A cluster whose head has ended comes back later, or the launch waits for its nodes in vain."""
+    log = tmp_path / "log"
+    log.touch()
+    asked = parse_args(ASKED)
+    command = (sys.executable, "-c", PLACER_THAT_WRITES, str(log))
+    with RayNodes(asked, asked, command, again_s=0.01):
+        (tmp_path / "log.gone").touch()
+        os.kill(int(log.read_text().split()[0]), signal.SIGKILL)
+        wait_until(lambda: len(log.read_text().splitlines()) >= 3, 5.0, "it is tried again")
+        (tmp_path / "log.gone").unlink()
