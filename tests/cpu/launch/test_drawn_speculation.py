@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import product
 
 import pytest
 
 from carousel import AsyncClient, Client
-from tests.harness.ring.drawn_requests import compare
+from tests.harness.ring.drawn_requests import KINDS, WAYS, compare, compare_each
 from tests.harness.ring.launched import launched
 
 GUESSING = ("--speculative-algorithm", "NGRAM", "--max-running-requests", "12", "--no-http")
@@ -34,7 +35,11 @@ def test_drawn_requests_have_the_output_of_no_guesses(setting: str, num_requests
 
     async def run() -> int:
         async with AsyncClient(launch.run_dir) as client:
-            return await compare(client, 1, num_requests, 0.0 if is_exact else 1e-5)
+            tolerance = 0.0 if is_exact else 1e-5
+            num_right = await compare(client, 1, num_requests, tolerance)
+            each = await compare_each(client, num_requests // 60, tolerance)
+            assert all(each[kind, "drafts"] for kind in KINDS) or num_requests < 60
+            return num_right
 
     with launched(*GUESSING, "--dtype", dtype, *SETTINGS[setting]) as launch:
         assert asyncio.run(run()) > num_requests
@@ -42,3 +47,18 @@ def test_drawn_requests_have_the_output_of_no_guesses(setting: str, num_requests
             info = client.server_info()
     if setting == "short of pages":
         assert info["num_retracted"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_each_parameter_has_the_output_of_no_guesses_whoever_makes_them() -> None:
+    """The end is the same, too, where guesses go on behind it."""
+
+    async def run() -> None:
+        async with AsyncClient(launch.run_dir) as client:
+            num_right = await compare_each(client, 500, 1e-5)
+        assert {key for key, count in num_right.items() if count} == set(product(KINDS, WAYS))
+
+    arguments = ("--speculative-algorithm", "NGRAM", "--max-running-requests", "48", "--no-http")
+    with launched(*arguments, "--dtype", "float32") as launch:
+        asyncio.run(run())

@@ -1,10 +1,13 @@
-"""Requests at random that guess, and the same ones without guesses, sent to a launch in random batches."""
+"""Requests that guess, and the same ones without guesses, sent to a launch in random batches: combinations of
+parameters at random, and every parameter with every way to guess.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import random
+from collections import Counter
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +31,28 @@ NEW = [
 METHODS = ("ngram", "ngram", "drafts", "drafts with mistakes", "wrong drafts", "prediction")
 PIECES = ["\n", "return", " self", "    ", "(", "print(", "def", "a", ":\n", " = "]
 IDS = range(8, 400)
+NUM_OF_EACH_AT_ONCE = 48
+NUM_TOKENS = 24
+WAYS = ("ngram", "drafts", "prediction")
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature 1": {"temperature": 1.0},
+    "top-k": {"top_k": 20, "temperature": 0.7},
+    "top-p": {"top_p": 0.8},
+    "min-p": {"min_p": 0.1},
+    "penalties": {
+        "temperature": 0.5,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.1,
+    },
+    "n-gram ban": {"temperature": 0.0, "no_repeat_ngram_size": 6},
+    "logit bias": {"temperature": 0.3, "logit_bias": {10: 2.0, 100: -3.0}},
+    "min tokens": {"temperature": 0.0, "min_tokens": 16, "ignore_eos": False},
+    "stop strings": {"temperature": 0.0},
+    "stop ids": {"temperature": 0.0},
+    "max_tokens": {"temperature": 0.0},
+}
 
 
 @dataclass
@@ -136,3 +161,72 @@ async def compare(client: AsyncClient, seed: int, num_requests: int, tolerance: 
 
     pairs: list[Awaitable[int]] = [both(each) for each in drawn]
     return sum(await asyncio.gather(*pairs))
+
+
+# -- each parameter ------------------------------------------------------------------------------------------
+
+
+def prompts(num_prompts: int) -> list[str]:
+    """So many different ones, most of which repeat themselves."""
+    rng = random.Random(5)
+    return [
+        "".join(rng.choices(PIECES, k=rng.randint(1, 8))) + rng.choice(PROMPTS) for _ in range(num_prompts)
+    ]
+
+
+def parameters(kind: str, seed: int, whole: Completion) -> dict[str, Any]:
+    """Parameters of one kind. whole: the greedy output that a stop cuts, somewhere between its ends."""
+    rng = random.Random(seed)
+    fields: dict[str, Any] = {"max_tokens": NUM_TOKENS, "logprobs": 1, "ignore_eos": True, "seed": seed}
+    fields |= KINDS[kind]
+    ids, text = whole.token_ids, whole.outputs[0].text
+    at = rng.randrange(1, NUM_TOKENS)
+    if kind == "stop ids":
+        fields["stop_token_ids"] = [ids[at]]
+    elif kind == "stop strings":
+        begin = rng.randrange(max(1, len(text) - 3))
+        fields["stop"] = [text[begin : begin + 3] or "\n"]
+    elif kind == "max_tokens":
+        fields["max_tokens"] = at
+    return fields
+
+
+async def compare_each(client: AsyncClient, num_prompts: int, tolerance: float) -> Counter[tuple[str, str]]:
+    """Hold the outputs of every kind and method to that without guesses. Returns the numbers of guesses that
+    were right.
+    """
+    places = asyncio.Semaphore(NUM_OF_EACH_AT_ONCE)
+    num_right: Counter[tuple[str, str]] = Counter()
+
+    async def generate(prompt: str, sampling: SamplingParams, **options: Any) -> Completion:
+        async with places:
+            return await client.generate(prompt, sampling, timeout=TIMEOUT_S, **options)
+
+    async def check(number: int, prompt: str, kind: str, whole: Completion) -> None:
+        fields = parameters(kind, number, whole)
+        off = await generate(prompt, SamplingParams(**fields, speculative_num_draft_tokens=0))
+        # Where the output is cut guesses go on, so that the end is inside of an accepted run.
+        best = whole if kind in ("stop strings", "stop ids", "max_tokens") else off
+        ways: dict[str, dict[str, Any]] = {
+            "ngram": {},
+            "drafts": {"draft_token_ids": best.token_ids},
+            "prediction": {"prediction": best.outputs[0].text or "\n"},
+        }
+        for method, options in ways.items():
+            found = await generate(prompt, SamplingParams(**fields), **options)
+            try:
+                check_equal(found, off, tolerance)
+            except AssertionError as error:
+                raise AssertionError(f"{kind}, {method}, prompt {number}: {prompt!r}, {fields}") from error
+            assert found.usage.drafts is not None
+            num_right[kind, method] += found.usage.drafts.num_accepted
+
+    async def check_all(number: int, prompt: str) -> None:
+        greedy = SamplingParams(
+            temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, speculative_num_draft_tokens=0
+        )
+        whole = await generate(prompt, greedy)
+        await asyncio.gather(*(check(number, prompt, kind, whole) for kind in KINDS))
+
+    await asyncio.gather(*(check_all(number, prompt) for number, prompt in enumerate(prompts(num_prompts))))
+    return num_right
