@@ -85,6 +85,15 @@ def test_each_source_is_in_one_of_so_many_units_of_about_equal_work(number: int)
     assert max(sizes) <= 1.5 * min(sizes)
 
 
+@needs_compiler
+def test_sources_compile_in_any_company(tmp_path: Path) -> None:
+    """Which of them are one unit depends on how many cores the machine has and how long they are."""
+    (unit,) = build._units(SOURCE_DIR, 1)
+    together = tmp_path / "all.cpp"
+    together.write_text("".join(f'#include "{source}"\n' for source in unit))
+    build._run_compiler([build._find_compiler(), "-std=c++17", "-fsyntax-only", str(together)])
+
+
 def test_each_source_is_in_one_library_and_those_of_adapters_are_in_none_that_all_need() -> None:
     of_adapters = build._sources(SOURCE_DIR, "adapters")
     assert {path.name for path in of_adapters} == {"lora.cpp", "lent_team.cpp"}

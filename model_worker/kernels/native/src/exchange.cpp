@@ -9,6 +9,7 @@
 #include <climits>
 #include <ctime>
 
+#include "relax.h"
 #include "simd.h"
 
 #if defined(__linux__)
@@ -57,25 +58,19 @@ inline int64_t now_ns() {
   return time.tv_sec * 1'000'000'000LL + time.tv_nsec;
 }
 
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
 // Rounds wrap around.
 inline bool reached(const Counter& counter, uint32_t round) {
   return (int32_t)(counter.round.load(std::memory_order_acquire) - round) >= 0;
 }
 
 // Not of the private kind that threads of one process use. Elsewhere than on Linux no group is formed.
-inline void sleep_while(std::atomic<uint32_t>& word, uint32_t value, const timespec& timeout) {
+inline void sleep_on_shared(std::atomic<uint32_t>& word, uint32_t value, const timespec& timeout) {
 #if defined(__linux__)
   syscall(SYS_futex, (uint32_t*)&word, FUTEX_WAIT, value, &timeout, nullptr, 0);
 #endif
 }
 
-inline void wake_all(std::atomic<uint32_t>& word) {
+inline void wake_processes(std::atomic<uint32_t>& word) {
 #if defined(__linux__)
   syscall(SYS_futex, (uint32_t*)&word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 #endif
@@ -95,7 +90,7 @@ inline bool wait_for(Counter& counter, uint32_t round, int64_t spin_until, int64
   const uint32_t seen = counter.round.load();
   if ((int32_t)(seen - round) < 0) {
     const timespec timeout{wait_ns / 1'000'000'000LL, wait_ns % 1'000'000'000LL};
-    sleep_while(counter.round, seen, timeout);
+    sleep_on_shared(counter.round, seen, timeout);
   }
   counter.sleepers.fetch_sub(1);
   return reached(counter, round);
@@ -109,7 +104,7 @@ inline void exchange(ExchangeCall& call) {
     std::memcpy(slots + (half + call.rank) * call.slot_bytes, call.data, call.num_bytes);
     Counter& own = counter(call.rank);
     own.round.store(call.round);
-    if (own.sleepers.load() != 0) wake_all(own.round);
+    if (own.sleepers.load() != 0) wake_processes(own.round);
     call.is_posted = 1;
   }
   call.missing = -1;

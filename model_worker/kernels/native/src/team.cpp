@@ -12,15 +12,13 @@
 #include <mutex>
 #include <thread>
 
+#include "relax.h"
 #include "simd.h"
 
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#endif
-#if defined(__x86_64__)
-#include <immintrin.h>
 #endif
 
 namespace carousel {
@@ -31,14 +29,6 @@ constexpr int kTaskBits = 16;
 constexpr int kMaxTasks = (1 << kTaskBits) - 1;  // of one region; more are several regions
 // 10 to 20 us: longer than the gaps between the kernels of a step, short beside the pause between steps.
 constexpr int kSpins = 600;
-
-void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
 
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
 #if defined(__linux__)

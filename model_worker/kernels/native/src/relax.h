@@ -1,0 +1,16 @@
+// What a thread does between two looks at memory that another one is to change.
+#pragma once
+
+#include <thread>
+
+namespace carousel {
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+}  // namespace carousel
