@@ -4,7 +4,8 @@ In each round every server gets the same prompts at the same times; one server u
 them in its cache. Ratios are those of the first server to the others. Runs are kept in --runs, a file of JSON
 lines: with --time-limit-s the comparison stops in time, and the same command again goes on where it was. A
 run beside which other processes took more than --max-others cores does not count; it is made again, and after
---tries it counts nevertheless.
+--tries it counts nevertheless. --stop NAME keeps a server, which then needs a PID, stopped in others' turns:
+one that computes even when nobody asks it.
 --memory-gb-per-s and --gflop-per-s (`python -m benchmarks.cpu.machine`) add each figure's share of the
 machine's floor.
 Run: python -m benchmarks.cpu.compare --model MODEL_DIR --runs runs.jsonl --plot comparison.png \
@@ -20,7 +21,15 @@ from pathlib import Path
 
 from benchmarks.cpu.floor import Machine, ModelShape
 from benchmarks.cpu.report import best_tries, draw, print_report, summarize
-from benchmarks.cpu.runs import Server, all_turns, read_runs, run_and_note, seed_of, turns_left
+from benchmarks.cpu.runs import (
+    Server,
+    all_turns,
+    read_runs,
+    run_and_note,
+    seed_of,
+    stopped_between_turns,
+    turns_left,
+)
 from benchmarks.cpu.workloads import WORKLOADS
 
 
@@ -42,10 +51,14 @@ def main() -> None:
     parser.add_argument("--time-limit-s", type=float, default=float("inf"), help="begin no run after it")
     parser.add_argument("--max-others", type=float, default=0.1, help="cores; beyond them a run is disturbed")
     parser.add_argument("--tries", type=int, default=3, help="to make an undisturbed run")
+    parser.add_argument("--stop", nargs="*", default=[], metavar="NAME", help="SIGSTOP these in others' turns")
     parser.add_argument("--memory-gb-per-s", type=float, help="what the machine reads")
     parser.add_argument("--gflop-per-s", type=float, help="what it computes in bf16")
     parser.add_argument("--plot", type=Path, help="PNG to write (needs matplotlib)")
     args = parser.parse_args()
+    stopped = [server for server in args.servers if server.name in args.stop]
+    if len(stopped) < len(args.stop) or any(server.pid is None for server in stopped):
+        parser.error("--stop takes names of servers with a PID")
     workloads = args.workloads.split(",")
     deadline = time.monotonic() + args.time_limit_s
     while left := turns_left(
@@ -57,7 +70,8 @@ def main() -> None:
         if time.monotonic() > deadline:
             print(f"{len(left)} runs are left: give the same command again")
             break
-        run_and_note(left[0], args.model, seed_of(left[0], runs, args.seed), args.runs)
+        with stopped_between_turns(stopped, left[0].server):
+            run_and_note(left[0], args.model, seed_of(left[0], runs, args.seed), args.runs)
     machine = None
     if args.memory_gb_per_s and args.gflop_per_s:
         machine = Machine(args.memory_gb_per_s, args.gflop_per_s)

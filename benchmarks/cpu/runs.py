@@ -7,16 +7,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.cpu.workloads import WORKLOADS, Workload
-from benchmarks.process_cpu import machine_busy, pss_bytes, tree_cpu
+from benchmarks.process_cpu import machine_busy, pss_bytes, tree_cpu, tree_pids
 
 WARM_UP = 0
 """The round before the first that counts: servers compile, and caches and allocators fill."""
@@ -92,6 +94,19 @@ def seed_of(turn: Turn, runs: Sequence[dict[str, Any]], seed: int) -> int:
     if repeats:
         tries = max(0, tries - 1)  # the last one's prompts
     return seed + turn.round + SEEDS_OF_A_TRY * tries
+
+
+@contextmanager
+def stopped_between_turns(stopped: Sequence[Server], server: Server) -> Iterator[None]:
+    """In a turn of `server`, stop the processes of those in `stopped` that are others."""
+    pids = [pid for other in stopped if other != server for pid in tree_pids(other.pid or 0)]
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
 
 
 def run_and_note(turn: Turn, model: Path, seed: int, path: Path) -> None:
