@@ -18,6 +18,7 @@
 #include "attention_block.h"
 #include "attention_call.h"
 #include "attention_few_rows.h"
+#include "attention_in_place.h"
 #include "attention_lanes.h"
 #include "attention_tiles.h"
 #include "team.h"
@@ -104,9 +105,16 @@ void attend_head(const AttentionCall& call, const Tile& tile, const KeyRange& ke
     const int num_padded = std::min(kBlock, (num_keys + kStep - 1) / kStep * kStep);
     const int num_next = (int)std::min<int64_t>(kBlock, std::max<int64_t>(0, end_known - block - kBlock));
     const int64_t* slots = work.slots + (block - keys.begin);
+    BlockStep<Math> step{call, tile, work, shapes, queries, lane_sums, out, block, num_keys, num_padded};
+    if constexpr (Math::kPerUnit == 1) {
+      if (tile.num_rows <= kMaxRowsInPlace) {
+        add_in_place(step, slots, num_next, std::make_integer_sequence<int, kMaxRowsInPlace>());
+        continue;
+      }
+    }
     pack_keys<Math>(k_pool, width, head_dim, slots, num_keys, num_padded, num_next, work.keys, work.ahead);
     pack_values<Math>(v_pool, width, head_dim, slots, num_keys, num_next, work.values, work.ahead);
-    BlockStep<Math>{call, tile, work, shapes, queries, lane_sums, out, block, num_keys, num_padded}.add_to_tile();
+    step.add_to_tile();
   }
 }
 

@@ -30,7 +30,7 @@ typedef int32_t vint __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t vuint __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t vhalf __attribute__((vector_size(kLanes * 2)));
 
-#if defined(__F16C__)
+#if defined(__AVX2__)
 typedef int16_t vshort8 __attribute__((vector_size(16)));
 #endif
 
@@ -57,7 +57,8 @@ inline void with_dtype(int32_t dtype, const Body& body) {
 #endif
 }
 
-inline vfloat splat(float x) { return vfloat{} + x; }
+// x - 0 is x, so nothing is computed; x + 0 would be: it is not x where that is -0.
+inline vfloat splat(float x) { return x - vfloat{}; }
 
 inline vfloat load(const float* p) {
   vfloat x;
@@ -69,6 +70,8 @@ inline vfloat widened(vhalf half) {
 #if defined(__AVX512F__)
   // One instruction, of which the compiler makes four of half the width.
   return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
+#elif defined(__AVX2__) && !defined(__clang__)
+  return (vfloat)(__builtin_ia32_pmovzxwd256((vshort8)half) << 16);  // likewise
 #else
   return (vfloat)(__builtin_convertvector(half, vuint) << 16);
 #endif
