@@ -51,7 +51,9 @@ def main() -> None:
     parser.add_argument("--time-limit-s", type=float, default=float("inf"), help="begin no run after it")
     parser.add_argument("--max-others", type=float, default=0.1, help="cores; beyond them a run is disturbed")
     parser.add_argument("--tries", type=int, default=3, help="to make an undisturbed run")
-    parser.add_argument("--stop", nargs="*", default=[], metavar="NAME", help="SIGSTOP these in others' turns")
+    parser.add_argument(
+        "--stop", nargs="*", default=[], metavar="NAME", help="SIGSTOP these in others' turns"
+    )
     parser.add_argument("--memory-gb-per-s", type=float, help="what the machine reads")
     parser.add_argument("--gflop-per-s", type=float, help="what it computes in bf16")
     parser.add_argument("--plot", type=Path, help="PNG to write (needs matplotlib)")

@@ -79,4 +79,5 @@ class StepCall(ctypes.Structure):
         ("tokens", ctypes.c_void_p),
         ("drawable", ctypes.c_int32),
         ("is_drawn", ctypes.c_int32),
+        ("max_threads", ctypes.c_int32),
     )

@@ -24,6 +24,7 @@ from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.future_map import FutureMap
 from model_worker.runner.recording.base import StepParts
 from model_worker.runner.recording.native_inputs import NativeInputs
+from model_worker.runner.recording.thread_choice import ThreadChoice
 from model_worker.runner.step_output import ForwardOutput
 from model_worker.sampling.ops.base import SamplingOps
 from runtime.sampling.features import DRAWABLE
@@ -104,6 +105,7 @@ class ForwardProgram:
             drawable=DRAWABLE,
         )
         self._call_at = ctypes.addressof(self._call)
+        self._threads = ThreadChoice(torch.get_num_threads())
         self._run = backend.kernels.run_step
 
     def fits(self, plan: BatchPlan) -> bool:
@@ -122,6 +124,7 @@ class ForwardProgram:
         self._inputs.describe(plan)
         call = self._call
         call.is_drawn = self._head is None and not plan.defer_sampling
+        call.max_threads = self._threads.begin_step(plan.rows, self._inputs.call.num_tokens)
         self._run(self._call_at)
         who = self._inputs.sampled()
         num_sampled = len(who.rows_host)

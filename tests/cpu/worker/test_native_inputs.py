@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 
 import msgspec
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from model_worker.device import make_device
-from model_worker.kernels.native.step_calls import ProgramStep, StepCall
+from model_worker.kernels.native.step_calls import ProgramCall, ProgramStep, StageCall, StepCall
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.future_map import FutureMap
 from model_worker.runner.input_buffers import InputBuffers
@@ -27,6 +29,9 @@ MAX_LEN = 50
 MAX_TOKENS = 64
 MAX_SEQS = 20
 MAX_PLACES = 70
+NUM_TASKS = 16
+TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Tables:
@@ -159,3 +164,26 @@ def test_only_plans_within_limits_and_without_prompt_positions_fit() -> None:
     assert native.fits(msgspec.structs.replace(plan, drafts=pack_ids([MAX_PLACES - 1])))
     for drafts in (MAX_PLACES, -MAX_PLACES):
         assert not native.fits(msgspec.structs.replace(plan, drafts=pack_ids([drafts])))
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_step_is_computed_by_no_more_threads_than_it_may_have(most: int) -> None:
+    """Kernels that ask for two: in a step that may have one, its caller runs all tasks."""
+    kernels = native_kernels()
+    ran: list[int] = []
+
+    def task(body: int, number: int, following: int) -> None:
+        time.sleep(0.01)
+        ran.append(threading.get_native_id())
+
+    function = TASK(task)
+    run_tasks = kernels._library["carousel_run_tasks"]
+    kernel = KERNEL(lambda call: run_tasks(2, NUM_TASKS, function, None))
+    calls = (ProgramCall * 1)(ProgramCall(run=ctypes.cast(kernel, ctypes.c_void_p).value))
+    program = ProgramStep(calls=ctypes.addressof(calls), num_calls=1)
+    query_start = (ctypes.c_int64 * 1)()
+    stage = StageCall(query_start=ctypes.addressof(query_start))
+    step = StepCall(ctypes.addressof(stage), ctypes.addressof(program), max_threads=most)
+    kernels.run_step(ctypes.addressof(step))
+    assert len(ran) == NUM_TASKS
+    assert (set(ran) == {threading.get_native_id()}) == (most == 1)

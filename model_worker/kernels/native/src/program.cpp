@@ -5,6 +5,7 @@
 #include "sample.h"
 #include "simd.h"
 #include "stage.h"
+#include "team.h"
 
 namespace carousel {
 
@@ -18,6 +19,7 @@ struct StepCall {
   int32_t* tokens;           // [num_sampled]
   int32_t drawable;          // features that a draw is enough for
   int32_t is_drawn;          // in: whether to draw; out: whether it was done
+  int32_t max_threads;       // that work on it, if its kernels ask for more; 0: as many as they ask for
 };
 
 bool draws_alone(const StepCall& step) {
@@ -26,7 +28,7 @@ bool draws_alone(const StepCall& step) {
   return !(features & ~step.drawable);
 }
 
-void run_step(StepCall& step) {
+void run_stages(StepCall& step) {
   StageCall& plan = *step.stage;
   plan.num_sampled = stage(plan);
   if (plan.num_sampled < 0) return;
@@ -46,6 +48,12 @@ void run_step(StepCall& step) {
     // What is behind a wrong guess does not, up to the next row.
     counts = guess == NO_GUESS || (counts && token == guess);
   }
+}
+
+void run_step(StepCall& step) {
+  limit_threads(step.max_threads);
+  run_stages(step);
+  limit_threads(0);
 }
 
 }  // namespace carousel

@@ -152,11 +152,17 @@ class Team {
   std::atomic<int> waiting_{0};
 };
 
+std::atomic<int> most_threads{0};
+
 }  // namespace
+
+void limit_threads(int most) { most_threads.store(most, std::memory_order_relaxed); }
 
 void run_tasks(int threads, int tasks, TaskFunction function, const void* body) {
   static Team* const team = new Team;  // never destroyed: its members outlive main
-  if (team->try_run(threads, tasks, function, body)) return;
+  const int most = most_threads.load(std::memory_order_relaxed);
+  if (most) threads = std::min(threads, most);
+  if (threads > 1 && team->try_run(threads, tasks, function, body)) return;
   for (int task = 0; task < tasks; ++task) function(body, task, task + 1 < tasks ? task + 1 : -1);
 }
 

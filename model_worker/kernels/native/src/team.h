@@ -14,6 +14,9 @@ using TaskFunction = void (*)(const void* body, int task, int next);
 // work for another one does all of it by itself.
 void run_tasks(int threads, int tasks, TaskFunction function, const void* body);
 
+// From now on at most so many threads work on a region, however many it asks for; 0: as many as it asks for.
+void limit_threads(int most);
+
 // body(task), or body(task, next), for each task, as run_tasks does.
 template <class Body>
 void parallel_for(int threads, int tasks, const Body& body) {
