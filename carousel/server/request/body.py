@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from carousel.server.http.body_pool import MAX_BODY_BYTES, BodyShare
 from carousel.server.request.decode import decode_body
+from carousel.server.request.large_fields import PromptLimits
 from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
@@ -46,7 +47,8 @@ async def _decoded(request: Request, data: bytearray, kind: type[T]) -> T:
         if request.state.has_left():
             raise RequestAborted("the client has left")
         fields = FieldFilter(server.config.unknown_fields)
-        body = await decode_body(data, kind, server.max_ids, partial(entrance.go_on, tenant=tenant), fields)
+        limits = PromptLimits(server.max_ids, server.tokenizer.max_prompt_chars)
+        body = await decode_body(data, kind, limits, partial(entrance.go_on, tenant=tenant), fields)
         if names := fields.ignored:
             server.ignored.note(request.url.path, names)
             request.state.answer_headers = [(IGNORED_HEADER, ",".join(names).encode())]

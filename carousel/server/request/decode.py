@@ -14,7 +14,7 @@ from typing import TypeVar, get_type_hints
 import msgspec
 
 from carousel.server.openai.types import TEXT_ONLY
-from carousel.server.request.large_fields import LARGE_FIELDS, cut_fields, decode_large
+from carousel.server.request.large_fields import LARGE_FIELDS, PromptLimits, cut_fields, decode_large
 from carousel.server.request.large_json import LargeJson, Span, Wait
 from carousel.server.request.unknown_fields import (
     OBJECT,
@@ -39,21 +39,20 @@ _FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field 
 
 
 async def decode_body(
-    data: bytes | bytearray, kind: type[T], max_ids: int, wait: Wait, fields: FieldFilter
+    data: bytes | bytearray, kind: type[T], limits: PromptLimits, wait: Wait, fields: FieldFilter
 ) -> T:
-    """`max_ids`: the most token ids that any list of them may have. `wait` is called before each piece of a
-    large body. `fields` takes out those that the type does not declare. Raises InvalidRequest that names the
-    field.
+    """`limits`: of prompts in a large body. `wait` is called before each piece of one. `fields` takes out
+    those that the type does not declare. Raises InvalidRequest that names the field.
     """
     if len(data) <= SMALL_BODY_BYTES:
         return _decode(data, kind, fields)
     try:
-        return await _decode_large(LargeJson(data, wait), kind, max_ids, fields)
+        return await _decode_large(LargeJson(data, wait), kind, limits, fields)
     except DECODE_ERRORS as error:
         raise _no_json(error) from None
 
 
-async def _decode_large(large: LargeJson, kind: type[T], max_ids: int, fields: FieldFilter) -> T:
+async def _decode_large(large: LargeJson, kind: type[T], limits: PromptLimits, fields: FieldFilter) -> T:
     whole = await large.whole()
     if large.first(whole) != OBJECT:
         return _decode(await large.read(Span(whole.start, min(whole.end, whole.start + 64))), kind, fields)
@@ -63,11 +62,13 @@ async def _decode_large(large: LargeJson, kind: type[T], max_ids: int, fields: F
     _check_small(small)
     stand_ins = {name: field.stand_in for name, field in large_fields.items() if name in spans}
     body = _decode(joined(small | stand_ins), kind, fields)
+    if getattr(body, "truncate_prompt_tokens", None) is not None:
+        limits = PromptLimits(limits.max_ids)  # what does not fit of a text is cut off
     hints = get_type_hints(kind, include_extras=True)
     for name in stand_ins:
         try:
             value = await decode_large(
-                name, large, spans[name], hints[name], large_fields[name], max_ids, fields
+                name, large, spans[name], hints[name], large_fields[name], limits, fields
             )
         except msgspec.ValidationError as error:
             raise field_error(str(error), within=name) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import msgspec
 
 from carousel.server.openai.embedding_types import MAX_INPUTS, EmbeddingBody
 from carousel.server.openai.types import MAX_PROMPTS, ChatBody, CompletionBody, MessageBody, TextPart
-from carousel.server.request.large_json import PIECE_BYTES, QUOTE, LargeJson, Span, TooManyParts
+from carousel.server.request.large_json import PIECE_BYTES, QUOTE, LargeJson, Span, TooManyChars, TooManyParts
 from carousel.server.request.unknown_fields import (
     LIST,
     MAX_FIELDS,
@@ -51,6 +51,10 @@ class LargeField:
     has_texts: bool = True
     has_ids: bool = True
     is_conversation: bool = False
+    is_for_model: bool = True
+    """Its texts must fit into the model's context; what a chat template makes of a conversation is not known
+    here.
+    """
     max_raw_bytes: int = 0
     """Most bytes of a field that stays JSON; 0: it is decoded."""
 
@@ -59,6 +63,20 @@ class LargeField:
         """A value that the field may hold while the others are decoded."""
         is_list = self.is_conversation or self.max_raw_bytes or not self.has_texts
         return b"[]" if is_list else b'""'
+
+
+async def no_bound() -> None:
+    """Return None: any number of characters is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimits:
+    """Bounds of a prompt beyond which nothing more of it is decoded."""
+
+    max_ids: int
+    """Most token ids of each list of them."""
+    max_chars: Callable[[], Awaitable[int | None]] = no_bound
+    """Gives the most characters of a text that may fit; None where there is no bound."""
 
 
 PROMPT = LargeField()
@@ -70,7 +88,7 @@ LARGE_FIELDS: dict[type, dict[str, LargeField]] = {
     ChatBody: {"messages": CONVERSATION, "tools": LargeField(max_raw_bytes=MAX_TOOLS_BYTES)},
     GenerateBody: {"text": TEXTS, "input_ids": IDS},
     EmbeddingBody: {"input": LargeField(MAX_INPUTS)},
-    TokenizeBody: {"prompt": TEXTS, "messages": CONVERSATION},
+    TokenizeBody: {"prompt": LargeField(has_ids=False, is_for_model=False), "messages": CONVERSATION},
     DetokenizeBody: {"tokens": IDS},
 }
 
@@ -120,11 +138,11 @@ async def decode_large(
     span: Span,
     kind: Any,
     field: LargeField,
-    max_ids: int,
+    limits: PromptLimits,
     filter_: FieldFilter,
 ) -> Any:
-    """Return the value of a field of the type `kind`. max_ids: in each list of token ids, at most; one that
-    has more is refused before all of it is decoded. filter_: of what messages do not declare.
+    """Return the value of a field of the type `kind`. A prompt beyond its limits is refused before all of it
+    is decoded. filter_: of what messages do not declare.
 
     Raises: msgspec's errors, InvalidRequest.
     """
@@ -134,7 +152,7 @@ async def decode_large(
         return msgspec.Raw(await body.read(span))
     first = body.first(span)
     if span.size > GROUP_BYTES and first == QUOTE and field.has_texts and not field.is_conversation:
-        return await body.text(span)
+        return await _Prompts(name, body, field, limits).text(name, span)
     if span.size <= GROUP_BYTES or first != LIST:
         data = await _beginning(body, span)
         if field.is_conversation and first == LIST:
@@ -143,7 +161,7 @@ async def decode_large(
     try:
         if field.is_conversation:
             return await _Conversation(name, body, filter_).messages(span)
-        return await _Prompts(name, body, field, max_ids).decode(span)
+        return await _Prompts(name, body, field, limits).decode(span)
     except TooManyParts:
         most = MAX_TURNS if field.is_conversation else field.max_items
         raise InvalidRequest(f"{name}: at most {most} of them are taken", param=name) from None
@@ -160,11 +178,11 @@ async def _beginning(body: LargeJson, span: Span) -> bytes:
 class _Prompts:
     """A list of texts, of token ids, or of lists of token ids."""
 
-    def __init__(self, name: str, body: LargeJson, field: LargeField, max_ids: int) -> None:
+    def __init__(self, name: str, body: LargeJson, field: LargeField, limits: PromptLimits) -> None:
         self._name = name
         self._body = body
         self._field = field
-        self._max_ids = max_ids
+        self._limits = limits
 
     async def decode(self, span: Span) -> list[str] | list[int] | list[list[int]]:
         inner = await self._body.inside(span)
@@ -178,6 +196,21 @@ class _Prompts:
             return [await self._list(number, each) async for number, each in self._numbered(span)]
         return await self._ids(inner)
 
+    async def text(self, where: str, span: Span) -> str:
+        """Return a text of more than a few pieces. Raises InvalidRequest where it cannot fit, whatever its
+        tokens are.
+        """
+        max_chars = await self._limits.max_chars() if self._field.is_for_model else None
+        try:
+            return await self._body.text(span, max_chars)
+        except TooManyChars:
+            raise InvalidRequest(
+                f"{where}: more than {max_chars} characters are more than the longest sequence has, whatever "
+                "their tokens are; send less",
+                param=self._name,
+                code="context_length_exceeded",
+            ) from None
+
     async def _numbered(self, span: Span) -> AsyncIterator[tuple[int, Span]]:
         number = 0
         async for each in self._body.elements(span, self._field.max_items):
@@ -188,7 +221,7 @@ class _Prompts:
         if span.size <= GROUP_BYTES or self._body.first(span) != QUOTE:
             text: str = _decode(await _beginning(self._body, span), str, f"[{number}]")
             return text
-        return await self._body.text(span)
+        return await self.text(f"{self._name}[{number}]", span)
 
     async def _list(self, number: int, span: Span) -> list[int]:
         if self._body.first(span) != LIST:
@@ -202,9 +235,10 @@ class _Prompts:
         ids: list[int] = []
         async for piece in self._body.comma_pieces(span):
             num_ids = piece.count(b",") + 1
-            if len(ids) + num_ids > self._max_ids:
+            if len(ids) + num_ids > self._limits.max_ids:
                 raise InvalidRequest(
-                    f"{self._name}: more than {self._max_ids} token ids; the longest sequence ends there",
+                    f"{self._name}: more than {self._limits.max_ids} token ids; the longest sequence ends "
+                    "there",
                     param=self._name,
                     code="context_length_exceeded",
                 )

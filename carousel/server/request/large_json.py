@@ -52,6 +52,10 @@ class TooManyParts(Exception):
     """A list or an object has more parts than are looked at."""
 
 
+class TooManyChars(Exception):
+    """A string has more characters than are taken."""
+
+
 class LargeJson:
     def __init__(self, data: bytes | bytearray, wait: Wait) -> None:
         self._data = data
@@ -135,9 +139,12 @@ class LargeJson:
                 yield name, Span(start, seen)
                 return
 
-    async def text(self, span: Span) -> str:
-        """The value of a string. Raises msgspec's errors, UnicodeDecodeError."""
+    async def text(self, span: Span, max_chars: int | None = None) -> str:
+        """The value of a string. Raises msgspec's errors, UnicodeDecodeError; TooManyChars once `max_chars`
+        of it have been decoded and more follow.
+        """
         parts: list[str] = []
+        num_chars = 0
         at, end = span.start + 1, span.end - 1
         if span.size < 2 or self._data[end] != QUOTE:
             raise msgspec.DecodeError("a string does not end")
@@ -146,6 +153,9 @@ class LargeJson:
             if at + len(piece) < end:
                 piece = piece[: _end_of_character(piece)]
             parts.append(_decode_text(b'"%b"' % piece))
+            num_chars += len(parts[-1])
+            if max_chars is not None and num_chars > max_chars:
+                raise TooManyChars
             at += len(piece)
         return "".join(parts)
 

@@ -211,6 +211,15 @@ class ServerTokenizer:
 
         return await self._threads.run(tenant, encode, num_chars(prompt) + len(options.get("tools") or b""))
 
+    async def max_prompt_chars(self) -> int | None:
+        """Return the most characters of a text that may fit into the context; None where there is no
+        bound.
+        """
+        if not self.is_there:
+            return None
+        vocabulary = await self.vocabulary()
+        return await self._threads.run(OWNER, partial(vocabulary.max_chars_of, self._context_length), 0)
+
     async def prompt_end(self, options: RequestOptions, tenant: str = OWNER) -> str:
         """Return how the prompt of a conversation ends that is answered with these variables of the chat
         template; "" where it refuses them, which the request itself will be told.

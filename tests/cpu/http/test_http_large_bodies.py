@@ -16,7 +16,7 @@ from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.request import decode
 from carousel.server.request.decode import SMALL_BODY_BYTES, decode_body
-from carousel.server.request.large_fields import count_strings
+from carousel.server.request.large_fields import PromptLimits, count_strings
 from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
@@ -35,7 +35,9 @@ def full_of(item: bytes, num_bytes: int = BODY_BYTES) -> bytes:
 
 
 def decoded(kind: Any, body: bytes, max_ids: int = MAX_IDS) -> Any:
-    return asyncio.run(decode_body(body, kind, max_ids, Entrance().go_on, FieldFilter("refuse")))
+    return asyncio.run(
+        decode_body(body, kind, PromptLimits(max_ids), Entrance().go_on, FieldFilter("refuse"))
+    )
 
 
 HOSTILE = [
@@ -96,7 +98,7 @@ def test_no_turn_of_the_loop_takes_long(kind: Any, body: bytes, item: bytes, par
         watcher = asyncio.create_task(watch())
         await asyncio.sleep(0)
         with suppress(InvalidRequest):
-            await decode_body(data, kind, MAX_IDS, Entrance().go_on, FieldFilter("refuse"))
+            await decode_body(data, kind, PromptLimits(MAX_IDS), Entrance().go_on, FieldFilter("refuse"))
         await asyncio.sleep(0)
         watcher.cancel()
 
@@ -165,3 +167,49 @@ def test_the_strings_of_json_are_counted() -> None:
     assert count_strings(b"[1,{}]") == 0
     assert count_strings(rb'["a\\","b\"\\\",","c"]') == 3
     assert count_strings(rb'{"a\\\\":"\"","b":[1,"\\\\\\"]}') == 4
+
+
+async def _few_chars() -> int:
+    return 300_000
+
+
+def decoded_for_few(kind: Any, body: bytes) -> Any:
+    """Decode for a model whose longest sequence has 300,000 characters at most."""
+    limits = PromptLimits(MAX_IDS, _few_chars)
+    return asyncio.run(decode_body(body, kind, limits, Entrance().go_on, FieldFilter("refuse")))
+
+
+@pytest.mark.parametrize("item", [b"a", b"\\n", b"\xc3\xa9", b"\\ud83d\\ude00"])
+@pytest.mark.parametrize(
+    ("kind", "body", "named"),
+    [
+        (CompletionBody, b'{"prompt":"%b"}', "prompt"),
+        (CompletionBody, b'{"prompt":["a","%b"]}', "prompt[1]"),
+        (GenerateBody, b'{"text":"%b"}', "text"),
+        (EmbeddingBody, b'{"input":["%b"]}', "input[0]"),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_whole(
+    kind: Any, body: bytes, item: bytes, named: str
+) -> None:
+    data = body % (item * (LARGEST_BODY_BYTES // len(item) - 10))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="send less") as caught:
+            decoded_for_few(kind, data)
+        num_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert caught.value.message.startswith(f"{named}: more than 300000 characters")
+    assert (caught.value.param, caught.value.code) == (named.partition("[")[0], "context_length_exceeded")
+    assert num_bytes < LARGEST_BODY_BYTES // 2
+
+
+def test_a_long_text_that_may_be_cut_or_is_not_for_the_model_is_taken() -> None:
+    text = b"a" * 400_000
+    cut = b'{"prompt":"%b","truncate_prompt_tokens":5}' % text
+    assert len(decoded_for_few(CompletionBody, cut).prompt) == len(text)
+    assert len(decoded_for_few(TokenizeBody, b'{"prompt":"%b"}' % text).prompt) == len(text)
+    fits = b'{"prompt":"%b"}' % text[:300_000]
+    assert len(decoded_for_few(CompletionBody, fits).prompt) == 300_000

@@ -12,6 +12,7 @@ import pytest
 from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.request import decode, large_fields, large_json
 from carousel.server.request.decode import decode_body
+from carousel.server.request.large_fields import PromptLimits
 from carousel.server.request.prompts import prompts_of
 from carousel.server.request.unknown_fields import FieldFilter, UnknownFields
 from carousel.server.tenancy.entrance import Entrance
@@ -98,7 +99,9 @@ async def decoded(kind: Any, data: bytes, unknown: UnknownFields = "warn") -> An
     """Return what the server makes of it; None where it refuses."""
     fields = FieldFilter(unknown)
     try:
-        return checked(await decode_body(bytearray(data), kind, 1 << 16, Entrance().go_on, fields))
+        return checked(
+            await decode_body(bytearray(data), kind, PromptLimits(1 << 16), Entrance().go_on, fields)
+        )
     except InvalidRequest:
         return None
 
@@ -169,7 +172,7 @@ def test_what_is_wrong_is_refused_and_nothing_else(num_bodies: int) -> None:
 def test_an_error_names_its_place_in_the_whole(messages: list[Any], place: str) -> None:
     data = msgspec.json.encode({"messages": messages})
     with pytest.raises(InvalidRequest) as caught:
-        asyncio.run(decode_body(data, ChatBody, 9, Entrance().go_on, FieldFilter("refuse")))
+        asyncio.run(decode_body(data, ChatBody, PromptLimits(9), Entrance().go_on, FieldFilter("refuse")))
     assert (caught.value.param or "").startswith(place)
 
 
