@@ -120,10 +120,12 @@ def named_call(r: Reader, name: str) -> Steps[bool]:
     return True
 
 
-def _calls_in_list(r: Reader) -> Steps[bool]:
-    """Read calls from behind the bracket that begins a list of them. False: there is none."""
+def _calls_in_list(r: Reader, *, is_known: bool = False) -> Steps[bool]:
+    """Read calls, as `json_call` does, from behind the bracket that begins a list of them. False: there is
+    none.
+    """
     is_any = False
-    while (yield from json_call(r)):
+    while (yield from json_call(r, is_known=is_known)):
         is_any = True
         yield from r.space()
         if (yield from r.take("]")):
@@ -149,7 +151,8 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 def llama3_json(r: Reader) -> Steps[None]:
-    """{"name": "f", "parameters": {...}}, as all of the text or behind a tag; several with ";" between them.
+    """{"name": "f", "parameters": {...}}, as all of the text or behind a tag; several with ";" between them,
+    or in a list.
     Of JSON without a tag only the name of a tool tells that it is a call; behind other text, its arguments
     must come next.
     """
@@ -157,13 +160,18 @@ def llama3_json(r: Reader) -> Steps[None]:
     r.mark()
     yield from r.space()
     yield from r.take(PYTHON_TAG)
+    yield from r.space()
+    is_list = yield from r.take("[")
+    if is_list:
+        yield from _calls_in_list(r, is_known=True)
     while True:
-        while (yield from json_call(r, is_known=True)):
+        while not is_list and (yield from json_call(r, is_known=True)):
             yield from r.space()
             r.mark()
             if not (yield from r.take(";")):
                 break
         r.give_up()
+        is_list = False
         while (marker := (yield from r.until(markers))) == "{" and not (yield from _is_known_call(r)):
             r.give_up()
         if marker == "{":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from typing import Any
 
 from carousel.server.chat.reader import NO_MARKERS, Reader, Steps
@@ -93,7 +94,7 @@ def _argument(r: Reader) -> Steps[tuple[str, str | None]]:
                 return "", None
             continue
         if not closing and char in ",)":
-            return key, _json_of("".join(parts))
+            return key, literal_as_json("".join(parts))
         if char in _OPEN and len(closing) < MAX_DEPTH:
             closing += _CLOSE[_OPEN.index(char)]
         elif closing and char == closing[-1]:
@@ -139,10 +140,11 @@ def _string(r: Reader, parts: list[str]) -> Steps[bool]:
     return False
 
 
-def _json_of(literal: str) -> str | None:
+def literal_as_json(literal: str) -> str | None:
     """Return a literal of Python as JSON; None where it is none."""
     try:
-        node = ast.parse(literal.strip(), mode="eval").body
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # "\\d", which is taken
+            node = ast.parse(literal.strip(), mode="eval").body
         return json.dumps(_value(node), ensure_ascii=False, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None

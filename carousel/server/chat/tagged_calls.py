@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
+from carousel.server.chat.pythonic import MAX_OUTSIDE, literal_as_json
 from carousel.server.chat.reader import Markers, Reader, Sink, Steps
 
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
@@ -54,11 +56,11 @@ class ArgumentsReader:
 
 
 def tagged_text(r: Reader, close: str, follow: tuple[str, ...], sink: Sink) -> Steps[bool]:
-    """Give a text up to `close` to `sink` as it comes, without the line breaks at its ends. `close` counts
-    only where one of `follow` comes behind it: elsewhere it is a part of the text. False: it breaks off.
+    """Give a text up to `close` to `sink` as it comes. Where it stands on lines of its own, the line breaks
+    at its ends are none of it. `close` counts only where one of `follow` comes behind it: elsewhere it is a
+    part of the text. False: it breaks off.
     """
-    yield from r.take("\n")
-    markers = Markers("\n" + close, close)
+    markers = Markers("\n" + close, close) if (yield from r.take("\n")) else Markers(close)
     while (yield from r.until(markers, sink)):
         yield from r.space()
         if (yield from r.follows(follow)):
@@ -69,7 +71,9 @@ def tagged_text(r: Reader, close: str, follow: tuple[str, ...], sink: Sink) -> S
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Return an argument as JSON of one of its types, else as a string. No types: of any."""
+    """Return an argument as JSON of one of its types, else as a string. No types: of any. Some models write
+    objects and lists as Python does.
+    """
     value = text.strip()
     if "null" in types and value.lower() in ("null", "none"):
         return "null"
@@ -81,12 +85,21 @@ def as_json(text: str, types: frozenset[str]) -> str:
         return value
     kinds = [kind for name, kind in _KINDS.items() if name in types] if types else [msgspec.Raw]
     for kind in kinds:
-        try:
-            msgspec.json.decode(value, type=kind)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
-            continue
-        return value
+        if _is_of(kind, value):
+            return value
+    if value[:1] in ("{", "[") and len(value) <= MAX_OUTSIDE:
+        literal = literal_as_json(value)
+        if literal is not None and any(_is_of(kind, literal) for kind in kinds):
+            return literal
     return _encoded(text)
+
+
+def _is_of(kind: Any, value: str) -> bool:
+    try:
+        msgspec.json.decode(value, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
+        return False
+    return True
 
 
 def _encoded(text: str) -> str:

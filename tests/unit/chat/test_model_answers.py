@@ -1,5 +1,5 @@
-"""Answers of the families' models with what they mean (tests/data/model_answers.jsonl): read as meant, whole
-and in pieces.
+"""Answers of the families' models, and others in their manner, with what they mean (tests/data/README.md):
+read as meant, whole and in pieces.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ from carousel.server.chat.tools import ToolSet
 from runtime.checkpoint.chat_formats import TOOL_CALLS, names_of
 from tests.unit.chat.cases import Item, read
 
-LINES = (Path(__file__).parents[2] / "data" / "model_answers.jsonl").read_text().splitlines()
-ANSWERS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
+DATA = Path(__file__).parents[2] / "data"
+
+
+def answers_in(file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / file).read_text().splitlines()]
+
+
+RECORDED, WRITTEN = answers_in("model_answers.jsonl"), answers_in("written_answers.jsonl")
+ANSWERS = RECORDED + WRITTEN
 
 
 def plan_of(answer: dict[str, Any]) -> AnswerPlan:
@@ -36,7 +43,8 @@ def plan_of(answer: dict[str, Any]) -> AnswerPlan:
 def what_differs(answer: dict[str, Any], items: list[Item]) -> str:
     """Return "" for an answer that is read as meant. Space around texts is left to each project."""
     calls = [[item[1], json.loads(item[2])] for item in items if item[0] == "call"]
-    if calls != answer.get("calls", []) or any(item[0] == "broken" for item in items):
+    cut = [list(item[1:]) for item in items if item[0] == "broken"]
+    if calls != answer.get("calls", []) or cut != ([answer["cut"]] if "cut" in answer else []):
         return "calls"
     text = "".join(item[1] for item in items if item[0] == "text")
     # Some drop the text behind calls.
@@ -65,5 +73,7 @@ def test_answers_of_models_are_read_as_they_are_meant(family: str) -> None:
 
 
 def test_few_are_read_otherwise_than_elsewhere() -> None:
-    assert len(ANSWERS) > 300
-    assert sum("differs" in answer for answer in ANSWERS) <= len(ANSWERS) // 20
+    assert len(RECORDED) > 300
+    assert len(WRITTEN) > 200
+    for answers in (RECORDED, WRITTEN):
+        assert sum("differs" in answer for answer in answers) <= len(answers) // 20
