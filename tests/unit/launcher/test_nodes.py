@@ -4,6 +4,7 @@ sockets in one process, no ranks.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -189,6 +190,34 @@ def test_a_node_with_other_settings_is_refused_at_both_ends(
         meeting.until(lambda: link.is_joined, link)
     assert meeting.gate.refusal.startswith(said)
     assert meeting.gate.missing
+
+
+@pytest.mark.parametrize("differs", ["config.json", "model.safetensors"])
+def test_a_node_with_another_model_is_refused_at_both_ends(
+    meeting: Meeting, differs: str, tmp_path: Path
+) -> None:
+    """A byte of it is another one, in a place that changes no shape; the path may be."""
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    data = (model / differs).read_bytes()
+    (model / differs).write_bytes(data + b"\n" if differs == "config.json" else data[:-1] + b"\x55")
+    fact = "config.json" if differs == "config.json" else "weights"
+    link = meeting.agent(model=str(model))
+    with pytest.raises(ConfigError, match=f"{fact} of node 1 .*; give all nodes the same model"):
+        meeting.until(lambda: link.is_joined, link)
+    assert meeting.gate.refusal.startswith(f"{fact} of node 1")
+
+
+@pytest.mark.parametrize("fact", ["version", "schema", "torch"])
+def test_a_node_of_another_version_is_refused_at_both_ends(
+    meeting: Meeting, fact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_link, "facts_of", lambda config: {**facts_of(config), fact: "0.0.1"})
+    link = meeting.agent()
+    with pytest.raises(ConfigError, match=f"{fact} of node 1 .*; install the same on all nodes"):
+        meeting.until(lambda: link.is_joined, link)
+    assert meeting.gate.refusal.startswith(f"{fact} of node 1")
+    assert meeting.events == ["node_refused"]
 
 
 def test_a_second_node_of_one_number_is_refused_and_the_first_one_stays(meeting: Meeting) -> None:
