@@ -15,6 +15,7 @@ from model_worker.device.cpu import memory_bytes
 from model_worker.device.cuda import FP8_NEEDS, has_fp8
 from model_worker.device.out_of_memory import when_out_of_memory
 from model_worker.distributed.group import RankGroup
+from model_worker.distributed.layout import Layout
 from model_worker.membership import ALONE, Membership
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.memory.prompt_tables import PromptTables
@@ -23,7 +24,7 @@ from model_worker.runner.build_runner import build_runner
 from model_worker.runner.device_memory import TRIAL_TOKENS, free_beside_steps, make_kv_pool, size_kv_pool
 from model_worker.runner.model_runner import ModelRunner
 from model_worker.sampling.processors.runner import ProcessorRunner, load_processors
-from model_worker.served_model import load_served_model
+from model_worker.served_model import layers_of_stages, load_served_model
 from model_worker.worker import ModelWorker
 from runtime.base.errors import ConfigError, InvalidRequest
 from runtime.base.progress import Progress
@@ -127,9 +128,12 @@ def _load_runner(
 
     free_bytes = free_beside_steps(make_trial, sizes, device, config.chunked_prefill_size)
     bytes_per_token = kv_layout.bytes_per_token(kv_dtype)
-    if layout.num_stages > 1 and not device.has_own_memory:  # all stages' together come out of one memory
+    num_sharing = 1 if device.has_own_memory else config.ranks_per_node
+    if layout.num_stages > 1 and not device.has_own_memory:
         assert isinstance(checkpoint, ModelConfig), "settings with stages are refused for any other"
-        bytes_per_token = bytes_per_token * checkpoint.num_layers // kv_layout.num_layers
+        # Stages of different sizes come out of one memory: a token takes what it takes in all ranks here.
+        bytes_per_token = bytes_per_token // kv_layout.num_layers * _num_layers_here(config, checkpoint)
+        num_sharing = 1
     num_pages = size_kv_pool(
         free_bytes=free_bytes,
         fraction=config.mem_fraction_static,
@@ -137,7 +141,7 @@ def _load_runner(
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
         host_bytes=None if device.has_own_memory else memory_bytes(),
-        num_sharing=1 if device.has_own_memory else config.ranks_per_node,
+        num_sharing=num_sharing,
     )
     # A plan names pages that every rank has.
     num_pages = world.smallest(num_pages)
@@ -150,6 +154,13 @@ def _load_runner(
         left = max(0, free_bytes - group.size * kv_bytes)
         slots.max_rows = int(config.lora_device_percent * left) // slots.row_bytes
     return make_runner(kv_pool, sizes), device, slots
+
+
+def _num_layers_here(config: RuntimeConfig, checkpoint: ModelConfig) -> int:
+    """Return the number of layers of all ranks of this machine, added up."""
+    layers = layers_of_stages(config, checkpoint)
+    here = (rank for rank in range(config.num_ranks) if config.node_of_rank(rank) == config.node_rank)
+    return sum(len(layers[Layout.of_rank(rank, config.pp_size, config.tp_size).stage]) for rank in here)
 
 
 def _processors(config: RuntimeConfig, device: Device, group: RankGroup) -> ProcessorRunner | None:

@@ -74,7 +74,12 @@ def load_served_model(
 def _layers(config: RuntimeConfig, checkpoint: ModelConfig, stage: int) -> range:
     if config.pp_size == 1:
         return range(0)
-    return split_layers(checkpoint.layer_weights(), config.pp_size, config.pp_layers)[stage]
+    return layers_of_stages(config, checkpoint)[stage]
+
+
+def layers_of_stages(config: RuntimeConfig, checkpoint: ModelConfig) -> list[range]:
+    """Return the layers of each pipeline stage."""
+    return split_layers(checkpoint.layer_weights(), config.pp_size, config.pp_layers)
 
 
 def _by_transformers(

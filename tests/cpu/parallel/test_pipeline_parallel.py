@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from model_worker.device.cpu import CpuDevice
 from model_worker.runner.stage_runner import StageRunner
 from runtime.base.errors import ConfigError
 from runtime.checkpoint.model_config import ModelConfig
@@ -155,6 +156,23 @@ def test_a_stage_has_its_layers_and_no_more(tmp_path: Path) -> None:
             assert ends == pytest.approx(table * has_table, rel=0.02, abs=config.hidden_size)
         assert len(set(layer_sizes)) == len(set(page_sizes)) == 1
         assert len({runner.kv_pool.num_pages for runner in runners}) == 1
+    finally:
+        ring.close()
+
+
+@pytest.mark.parametrize(("num_stages", "tp_size"), [(3, 1), (2, 2)])
+def test_stages_of_one_machine_use_the_memory_that_they_may(
+    num_stages: int, tp_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together, and hardly less: what is left of a page of all layers."""
+    monkeypatch.setattr(CpuDevice, "free_bytes", lambda *_, **__: 64 << 20)
+    settings = {"max_total_tokens": 0, "mem_fraction_static": 0.5}
+    ring = StageRing(DEMO_MODEL, Setting(), num_stages, tmp_path / "stages", tp_size=tp_size, **settings)
+    try:
+        pools = [worker._runner.kv_pool for worker in ring.workers.values()]
+        page = sum(pool.bytes_per_page() for pool in pools)
+        total = sum((pool.num_pages + 1) * pool.bytes_per_page() for pool in pools)
+        assert (32 << 20) - 2 * page <= total <= 32 << 20
     finally:
         ring.close()
 
