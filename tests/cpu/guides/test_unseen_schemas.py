@@ -1,8 +1,8 @@
 """Schemas that nobody made for this project: those of the official client's own types. All but a few are
 taken, and no text that a guide allows is one that a validator rejects.
 
-They stand in for what hypothesis-jsonschema would draw: its 0.23.1, of 2024, calls what Hypothesis 6.170 no
-longer has. Random schemas over all keywords are in test_guided_output.py.
+Those that hypothesis-jsonschema draws are taken, too. Deeper random schemas over all keywords are in
+test_guided_output.py.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from runtime.wire.guide import Guide
 SEED = 24
 MIN_TAKEN = 0.85
 MIN_ENDED = 0.8
+MIN_DRAWN_ENDED = 0.95
 MAX_TOKENS = 600
 CLOSING = ('"', "}", "]")
 EAGER = 0.5
@@ -70,6 +71,27 @@ class Walk:
             ids.append(self._rng.choice(closing if closing and self._rng.random() < EAGER else allowed))
             assert matcher.consume_token(ids[-1])
         return None
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.full)])
+def test_schemas_that_hypothesis_jsonschema_draws_are_kept(count: int) -> None:
+    """All of those for which there is a value are taken."""
+    pytest.importorskip("hypothesis_jsonschema", reason="not there before it was among the extra `test`")
+    from tests.harness.guides.drawn_schemas import drawn_schemas
+
+    walk, num_ended = Walk(), 0
+    chosen = drawn_schemas(count, SEED)
+    for schema in chosen:
+        compiled = try_guide(Guide("json_schema", json.dumps(schema)), walk.vocabulary)
+        assert compiled.error is None, (schema, compiled.error)
+        text = walk.text(walk.vocabulary.compile(compiled.grammar))
+        if text is not None:
+            num_ended += 1
+            jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
+    print(
+        f"{count} schemas, {len({json.dumps(each) for each in chosen})} of them different: {num_ended} ended"
+    )
+    assert num_ended >= MIN_DRAWN_ENDED * count
 
 
 @pytest.mark.parametrize("share", [40, pytest.param(1, marks=pytest.mark.full)])
