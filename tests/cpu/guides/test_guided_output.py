@@ -67,6 +67,7 @@ def test_output_is_what_its_schema_says(client: Client, count: int) -> None:
     stopped = [
         (schema, each.text) for schema, each in zip(schemas, got, strict=True) if each.finish_reason == "stop"
     ]
+    print(f"{len(stopped)} of {len(schemas)} outputs ended with stop")
     assert len(stopped) >= MIN_STOPPED * len(schemas)
     for schema, text in stopped:
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)

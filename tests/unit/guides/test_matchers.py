@@ -140,3 +140,21 @@ def test_the_thread_that_compiles_gives_way_and_no_other_does() -> None:
     with ThreadPoolExecutor(1, initializer=loop._give_way) as executor:
         assert executor.submit(niceness).result() == max(before, loop.COMPILE_NICENESS)
     assert niceness() == before
+
+
+def test_a_guide_that_is_compiled_again_leaves_the_other_threads_their_turns(
+    vocabulary: GrammarVocabulary,
+) -> None:
+    """Masks of others are made by one of them: a compiler that kept the interpreter would have them wait."""
+    names = [f"k{number}" for number in range(4000)]
+    wide = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
+    compiled = try_guide(Guide("json_schema", json.dumps(wide)), vocabulary)
+    assert compiled.error is None, compiled.error
+    num_turns = 0
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(vocabulary.compile, compiled.grammar)
+        while not made.done():
+            time.sleep(0.001)
+            num_turns += 1
+    assert not made.result().is_error()
+    assert num_turns > 8
