@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from detokenizer_proc.automaton import Automaton
+from runtime.text.automaton import Automaton
 
 
 @lru_cache(maxsize=64)

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from detokenizer_proc.automaton import Automaton
 from detokenizer_proc.stop_strings import StopStringMatcher
+from runtime.text.automaton import Automaton
 from runtime.wire.format import unpack_ids
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
 from runtime.settings.config import RuntimeConfig
+from runtime.text.codec import Decoders
 from runtime.wire.plan import WorkerReady
 from scheduler_proc.adapter_capacity import make_inline_store, make_slots
 from scheduler_proc.batching.composition import (
@@ -50,10 +51,11 @@ def build_scheduler(
     grammar: GrammarClient | None = None,
     adapters: AdapterDevice | None = None,
     ranks: CalledRanks | None = None,
+    decoders: Decoders | None = None,
 ) -> Scheduler:
     """Compose the parts around the port. `profile_dir`: as StepProfile's; `roster`: as Lifecycle's;
     `suspects`: as Intake's; `grammar`: None where no guides are kept; `adapters`: None where no adapters are
-    served; `ranks`: None where none can be called.
+    served; `ranks`: None where none can be called; `decoders`: None where beam searches have no text.
 
     Raises ConfigError when a policy or a cache cannot be found.
     """
@@ -92,7 +94,7 @@ def build_scheduler(
         calls=WorkerCalls(ranks, output, port),
         inline=inline,
     )
-    features = make_features(config, output, kv, port.now_s, grammar, limits.vocab_size)
+    features = make_features(config, output, kv, port.now_s, grammar, limits.vocab_size, decoders)
     intake = Intake(
         lifecycle,
         make_limits(config, eos_ids, limits, max_len, port.is_client_alone, lifecycle.accounts.has_several),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from runtime.checkpoint.pooling import read_pooling
 from runtime.settings.config import RuntimeConfig
+from runtime.text.codec import Decoders
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.output import Output
 from scheduler_proc.core.request import FeatureFactory
@@ -45,8 +46,10 @@ def make_features(
     clock: Clock,
     grammar: GrammarClient | None,
     vocab_size: int,
+    decoders: Decoders | None = None,
 ) -> Features:
-    """Make the table that the settings ask for. `grammar`: None where no guides are kept.
+    """Make the table that the settings ask for. `grammar`: None where no guides are kept; `decoders`: as
+    BeamSettings'.
 
     Raises ConfigError when a logits processor cannot be found.
     """
@@ -61,7 +64,7 @@ def make_features(
         speculates=speculation.has_ngram,
         is_static=config.batching == "static",
     )
-    beams = BeamSettings(config.max_beam_width, vocab_size, *DEFAULTS[config.beam_defaults])
+    beams = BeamSettings(config.max_beam_width, vocab_size, *DEFAULTS[config.beam_defaults], decoders)
     factories = feature_factories(output, kv, clock, speculation, step_cost, grammar, beams)
     return Features((processors, *factories), step_cost if speculation.has_ngram else None)
 

@@ -16,6 +16,8 @@ from runtime.ring.process import ProcessContext, run_process
 from runtime.ring.roster import Roster, Suspects
 from runtime.ring.tenants import TenantsFile
 from runtime.settings.config import RuntimeConfig
+from runtime.text.codec import Decoders
+from runtime.text.selection import open_decoders, open_tokenizer
 from runtime.wire.format import MAX_SHORT_CHARS
 from runtime.wire.messages import ErrorInfo
 from runtime.wire.plan import WorkerReady
@@ -49,6 +51,16 @@ def _can_call_ranks(config: RuntimeConfig) -> bool:
     nothing to this process.
     """
     return config.device == "cpu" or config.tp_size == 1
+
+
+def _decoders_of_searches(context: ProcessContext) -> Decoders | None:
+    """Return what makes text of hypotheses: a search ends one where a stop string is complete. None where
+    there are no searches, or no text.
+    """
+    config = context.config
+    if config.max_beam_width == 1 or not config.tokenizer:
+        return None
+    return open_decoders(open_tokenizer(config.tokenizer, prepared=context.endpoints.tokenizer_file))
 
 
 def main(context: ProcessContext) -> None:
@@ -99,6 +111,7 @@ def main(context: ProcessContext) -> None:
         grammar=grammar,
         adapters=executor if config.enable_lora else None,
         ranks=executor if _can_call_ranks(config) else None,
+        decoders=_decoders_of_searches(context),
     )
     lifecycle = scheduler.lifecycle
     if context.was_paused:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from runtime.text.codec import PromptEncoder
+from runtime.text.codec import PROMPT_TAIL_TOKENS, PromptEncoder
 from runtime.wire.format import IntArray, pack_ids
 from runtime.wire.handle import sibling, split_handle
 from runtime.wire.messages import GenerateRequest, StreamOpen, TokenizedRequest
@@ -22,7 +22,6 @@ from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.bad_words import with_bad_words_as_ids
 from tokenizer_proc.receipt import Receipt
 
-PROMPT_TAIL_TOKENS = 8
 NO_BOUND = 1 << 31
 NAMESPACE_BYTES = 16
 TENANT_BYTES = 8

@@ -11,6 +11,8 @@ from runtime.base.errors import InvalidRequest
 from runtime.wire.format import IntArray
 from runtime.wire.transport import DECODE_ERRORS
 
+PROMPT_TAIL_TOKENS = 8
+"""Number of the last ids of a prompt that a decoder of its output begins behind."""
 _decode_list = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
@@ -91,10 +93,15 @@ class IncrementalDecoder(Protocol):
         """
 
 
+class ForkingDecoder(IncrementalDecoder, Protocol):
+    def fork(self) -> ForkingDecoder:
+        """Return another decoder that goes on from here; neither sees what the other is given."""
+
+
 class Decoders(Protocol):
     """Maker of the decoders of one tokenizer."""
 
-    def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> IncrementalDecoder:
+    def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> ForkingDecoder:
         """Make a decoder of what follows `prompt_tail`, the last few prompt ids; their own text is not
         given.
         """

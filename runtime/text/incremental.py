@@ -16,11 +16,12 @@ the replacement character itself, decoding at once also replaces valid character
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from runtime.text.codec import IncrementalDecoder
+from runtime.text.codec import ForkingDecoder
 from runtime.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
@@ -38,7 +39,7 @@ class DecoderFactory:
             every = _ByteTable.of(tokenizer)
             self._tables = (every, every.without(tokenizer.special_ids))
 
-    def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> IncrementalDecoder:
+    def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> ForkingDecoder:
         """Make a decoder of what follows `prompt_tail`, the last few prompt ids; their own text is not
         given.
         """
@@ -115,6 +116,13 @@ class ByteLevelDecoder:
         self._pending = b""
         return text
 
+    def fork(self) -> ByteLevelDecoder:
+        """Return another decoder that goes on from here."""
+        other = ByteLevelDecoder.__new__(ByteLevelDecoder)  # copy.copy takes five times as long
+        other._pieces, other._texts, other._size = self._pieces, self._texts, self._size
+        other._pending = self._pending
+        return other
+
 
 class WindowDecoder:
     """Decoder of any vocabulary through a window of a few tokens; never more, whatever the tokens are."""
@@ -156,6 +164,12 @@ class WindowDecoder:
         new = self._decode(self._window)[self._context_chars :]
         self._commit()
         return new
+
+    def fork(self) -> WindowDecoder:
+        """Return another decoder that goes on from here."""
+        other = copy.copy(self)
+        other._window = self._window.copy()
+        return other
 
     def _commit(self) -> None:
         """All of the window is context from now on; a character that it leaves open is not out yet."""

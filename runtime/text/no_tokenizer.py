@@ -79,6 +79,10 @@ class NoTextDecoder:
     def flush(self) -> str:
         return ""
 
+    def fork(self) -> NoTextDecoder:
+        """Return itself: it keeps nothing."""
+        return self
+
 
 class NoTextDecoders:
     def __init__(self) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.table import PARAMETERS
+from runtime.text.codec import PROMPT_TAIL_TOKENS, Decoders
 from runtime.wire.handle import next_sibling, split_handle
 from runtime.wire.messages import BeamScore, Closed, CloseReason, TokenLogprobs
 from runtime.wire.sampling_params import SamplingParams
@@ -30,6 +31,7 @@ from scheduler_proc.features.beam_search.hypotheses import (
     SearchSettings,
 )
 from scheduler_proc.features.beam_search.score_rules import RULE_NAMES, SLACK, NextTokens, ScoreRules
+from scheduler_proc.features.beam_search.stop_texts import HypothesisText
 
 TAKEN = frozenset(
     {
@@ -37,7 +39,7 @@ TAKEN = frozenset(
         *("include_stop_str_in_output", "logprobs", "n", "best_of", "truncate_prompt_tokens"),
         *("min_tokens", "bad_words", "bad_words_ids", *RULE_NAMES),
         *("return_perf_metrics", "use_beam_search", "beam_width", "length_penalty", "early_stopping"),
-        *("beam_search_diversity_rate", "beam_width_array", "stop_words_ids"),
+        *("beam_search_diversity_rate", "beam_width_array", "stop_words_ids", "stop"),
     }
 )
 """Sampling parameters that go together with a beam search."""
@@ -59,6 +61,8 @@ class BeamSettings(NamedTuple):
     vocab_size: int = 0
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
+    decoders: Decoders | None = None
+    """Decoders for stop strings; None: the launch has no text."""
 
 
 NO_BEAMS = BeamSettings()
@@ -199,6 +203,7 @@ def attach_beam_search(
             sampling.beam_search_diversity_rate,
             sampling.beam_width_array,
             sampling.stop_words_ids,
+            _text_for_stops(req),
         )
         if search.num_wanted > settings.vocab_size:
             raise InvalidRequest(
@@ -209,6 +214,21 @@ def attach_beam_search(
             )
         _check_pages(req, width)
         return BeamSearch(req, search, req.num_delivered, kv, output)
+
+    def _text_for_stops(req: Request) -> HypothesisText | None:
+        sampling = req.sampling
+        if not sampling.stop:
+            return None
+        if settings.decoders is None:
+            raise InvalidRequest("stop: this server has no tokenizer; give stop_words_ids", param="stop")
+        ids = req.tokens[: req.num_prompt]
+        words = ids[ids < req.first_virtual] if req.prompt_table is not None else ids
+        return HypothesisText.begin(
+            sampling.stop,
+            words[-PROMPT_TAIL_TOKENS:].tolist(),
+            settings.decoders,
+            skip_special_tokens=sampling.skip_special_tokens,
+        )
 
     def _check_width(req: Request, width: int) -> None:
         if width > settings.max_width:

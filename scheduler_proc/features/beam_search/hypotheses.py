@@ -2,8 +2,9 @@
 
     candidate    a running beam and one more token; its sum is the beam's and the token's score, in float32
     candidates   the best max(2, 1 + number of stop ids) * width of all beams, ties to the lower beam, then id
-    ended        a candidate with a stop id, or with the last token there is room for; only the first `width`
-                 candidates may end. Its score is sum / length ** length_penalty, the stop id counted
+    ended        a candidate with a stop id, one that completes a stop word or a stop string, or one with the
+                 last token there is room for; only the first `width` candidates may end. Its score is
+                 sum / length ** length_penalty, the stop id counted
     goes on      the first `width` candidates that have not ended
 
 Knows no row, no page and no request.
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from runtime.wire.format import FloatArray, IntArray
 from scheduler_proc.features.beam_search.score_rules import NextTokens
+from scheduler_proc.features.beam_search.stop_texts import HypothesisText
 
 
 class EarlyStopping(IntEnum):
@@ -55,6 +57,8 @@ class SearchSettings(NamedTuple):
 
     stop_words: tuple[tuple[int, ...], ...] = ()
     """A hypothesis that comes to an end like one of them has ended."""
+    text: HypothesisText | None = None
+    """Text of an output without tokens; None where no stop strings are looked for."""
 
     def width_at(self, num_tokens: int) -> int:
         """Return how many beams go on from beams of so many tokens."""
@@ -81,6 +85,8 @@ class Path(NamedTuple):
     before: Path | None
     top: tuple[IntArray, FloatArray]
     """Most likely ids in the token's place and their logprobs, `num_top` of them."""
+    text: HypothesisText | None = None
+    """Text up to here, where stop strings are looked for."""
 
     def from_the_first(self) -> list[Path]:
         links = [self]
@@ -97,7 +103,7 @@ class Hypothesis(NamedTuple):
     """Sum of the logprobs of its tokens, by the model's own distribution."""
     path: Path
     by_stop: bool
-    """True if its last token is a stop id."""
+    """True if its last token is a stop id, or completes a stop word or a stop string."""
 
 
 class Continuation(NamedTuple):
@@ -156,13 +162,15 @@ class Hypotheses:
         length = np.float32(float(self.num_tokens) ** settings.length_penalty)
         ended: list[Hypothesis] = []
         running: list[int] = []
+        texts: list[HypothesisText | None] = []
         for place, token in enumerate(found.ids.tolist()):
-            by_stop = token in settings.stop_ids or self._completes_word(found.parents.item(place), token)
+            by_stop, text = self._look_at(found.parents.item(place), token)
+            texts.append(text)
             if not by_stop and not is_last:
                 if len(running) < width:
                     running.append(place)
             elif place < width:
-                score, path = float(found.sums[place] / length), self._path(found, place, each)
+                score, path = float(found.sums[place] / length), self._path(found, place, each, None)
                 ended.append(Hypothesis(score, found.own_sums.item(place), path, by_stop))
         self._take_ended(ended)
         if is_last or not running:
@@ -170,7 +178,7 @@ class Hypotheses:
         # A row that has run goes on, for nothing where there are fewer beams: it has the pages for it.
         running += running[:1] * (len(each) - len(running))
         num_dead = len(running) - len(set(running))
-        paths = [self._path(found, place, each) for place in running]
+        paths = [self._path(found, place, each, texts[place]) for place in running]
         self._sums, self._own_sums, self._paths = found.sums[running], found.own_sums[running], list(paths)
         self.num_beams = len(running) - num_dead
         self._sums[self.num_beams :] = -np.inf
@@ -197,12 +205,27 @@ class Hypotheses:
             )
         return found
 
+    def _look_at(self, beam: int, token: int) -> tuple[bool, HypothesisText | None]:
+        """Tell whether a stop id, word or string ends a beam's output when this token comes next, and its
+        text if it goes on. `num_tokens` counts the token already.
+        """
+        settings = self._settings
+        if token in settings.stop_ids:  # it stands for no text
+            return True, None
+        if settings.stop_words and self._completes_word(beam, token):
+            return True, None
+        path = self._paths[beam]
+        text = settings.text if path is None else path.text
+        if text is None:
+            return False, None
+        return text.after(token, may_match=self.num_tokens > settings.min_output)
+
     def _completes_word(self, beam: int, token: int) -> bool:
         """Tell whether a beam's output ends with a stop word when this token comes next.
         `num_tokens` counts it already.
         """
         settings, path = self._settings, self._paths[beam]
-        if not settings.stop_words or self.num_tokens <= settings.min_output:
+        if self.num_tokens <= settings.min_output:
             return False
         for *before, last in settings.stop_words:
             if token == last and len(before) < self.num_tokens:
@@ -211,11 +234,13 @@ class Hypotheses:
                     return True
         return False
 
-    def _path(self, found: _Candidates, place: int, each: Sequence[NextTokens]) -> Path:
+    def _path(
+        self, found: _Candidates, place: int, each: Sequence[NextTokens], text: HypothesisText | None
+    ) -> Path:
         parent, num_top = found.parents.item(place), self._settings.num_top
         top_ids, top = each[parent].top
         kept = (top_ids[:num_top].copy(), top[:num_top].copy())
-        return Path(found.ids.item(place), found.logprobs.item(place), self._paths[parent], kept)
+        return Path(found.ids.item(place), found.logprobs.item(place), self._paths[parent], kept, text)
 
     def _allowed(self, beam: int, ids: IntArray) -> npt.NDArray[np.bool_]:
         """Which of these ids may come next in a beam."""

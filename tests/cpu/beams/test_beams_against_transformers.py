@@ -226,7 +226,7 @@ def test_a_long_prompt_is_held_once_and_a_fork_takes_no_page() -> None:
     [
         ({"beam_width": 9}, "beam_width is 9; the server was started with --max-beam-width 8"),
         ({"top_p": 0.5}, "top_p: not together with use_beam_search"),
-        ({"stop": ("a",)}, "stop: not together"),
+        ({"min_p": 0.5}, "min_p: not together"),
         ({"max_tokens": 2000}, "ask for fewer max_tokens or beams"),
     ],
 )

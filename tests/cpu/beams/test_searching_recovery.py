@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from carousel import Client, Completion, SamplingParams
@@ -15,6 +16,9 @@ NUM_TOKENS = 200
 SEARCH = SamplingParams(
     max_tokens=NUM_TOKENS, n=2, use_beam_search=True, beam_width=4, ignore_eos=True, logprobs=1
 )
+RULES = msgspec.structs.replace(
+    SEARCH, repetition_penalty=1.3, no_repeat_ngram_size=4, logit_bias={11: 2.0}, bad_words=("return",)
+)
 
 
 @pytest.mark.parametrize("role", [pytest.param("scheduler", marks=pytest.mark.full), "worker"])
@@ -24,8 +28,10 @@ def test_hypotheses_are_the_same_when_the_engine_is_killed(role: str) -> None:
         with Client(faulty.launch.run_dir) as client, ThreadPoolExecutor(len(PROMPTS)) as threads:
 
             def search(prompt: str) -> Completion:
-                return client.generate(prompt, SEARCH, timeout=TIMEOUT_S)
+                has_rules = PROMPTS.index(prompt) % 2
+                return client.generate(prompt, RULES if has_rules else SEARCH, timeout=TIMEOUT_S)
 
+            assert search(PROMPTS[1]).token_ids != client.generate(PROMPTS[1], SEARCH).token_ids
             expected = list(threads.map(search, PROMPTS))
             assert all(each.outputs[0].score is not None for each in expected)
             assert all(len(output.token_ids) == NUM_TOKENS for each in expected for output in each.outputs)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from carousel import CompletionOutput
 from runtime.wire.handle import next_sibling
@@ -35,6 +35,7 @@ class Draw(NamedTuple):
     ngram: int = 0
     bias: tuple[tuple[int, float], ...] = ()
     allowed: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
 
     @property
     def sampling(self) -> SamplingParams:
@@ -54,6 +55,7 @@ class Draw(NamedTuple):
             no_repeat_ngram_size=self.ngram,
             logit_bias=self.bias,
             allowed_token_ids=self.allowed,
+            stop=self.stop,
         )
 
 
@@ -92,8 +94,13 @@ def found_of(outputs: Sequence[CompletionOutput]) -> list[Found]:
     return [Found(list(output.token_ids), output.score or 0.0) for output in outputs]
 
 
-def searched(model: PreTrainedModel, draw: Draw, eos_ids: Sequence[int]) -> list[Found]:
-    """Return what `generate` finds, best first."""
+def searched(
+    model: PreTrainedModel,
+    draw: Draw,
+    eos_ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> list[Found]:
+    """Return what `generate` finds, best first. `tokenizer`: for stop strings."""
     stop_ids = [*eos_ids, *draw.more_stop_ids]
     with torch.inference_mode():
         out = model.generate(
@@ -115,13 +122,27 @@ def searched(model: PreTrainedModel, draw: Draw, eos_ids: Sequence[int]) -> list
             no_repeat_ngram_size=draw.ngram or None,
             sequence_bias={(token,): bias for token, bias in draw.bias} or None,
             prefix_allowed_tokens_fn=(lambda *_: list(draw.allowed)) if draw.allowed else None,
+            stop_strings=list(draw.stop) or None,
+            tokenizer=tokenizer,
         )
     found = []
     for ids, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
         new = ids[len(draw.prompt) :]
-        ends = [at for at, token in enumerate(new) if token in stop_ids]
+        ends = [
+            at
+            for at, token in enumerate(new)
+            if token in stop_ids or _is_stopped(tokenizer, new[: at + 1], draw)
+        ]
         found.append(Found(new[: ends[0] + 1] if ends else new, score))
     return found
+
+
+def _is_stopped(tokenizer: PreTrainedTokenizerBase | None, output: list[int], draw: Draw) -> bool:
+    """Tell whether a stop string is in the text of these ids."""
+    if tokenizer is None or not draw.stop:
+        return False
+    text = str(tokenizer.decode(output, skip_special_tokens=True))
+    return any(stop in text for stop in draw.stop)
 
 
 def found_by(generated: dict[bytes, Generated], handle: bytes, n: int) -> list[Found]:

@@ -15,6 +15,8 @@ from model_worker.executors.inproc import InprocExecutor
 from model_worker.load_worker import load_worker
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.settings.config import RuntimeConfig
+from runtime.text.codec import Decoders
+from runtime.text.selection import open_decoders, open_tokenizer
 from runtime.wire.format import FloatArray, IntArray, pack_ids, unpack_floats, unpack_ids
 from runtime.wire.handle import HANDLE_BYTES, make_handle
 from runtime.wire.messages import Closed, StreamOpen, TensorBatch, TokenBatch, TokenizedRequest, TokenLogprobs
@@ -46,6 +48,13 @@ class Setting:
     outputs: str = ""
     speculation: str = "none"
     beams: int = 1
+
+
+def decoders_of(model_path: Path) -> Decoders | None:
+    """Return the decoders of a checkpoint's tokenizer, if it has one."""
+    if not (model_path / "tokenizer.json").exists():
+        return None
+    return open_decoders(open_tokenizer(str(model_path)))
 
 
 @dataclass(slots=True)
@@ -123,6 +132,7 @@ class Ring:
             self._executor,
             self._executor.limits,
             Port(MemoryChannel("scheduler_in"), [self._output]),
+            decoders=decoders_of(model_path) if setting.beams > 1 else None,
         )
         self.lifecycle = self.scheduler.lifecycle
         self._num_requests = 0

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
 from scheduler_proc.features.beam_search.hypotheses import Continuation, Hypotheses, SearchSettings
 from scheduler_proc.features.beam_search.score_rules import NextTokens
+from scheduler_proc.features.beam_search.stop_texts import HypothesisText
 
 STOP = 9
+
+
+class Letters:
+    """Decoder of ids that stand for letters: 0 is a, 1 is b."""
+
+    def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> Letters:
+        return self
+
+    def push(self, token: int) -> str:
+        return chr(ord("a") + token)
+
+    def flush(self) -> str:
+        return ""
+
+    def fork(self) -> Letters:
+        return self
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        return "".join(map(self.push, ids))
+
+
+def text_for(*stops: str) -> HypothesisText:
+    return HypothesisText.begin(stops, (), Letters(), skip_special_tokens=True)
+
+
+def said(hypotheses: Hypotheses) -> list[tuple[list[int], bool]]:
+    return [([link.token for link in each.path.from_the_first()], each.by_stop) for each in hypotheses.ended]
 
 
 def next_tokens(logprobs: Mapping[int, float]) -> NextTokens:
@@ -95,16 +123,32 @@ def test_a_stop_word_ends_a_hypothesis_as_a_stop_id_does() -> None:
     # (6, 6) and (1, 5) end, both among the first two, and nothing that runs comes near.
     second = [next_tokens({6: -0.1, 5: -2.0, 7: -3.0}), next_tokens({5: -0.1, 6: -2.5, 7: -3.0})]
     assert hypotheses.advance(second) == []
-    assert [
-        ([link.token for link in each.path.from_the_first()], each.by_stop) for each in hypotheses.ended
-    ] == [
-        ([6, 6], True),
-        ([1, 5], True),
-    ]
+    assert said(hypotheses) == [([6, 6], True), ([1, 5], True)]
 
 
 def test_no_stop_word_ends_a_hypothesis_before_its_least_tokens() -> None:
     hypotheses = search(2, stop_words=((1,), (2, 5)), min_output=3)
+    assert hypotheses.advance([next_tokens(FIRST)]) == [(0, 1), (0, 2)]
+    assert hypotheses.advance([next_tokens(each) for each in SECOND]) == [(0, 5), (0, 6)]
+    assert hypotheses.ended == []
+
+
+def test_a_stop_string_ends_a_hypothesis_in_whose_text_it_is_complete() -> None:
+    """Each hypothesis has its own text: "bf" comes of 1 then 5, and not of 6 then 5."""
+    hypotheses = search(2, max_output=9, length_penalty=0.0, text=text_for("bf", "gg"))
+    assert hypotheses.advance([next_tokens({**FIRST, 6: -0.9})]) == [(0, 6), (0, 1)]
+    second = [next_tokens({5: -0.1, 6: -0.3, 7: -3.0}), next_tokens({6: -0.1, 5: -2.0, 7: -3.0})]
+    # The first two are 6 5, which goes on, and 1 6, which does, too.
+    assert hypotheses.advance(second) == [(0, 5), (1, 6)]
+    assert hypotheses.ended == []
+    hypotheses = search(2, max_output=9, length_penalty=0.0, text=text_for("bf", "gg"))
+    hypotheses.advance([next_tokens({**FIRST, 6: -0.9})])
+    assert hypotheses.advance([next_tokens({6: -0.1, 7: -9.0}), next_tokens({5: -0.1, 7: -9.0})]) == []
+    assert said(hypotheses) == [([6, 6], True), ([1, 5], True)]
+
+
+def test_no_stop_string_ends_a_hypothesis_before_its_least_tokens() -> None:
+    hypotheses = search(2, max_output=9, text=text_for("b", "cf"), min_output=2)
     assert hypotheses.advance([next_tokens(FIRST)]) == [(0, 1), (0, 2)]
     assert hypotheses.advance([next_tokens(each) for each in SECOND]) == [(0, 5), (0, 6)]
     assert hypotheses.ended == []

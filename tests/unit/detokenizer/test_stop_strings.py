@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from detokenizer_proc.automaton import Automaton
 from detokenizer_proc.stop_strings import StopStringMatcher
+from runtime.text.automaton import Automaton
 
 
 def feed(

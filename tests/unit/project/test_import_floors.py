@@ -40,7 +40,7 @@ FLOORS: dict[str, set[str]] = {
         "runtime.sampling",  # names of additional outputs
     },
     "tokenizer_proc": {*RUNTIME, "runtime.text"},
-    "scheduler_proc": RUNTIME,
+    "scheduler_proc": {*RUNTIME, "runtime.text"},
     "grammar_proc": {*RUNTIME, "runtime.guides"},
     "detokenizer_proc": {*RUNTIME, "runtime.text"},
     "model_worker": RUNTIME,

@@ -117,6 +117,27 @@ def test_window_text_of_any_text_is_the_text_decoded_at_once(
             assert incremental_text(loaded, ids, skip_special_tokens=skip) == expected, (ids, skip)
 
 
+@pytest.mark.parametrize("name", ["demo", "byte_fallback", "word_piece"])
+def test_a_fork_goes_on_from_where_it_was_made_and_changes_nothing(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    loaded: Tokenizer = request.getfixturevalue(name)
+    factory, rng = DecoderFactory(loaded), random.Random(2)
+    for _ in range(60):
+        ids = loaded.encode_batch([random_text(rng) + "漢😀"])[0].tolist() + [
+            rng.randrange(8) for _ in range(6)
+        ]
+        at = rng.randrange(len(ids))
+        decoder = factory.open(())
+        before = "".join(map(decoder.push, ids[:at]))
+        fork = decoder.fork()
+        other = "".join(map(fork.push, ids[::-1])) + fork.flush()
+        assert before + "".join(map(decoder.push, ids[at:])) + decoder.flush() == incremental_text(
+            loaded, ids
+        )
+        assert before + other == incremental_text(loaded, ids[:at] + ids[::-1])
+
+
 def test_the_prompt_tail_gives_the_first_token_its_space(byte_fallback: Tokenizer) -> None:
     a = byte_fallback.encode_batch(["ab"])[0].tolist()
     assert byte_fallback.decode(a) == "ab"

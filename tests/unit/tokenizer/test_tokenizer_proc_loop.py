@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from runtime.text.codec import PROMPT_TAIL_TOKENS
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import IntArray, pack_ids, unpack_ids
 from runtime.wire.handle import make_handle
@@ -34,7 +35,7 @@ from tests.harness.ring.tokenizer_ring import (
     request,
 )
 from tokenizer_proc.loop import MAX_BATCH_CHARS
-from tokenizer_proc.sequences import PROMPT_TAIL_TOKENS, namespace
+from tokenizer_proc.sequences import namespace
 
 
 def test_text_ids_and_messages_become_token_ids(demo: Tokenizer) -> None:
