@@ -53,7 +53,7 @@ from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.feature_factories import feature_factories
-from scheduler_proc.features.beam_search.beam_search import BeamSettings
+from scheduler_proc.features.beam_search.attaching import BeamSettings
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls

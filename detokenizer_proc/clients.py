@@ -11,9 +11,9 @@ import msgspec
 
 from detokenizer_proc.router import Delivery, PeerChannel
 from detokenizer_proc.text_stream import Outgoing
+from runtime.base.client_id import draw_client_id, is_client_of
 from runtime.base.errors import ProtocolMismatch
 from runtime.ring.tenants import OWNER
-from runtime.wire.client_id import draw_client_id, is_client_of
 from runtime.wire.format import MAGIC, PING_S, PROTOCOL_VERSION, SILENCE_S, Message
 from runtime.wire.messages import UNIONS, ControlReply, Hello, HelloAck, OutputBatch, Ping, RingStatus
 from runtime.wire.transport import DECODE_ERRORS, SCHEMA, BadFrames, Frame, MessageCodec

@@ -23,6 +23,7 @@ from detokenizer_proc.timelines import Timelines
 from runtime.text.codec import Decoders
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.handle import HANDLE_BYTES, attempt_of, client_of, describe, sequence_key
+from runtime.wire.hypotheses import HypothesisSoFar
 from runtime.wire.messages import (
     Closed,
     ControlReply,
@@ -142,6 +143,8 @@ class DetokenizerLoop:
                 self._take_prompt_logprobs(record)
             if message.tokens:
                 self._take_tokens(message)
+            for hypothesis in message.shown:
+                self._show(hypothesis)
             for record in message.logprobs:
                 self._take_logprobs(record)
             for closed in message.closed:
@@ -266,6 +269,12 @@ class DetokenizerLoop:
             if not stream.is_queued and (stream.stream or not stream.num_tokens % self._piece_tokens):
                 client.queue(stream)
                 unsent[client] = None
+
+    def _show(self, hypothesis: HypothesisSoFar) -> None:
+        live = self._live.get(hypothesis.handle)
+        if live is not None:
+            live.stream.show(hypothesis.tokens)
+            self._send(live.client, live.stream)
 
     def _take_prompt_logprobs(self, record: TokenLogprobs) -> None:
         live = self._live.get(record.handle)

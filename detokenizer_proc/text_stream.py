@@ -55,6 +55,7 @@ class TextStream:
         "_parts",
         "_prompt",
         "_replayed_logprob",
+        "_shown",
         "_strings",
         "_words",
         "finish",
@@ -107,6 +108,7 @@ class TextStream:
         self._ids: list[bytes] = []
         self._logprobs: OutputLogprobs | None = None
         self._prompt: Columns | None = None
+        self._shown = b""
 
     @property
     def num_prompt_bytes(self) -> int:
@@ -155,6 +157,10 @@ class TextStream:
         if self._words is not None:
             self._match(token, "")
 
+    def show(self, packed_ids: bytes) -> None:
+        """Take what a beam search has so far: all ids of it, in the place of those before."""
+        self._shown = packed_ids
+
     def add_logprobs(self, record: TokenLogprobs) -> None:
         """Take the logprobs of the tokens that this step has pushed."""
         if self._logprobs is None:
@@ -171,6 +177,7 @@ class TextStream:
 
     def close(self, closed: Closed, eos_token_ids: frozenset[int]) -> None:
         """Finish as the scheduler says; a stop string or word in the text goes first."""
+        self._shown = b""
         if self.matched is None:
             self._flush_text()
         usage = Usage(self._num_prompt_tokens, self.num_tokens, closed.cached_tokens, closed.drafts)
@@ -191,16 +198,16 @@ class TextStream:
 
     def fail(self, error: ErrorInfo) -> None:
         """Finish without the scheduler; text that is held back and logprobs of the prompt are lost."""
-        self._prompt = None
+        self._prompt, self._shown = None, b""
         usage = Usage(self._num_prompt_tokens, self.num_tokens)
         self.finish = Finish("error", usage, None, self._cumulative_logprob(), error)
 
     def has_news(self) -> bool:
-        return bool(self._ids or self._parts or self._prompt or self.finish is not None)
+        return bool(self._ids or self._parts or self._prompt or self._shown or self.finish is not None)
 
     def output(self) -> SequenceOutput:
         text, ids = "".join(self._parts), b"".join(self._ids)
-        if self._logprobs is None and self._prompt is None and self._is_told:
+        if self._logprobs is None and self._prompt is None and self._is_told and not self._shown:
             return SequenceOutput(self.handle, text, ids, b"", b"", b"", self.finish)
         own = _NO_COLUMNS if self._logprobs is None else self._logprobs.columns
         prompt = self._prompt or _NO_COLUMNS
@@ -216,6 +223,7 @@ class TextStream:
             bytes(prompt.top_ids),
             bytes(prompt.top_logprobs),
             0 if self._is_told else self._num_prompt_tokens,
+            self._shown,
         )
 
     def mark_sent(self) -> None:
@@ -224,7 +232,7 @@ class TextStream:
         self._ids.clear()
         if self._logprobs is not None:
             self._logprobs.columns.clear()
-        self._prompt = None
+        self._prompt, self._shown = None, b""
 
     def _cumulative_logprob(self) -> float | None:
         if self._logprobs is not None:

@@ -11,7 +11,7 @@ from runtime.text.codec import Decoders
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.output import Output
 from scheduler_proc.core.request import FeatureFactory
-from scheduler_proc.features.beam_search.beam_search import (
+from scheduler_proc.features.beam_search.attaching import (
     DEFAULTS,
     NO_BEAMS,
     BeamSettings,

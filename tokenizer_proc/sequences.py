@@ -155,6 +155,7 @@ class SequenceMaker:
                 label=request.label if request.processors else "",
                 more_opens=tuple(opens[1:]) if is_search else (),
                 prompt_table=job.prompt_table,
+                shows_hypotheses=is_search and request.stream,
             )
 
 

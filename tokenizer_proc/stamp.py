@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime.wire.client_id import is_client_of
+from runtime.base.client_id import is_client_of
 from runtime.wire.handle import client_of
 from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest, ToTokenizer
 

@@ -24,6 +24,8 @@ class Extent(NamedTuple):
     num_logits: int = 0
     num_output_rows: int = 0
     is_end: bool = False
+    num_shown: int = 0
+    """How many times a sequence of a beam search has been shown."""
 
     @staticmethod
     def of(sequence: SequenceState) -> Extent:
@@ -34,6 +36,7 @@ class Extent(NamedTuple):
             sequence.num_rows("generation_logits"),
             sequence.num_output_rows,
             sequence.finish_reason is not None,
+            sequence.num_shown,
         )
 
 

@@ -53,7 +53,8 @@ class GenerationRequest:
     client_id: any number of 64 bits; comes back with each Response, and need not be unique.
     arrival_time: seconds since 1970, for the statistics of waiting; default: when it is submitted.
     allotted_time_ms: when so much time is over, it ends with what there is and finish_reason "timeout".
-    return_all_generated_tokens: each Response of a stream holds all ids so far, not the new ones.
+    return_all_generated_tokens: each Response of a stream holds all ids so far, not the new ones; those of
+        a beam search do so always.
     kv_cache_retention_config: how firmly its KV is kept.
     guided_decoding_params: what the output must look like.
     external_draft_tokens_config: guesses at the beginning of the output, of each of its sequences.
@@ -181,7 +182,9 @@ class GenerationRequest:
             options["prompt_adapter_request"] = self.prompt_adapter_request
         if self.prompt_tuning_config is not None:
             options["prompt_tuning_config"] = self.prompt_tuning_config
-        return Submission(self.input_token_ids, self.sampling_params, self.streaming, options)
+        return Submission(
+            self.input_token_ids, self.sampling_params, self.streaming, options, is_cumulative=True
+        )
 
     def check(self) -> None:
         """Check the request as far as that can be done without the runtime. Raises InvalidRequest."""

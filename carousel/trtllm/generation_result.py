@@ -19,7 +19,7 @@ from carousel.client.core.result import PromptLogprobs
 from carousel.client.core.session import deadline_after
 from carousel.trtllm.generation_output import Extent, GenerationOutput
 from carousel.trtllm.generation_request import GenerationRequest
-from carousel.trtllm.responses import Response, response_of, response_of_beams
+from carousel.trtllm.responses import Response, response_of, response_of_beams, response_of_hypotheses
 from carousel.trtllm.result_mailbox import ResultMailbox
 from runtime.base.errors import CarouselError
 from runtime.wire.format import FloatArray
@@ -241,9 +241,11 @@ class GenerationResult:
         taken = self._taken[index]
         if taken.is_end:
             return False
+        sequence = self._state.sequences[index]
+        if self._searches and self.streaming and sequence.num_shown > taken.num_shown:
+            return True
         if self._chooses or self._searches:
             return self._state.is_complete
-        sequence = self._state.sequences[index]
         if sequence.finish_reason is not None:
             return True
         return self.streaming and (
@@ -254,14 +256,22 @@ class GenerationResult:
         """Return the response with what the search has found. Raises the error that has ended it, once."""
         with self.lock:
             self._fold()
-            if any(self._has_news(index) for index in range(len(self._taken))):
-                beams = [self._take(each, index) for index, each in enumerate(self._state.chosen())]
-            elif self._error_taken or self._state.error is None:
-                return None
-            else:
+            if not any(self._has_news(index) for index in range(len(self._taken))):
+                if self._error_taken or self._state.error is None:
+                    return None
                 self._error_taken = True
                 self._state.check()
+            if not self._state.is_complete:
+                return response_of_hypotheses(self.request, self._take_shown())
+            beams = [self._take(each, index) for index, each in enumerate(self._state.chosen())]
         return response_of_beams(self.request, beams, self._state.total_usage())
+
+    def _take_shown(self) -> list[list[int]]:
+        """Return all ids of each sequence of a search, as far as it has come."""
+        sequences = self._state.sequences
+        for index, each in enumerate(sequences):
+            self._taken[index] = self._taken[index]._replace(num_shown=each.num_shown)
+        return [list(each.token_ids or each.shown_ids) for each in sequences]
 
     def _take(self, sequence: SequenceState, index: int) -> GenerationOutput:
         output = self._output(sequence, index)
@@ -288,6 +298,8 @@ class GenerationResult:
     def _check_streaming(self) -> None:
         if not self.streaming:
             raise RuntimeError("the request is not streaming: wait for it with result() or aresult()")
+        if self._searches:
+            raise RuntimeError("what a beam search has so far may change: take the responses of its queue")
 
 
 class ResultQueue:

@@ -35,7 +35,8 @@ class OutputTensors:
         """The next response's, in this order, on the host. There is one beam unless the request searches:
 
         output_ids        int32 [1, beams, max_len], the input and the output, filled up with the padding id;
-                          of a stream [1, 1, new tokens]
+                          of a stream [1, 1, new tokens], or of a search [1, beams, tokens of the longest so
+                          far], filled up, without the input
         sequence_length   int32 [1, beams], input and output so far
         context_logits    float32 [1, input tokens, vocabulary] with the last response; else [1, 1, 1]
         generation_logits float32 [1, 1, output tokens, vocabulary] with the last response; else [1, 1, 1, 1]
@@ -45,6 +46,8 @@ class OutputTensors:
         """
         beams = result.output_token_ids
         log_probs = np.zeros((1, len(beams), max(map(len, beams))), np.float32)
+        if self._request.sampling_params.use_beam_search:  # each response has all of it
+            self._num_tokens = [len(self._request.input_token_ids)] * len(beams)
         for beam, new_ids in enumerate(beams):
             self._num_tokens[beam] += len(new_ids)
             if result.log_probs is not None:
@@ -64,9 +67,10 @@ class OutputTensors:
 
     def _output_ids(self, beams: list[list[int]]) -> npt.NDArray[np.int32]:
         if self._request.streaming:
-            return np.array(beams, np.int32)[None]
-        whole = [self._request.input_token_ids + new_ids for new_ids in beams]
-        max_len = max(self._max_len, *map(len, whole))
+            whole, max_len = beams, max(map(len, beams))
+        else:
+            whole = [self._request.input_token_ids + new_ids for new_ids in beams]
+            max_len = max(self._max_len, *map(len, whole))
         output_ids = np.full((1, len(beams), max_len), self._padding_id, np.int32)
         for beam, ids in enumerate(whole):
             output_ids[0, beam, : len(ids)] = ids

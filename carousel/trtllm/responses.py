@@ -38,9 +38,13 @@ class Result:
     is_final: bool
     """True for the last result of its request."""
     output_token_ids: list[list[int]]
-    """Token ids [beams][tokens]: of a stream the new ones, unless the request returns all; else all."""
+    """Token ids [beams][tokens]: of a stream the new ones, unless the request returns all or searches; else
+    all.
+    """
     text: str
-    """Text of the first beam's tokens; held back where they do not yet make whole characters."""
+    """Text of the first beam's tokens; held back where they do not yet make whole characters, and of a search
+    before its end.
+    """
     log_probs: list[list[float]] | None = None
     """Log-probabilities [beams][tokens], one for each generated token of output_token_ids; None when not
     asked for.
@@ -156,6 +160,14 @@ def response_of_beams(
         stop_reason=best.stop_reason,
         usage=usage,
         request_perf_metrics=best.request_perf_metrics,
+    )
+    return Response(request.id, request.client_id, None, result)
+
+
+def response_of_hypotheses(request: GenerationRequest, token_ids: list[list[int]]) -> Response:
+    """Return the response that shows what a search has so far, best first: all ids, which may change."""
+    result = Result(
+        sequence_index=0, is_sequence_final=False, is_final=False, output_token_ids=token_ids, text=""
     )
     return Response(request.id, request.client_id, None, result)
 

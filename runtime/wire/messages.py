@@ -29,6 +29,7 @@ from runtime.wire.format import (
 )
 from runtime.wire.guide import Guide
 from runtime.wire.handle import MAX_ABORT_HANDLES
+from runtime.wire.hypotheses import BeamScore, HypothesisSoFar
 from runtime.wire.perf_metrics import RequestPerfMetrics, TraceStamps
 from runtime.wire.plan import (
     AdapterFailed,
@@ -265,6 +266,8 @@ class TokenizedRequest(Message, frozen=True):
     request is the hypothesis of rank i, also where it is made again alone.
     """
     prompt_table: AdapterRef | None = None
+    shows_hypotheses: bool = False
+    """True for a beam search whose client looks on."""
 
 
 class StopMatched(Message, frozen=True):
@@ -301,13 +304,6 @@ class DraftCounts(Record, frozen=True):
         if not several:
             return None
         return DraftCounts(*map(sum, zip(*map(astuple, several), strict=True)))
-
-
-class BeamScore(Record, frozen=True):
-    score: float
-    """Number by which the hypotheses of a beam search are ranked, the highest first."""
-    logprob: float
-    """Sum of the logprobs of the hypothesis's tokens."""
 
 
 class Closed(Record, frozen=True):
@@ -353,6 +349,7 @@ class TokenBatch(Message, frozen=True):
     closed: tuple[Closed, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Next logprobs of prompts; the first of all belongs to a prompt's second token."""
+    shown: tuple[HypothesisSoFar, ...] = ()
     epoch: Count = 0
     """Epoch of the engine that speaks: what an earlier one said after a later one has spoken is dropped."""
 
@@ -505,6 +502,8 @@ class SequenceOutput(Record, frozen=True):
     prompt_top_logprobs: bytes = b""
     num_prompt_tokens: Count = 0
     """Length of the prompt, with the first output of a stream; 0 with all others."""
+    hypothesis: bytes = b""
+    """All ids of what a beam search has so far; the newest counts alone. Empty: nothing is shown."""
 
 
 class OutputBatch(Message, frozen=True):

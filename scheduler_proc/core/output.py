@@ -16,6 +16,7 @@ from msgspec import Raw, msgpack
 
 from runtime.wire.format import IntArray, Message
 from runtime.wire.handle import client_of
+from runtime.wire.hypotheses import HypothesisSoFar
 from runtime.wire.messages import (
     Closed,
     ControlReply,
@@ -61,6 +62,9 @@ class Output(Protocol):
 
     def add_prompt_logprobs(self, logprobs: TokenLogprobs) -> None: ...
 
+    def show(self, hypothesis: HypothesisSoFar) -> None:
+        """Say what a sequence of a beam search has so far."""
+
     def add_tensor(self, entry: TensorEntry, frame: Frame) -> None:
         """Add raw logits of a sequence that was opened in an earlier step."""
 
@@ -105,6 +109,7 @@ class OutputLane:
         self._logprobs: list[TokenLogprobs] = []
         self._closed: list[Closed] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
+        self._shown: list[HypothesisSoFar] = []
         self._entries: list[TensorEntry] = []
         self._frames: list[Frame] = []
 
@@ -125,6 +130,9 @@ class OutputLane:
 
     def add_prompt_logprobs(self, logprobs: TokenLogprobs) -> None:
         self._prompt_logprobs.append(logprobs)
+
+    def show(self, hypothesis: HypothesisSoFar) -> None:
+        self._shown.append(hypothesis)
 
     def add_tensor(self, entry: TensorEntry, frame: Frame) -> None:
         self._entries.append(entry)
@@ -151,7 +159,8 @@ class OutputLane:
             return False
         if self._entries:
             self._gather_tensors()
-        if self._handles or self._opened or self._closed or self._logprobs or self._prompt_logprobs:
+        said = (self._handles, self._opened, self._closed, self._logprobs, self._prompt_logprobs, self._shown)
+        if any(said):
             self._num_sent += 1
             batch = TokenBatch(
                 self._num_sent,
@@ -161,6 +170,7 @@ class OutputLane:
                 tuple(self._logprobs),
                 tuple(self._closed),
                 tuple(self._prompt_logprobs),
+                tuple(self._shown),
                 self._epoch,
             )
             self._clear()
@@ -208,6 +218,9 @@ class OutputRouter:
 
     def add_prompt_logprobs(self, logprobs: TokenLogprobs) -> None:
         self._lane_of(logprobs.handle).add_prompt_logprobs(logprobs)
+
+    def show(self, hypothesis: HypothesisSoFar) -> None:
+        self._lane_of(hypothesis.handle).show(hypothesis)
 
     def add_tensor(self, entry: TensorEntry, frame: Frame) -> None:
         self._lane_of(entry.handle).add_tensor(entry, frame)

@@ -195,6 +195,8 @@ class Request:
     """Seconds that it was in the queue; meant while it is not there."""
     trace: TraceStamps | None = None
     """Stamps of it on the way here; None: it is not sampled."""
+    shows_hypotheses: bool = False
+    """True for a beam search whose client looks on."""
     is_starved: bool = False
     """True once it has waited for as long as may be: from then on it goes before others."""
 

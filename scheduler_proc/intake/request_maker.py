@@ -87,6 +87,7 @@ class RequestMaker:
             prompt_table=message.prompt_table,
             first_virtual=limits.vocab_size,
             trace=message.trace,
+            shows_hypotheses=message.shows_hypotheses,
         )
         for contents in req.contents:
             self._check_adapter(contents)

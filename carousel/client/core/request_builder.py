@@ -150,6 +150,8 @@ class Submission:
     options: RequestOptions = field(default_factory=RequestOptions)
     tenant: str = OWNER
     """Name of the tenant whose request it is."""
+    is_cumulative: bool = False
+    """True where its caller takes from a stream all that there is so far, not what is new."""
     holds_label: bool = False
     """True where its caller holds the label in the session's book, for longer than the request takes."""
 
@@ -242,7 +244,7 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
     add_generation_prompt = _ends_with_header(options.get("add_generation_prompt"), continues)
     return GenerateRequest(
         handle,
-        _for_wire(sampling, submission.stream),
+        _for_wire(sampling, submission),
         text,
         input_ids,
         messages,
@@ -391,16 +393,16 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
     return sampling
 
 
-def _for_wire(sampling: SamplingParams, stream: bool) -> SamplingParams:
+def _for_wire(sampling: SamplingParams, submission: Submission) -> SamplingParams:
     """With `best_of` as the number of sequences, and with logprobs to choose by, or as that of beams."""
     if sampling.use_beam_search:
-        return _with_beams(sampling, stream)
+        return _with_beams(sampling, submission)
     best_of = sampling.best_of
     if best_of is None:
         return sampling
     if best_of == sampling.n:
         return msgspec.structs.replace(sampling, best_of=None)
-    if stream:
+    if submission.stream:
         raise InvalidRequest(
             f"best_of: the best {sampling.n} of {best_of} are known at the end only; "
             "do not stream, or leave best_of out",
@@ -410,16 +412,17 @@ def _for_wire(sampling: SamplingParams, stream: bool) -> SamplingParams:
     return msgspec.structs.replace(sampling, n=best_of, best_of=None, logprobs=logprobs)
 
 
-def _with_beams(sampling: SamplingParams, stream: bool) -> SamplingParams:
+def _with_beams(sampling: SamplingParams, submission: Submission) -> SamplingParams:
     """A search that is one beam wide is none."""
     most = max(sampling.beam_width_array, default=0)
     width = sampling.beam_width or most or sampling.best_of or sampling.n
     if width == 1:
         neutral = {name: values[0] for name, values in WITHOUT_BEAMS}
         sampling = msgspec.structs.replace(sampling, use_beam_search=False, **neutral)
-    elif stream:
+    elif submission.stream and not submission.is_cumulative:
         raise InvalidRequest(
-            "stream: which hypotheses of a beam search win is known at its end only; do not stream",
+            "stream: which hypotheses of a beam search win is known at its end only, so nothing is new for "
+            "good before; do not stream, or await an executor's responses, which have all ids each time",
             param="stream",
         )
     return msgspec.structs.replace(sampling, beam_width=width, best_of=None, temperature=0.0)

@@ -67,7 +67,9 @@ class SequenceState:
         "logprobs",
         "num_chars",
         "num_noted_chars",
+        "num_shown",
         "prompt_logprobs",
+        "shown_ids",
         "token_ids",
     )
 
@@ -95,6 +97,10 @@ class SequenceState:
         self.finish: Finish | None = None
         self.num_chars = 0
         """Characters of its text."""
+        self.shown_ids: list[int] = []
+        """Ids that it would have if its beam search ended now."""
+        self.num_shown = 0
+        """How many times it has been shown."""
         self._pieces: list[str] = []
         # Which of them the server has kept is not said.
         is_cut = request.sampling.truncate_prompt_tokens is not None
@@ -185,6 +191,9 @@ class SequenceState:
             self._pieces.append(text)
             self.num_chars += len(text)
         self.token_ids += ids
+        if output.hypothesis:
+            self.shown_ids = _unpack_ids(output.hypothesis)
+            self.num_shown += 1
         logprobs: list[TokenLogprob] = []
         if output.logprobs and self._wants_logprobs:
             logprobs = _unpack_logprobs(ids, output.logprobs, output.top_ids, output.top_logprobs)
@@ -512,6 +521,7 @@ def _joined(outputs: list[SequenceOutput]) -> SequenceOutput:
         b"".join([output.prompt_top_ids for output in outputs]),
         b"".join([output.prompt_top_logprobs for output in outputs]),
         max(output.num_prompt_tokens for output in outputs),
+        next((output.hypothesis for output in reversed(outputs) if output.hypothesis), b""),
     )
 
 

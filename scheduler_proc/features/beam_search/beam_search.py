@@ -7,43 +7,25 @@ rows are planned when their tokens are here. A request that loses its rows begin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from runtime.base.errors import InvalidRequest
 from runtime.sampling.table import PARAMETERS
-from runtime.text.codec import PROMPT_TAIL_TOKENS, Decoders
+from runtime.wire.format import pack_ids
 from runtime.wire.handle import next_sibling, split_handle
-from runtime.wire.messages import BeamScore, Closed, CloseReason, TokenLogprobs
+from runtime.wire.hypotheses import BeamScore, HypothesisSoFar
+from runtime.wire.messages import Closed, CloseReason, TokenLogprobs
 from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.cache.group_pages import keep_best, most_further_pages
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.request import Request, RowGroup
 from scheduler_proc.core.samples import Sampled
 from scheduler_proc.features.base import Cost, RequestFeature
-from scheduler_proc.features.beam_search.hypotheses import (
-    EarlyStopping,
-    Hypotheses,
-    Hypothesis,
-    SearchSettings,
-)
-from scheduler_proc.features.beam_search.score_rules import RULE_NAMES, SLACK, NextTokens, ScoreRules
-from scheduler_proc.features.beam_search.stop_texts import HypothesisText
-
-TAKEN = frozenset(
-    {
-        *("max_tokens", "temperature", "seed", "stop_token_ids", "ignore_eos", "skip_special_tokens"),
-        *("include_stop_str_in_output", "logprobs", "n", "best_of", "truncate_prompt_tokens"),
-        *("min_tokens", "bad_words", "bad_words_ids", *RULE_NAMES),
-        *("return_perf_metrics", "use_beam_search", "beam_width", "length_penalty", "early_stopping"),
-        *("beam_search_diversity_rate", "beam_width_array", "stop_words_ids", "stop"),
-    }
-)
-"""Sampling parameters that go together with a beam search."""
-OTHERS = tuple((p.name, p.neutral) for p in PARAMETERS if p.name not in TAKEN)
+from scheduler_proc.features.beam_search.hypotheses import Hypotheses, Hypothesis, SearchSettings
+from scheduler_proc.features.beam_search.score_rules import SLACK, NextTokens, ScoreRules
 
 
 class Said(Protocol):
@@ -51,23 +33,8 @@ class Said(Protocol):
 
     def add(self, handle: bytes, tokens: list[int]) -> None: ...
     def add_logprobs(self, logprobs: TokenLogprobs) -> None: ...
+    def show(self, hypothesis: HypothesisSoFar) -> None: ...
     def close(self, closed: Closed) -> None: ...
-
-
-class BeamSettings(NamedTuple):
-    """Settings of the launch for all searches."""
-
-    max_width: int = 1
-    vocab_size: int = 0
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
-    decoders: Decoders | None = None
-    """Decoders for stop strings; None: the launch has no text."""
-
-
-NO_BEAMS = BeamSettings()
-DEFAULTS = {"transformers": (1.0, EarlyStopping.HEURISTIC), "trtllm": (0.0, EarlyStopping.AT_ONCE)}
-"""Length penalty and early stopping by the setting beam_defaults."""
 
 
 class BeamSearch(RequestFeature):
@@ -121,7 +88,11 @@ class BeamSearch(RequestFeature):
         self._req.group = None  # it points back at the request: leave no cycle for the collector
 
     def _winners(self) -> Sequence[Hypothesis]:
-        return self._hypotheses.ended[self._first_rank : self._first_rank + self._num_results]
+        return self._ranks(self._hypotheses.ended)
+
+    def _ranks(self, best_first: Sequence[Hypothesis]) -> Sequence[Hypothesis]:
+        """Return those that are sequences of the request."""
+        return best_first[self._first_rank : self._first_rank + self._num_results]
 
     def _choose(self, results: list[Sampled]) -> Sequence[tuple[int, int]]:
         assert self._req.group is not None
@@ -132,7 +103,15 @@ class BeamSearch(RequestFeature):
             ]
         )
         self._is_over = not beams
+        if beams and self._req.shows_hypotheses:
+            self._show()
         return beams
+
+    def _show(self) -> None:
+        """Show what would have won if the search ended here."""
+        for number, each in enumerate(self._ranks(self._hypotheses.so_far())):
+            tokens = [link.token for link in each.path.from_the_first()]
+            self._output.show(HypothesisSoFar(next_sibling(self._req.handle, number), pack_ids(tokens)))
 
     def _next_tokens(self, beam: Request, sampled: Sampled) -> NextTokens:
         most = self._search.num_wanted
@@ -175,94 +154,6 @@ class BeamSearch(RequestFeature):
         )
 
 
-def attach_beam_search(
-    settings: BeamSettings, kv: KVCacheManager, output: Said
-) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake: gives BeamSearch to each request that asked. It comes before all others, so
-    that they see a request with a group.
-    """
-
-    def attach(req: Request) -> RequestFeature | None:
-        sampling = req.sampling
-        width = sampling.num_beams
-        if width == 1:
-            return None
-        _check_width(req, width)
-        _check_alone(req)
-        penalty, stopping = sampling.length_penalty, sampling.early_stopping
-        search = SearchSettings(
-            width,
-            req.stops.ids,
-            req.max_len - req.num_prompt,
-            settings.length_penalty if penalty is None else penalty,
-            settings.early_stopping if stopping is None else EarlyStopping(stopping),
-            max(0, req.num_logprobs),
-            sampling.min_tokens,
-            sampling.bad_words_ids,
-            _prompt_end(req),
-            sampling.beam_search_diversity_rate,
-            sampling.beam_width_array,
-            sampling.stop_words_ids,
-            _text_for_stops(req),
-        )
-        if search.num_wanted > settings.vocab_size:
-            raise InvalidRequest(
-                f"beam_width: {width} beams, {len(search.stop_ids)} stop ids and "
-                f"{len(search.bad_words)} bad words need {search.num_wanted} candidates, the vocabulary has "
-                f"{settings.vocab_size} ids",
-                param="beam_width",
-            )
-        _check_pages(req, width)
-        return BeamSearch(req, search, req.num_delivered, kv, output)
-
-    def _text_for_stops(req: Request) -> HypothesisText | None:
-        sampling = req.sampling
-        if not sampling.stop:
-            return None
-        if settings.decoders is None:
-            raise InvalidRequest("stop: this server has no tokenizer; give stop_words_ids", param="stop")
-        ids = req.tokens[: req.num_prompt]
-        words = ids[ids < req.first_virtual] if req.prompt_table is not None else ids
-        return HypothesisText.begin(
-            sampling.stop,
-            words[-PROMPT_TAIL_TOKENS:].tolist(),
-            settings.decoders,
-            skip_special_tokens=sampling.skip_special_tokens,
-        )
-
-    def _check_width(req: Request, width: int) -> None:
-        if width > settings.max_width:
-            raise InvalidRequest(
-                f"beam_width is {width}; the server was started with --max-beam-width {settings.max_width}",
-                param="beam_width",
-            )
-        max_rows = kv.rows.max_rows
-        if width > max_rows:
-            raise InvalidRequest(
-                f"beam_width is {width}, more than the {max_rows} rows that the server has "
-                "(--max-running-requests)",
-                param="beam_width",
-            )
-        rank = split_handle(req.handle)[2]
-        if rank + req.sampling.n > width:
-            raise InvalidRequest(
-                f"n: {width} beams have no hypothesis of rank {rank + req.sampling.n - 1}", param="n"
-            )
-
-    def _check_pages(req: Request, width: int) -> None:
-        num_pages = kv.num_pages_for(req.max_len) + most_further_pages(kv, req.num_prompt, req.max_len, width)
-        if num_pages > kv.pages.num_pages:
-            raise InvalidRequest(
-                f"beam_width: {width} beams of {req.max_len - req.num_prompt} tokens may need {num_pages} "
-                f"pages of {kv.page_size} tokens, the KV cache has {kv.pages.num_pages}; ask for fewer "
-                "max_tokens or beams",
-                param="beam_width",
-                code="request_too_large",
-            )
-
-    return attach
-
-
 def _device_sampling(
     sampling: SamplingParams, search: SearchSettings, rules: ScoreRules | None
 ) -> SamplingParams:
@@ -272,27 +163,3 @@ def _device_sampling(
     if rules is not None:
         changes |= {"logprobs": search.num_wanted + SLACK, "return_generation_logits": True}
     return msgspec.structs.replace(sampling, **(neutral | changes))
-
-
-def _prompt_end(req: Request) -> tuple[int, ...]:
-    most = max(map(len, req.sampling.bad_words_ids), default=1) - 1
-    return tuple(req.tokens[-most:].tolist()) if most else ()
-
-
-def _check_alone(req: Request) -> None:
-    """Raises InvalidRequest for what is not built together with a beam search."""
-    given = [name for name, neutral in OTHERS if getattr(req.sampling, name) != neutral]
-    given += [
-        name
-        for name, value in (
-            ("structured_outputs", req.guide),
-            ("logits_processors", req.processing),
-            ("draft_token_ids", req.draft_ids),
-            ("prediction", req.prediction_ids),
-        )
-        if value
-    ]
-    if given:
-        raise InvalidRequest(
-            f"{given[0]}: not together with use_beam_search; leave one of them out", param=given[0]
-        )

@@ -186,6 +186,19 @@ class Hypotheses:
             return []
         return [Continuation(found.parents.item(place), found.ids.item(place)) for place in running]
 
+    def so_far(self) -> list[Hypothesis]:
+        """Return what the search would have found if the tokens of its beams were the last, best first."""
+        length = np.float32(float(self.num_tokens) ** self._settings.length_penalty)
+        running = [
+            Hypothesis(float(self._sums[beam] / length), self._own_sums.item(beam), path, False)
+            for beam, path in enumerate(self._paths[: self.num_beams])
+            if path is not None
+        ]
+        return self._best_of([*self.ended, *running])
+
+    def _best_of(self, ended: Sequence[Hypothesis]) -> list[Hypothesis]:
+        return sorted(ended, key=lambda each: -each.score)[: self._settings.width]
+
     def _candidates(self, each: Sequence[NextTokens]) -> _Candidates:
         """Return all that may come next. From a beam that runs for nothing nothing does."""
         settings = self._settings
@@ -263,8 +276,7 @@ class Hypotheses:
         """Keep the best of all that have ended. Of equals the earlier one stays before."""
         is_full = len(self.ended) == self._settings.width
         if new and not (is_full and self._settings.early_stopping is EarlyStopping.AT_ONCE):
-            ranked = sorted([*self.ended, *new], key=lambda each: -each.score)
-            self.ended = ranked[: self._settings.width]
+            self.ended = self._best_of([*self.ended, *new])
 
     def _may_improve(self) -> bool:
         """Tell whether a beam that runs may still become one of the best that have ended."""

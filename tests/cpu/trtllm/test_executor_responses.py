@@ -19,6 +19,7 @@ from carousel import (
     SamplingParams,
 )
 from carousel.trtllm.responses import Result
+from runtime.wire.format import pack_ids
 from runtime.wire.handle import sibling
 from runtime.wire.messages import GenerateRequest, SequenceOutput, TensorBatch, TensorEntry
 from tests.harness.ring.executor_back_ends import BACK_ENDS, Make, echo, executors, spell_each
@@ -338,6 +339,32 @@ def test_what_a_search_finds_is_one_response_with_its_beams_in_order(make: Make)
     assert result.usage is not None
     assert result.usage.completion_tokens == 3
     assert executor.num_responses_ready() == 0
+
+
+def test_a_streamed_search_gives_all_ids_of_its_beams_each_time(make: Make) -> None:
+    executor, ring = make()
+    request_id = executor.enqueue_request(GenerationRequest([1], SEARCH, streaming=True))
+    request = ring.wait_request()
+    assert request.stream
+    seen: list[Result] = []
+    for beams in ([[7], [8]], [[8, 9], [7, 7]]):
+        ring.send(*(output(request, "", index=at, hypothesis=pack_ids(ids)) for at, ids in enumerate(beams)))
+        while not seen or seen[-1].output_token_ids != beams:
+            seen += [each.result for each in executor.await_responses(request_id, timeout=WAIT_S)]
+    assert not any(each.is_final or each.is_sequence_final or each.text for each in seen)
+    ends = [output(request, text, index=at, finish=finish("stop", 2)) for at, text in enumerate(("ab", "cd"))]
+    ring.send(*ends)
+    last = seen[-1]
+    while not last.is_final:
+        *_, last = [each.result for each in executor.await_responses(request_id, timeout=WAIT_S)]
+    assert (last.output_token_ids, last.text) == ([[97, 98], [99, 100]], "ab")
+
+
+def test_outputs_of_a_streamed_search_cannot_be_iterated(make: Make) -> None:
+    executor, _ = make(spell_each("ab", "c"))
+    result = executor.submit(GenerationRequest([1], SEARCH, streaming=True))
+    with pytest.raises(RuntimeError, match="may change"):
+        next(result)
 
 
 def test_what_ends_a_search_is_its_one_response(make: Make) -> None:

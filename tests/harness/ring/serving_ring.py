@@ -83,6 +83,7 @@ class Generated:
     context_logits: list[FloatArray] = field(default_factory=list)  # [n, V]
     generation_logits: list[FloatArray] = field(default_factory=list)
     outputs: dict[str, list[FloatArray]] = field(default_factory=dict)  # additional ones, by tensor
+    shown: list[list[int]] = field(default_factory=list)  # what a search had, each time all of it
     closed: Closed | None = None
 
     def tensor(self, name: str) -> list[FloatArray]:
@@ -145,8 +146,8 @@ class Ring:
         worker = load_worker(config, make_device(config.device, threaded=setting.overlap), lambda: None)
         return InprocExecutor(worker, max_in_flight=2 if setting.overlap else 1)
 
-    def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> bytes:
-        """Hand a request to the scheduler; returns its handle."""
+    def submit(self, prompt: Sequence[int], sampling: SamplingParams, *, shows: bool = False) -> bytes:
+        """Hand a request to the scheduler; returns its handle. `shows`: hypotheses of a search."""
         number = self._num_requests
         self._num_requests += 1
         num_handles = sampling.n if sampling.num_beams > 1 else 1
@@ -155,7 +156,14 @@ class Ring:
             msgspec.Raw(msgspec.msgpack.encode(StreamOpen(each, len(prompt)))) for each in handles
         ]
         self.scheduler.intake.receive(
-            TokenizedRequest(handles[0], pack_ids(prompt), sampling, first, more_opens=tuple(more))
+            TokenizedRequest(
+                handles[0],
+                pack_ids(prompt),
+                sampling,
+                first,
+                more_opens=tuple(more),
+                shows_hypotheses=shows,
+            )
         )
         return handles[0]
 
@@ -192,6 +200,8 @@ class Ring:
             of(scored.handle).prompt_logprobs.add(scored)
         for i, token in enumerate(unpack_ids(message.tokens).tolist()):
             of(message.handles[HANDLE_BYTES * i : HANDLE_BYTES * (i + 1)]).tokens.append(token)
+        for hypothesis in message.shown:
+            of(hypothesis.handle).shown.append(unpack_ids(hypothesis.tokens).tolist())
         for scored in message.logprobs:
             of(scored.handle).logprobs.add(scored)
         for end in message.closed:

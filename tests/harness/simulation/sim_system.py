@@ -33,7 +33,7 @@ from scheduler_proc.core.output import make_output
 from scheduler_proc.core.request import FeatureFactory, Status
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.feature_factories import feature_factories
-from scheduler_proc.features.beam_search.beam_search import BeamSettings
+from scheduler_proc.features.beam_search.attaching import BeamSettings
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.logits_processors import attach_logits_processors
 from scheduler_proc.features.speculation.guessing_rows import MIN_TOGETHER

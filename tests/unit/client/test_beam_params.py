@@ -35,6 +35,12 @@ def test_the_width_is_said_or_that_of_best_of_or_n(fields: dict[str, Any], width
     assert (got.num_beams, got.n, got.best_of, got.temperature) == (width, n, None, 0.0)
 
 
+def test_a_search_is_streamed_to_who_takes_all_each_time() -> None:
+    sampling = SamplingParams(use_beam_search=True, beam_width=2)
+    request = build_request(make_handle(1, 1), Submission([1], sampling, True, is_cumulative=True))
+    assert (request.stream, request.sampling.num_beams) == (True, 2)
+
+
 def test_a_search_of_width_one_is_greedy() -> None:
     got = wired(use_beam_search=True, beam_width=1, length_penalty=2.0, early_stopping=True)
     assert not got.use_beam_search

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from runtime.wire.client_id import draw_client_id, is_client_of
+from runtime.base.client_id import draw_client_id, is_client_of
 
 SECRET = b"s" * 32
 

@@ -14,6 +14,7 @@ from runtime.wire import messages, plan
 from runtime.wire.format import HEADER_BYTES, Message, header, pack_ids, schema_hash, unpack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.handle import attempt_of, client_of, describe, make_handle, sequence_key, split_handle
+from runtime.wire.hypotheses import HypothesisSoFar
 from runtime.wire.messages import UNIONS
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import DECODE_ERRORS, SCHEMA, MessageCodec
@@ -46,6 +47,7 @@ SAMPLES: list[Message] = [
         opened=(RAW,),
         logprobs=(messages.TokenLogprobs(HANDLE, b"abcd"),),
         closed=(messages.Closed(HANDLE, "error", error=messages.ErrorInfo("why")),),
+        shown=(HypothesisSoFar(HANDLE, pack_ids([9])),),
     ),
     messages.RequestFailed(HANDLE, messages.ErrorInfo("why", "code", "param", 400)),
     messages.ControlReply(5, 1, RAW),

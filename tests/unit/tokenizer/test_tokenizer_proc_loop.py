@@ -348,3 +348,9 @@ def test_a_search_is_one_sequence_to_the_scheduler_with_n_openings(
     opened = [msgspec.msgpack.decode(raw, type=StreamOpen).handle for raw in opens]
     assert opened == [make_handle(CLIENT, 0, index) for index in range(3)]
     assert ring.loop.num_sent == 1
+    assert not message.shows_hypotheses
+    for number, asked in ((1, sampling), (2, SamplingParams(seed=1))):
+        ring.send(request(number, input_ids=pack_ids([5]), sampling=asked, stream=True))
+        ring.loop.turn()
+        (message,) = ring.scheduler.drain()
+        assert message.shows_hypotheses == (number == 1), "there are hypotheses of a search alone"

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from runtime.base.client_id import draw_client_id
 from runtime.ring.tenants import OWNER
-from runtime.wire.client_id import draw_client_id
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest
 from runtime.wire.sampling_params import SamplingParams

@@ -271,6 +271,16 @@ def test_beams_are_padded_each_to_the_longest_output() -> None:
     assert tensors["cum_log_probs"].tolist() == [[-1.0, -2.5]]
 
 
+def test_a_streamed_search_has_all_tokens_so_far_in_each_response() -> None:
+    search = SamplingParams(max_tokens=3, use_beam_search=True, beam_width=3, n=2)
+    request = GenerationRequest([1], search, streaming=True)
+    outputs = OutputTensors(request, padding_id=9, max_len=64)
+    for beams, is_final in (([[4], [5]], False), ([[5, 6], [4]], True)):
+        tensors = dict(outputs.of(Result(0, is_final, is_final, beams, "")))
+    assert tensors["output_ids"].tolist() == [[[5, 6], [4, 9]]]
+    assert tensors["sequence_length"].tolist() == [[3, 2]]
+
+
 def test_a_streamed_response_has_the_new_tokens_and_the_sums_so_far() -> None:
     outputs = OutputTensors(request_of(5, streaming=True), padding_id=0, max_len=64)
     responses = [
