@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import llguidance
 
+from grammar_proc.branches import Branches
 from grammar_proc.compile_child import Compiled
 from grammar_proc.compiler import GuideCompiler, key_of
 from grammar_proc.matchers import GuideBroken, MaskPlace, Matchers
@@ -22,6 +23,7 @@ from runtime.base.errors import InvalidRequest, RequestError
 from runtime.base.mask_memory import MaskMemory
 from runtime.wire.error_info import error_info
 from runtime.wire.format import Message
+from runtime.wire.hypotheses import BranchMatchers
 from runtime.wire.messages import (
     AdvanceMatchers,
     CloseMatcher,
@@ -104,6 +106,7 @@ class GrammarLoop:
         self._vocabulary = vocabulary
         self._compiler = compiler
         self._matchers = Matchers(vocabulary, on_progress)
+        self._branches = Branches(vocabulary, on_progress)
         self._ready = ReadyGuides()
         self._waits: dict[bytes, dict[bytes, OpenMatcher]] = {}
         """By the key of a guide: the sequences that wait for it, by handle."""
@@ -146,8 +149,11 @@ class GrammarLoop:
             self._open(message)
         elif isinstance(message, CloseMatcher):
             self._close(message.handle)
+        elif isinstance(message, BranchMatchers):
+            self._branch(message)
         elif isinstance(message, ForgetMatchers):
             self._matchers.clear()
+            self._branches.clear()
             self._memory = None
             for handle in list(self._waiting_for):
                 self._close(handle)
@@ -176,6 +182,7 @@ class GrammarLoop:
 
     def _close(self, handle: bytes) -> None:
         self._matchers.close(handle)
+        self._branches.close(handle)
         key = self._waiting_for.pop(handle, None)
         if key is not None:
             waiting = self._waits[key]
@@ -243,6 +250,19 @@ class GrammarLoop:
         self._scheduler.send(GuideRefused(handle, error))
 
     # -- masks ----------------------------------------------------------------------------------------------
+
+    def _branch(self, message: BranchMatchers) -> None:
+        start = self._matchers.start_of(message.handle)
+        if start is None:
+            return
+        try:
+            states = self._branches.branch(start, message)
+        except GuideBroken as error:
+            self._close(message.handle)
+            self._refuse(message.handle, error_info(error))
+            return
+        if states is not None:
+            self._masks_out.send(states)
 
     def _tell(self, most: int) -> None:
         states: list[MatcherState] = []

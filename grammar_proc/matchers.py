@@ -96,6 +96,11 @@ class Matchers:
             self._consume(entry, ids)  # a mistake shows as an error of the matcher
             self._changed[handle] = None
 
+    def start_of(self, handle: bytes) -> llguidance.LLMatcher | None:
+        """Return the matcher of a sequence, not to be changed; None: it has none."""
+        entry = self._entries.get(handle)
+        return None if entry is None else entry.matcher
+
     def close(self, handle: bytes) -> None:
         self._entries.pop(handle, None)
         self._changed.pop(handle, None)

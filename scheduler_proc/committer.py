@@ -51,6 +51,8 @@ class Committer:
         self.stats = stats
         self._now_s = now_s
         self.mask_slots: NumberedMasks | None = None
+        self._held: list[RowGroup] = []
+        """Groups with all their results of which it is not known yet how they go on."""
 
     def masks(self, batch: ScheduleBatch) -> SampleMasks:
         """The masks that a step waits for. A row without one is let go; what is drawn for it is dropped."""
@@ -175,15 +177,32 @@ class Committer:
         if member is group.head:
             for feature in member.features:
                 feature.accept(sampled)
-        results = group.take(member, sampled)
-        if results is None:
+        group.take(member, sampled)
+        if group.has_all():
+            self._go_on(group)
+
+    def _go_on(self, group: RowGroup) -> None:
+        num_results, beams = len(group.beams), group.next_beams()
+        if beams is None:
+            self._held.append(group)
             return
-        self.step_log.note_tokens(len(results))
-        beams = group.choose(results)
+        self.step_log.note_tokens(num_results)
         if beams:
             go_on(self.kv, group, beams)
         else:
             self.lifecycle.finish(group.head, "stop")
+
+    def go_on_held(self) -> None:
+        """Go on with groups of which it was not known how, if it is now. One that has lost its rows meanwhile
+        begins again.
+        """
+        held, self._held = self._held, []
+        for group in held:
+            if group.has_all():
+                try:
+                    self._go_on(group)
+                except RequestError as error:
+                    self.lifecycle.finish(group.head, "error", error=error_info(error))
 
     def _commit_row(self, scheduled: ScheduledRow[Request], sampled: Sampled) -> None:
         req, row = scheduled.req, scheduled.row

@@ -64,7 +64,9 @@ def make_features(
         speculates=speculation.has_ngram,
         is_static=config.batching == "static",
     )
-    beams = BeamSettings(config.max_beam_width, vocab_size, *DEFAULTS[config.beam_defaults], decoders)
+    beams = BeamSettings(
+        config.max_beam_width, vocab_size, *DEFAULTS[config.beam_defaults], decoders, grammar
+    )
     factories = feature_factories(output, kv, clock, speculation, step_cost, grammar, beams)
     return Features((processors, *factories), step_cost if speculation.has_ngram else None)
 

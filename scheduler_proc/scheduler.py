@@ -106,6 +106,7 @@ class Scheduler:
 
     def _launch_and_commit(self) -> bool:
         worked = not self._is_pipeline and self.rows.must_commit_first and self._commit_down_to(0)
+        self.committer.go_on_held()
         batch, totals = self.builder.build(self.executor.feeds_back)
         self.profile.mark("build")
         self.step_log.note_batch(len(batch), totals)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from runtime.wire.format import Handle, PackedIds, Record
+from typing import Annotated
+
+from msgspec import Meta
+
+from runtime.wire.format import Count, Handle, Message, PackedIds, Record
+
+MAX_HYPOTHESES = 64
+FROM_THE_START = -1
+"""Number of the matcher that has seen nothing, which all of a search begin with."""
 
 
 class BeamScore(Record, frozen=True):
@@ -18,3 +26,27 @@ class HypothesisSoFar(Record, frozen=True):
     handle: Handle
     tokens: PackedIds
     """All its token ids, also those that an earlier one had."""
+
+
+class BranchMatchers(Message, frozen=True):
+    """The hypotheses of a search by now, in the place of those before. Each goes on from one of those, by its
+    number, or from the start. Answered by BranchStates, or a GuideRefused.
+    """
+
+    handle: Handle
+    num_tokens: Count
+    """Output tokens of each."""
+    entries: Annotated[
+        tuple[tuple[Annotated[int, Meta(ge=FROM_THE_START, lt=MAX_HYPOTHESES)], PackedIds], ...],
+        Meta(max_length=MAX_HYPOTHESES),
+    ]
+    """Pairs of each: number of the one that it goes on from, and its new ids packed."""
+
+
+class BranchStates(Message, frozen=True):
+    handle: Handle
+    num_tokens: Count
+    masks: tuple[bytes, ...]
+    """Bitmasks of what may follow in each hypothesis, as MatcherState's."""
+    are_complete: tuple[bool, ...]
+    """Tells of each whether it may end here."""

@@ -29,7 +29,7 @@ from runtime.wire.format import (
 )
 from runtime.wire.guide import Guide
 from runtime.wire.handle import MAX_ABORT_HANDLES
-from runtime.wire.hypotheses import BeamScore, HypothesisSoFar
+from runtime.wire.hypotheses import BeamScore, BranchMatchers, BranchStates, HypothesisSoFar
 from runtime.wire.perf_metrics import RequestPerfMetrics, TraceStamps
 from runtime.wire.plan import (
     AdapterFailed,
@@ -575,8 +575,8 @@ class ProcessFailed(Message, frozen=True):
 
 ToTokenizer: TypeAlias = GenerateRequest | AbortRequest | ControlRequest
 ToScheduler: TypeAlias = TokenizedRequest | AbortRequest | StopMatched | ControlRequest | GuideRefused
-ToGrammar: TypeAlias = ForgetMatchers | OpenMatcher | AdvanceMatchers | CloseMatcher
-FromGrammar: TypeAlias = MatcherStates | GrammarStarted
+ToGrammar: TypeAlias = ForgetMatchers | OpenMatcher | AdvanceMatchers | CloseMatcher | BranchMatchers
+FromGrammar: TypeAlias = MatcherStates | GrammarStarted | BranchStates
 ToDetokenizer: TypeAlias = TokenBatch | RequestFailed | ControlReply | TensorBatch | ControlRequest
 FromClient: TypeAlias = Hello | Ping
 ToClient: TypeAlias = HelloAck | OutputBatch | ControlReply | Ping | RingStatus | TensorBatch

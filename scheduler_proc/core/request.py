@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from scheduler_proc.waiting.account import Account
 
 
-Choose: TypeAlias = "Callable[[list[Sampled]], Sequence[tuple[int, int]]]"
-"""Function that gives (number of a beam, token) for each beam of the next step; nothing when all has ended.
+Choose: TypeAlias = "Callable[[list[Sampled]], Sequence[tuple[int, int]] | None]"
+"""Function that gives (number of a beam, token) for each beam of the next step; nothing when all has ended,
+None when that is not known yet.
 """
 NOTHING_WANTED = 1 << 31
 """Position that no prompt has."""
@@ -66,7 +67,9 @@ class RowGroup:
     """
 
     def __init__(self, head: Request, width: int, choose: Choose) -> None:
-        """`choose`: asked when the results of all rows that run are here, in the order of the beams."""
+        """`choose`: asked when the results of all rows that run are here, in the order of the beams; asked
+        again as long as it does not know.
+        """
         self.head = head
         self.width = width
         self.choose = choose
@@ -87,14 +90,22 @@ class RowGroup:
         self._results.clear()
         return others
 
-    def take(self, member: Request, sampled: Sampled) -> list[Sampled] | None:
-        """Keep a row's result until those of all are here. Returns all of them then."""
+    def take(self, member: Request, sampled: Sampled) -> None:
+        """Keep a row's result until those of all are here."""
         self._results[member.row] = sampled
-        if len(self._results) < len(self.beams):
-            return None
-        results = [self._results[beam.row] for beam in self.beams]
-        self._results.clear()
-        return results
+
+    def has_all(self) -> bool:
+        """Tell whether the results of all rows that run are here."""
+        return bool(self.beams) and len(self._results) == len(self.beams)
+
+    def next_beams(self) -> Sequence[tuple[int, int]] | None:
+        """Return what goes on from the results of all, as `choose` does. They are kept while it is not
+        known.
+        """
+        beams = self.choose([self._results[beam.row] for beam in self.beams])
+        if beams is not None:
+            self._results.clear()
+        return beams
 
 
 @dataclass(eq=False, slots=True)

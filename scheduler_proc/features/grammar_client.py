@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 
 from runtime.wire.format import Message, pack_ids
 from runtime.wire.guide import Guide
+from runtime.wire.hypotheses import BranchMatchers, BranchStates
 from runtime.wire.messages import (
     AdvanceMatchers,
     CloseMatcher,
@@ -48,6 +49,16 @@ class GuidedSequence(Protocol):
         """Tell whether the answer is of all of the sequence's output."""
 
 
+class GuidedSearch(GuidedSequence, Protocol):
+    """Questions that are asked of a beam search with a guide. `state` is that of an output without tokens."""
+
+    def all_branches(self) -> BranchMatchers | None:
+        """Return all its hypotheses, each from the start; None when they have no tokens."""
+
+    def take(self, states: BranchStates) -> None:
+        """Take an answer about its hypotheses."""
+
+
 class GrammarClient:
     def __init__(
         self,
@@ -62,6 +73,8 @@ class GrammarClient:
         self._news = news
         self._clock = clock
         self._sequences: dict[bytes, GuidedSequence] = {}
+        self._searches: dict[bytes, GuidedSearch] = {}
+        """Those among the sequences that are searches."""
         self._slot_of: dict[bytes, int] = {}
         self._new_ids: list[tuple[bytes, int, bytes]] = []
         self._wait_until = 0.0
@@ -71,6 +84,15 @@ class GrammarClient:
     def open(self, sequence: GuidedSequence) -> None:
         self._sequences[sequence.handle] = sequence
         self._open(sequence)
+
+    def open_search(self, search: GuidedSearch) -> None:
+        self._searches[search.handle] = search
+        self.open(search)
+
+    def branch(self, message: BranchMatchers) -> None:
+        """Tell the hypotheses of a search, whose masks are then made while the model computes."""
+        self._outbox.send(message)
+        self._wait_until = self._clock() + MAX_WAIT_S
 
     def _open(self, sequence: GuidedSequence) -> None:
         handle = sequence.handle
@@ -103,6 +125,7 @@ class GrammarClient:
 
     def close(self, handle: bytes) -> None:
         del self._sequences[handle]
+        self._searches.pop(handle, None)
         # Whoever gets the slot next is opened after this: it is not written for two.
         self._outbox.send(CloseMatcher(handle))
         self._let_go(handle)
@@ -119,10 +142,22 @@ class GrammarClient:
             if isinstance(message, GrammarStarted):
                 self._open_again()
                 continue
+            if isinstance(message, BranchStates):
+                if (search := self._searches.get(message.handle)) is not None:
+                    search.take(message)
+                continue
             for state in message.states:
                 sequence = self._sequences.get(state.handle)
                 if sequence is not None and self._may_read(state):
                     sequence.state = state
+                    self._follow_up(state.handle)
+
+    def _follow_up(self, handle: bytes) -> None:
+        """Tell the hypotheses of a search whose guide a new grammar process has opened."""
+        search = self._searches.get(handle)
+        branches = None if search is None else search.all_branches()
+        if branches is not None:
+            self._outbox.send(branches)
 
     def _may_read(self, state: MatcherState) -> bool:
         """False: its mask lies in a slot that the sequence had before it was opened again."""

@@ -131,18 +131,23 @@ def _either(one: BitArray, other: BitArray) -> BitArray:
     return made
 
 
+def no_backend(guide: Guide) -> InvalidRequest:
+    """Return the refusal of a launch that keeps no guides."""
+    return InvalidRequest(
+        f"{guide.kind}: this server keeps no guides (--grammar-backend none)",
+        param=guide.kind,
+        code="unsupported_parameter",
+    )
+
+
 def attach_guide(client: GrammarClient | None) -> Callable[[Request], RequestFeature | None]:
     """A factory for the intake: gives Guided to each request with a guide. None: there is no backend."""
 
     def attach(req: Request) -> RequestFeature | None:
-        if req.guide is None:
+        if req.guide is None or req.group is not None:  # a search keeps to its guide itself
             return None
         if client is None:
-            raise InvalidRequest(
-                f"{req.guide.kind}: this server keeps no guides (--grammar-backend none)",
-                param=req.guide.kind,
-                code="unsupported_parameter",
-            )
+            raise no_backend(req.guide)
         return Guided(req, req.guide, client)
 
     return attach

@@ -16,7 +16,9 @@ from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.features.beam_search.beam_search import BeamSearch, Said
 from scheduler_proc.features.beam_search.hypotheses import EarlyStopping, SearchSettings
 from scheduler_proc.features.beam_search.score_rules import RULE_NAMES
+from scheduler_proc.features.beam_search.search_guide import guide_of
 from scheduler_proc.features.beam_search.stop_texts import HypothesisText
+from scheduler_proc.features.grammar_client import GrammarClient
 
 TAKEN = frozenset(
     {
@@ -40,6 +42,8 @@ class BeamSettings(NamedTuple):
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
     decoders: Decoders | None = None
     """Decoders for stop strings; None: the launch has no text."""
+    grammar: GrammarClient | None = None
+    """Client for guides; None: the launch keeps none."""
 
 
 NO_BEAMS = BeamSettings()
@@ -75,7 +79,7 @@ def attach_beam_search(
             sampling.beam_search_diversity_rate,
             sampling.beam_width_array,
             sampling.stop_words_ids,
-            _text_for_stops(req),
+            _text_for_stops(req, settings.decoders),
         )
         if search.num_wanted > settings.vocab_size:
             raise InvalidRequest(
@@ -85,22 +89,8 @@ def attach_beam_search(
                 param="beam_width",
             )
         _check_pages(req, width)
-        return BeamSearch(req, search, req.num_delivered, kv, output)
-
-    def _text_for_stops(req: Request) -> HypothesisText | None:
-        sampling = req.sampling
-        if not sampling.stop:
-            return None
-        if settings.decoders is None:
-            raise InvalidRequest("stop: this server has no tokenizer; give stop_words_ids", param="stop")
-        ids = req.tokens[: req.num_prompt]
-        words = ids[ids < req.first_virtual] if req.prompt_table is not None else ids
-        return HypothesisText.begin(
-            sampling.stop,
-            words[-PROMPT_TAIL_TOKENS:].tolist(),
-            settings.decoders,
-            skip_special_tokens=sampling.skip_special_tokens,
-        )
+        guide = guide_of(req, settings.grammar)
+        return BeamSearch(req, search, req.num_delivered, kv, output, guide)
 
     def _check_width(req: Request, width: int) -> None:
         if width > settings.max_width:
@@ -135,6 +125,22 @@ def attach_beam_search(
     return attach
 
 
+def _text_for_stops(req: Request, decoders: Decoders | None) -> HypothesisText | None:
+    sampling = req.sampling
+    if not sampling.stop:
+        return None
+    if decoders is None:
+        raise InvalidRequest("stop: this server has no tokenizer; give stop_words_ids", param="stop")
+    ids = req.tokens[: req.num_prompt]
+    words = ids[ids < req.first_virtual] if req.prompt_table is not None else ids
+    return HypothesisText.begin(
+        sampling.stop,
+        words[-PROMPT_TAIL_TOKENS:].tolist(),
+        decoders,
+        skip_special_tokens=sampling.skip_special_tokens,
+    )
+
+
 def _prompt_end(req: Request) -> tuple[int, ...]:
     most = max(map(len, req.sampling.bad_words_ids), default=1) - 1
     return tuple(req.tokens[-most:].tolist()) if most else ()
@@ -146,7 +152,6 @@ def _check_alone(req: Request) -> None:
     given += [
         name
         for name, value in (
-            ("structured_outputs", req.guide),
             ("logits_processors", req.processing),
             ("draft_token_ids", req.draft_ids),
             ("prediction", req.prediction_ids),

@@ -25,7 +25,8 @@ from scheduler_proc.core.request import Request, RowGroup
 from scheduler_proc.core.samples import Sampled
 from scheduler_proc.features.base import Cost, RequestFeature
 from scheduler_proc.features.beam_search.hypotheses import Hypotheses, Hypothesis, SearchSettings
-from scheduler_proc.features.beam_search.score_rules import SLACK, NextTokens, ScoreRules
+from scheduler_proc.features.beam_search.score_rules import NO_RULES, SLACK, NextTokens, ScoreRules
+from scheduler_proc.features.beam_search.search_guide import SearchGuide
 
 
 class Said(Protocol):
@@ -39,9 +40,17 @@ class Said(Protocol):
 
 class BeamSearch(RequestFeature):
     def __init__(
-        self, req: Request, search: SearchSettings, num_skipped: int, kv: KVCacheManager, output: Said
+        self,
+        req: Request,
+        search: SearchSettings,
+        num_skipped: int,
+        kv: KVCacheManager,
+        output: Said,
+        guide: SearchGuide | None = None,
     ) -> None:
-        """Begin a search. `num_skipped`: tokens of its output that an earlier attempt has delivered."""
+        """Begin a search. `num_skipped`: tokens of its output that an earlier attempt has delivered. `guide`:
+        what its hypotheses are kept to.
+        """
         self._req = req
         self._search = search
         self._num_skipped = num_skipped
@@ -52,7 +61,10 @@ class BeamSearch(RequestFeature):
         self._first_rank = split_handle(req.handle)[2]
         self._has_logprobs = req.num_logprobs >= 0
         self._is_over = False
-        self._rules = ScoreRules.of(req.sampling)
+        self._guide = guide
+        self._is_late = False
+        """True if the masks of its hypotheses were not there when they were wanted."""
+        self._rules = ScoreRules.of(req.sampling) or (None if guide is None else NO_RULES)
         req.sampling = _device_sampling(req.sampling, search, self._rules)
         req.min_len = 0
         req.group = RowGroup(req, search.width, self._choose)
@@ -62,12 +74,21 @@ class BeamSearch(RequestFeature):
         """Beams that run, without those that do so for nothing."""
         return self._hypotheses.num_beams
 
+    @property
+    def awaited(self) -> str:
+        return "" if self._guide is None or self._guide.is_current else "guide"
+
+    def ready(self) -> bool:
+        return self._guide is None or self._guide.is_known()
+
     def cost(self) -> Cost:
         req, width = self._req, self._search.width
         return Cost(width, most_further_pages(self._kv, req.num_prompt, req.max_len, width))
 
     def row_opened(self, row: int) -> None:
         self._hypotheses = Hypotheses(self._search)
+        if self._guide is not None:
+            self._guide.begin()
         req = self._req
         for held in req.held_rows:
             req.rows.plan_when_committed(held, True, self)
@@ -85,6 +106,8 @@ class BeamSearch(RequestFeature):
         return each[0]
 
     def release(self) -> None:
+        if self._guide is not None:
+            self._guide.close()
         self._req.group = None  # it points back at the request: leave no cycle for the collector
 
     def _winners(self) -> Sequence[Hypothesis]:
@@ -94,15 +117,23 @@ class BeamSearch(RequestFeature):
         """Return those that are sequences of the request."""
         return best_first[self._first_rank : self._first_rank + self._num_results]
 
-    def _choose(self, results: list[Sampled]) -> Sequence[tuple[int, int]]:
+    def _choose(self, results: list[Sampled]) -> Sequence[tuple[int, int]] | None:
         assert self._req.group is not None
+        guide = self._guide
+        if guide is not None:
+            is_known = guide.is_known() if self._is_late else guide.wait()
+            self._is_late = not is_known
+            if self._is_late:
+                return None
         beams = self._hypotheses.advance(
             [
-                self._next_tokens(beam, sampled)
-                for beam, sampled in zip(self._req.group.beams, results, strict=True)
+                self._next_tokens(number, beam, sampled)
+                for number, (beam, sampled) in enumerate(zip(self._req.group.beams, results, strict=True))
             ]
         )
         self._is_over = not beams
+        if beams and guide is not None:
+            guide.follow(beams[: self.num_beams])
         if beams and self._req.shows_hypotheses:
             self._show()
         return beams
@@ -113,7 +144,7 @@ class BeamSearch(RequestFeature):
             tokens = [link.token for link in each.path.from_the_first()]
             self._output.show(HypothesisSoFar(next_sibling(self._req.handle, number), pack_ids(tokens)))
 
-    def _next_tokens(self, beam: Request, sampled: Sampled) -> NextTokens:
+    def _next_tokens(self, number: int, beam: Request, sampled: Sampled) -> NextTokens:
         most = self._search.num_wanted
         assert sampled.logprobs is not None, "the row was planned without logprobs"
         top_ids, top = sampled.logprobs.top_ids[0], sampled.logprobs.top[0]
@@ -122,7 +153,10 @@ class BeamSearch(RequestFeature):
             return NextTokens(top_ids, top, top, (top_ids, top))
         (logits,) = sampled.logits
         row = np.frombuffer(logits.frame, np.float32)
-        return self._rules.best(beam.tokens, beam.num_prompt, row, (top_ids, top), most)
+        allowed = None
+        if self._guide is not None and number < self.num_beams:
+            allowed = self._guide.allowed(number, len(row))
+        return self._rules.best(beam.tokens, beam.num_prompt, row, (top_ids, top), most, allowed)
 
     def _closed(self, number: int, closed: Closed, winners: Sequence[Hypothesis]) -> Closed:
         handle = next_sibling(self._req.handle, number)

@@ -12,9 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.wire.format import FloatArray, IntArray
+from runtime.wire.format import BoolArray, FloatArray, IntArray
 from runtime.wire.sampling_params import SamplingParams
 
+LEAST_SCORE = float(np.finfo(np.float32).min)
+"""Least score of what may come; what may not has -inf."""
+MAX_FEW = 4096
+"""Most ids that are looked at one and all where a guide allows no others."""
 SLACK = 32
 """More of the likeliest tokens than are needed: where penalties take some of them away, the others are enough
 and nobody has to look at the whole vocabulary.
@@ -56,20 +60,27 @@ class ScoreRules(NamedTuple):
         logits: FloatArray,
         top: tuple[IntArray, FloatArray],
         num_best: int,
+        by_guide: BoolArray | None = None,
     ) -> NextTokens:
         """Return the best next tokens of one beam, fewer where fewer may come.
 
         tokens: its prompt and output. logits [vocabulary]: the model's. top: the most likely ids and logprobs
-        of these, the most likely first.
+        of these, the most likely first. by_guide [vocabulary]: which ids may come at all; None: all.
         """
         top_ids, top_logprobs = top
         logprobs = logits - np.float32(logits[top_ids[0]] - top_logprobs[0])
         scores = self._scores(logprobs, tokens, num_prompt)
         pool = self._pool(top_ids, tokens, num_prompt, len(scores))
+        is_whole = bool(self.allowed)
+        if by_guide is not None:
+            scores[~by_guide] = -np.inf
+            ids = np.flatnonzero(by_guide)
+            if len(ids) <= MAX_FEW:
+                pool, is_whole = ids, True
         values = scores[pool]
         # Whatever is not in the pool has no better score than its logprob, which is no better than the last.
-        if not self.allowed and not _least_of_best(values, num_best) > top_logprobs[-1]:
-            pool = np.flatnonzero(scores >= _least_of_best(scores, num_best))
+        if not is_whole and not _least_of_best(values, num_best) > top_logprobs[-1]:
+            pool = np.flatnonzero(scores >= max(_least_of_best(scores, num_best), LEAST_SCORE))
             values = scores[pool]
         order = np.lexsort((pool, -values))[:num_best]
         order = order[values[order] > -np.inf]

@@ -78,7 +78,7 @@ MUTANTS = [
         "rows.tokens[row, source.num_prompt : kv_len] = rows.tokens[src, source.num_prompt : kv_len]",
     ),
     mutant("two beams in one row", committer, "go_on", "kept.remove(source.row)"),
-    mutant("a group goes on before all results are here", RowGroup, "take", "< len(self.beams)", "< 1"),
+    mutant("a group goes on before all results are here", RowGroup, "has_all", "== len(self.beams)", ">= 1"),
     mutant(
         "a group that is taken back keeps rows",
         Lifecycle,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from carousel import Client, Completion, SamplingParams
+from carousel import Client, Completion, SamplingParams, StructuredOutputsParams
 from tests.faults.launch import faulty_launch
 from tests.harness.ring.drawn_requests import PROMPTS
 
@@ -21,6 +21,24 @@ RULES = msgspec.structs.replace(
 )
 
 
+GUIDED = msgspec.structs.replace(SEARCH, ignore_eos=False)
+LETTERS = StructuredOutputsParams(regex=r"[a-z \n]{4000}")
+
+
+def check_stop_string(client: Client, prompt: str) -> None:
+    """The stop string ends hypotheses, and their text is without it."""
+    text = client.generate(prompt, SEARCH, timeout=TIMEOUT_S).text
+    stop = text[12:15]
+    found = client.generate(
+        prompt, msgspec.structs.replace(SEARCH, stop=(stop,), max_tokens=40), timeout=TIMEOUT_S
+    )
+    assert "stop" in [each.finish_reason for each in found.outputs]
+    for each in found.outputs:
+        assert stop not in each.text
+        assert each.matched_stop == (stop if each.finish_reason == "stop" else None)
+        assert each.score is not None
+
+
 @pytest.mark.parametrize("role", [pytest.param("scheduler", marks=pytest.mark.full), "worker"])
 def test_hypotheses_are_the_same_when_the_engine_is_killed(role: str) -> None:
     with faulty_launch("--max-beam-width", "4") as faulty:
@@ -28,10 +46,14 @@ def test_hypotheses_are_the_same_when_the_engine_is_killed(role: str) -> None:
         with Client(faulty.launch.run_dir) as client, ThreadPoolExecutor(len(PROMPTS)) as threads:
 
             def search(prompt: str) -> Completion:
-                has_rules = PROMPTS.index(prompt) % 2
-                return client.generate(prompt, RULES if has_rules else SEARCH, timeout=TIMEOUT_S)
+                kind = PROMPTS.index(prompt) % 3
+                if kind == 2:
+                    return client.generate(prompt, GUIDED, structured_outputs=LETTERS, timeout=TIMEOUT_S)
+                return client.generate(prompt, (SEARCH, RULES)[kind], timeout=TIMEOUT_S)
 
             assert search(PROMPTS[1]).token_ids != client.generate(PROMPTS[1], SEARCH).token_ids
+            assert set(search(PROMPTS[2]).text) <= set("abcdefghijklmnopqrstuvwxyz \n")
+            check_stop_string(client, PROMPTS[0])
             expected = list(threads.map(search, PROMPTS))
             assert all(each.outputs[0].score is not None for each in expected)
             assert all(len(output.token_ids) == NUM_TOKENS for each in expected for output in each.outputs)

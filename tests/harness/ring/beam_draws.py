@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -99,9 +99,17 @@ def searched(
     draw: Draw,
     eos_ids: Sequence[int],
     tokenizer: PreTrainedTokenizerBase | None = None,
+    allowed_after: Callable[[list[int]], list[int]] | None = None,
 ) -> list[Found]:
-    """Return what `generate` finds, best first. `tokenizer`: for stop strings."""
+    """Return what `generate` finds, best first. `tokenizer`: for stop strings. `allowed_after`: gives some
+    id at least that may follow an output; None: those of `draw.allowed` may.
+    """
     stop_ids = [*eos_ids, *draw.more_stop_ids]
+
+    def allowed(_: int, ids: torch.Tensor) -> list[int]:
+        output = ids[len(draw.prompt) :].tolist()
+        return list(draw.allowed) if allowed_after is None else allowed_after(output)
+
     with torch.inference_mode():
         out = model.generate(
             torch.tensor([draw.prompt]),
@@ -121,7 +129,7 @@ def searched(
             repetition_penalty=draw.repetition,
             no_repeat_ngram_size=draw.ngram or None,
             sequence_bias={(token,): bias for token, bias in draw.bias} or None,
-            prefix_allowed_tokens_fn=(lambda *_: list(draw.allowed)) if draw.allowed else None,
+            prefix_allowed_tokens_fn=allowed if draw.allowed or allowed_after is not None else None,
             stop_strings=list(draw.stop) or None,
             tokenizer=tokenizer,
         )

@@ -18,11 +18,13 @@ from runtime.settings.config import RuntimeConfig
 from runtime.text.codec import Decoders
 from runtime.text.selection import open_decoders, open_tokenizer
 from runtime.wire.format import FloatArray, IntArray, pack_ids, unpack_floats, unpack_ids
+from runtime.wire.guide import Guide
 from runtime.wire.handle import HANDLE_BYTES, make_handle
 from runtime.wire.messages import Closed, StreamOpen, TensorBatch, TokenBatch, TokenizedRequest, TokenLogprobs
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import Framed, MemoryChannel
 from scheduler_proc.build_scheduler import build_scheduler
+from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.port import Port
 
 CLIENT = 77
@@ -134,6 +136,7 @@ class Ring:
             self._executor.limits,
             Port(MemoryChannel("scheduler_in"), [self._output]),
             decoders=decoders_of(model_path) if setting.beams > 1 else None,
+            grammar=self.make_grammar(),
         )
         self.lifecycle = self.scheduler.lifecycle
         self._num_requests = 0
@@ -146,7 +149,18 @@ class Ring:
         worker = load_worker(config, make_device(config.device, threaded=setting.overlap), lambda: None)
         return InprocExecutor(worker, max_in_flight=2 if setting.overlap else 1)
 
-    def submit(self, prompt: Sequence[int], sampling: SamplingParams, *, shows: bool = False) -> bytes:
+    def make_grammar(self) -> GrammarClient | None:
+        """Make the client for guides; None: none are kept."""
+        return None
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        shows: bool = False,
+        guide: Guide | None = None,
+    ) -> bytes:
         """Hand a request to the scheduler; returns its handle. `shows`: hypotheses of a search."""
         number = self._num_requests
         self._num_requests += 1
@@ -163,6 +177,7 @@ class Ring:
                 first,
                 more_opens=tuple(more),
                 shows_hypotheses=shows,
+                guide=guide,
             )
         )
         return handles[0]

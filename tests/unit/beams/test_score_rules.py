@@ -10,6 +10,7 @@ import pytest
 
 from runtime.wire.format import FloatArray
 from runtime.wire.sampling_params import SamplingParams
+from scheduler_proc.features.beam_search import score_rules
 from scheduler_proc.features.beam_search.score_rules import ScoreRules
 
 VOCAB_SIZE = 60
@@ -48,7 +49,9 @@ def logprobs_of(logits: FloatArray) -> FloatArray:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_the_best_tokens_are_those_of_a_walk_over_the_vocabulary(seed: int) -> None:
+def test_the_best_tokens_are_those_of_a_walk_over_the_vocabulary(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(seed)
     rules = drawn(rng)
     prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 12))]
@@ -57,10 +60,23 @@ def test_the_best_tokens_are_those_of_a_walk_over_the_vocabulary(seed: int) -> N
     logprobs = logprobs_of(logits)
     num_top, num_best = rng.choice([8, 20, VOCAB_SIZE]), rng.choice([2, 6])
     top_ids = np.argsort(-logprobs, kind="stable")[:num_top].astype(np.int32)
+    by_guide = None
+    if seed % 3:
+        by_guide = np.array([rng.random() < rng.choice([0.05, 0.9]) for _ in range(VOCAB_SIZE)])
+        monkeypatch.setattr(score_rules, "MAX_FEW", rng.choice([0, VOCAB_SIZE]))
     got = rules.best(
-        np.array([*prompt, *output], np.int32), len(prompt), logits, (top_ids, logprobs[top_ids]), num_best
+        np.array([*prompt, *output], np.int32),
+        len(prompt),
+        logits,
+        (top_ids, logprobs[top_ids]),
+        num_best,
+        by_guide,
     )
-    scores = {token: score(rules, prompt, output, token, logprobs.item(token)) for token in range(VOCAB_SIZE)}
+    scores = {
+        token: score(rules, prompt, output, token, logprobs.item(token))
+        for token in range(VOCAB_SIZE)
+        if by_guide is None or by_guide[token]
+    }
     wanted = sorted((-value, token) for token, value in scores.items() if value > -math.inf)[:num_best]
     assert got.ids.tolist() == [token for _, token in wanted], rules
     assert np.allclose(got.scores, [-value for value, _ in wanted], atol=1e-4)

@@ -14,14 +14,17 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from grammar_proc import branches as branching
 from grammar_proc import loop
 from grammar_proc import matchers as matching
+from grammar_proc.branches import Branches
 from grammar_proc.compile_child import try_guide
 from grammar_proc.matchers import GuideBroken, Matchers
 from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import pack_ids
 from runtime.wire.guide import Guide
+from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers
 from runtime.wire.messages import MatcherState
 
 AMBIGUOUS = Guide("lark", "start: a\na: /[a-z]/ a a | /[a-z]/ a | /[a-z]/ | /[a-z]/ a a a")
@@ -37,6 +40,12 @@ def text_of(ids: list[int]) -> str:
     tokenizer: Any = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     text: str = tokenizer.decode(ids, skip_special_tokens=False)
     return text
+
+
+def id_of(token: str) -> int:
+    tokenizer: Any = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    token_id: int = tokenizer.token_to_id(token)
+    return token_id
 
 
 class Followed:
@@ -158,3 +167,50 @@ def test_a_guide_that_is_compiled_again_leaves_the_other_threads_their_turns(
             num_turns += 1
     assert not made.result().is_error()
     assert num_turns > 8
+
+
+def test_hypotheses_that_fork_have_the_masks_of_their_own_ids(vocabulary: GrammarVocabulary) -> None:
+    start = vocabulary.compile(try_guide(Guide("regex", "(ab|ac){3}z"), vocabulary).grammar)
+    a, b, c = map(id_of, "abc")
+    branches = Branches(vocabulary)
+
+    def follow(num_tokens: int, *entries: tuple[int, list[int]]) -> tuple[bytes, ...]:
+        packed = tuple((parent, pack_ids(ids)) for parent, ids in entries)
+        states = branches.branch(start, BranchMatchers(b"s", num_tokens, packed))
+        assert states is not None
+        return states.masks
+
+    def mask_of(*ids: int) -> bytes:
+        matcher = start.deep_copy()
+        assert matcher.consume_tokens(list(ids))
+        masks: bytes = vocabulary.masks([matcher]).tobytes()
+        return masks
+
+    assert follow(1, (FROM_THE_START, [a])) == (mask_of(a),)
+    assert follow(2, (0, [b]), (0, [c])) == (mask_of(a, b), mask_of(a, c))
+    assert mask_of(a) != mask_of(a, b)
+    assert follow(3, (1, [a]), (1, [a])) == (mask_of(a, c, a),) * 2
+    assert follow(3, (FROM_THE_START, [a, b, a]), (0, [c])) == (mask_of(a, b, a), mask_of(a, c, a, c))
+    assert branches.branch(start, BranchMatchers(b"s", 5, ((2, pack_ids([a])),))) is None, "there are two"
+    with pytest.raises(GuideBroken):
+        follow(5, (0, [a]))
+    branches.close(b"s")
+    assert branches.branch(start, BranchMatchers(b"s", 2, ((0, pack_ids([b])),))) is None
+
+
+def test_time_that_hypotheses_take_is_counted_against_their_search(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(branching, "FAIR_STEP_S", 0.0)
+    monkeypatch.setattr(branching, "MAX_EXCESS_S", 0.003)
+    start = vocabulary.compile(try_guide(Guide("regex", "[a-z ]{900}"), vocabulary).grammar)
+    a = id_of("a")
+    branches = Branches(vocabulary)
+    branches.branch(start, BranchMatchers(b"s", 1, ((FROM_THE_START, pack_ids([a])),)))
+
+    def follow() -> None:
+        for num_tokens in range(2, 400):
+            branches.branch(start, BranchMatchers(b"s", num_tokens, ((0, pack_ids([a])),)))
+
+    with pytest.raises(GuideBroken, match="takes too long"):
+        follow()

@@ -14,7 +14,7 @@ from runtime.wire import messages, plan
 from runtime.wire.format import HEADER_BYTES, Message, header, pack_ids, schema_hash, unpack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.handle import attempt_of, client_of, describe, make_handle, sequence_key, split_handle
-from runtime.wire.hypotheses import HypothesisSoFar
+from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates, HypothesisSoFar
 from runtime.wire.messages import UNIONS
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import DECODE_ERRORS, SCHEMA, MessageCodec
@@ -38,6 +38,8 @@ SAMPLES: list[Message] = [
     messages.OpenMatcher(HANDLE, Guide("regex", "a+"), pack_ids([1])),
     messages.AdvanceMatchers(((HANDLE, 2, pack_ids([1])),)),
     messages.CloseMatcher(HANDLE),
+    BranchMatchers(HANDLE, 2, ((0, pack_ids([1])), (FROM_THE_START, pack_ids([1, 2])))),
+    BranchStates(HANDLE, 2, (b"\xff", b""), (False, True)),
     messages.MatcherStates((messages.MatcherState(HANDLE, 2, b"\xff", True),)),
     messages.GrammarStarted(),
     messages.TokenBatch(

@@ -1,0 +1,73 @@
+"""Branches: where the hypotheses of each beam search stand in its guide.
+
+A matcher is copied where hypotheses fork. Those of a search are told all together, and their masks, too; all
+begin where the matcher of the search does, which goes nowhere itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import llguidance
+
+from grammar_proc.matchers import FAIR_STEP_S, MAX_EXCESS_S, GuideBroken
+from grammar_proc.vocabulary import GrammarVocabulary, reason_of
+from runtime.wire.format import unpack_ids
+from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    matchers: list[llguidance.LLMatcher] = field(default_factory=list)
+    excess_s: float = 0.0
+    """Time of the processor beyond what its tokens may take."""
+
+
+class Branches:
+    """By handle."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, on_progress: Callable[[], None] = lambda: None) -> None:
+        """`on_progress`: called before what may take a while."""
+        self._vocabulary = vocabulary
+        self._on_progress = on_progress
+        self._searches: dict[bytes, _Search] = {}
+
+    def branch(self, start: llguidance.LLMatcher, message: BranchMatchers) -> BranchStates | None:
+        """Go on with these hypotheses of a search, which begin at `start`. None: of an earlier grammar
+        process's. Raises GuideBroken when one cannot go on.
+        """
+        search = self._searches.setdefault(message.handle, _Search())
+        matchers, masks, are_complete = [], [], []
+        for parent, packed in message.entries:
+            if parent >= len(search.matchers):
+                return None
+            before = start if parent == FROM_THE_START else search.matchers[parent]
+            matcher, mask = self._go_on(search, before, packed)
+            if matcher.is_error() or search.excess_s > MAX_EXCESS_S:
+                reason = reason_of(matcher) or "it takes too long to find what may come next"
+                raise GuideBroken(message.handle, f"the guide is too complex: {reason}")
+            matchers.append(matcher)
+            masks.append(mask)
+            are_complete.append(matcher.is_accepting())
+        search.matchers = matchers
+        return BranchStates(message.handle, message.num_tokens, tuple(masks), tuple(are_complete))
+
+    def close(self, handle: bytes) -> None:
+        self._searches.pop(handle, None)
+
+    def clear(self) -> None:
+        self._searches.clear()
+
+    def _go_on(
+        self, search: _Search, before: llguidance.LLMatcher, packed: bytes
+    ) -> tuple[llguidance.LLMatcher, bytes]:
+        self._on_progress()
+        began = time.thread_time()
+        ids: list[int] = unpack_ids(packed).tolist()
+        matcher = before.deep_copy()
+        matcher.consume_tokens(ids)  # a mistake shows as an error of the matcher
+        mask, _ = self._vocabulary.timed_mask(matcher)
+        search.excess_s += max(0.0, time.thread_time() - began - FAIR_STEP_S * len(ids))
+        return matcher, mask.tobytes() if mask.any() else b""

@@ -1,0 +1,129 @@
+"""SearchGuide: what may come next in each hypothesis of a search by its guide.
+
+The grammar process has a matcher for each hypothesis. It is told which go on, with which tokens, when they
+are chosen, and makes their masks while the model computes. The masks are applied on the host, where
+candidates are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.base.errors import InvalidRequest
+from runtime.wire.format import pack_ids
+from runtime.wire.guide import Guide
+from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates
+from runtime.wire.messages import MatcherState
+from scheduler_proc.core.request import Request
+from scheduler_proc.features.grammar_client import GrammarClient
+from scheduler_proc.features.guided import no_backend
+
+
+class SearchGuide:
+    def __init__(self, req: Request, guide: Guide, client: GrammarClient) -> None:
+        self.handle = req.handle
+        self.guide = guide
+        self.state: MatcherState | None = None
+        """Answer about an output without tokens."""
+        self._req = req
+        self._client = client
+        self._stop_ids = np.array(sorted(req.stops.ids), np.intp)
+        self._own_stop_ids = np.array(sorted(req.sampling.stop_token_ids), np.intp)
+        """Those that a guide may know as text."""
+        self._num_tokens = 0
+        self._num_beams = 1
+        self._branches: BranchStates | None = None
+        client.open_search(self)
+
+    @property
+    def output_ids(self) -> bytes:
+        """Return nothing: its matcher stays at the start."""
+        return b""
+
+    @property
+    def is_current(self) -> bool:
+        """Tell whether what may follow its hypotheses is known."""
+        if not self._num_tokens:
+            return self.state is not None
+        return self._branches is not None and self._branches.num_tokens == self._num_tokens
+
+    def is_known(self) -> bool:
+        """Tell that of `is_current`, after a look at what has come."""
+        if not self.is_current:
+            self._client.look()
+        return self.is_current
+
+    def wait(self) -> bool:
+        """Wait a little for what may follow its hypotheses. False: it is late."""
+        return self._client.wait_for(self)
+
+    def begin(self) -> None:
+        """Begin with an output without tokens."""
+        self._num_tokens, self._num_beams, self._branches = 0, 1, None
+
+    def follow(self, beams: Sequence[tuple[int, int]]) -> None:
+        """Go on with (number of a beam now, token) for each of the next beams."""
+        is_first = not self._num_tokens
+        self._num_tokens += 1
+        self._num_beams = len(beams)
+        self._branches = None
+        entries = [(FROM_THE_START if is_first else parent, pack_ids([token])) for parent, token in beams]
+        self._client.branch(BranchMatchers(self.handle, self._num_tokens, tuple(entries)))
+
+    def all_branches(self) -> BranchMatchers | None:
+        group = self._req.group
+        if not self._num_tokens or group is None:
+            return None
+        each = [
+            (FROM_THE_START, beam.tokens[beam.num_prompt :].tobytes())
+            for beam in group.beams[: self._num_beams]
+        ]
+        return BranchMatchers(self.handle, self._num_tokens, tuple(each))
+
+    def take(self, states: BranchStates) -> None:
+        if states.num_tokens == self._num_tokens:
+            self._branches = states
+
+    def allowed(self, beam: int, vocab_size: int) -> npt.NDArray[np.bool_]:
+        """Return which ids may come next in a beam: what the guide allows, and where it may end stop ids."""
+        if not self._num_tokens:
+            assert self.state is not None
+            mask, is_complete = self._client.bits_of(self.state), self.state.is_complete
+        else:
+            assert self._branches is not None
+            mask, is_complete = self._branches.masks[beam], self._branches.are_complete[beam]
+        allowed = np.zeros(vocab_size, np.bool_)
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:vocab_size]
+        allowed[: len(bits)] = bits
+        if is_complete:
+            allowed[self._stop_ids] = True
+        elif len(self._own_stop_ids):
+            text = allowed.copy()
+            text[self._own_stop_ids] = False
+            allowed = text if text.any() else allowed
+        return allowed
+
+    def close(self) -> None:
+        self._client.close(self.handle)
+
+
+def guide_of(req: Request, client: GrammarClient | None) -> SearchGuide | None:
+    """Return the guide of a search, if it has one. `client`: None where no guides are kept. Raises
+    InvalidRequest.
+    """
+    guide = req.guide
+    if guide is None:
+        return None
+    if client is None:
+        raise no_backend(guide)
+    for name in ("min_tokens", "ignore_eos"):
+        if getattr(req.sampling, name):
+            raise InvalidRequest(
+                f"{name}: a search with {guide.kind} ends hypotheses where the guide lets them end; "
+                "leave one of them out",
+                param=name,
+            )
+    return SearchGuide(req, guide, client)

@@ -1,0 +1,224 @@
+"""Beam searches with guides: hypotheses are those of transformers with the same masks, however late."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import deque
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from grammar_proc.branches import Branches
+from grammar_proc.compile_child import try_guide
+from grammar_proc.matchers import GuideBroken, Matchers
+from grammar_proc.vocabulary import GrammarVocabulary
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.settings.config import DEMO_MODEL
+from runtime.wire.format import Message
+from runtime.wire.guide import Guide
+from runtime.wire.handle import next_sibling
+from runtime.wire.hypotheses import BranchMatchers
+from runtime.wire.messages import (
+    AdvanceMatchers,
+    CloseMatcher,
+    FromGrammar,
+    GrammarStarted,
+    MatcherStates,
+    OpenMatcher,
+)
+from scheduler_proc.features import grammar_client
+from scheduler_proc.features.grammar_client import GrammarClient
+from tests.cpu.beams.test_beams_against_transformers import checkpoint
+from tests.harness.ring.beam_draws import Draw, Found, assert_same, draws, searched
+from tests.harness.ring.serving_ring import Generated, Ring, Setting
+
+NUM_TOKENS = 12
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+    "required": ["name"],
+}
+GUIDES = (
+    Guide("regex", "[a-z ]{1,9}[.]"),
+    Guide("regex", "(yes|no|maybe)( [0-9]{1,3}){0,3}"),
+    Guide("json_schema", json.dumps(PERSON), any_whitespace=False),
+    Guide("choice", json.dumps([f"{word}{n}" for word in ("red", "green", "for i in ") for n in range(9)])),
+)
+
+
+@cache
+def vocabulary() -> GrammarVocabulary:
+    return GrammarVocabulary(DEMO_MODEL, num_threads=1)
+
+
+@cache
+def grammar_for(guide: Guide) -> str:
+    compiled = try_guide(guide, vocabulary())
+    assert compiled.error is None
+    return compiled.grammar
+
+
+class NearGrammar:
+    """The grammar process's matchers in this process. Answers may be late, and it may die."""
+
+    def __init__(self, late: float = 0.0) -> None:
+        """`late`: probability that an answer is there only when it is asked for again."""
+        self._late = late
+        self._rng = random.Random(4)
+        self._answers: deque[FromGrammar] = deque()
+        self.num_late = 0
+        self.num_opened = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._matchers, self._branches = Matchers(vocabulary()), Branches(vocabulary())
+
+    def die(self) -> None:
+        self._begin()
+        self._answers.clear()
+        self._answers.append(GrammarStarted())
+
+    def client(self) -> GrammarClient:
+        return GrammarClient(self.send, self.news, time.monotonic)
+
+    def send(self, message: Message) -> bool:
+        if isinstance(message, OpenMatcher):
+            self.num_opened += 1
+            self._matchers.open(message.handle, vocabulary().compile(grammar_for(message.guide)), b"")
+        elif isinstance(message, BranchMatchers):
+            start = self._matchers.start_of(message.handle)
+            states = None if start is None else self._branches.branch(start, message)
+            if states is not None:
+                self._answers.append(states)
+        elif isinstance(message, AdvanceMatchers):
+            for entry in message.entries:
+                self._matchers.advance(*entry)
+        elif isinstance(message, CloseMatcher):
+            self._matchers.close(message.handle)
+            self._branches.close(message.handle)
+        for state in self._matchers.news(64):
+            assert not isinstance(state, GuideBroken)
+            self._answers.append(MatcherStates((state,)))
+        return True
+
+    def news(self, wait_s: float) -> list[FromGrammar]:
+        if self._answers and self._rng.random() < self._late:
+            self.num_late += 1
+            return []
+        answers = list(self._answers)
+        self._answers.clear()
+        return answers
+
+
+class GuidedRing(Ring):
+    def __init__(self, grammar: NearGrammar, path: Path = DEMO_MODEL) -> None:
+        self._grammar = grammar
+        super().__init__(path, Setting(beams=8))
+
+    def make_grammar(self) -> GrammarClient:
+        return self._grammar.client()
+
+
+def asked(seed: int, count: int, num_tokens: int) -> list[tuple[Draw, Guide]]:
+    some = draws(seed, count, CheckpointConfig.read(DEMO_MODEL).vocab_size, num_tokens)
+    rng = random.Random(seed)
+    return [(draw._replace(repetition=rng.choice([1.0, 1.3])), rng.choice(GUIDES)) for draw in some]
+
+
+def found_by(generated: dict[bytes, Generated], handle: bytes, n: int) -> list[Found]:
+    """Fewer than `n` where the guide lets no more be found."""
+    ranks = [generated[next_sibling(handle, number)] for number in range(n)]
+    return [
+        Found(each.tokens, each.closed.beam.score)
+        for each in ranks
+        if each.closed is not None and each.closed.beam is not None
+    ]
+
+
+def run(ring: Ring, some: list[tuple[Draw, Guide]]) -> list[list[Found]]:
+    try:
+        handles = [ring.submit(draw.prompt, draw.sampling, guide=guide) for draw, guide in some]
+        generated = ring.run()
+    finally:
+        ring.close()
+    return [found_by(generated, handle, draw.n) for handle, (draw, _) in zip(handles, some, strict=True)]
+
+
+def check(seed: int, count: int, num_tokens: int) -> None:
+    torch.set_num_threads(1)
+    model, _ = checkpoint("demo", DEMO_MODEL)
+    eos_ids = CheckpointConfig.read(DEMO_MODEL).eos_token_ids
+    some = asked(seed, count, num_tokens)
+    for (draw, guide), got in zip(some, run(GuidedRing(NearGrammar()), some), strict=True):
+        start = vocabulary().compile(grammar_for(guide))
+        stop_ids = [*eos_ids, *draw.more_stop_ids]
+
+        def allowed_after(output: list[int]) -> list[int]:
+            matcher = start.deep_copy()  # noqa: B023
+            if not matcher.consume_tokens(output):
+                return [0]  # a hypothesis that is none: its score is as low as can be
+            (mask,) = vocabulary().masks([matcher])
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+            is_complete = matcher.is_accepting()
+            text = [token for token in np.flatnonzero(bits).tolist() if is_complete or token not in stop_ids]  # noqa: B023
+            return sorted({*text, *(stop_ids if is_complete else ())}) or [0]  # noqa: B023
+
+        wanted = searched(model, draw, eos_ids, allowed_after=allowed_after)
+        assert_same(got, [each for each in wanted if each.score > -1e8], draw)
+
+
+def test_hypotheses_with_guides_are_those_of_transformers_with_their_masks() -> None:
+    check(seed=31, count=16, num_tokens=NUM_TOKENS)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3000)
+def test_hypotheses_with_guides_are_those_of_transformers_in_many_draws() -> None:
+    check(seed=32, count=120, num_tokens=30)
+
+
+def test_a_mask_that_is_late_and_a_grammar_process_that_dies_change_no_hypothesis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    some = asked(33, 8, NUM_TOKENS)
+    wanted = run(GuidedRing(NearGrammar()), some)
+    monkeypatch.setattr(grammar_client, "MAX_WAIT_S", 0.0)
+    grammar = NearGrammar(late=0.7)
+    assert run(GuidedRing(grammar), some) == wanted
+    assert grammar.num_late > 20
+    mortal = NearGrammar()
+    ring = GuidedRing(mortal)
+    step, num_steps = ring.scheduler.step, 0
+
+    def dying_step(inbox: list[object]) -> bool:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps in (4, 8):
+            mortal.die()
+        if num_steps == 7:
+            for req in ring.lifecycle.kv.rows.running_requests():
+                ring.lifecycle.retract(req)
+        return step(inbox)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ring.scheduler, "step", dying_step)
+    assert run(ring, some) == wanted
+    assert mortal.num_opened >= 2 * len(some)
+    assert ring.lifecycle.num_retracted
+
+
+@pytest.mark.parametrize("changes", [{"min_tokens": 2}, {"ignore_eos": True}])
+def test_what_does_not_go_with_a_guide_is_refused_by_name(changes: dict[str, object]) -> None:
+    ((draw, guide),) = asked(34, 1, 4)
+    ring = GuidedRing(NearGrammar())
+    try:
+        ring.submit(draw.prompt, msgspec.structs.replace(draw.sampling, **changes), guide=guide)
+        with pytest.raises(AssertionError, match=f"{next(iter(changes))}: a search with"):
+            ring.run()
+    finally:
+        ring.close()
