@@ -8,6 +8,7 @@ churn   a tenth of the rows finish in every step and are replaced in it, each by
 quarter as steady, but a quarter of the rows has stop strings and wants the logprobs of its tokens, with the
         five most likely ones
 beams   as steady, but every four rows are a beam search, of whose hypotheses three fork in every step
+ruled beams  as beams, with a repetition penalty and n-grams, on rows of logits of 151,936 ids
 guesses as steady, but every row makes three guesses in every step from its own output, all right
 sampled as steady and as churn, but every request is sampled for a trace
 waiting as steady, with 5,000 requests waiting for a row, and with as many waiting for pages beside free rows
@@ -40,7 +41,7 @@ from runtime.wire.format import Message, pack_ids, unpack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import StreamOpen, TokenizedRequest, ToScheduler
 from runtime.wire.perf_metrics import TRACE_CONTEXT_BYTES, TraceStamps
-from runtime.wire.plan import BatchPlan, SampleMasks, StepResult
+from runtime.wire.plan import BatchPlan, SampleMasks, StepResult, StepTensor
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import Frame, MemoryChannel, MessageCodec
 from scheduler_proc.batching.composition import BatchingSettings, make_batch_builder, make_schedule_policy
@@ -54,6 +55,7 @@ from scheduler_proc.core.output import make_output
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.feature_factories import feature_factories
 from scheduler_proc.features.beam_search.attaching import BeamSettings
+from scheduler_proc.features.beam_search.score_rules import SLACK
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
@@ -73,6 +75,7 @@ from scheduler_proc.waiting.waiting_room import Patience
 NUM_PROMPT = 1024
 NUM_OUTPUT = 256
 VOCAB_SIZE = 32_000
+LARGE_VOCAB = 151_936
 EOS_ID = 2
 TOKEN = 17
 WARMUP_STEPS = 30
@@ -88,11 +91,10 @@ CHURN_OUTPUT = 9
 class NullHandle:
     """A step that was done at once: its result is bytes, as from a socket."""
 
-    def __init__(self, data: bytes, codec: MessageCodec) -> None:
+    def __init__(self, data: bytes, codec: MessageCodec, frames: tuple[Frame, ...] = ()) -> None:
         self._data = data
         self._codec = codec
-
-    frames = ()
+        self.frames = frames
 
     def result(self) -> StepResult:
         result = self._codec.decode(self._data)
@@ -111,15 +113,24 @@ class NullExecutor:
     max_in_flight = 2
     feeds_back = True
 
-    def __init__(self, max_rows: int, num_top: int = NUM_TOP) -> None:
+    def __init__(self, max_rows: int, num_top: int = NUM_TOP, num_logits: int = 0) -> None:
+        """`num_logits`: vocabulary of the rows of logits that all rows come with; 0: none do."""
         self._plans = MessageCodec(BatchPlan, 0)
         self._results = MessageCodec(StepResult, 0)
         self._has_logprobs = np.zeros(max_rows, np.bool_)
         self._num_top = num_top
         self._top_ids = np.full((max_rows, num_top), TOKEN, np.int32) + np.arange(num_top, dtype=np.int32)
-        self._logprobs = np.tile(np.linspace(-1.0, -1.1, num_top, dtype=np.float32), (max_rows, 1))
+        lowest = -8.0 if num_logits else -1.1  # rules look further down than a choice without them
+        self._logprobs = np.tile(np.linspace(-1.0, lowest, num_top, dtype=np.float32), (max_rows, 1))
         # In a group one row is the best by far: all that goes on comes from it.
         self._logprobs[1:] -= 10.0 * (np.arange(1, max_rows, dtype=np.float32)[:, None] % 4 > 0)
+        self._logits: list[bytes] = []
+        if num_logits:
+            rest = np.random.default_rng(1).normal(-20.0, 1.0, num_logits).astype(np.float32)
+            for logprobs in self._logprobs:
+                rest[TOKEN : TOKEN + num_top] = logprobs
+                self._logits.append(rest.tobytes())
+        self._num_logits = num_logits
         self.seconds = 0.0
 
     def launch(self, plan: BatchPlan) -> NullHandle:
@@ -136,9 +147,14 @@ class NullExecutor:
             self._top_ids[:m].tobytes(),
             self._logprobs[:m].tobytes(),
         )
-        data = self._results.encode(StepResult(plan.step, tokens.tobytes(), counts.tobytes(), *logprobs))
+        frames = tuple(self._logits[:m])
+        tensors = tuple(
+            StepTensor(place, "generation_logits", 0, (1, self._num_logits)) for place in range(len(frames))
+        )
+        result = StepResult(plan.step, tokens.tobytes(), counts.tobytes(), *logprobs, tensors=tensors)
+        data = self._results.encode(result)
         self.seconds += time.perf_counter() - started
-        return NullHandle(data, self._results)
+        return NullHandle(data, self._results, frames)
 
     def sample(self, handle: object, masks: SampleMasks) -> None:
         raise AssertionError("no row has a mask")
@@ -191,6 +207,8 @@ class Case(NamedTuple):
     """Guesses of each row in each step."""
     num_beams: int = 1
     """Rows of each request, which searches with more than one."""
+    has_rules: bool = False
+    """Its searches look at the logits of their rows."""
     is_sampled: bool = False
     """Its requests note their moments."""
 
@@ -207,8 +225,9 @@ class Bench:
         self.rows = Rows(case.num_rows + case.num_idle_rows, max_len)
         port = Port(MemoryChannel("scheduler_in"), [EncodingOutbox()])
         kv = KVCacheManager(num_pages, case.page_size, self.rows, RadixCache(case.page_size, port.now_s))
-        num_top = NUM_TOP if case.num_beams == 1 else 2 * case.num_beams
-        self._null = NullExecutor(case.num_rows + case.num_idle_rows, num_top)
+        num_top = NUM_TOP if case.num_beams == 1 else 2 * case.num_beams + SLACK * case.has_rules
+        num_logits = LARGE_VOCAB if case.has_rules else 0
+        self._null = NullExecutor(case.num_rows + case.num_idle_rows, num_top, num_logits)
         output = make_output(port.outboxes, port.epoch)
         policy = make_schedule_policy(case.policy, port)
         self.lifecycle = Lifecycle(
@@ -273,6 +292,8 @@ class Bench:
             sampling = msgspec.structs.replace(
                 sampling, use_beam_search=True, beam_width=self.case.num_beams, temperature=0.0
             )
+        if self.case.has_rules:
+            sampling = msgspec.structs.replace(sampling, repetition_penalty=1.2, no_repeat_ngram_size=3)
         trace = TraceStamps(bytes(TRACE_CONTEXT_BYTES)) if self.case.is_sampled else None
         request = TokenizedRequest(handle, pack_ids(ids), sampling, stream_open, trace=trace)
         return self._codec.encode(request)
@@ -321,6 +342,7 @@ CASES = {
         for rows in (1, 64, 256)
     ],
     "beams": [Case(rows, 16, False, num_beams=4) for rows in (4, 32, 256)],
+    "ruled beams": [Case(rows, 16, False, num_beams=4, has_rules=True) for rows in (4, 32)],
     "sampled": [Case(64, 16, False, is_sampled=True), Case(256, 16, False, is_sampled=True)],
     "sampled churn": [Case(64, 16, True, pool_scale=ROOMY, is_sampled=True)],
     "quarter": [Case(256, 16, False, logprobs_share=0.25)],

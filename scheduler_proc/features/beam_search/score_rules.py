@@ -68,45 +68,63 @@ class ScoreRules(NamedTuple):
         of these, the most likely first. by_guide [vocabulary]: which ids may come at all; None: all.
         """
         top_ids, top_logprobs = top
-        logprobs = logits - np.float32(logits[top_ids[0]] - top_logprobs[0])
-        scores = self._scores(logprobs, tokens, num_prompt)
-        pool = self._pool(top_ids, tokens, num_prompt, len(scores))
+        shift = np.float32(logits[top_ids[0]] - top_logprobs[0])
+        pool = self._pool(top_ids, tokens, num_prompt, len(logits))
         is_whole = bool(self.allowed)
         if by_guide is not None:
-            scores[~by_guide] = -np.inf
             ids = np.flatnonzero(by_guide)
             if len(ids) <= MAX_FEW:
                 pool, is_whole = ids, True
-        values = scores[pool]
+
+        def scores_of(ids: npt.NDArray[np.intp]) -> FloatArray:
+            scores = self._scores(ids, logits[ids] - shift, tokens, num_prompt, len(logits))
+            if by_guide is not None:
+                scores[~by_guide[ids]] = -np.inf
+            return scores
+
+        values = scores_of(pool)
         # Whatever is not in the pool has no better score than its logprob, which is no better than the last.
         if not is_whole and not _least_of_best(values, num_best) > top_logprobs[-1]:
-            pool = np.flatnonzero(scores >= max(_least_of_best(scores, num_best), LEAST_SCORE))
-            values = scores[pool]
+            pool = np.arange(len(logits))
+            values = scores_of(pool)
+            kept = values >= max(_least_of_best(values, num_best), LEAST_SCORE)
+            pool, values = pool[kept], values[kept]
         order = np.lexsort((pool, -values))[:num_best]
         order = order[values[order] > -np.inf]
-        ids = pool[order].astype(np.int32)
-        return NextTokens(ids, values[order], logprobs[ids], top)
+        best_ids: IntArray = pool[order].astype(np.int32)
+        return NextTokens(best_ids, values[order], logits[best_ids] - shift, top)
 
-    def _scores(self, logprobs: FloatArray, tokens: IntArray, num_prompt: int) -> FloatArray:
-        scores = logprobs.copy()
+    def _scores(
+        self,
+        ids: npt.NDArray[np.intp],
+        scores: FloatArray,
+        tokens: IntArray,
+        num_prompt: int,
+        vocab_size: int,
+    ) -> FloatArray:
+        """Change the logprobs of these ids, which are in order, to their scores, and return them."""
         if self.bias:
-            ids = np.array([each for each, _ in self.bias], np.intp)
-            scores[ids] += np.array([value for _, value in self.bias], np.float32)
-        seen = tokens[tokens < len(scores)]  # virtual tokens are none of the vocabulary
+            places, found = _places(ids, np.array([each for each, _ in self.bias], np.intp))
+            scores[places] += np.array([value for _, value in self.bias], np.float32)[found]
         if self.repetition != 1.0:
-            values, penalty = scores[seen], np.float32(self.repetition)
-            scores[seen] = np.where(values < 0, values * penalty, values / penalty)
+            was_seen = np.zeros(vocab_size, np.bool_)
+            was_seen[tokens[tokens < vocab_size]] = True  # virtual tokens are none of the vocabulary
+            places = np.flatnonzero(was_seen[ids])
+            values, penalty = scores[places], np.float32(self.repetition)
+            scores[places] = np.where(values < 0, values * penalty, values / penalty)
         if self.presence or self.frequency:
-            ids, counts = np.unique(tokens[num_prompt:], return_counts=True)
-            penalties = self.presence + self.frequency * counts
-            scores[ids] -= penalties.astype(np.float32)
+            said, counts = np.unique(tokens[num_prompt:], return_counts=True)
+            places, found = _places(ids, said)
+            penalties = self.presence + self.frequency * counts[found]
+            scores[places] -= penalties.astype(np.float32)
         if 0 < self.ngram <= len(tokens):
-            scores[self._repeated(tokens)] = -np.inf
+            places, _ = _places(ids, self._repeated(tokens))
+            scores[places] = -np.inf
         if self.allowed:
-            allowed = np.array(self.allowed, np.intp)
-            kept = scores[allowed]
+            places, _ = _places(ids, np.array(self.allowed, np.intp))
+            kept = scores[places]
             scores.fill(-np.inf)
-            scores[allowed] = kept
+            scores[places] = kept
         return scores
 
     def _repeated(self, tokens: IntArray) -> IntArray:
@@ -123,15 +141,26 @@ class ScoreRules(NamedTuple):
         """Return the ids that may be the best: the likeliest, and those whose score the rules raise."""
         if self.allowed:
             return np.unique(np.array(self.allowed, np.intp))
-        parts: list[npt.NDArray[Any]] = [
-            top_ids,
-            np.array([each for each, value in self.bias if value > 0], np.intp),
-        ]
+        parts: list[npt.NDArray[Any]] = [top_ids]
+        if self.bias:
+            parts.append(np.array([each for each, value in self.bias if value > 0], np.intp))
         if self.repetition < 1.0:
             parts.append(tokens[tokens < vocab_size])
         elif self.presence < 0 or self.frequency < 0:
             parts.append(tokens[num_prompt:])
-        return np.unique(np.concatenate(parts))
+        return np.unique(np.concatenate(parts)) if len(parts) > 1 else np.sort(top_ids)
+
+
+def _places(
+    ids: npt.NDArray[np.intp], wanted: npt.NDArray[np.integer[Any]]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    """Return the places among `ids`, which are in order, of those wanted that are there, and which these
+    are.
+    """
+    places = np.searchsorted(ids, wanted)
+    found = places < len(ids)
+    found[found] = ids[places[found]] == wanted[found]
+    return places[found], found
 
 
 def _least_of_best(values: FloatArray, num_best: int) -> float:
