@@ -136,7 +136,8 @@ class Program:
         self._structs = [call for _, call in tape.calls]
         rows = {num_tokens: max_tokens or num_tokens, num_outputs: max_outputs or num_outputs}
         self._arena, self._made = _arrange(self._structs, tape.buffers, rows, results, arena or Arena())
-        self._calls = (ProgramCall * len(tape.calls))()
+        self.num_calls = len(tape.calls)
+        self._calls = (ProgramCall * self.num_calls)()
         for entry, (address, call), condition in zip(self._calls, tape.calls, tape.conditions, strict=True):
             entry.run = address
             if condition is not None:
@@ -154,7 +155,7 @@ class Program:
         self._inputs = inputs
         self._step = ProgramStep(
             calls=ctypes.addressof(self._calls),
-            num_calls=len(tape.calls),
+            num_calls=self.num_calls,
         )
         self.step_at = ctypes.addressof(self._step)
         """Address of the ProgramStep, for whoever runs it as a part of something else."""

@@ -80,4 +80,5 @@ class StepCall(ctypes.Structure):
         ("drawable", ctypes.c_int32),
         ("is_drawn", ctypes.c_int32),
         ("max_threads", ctypes.c_int32),
+        ("num_limited", ctypes.c_int32),
     )

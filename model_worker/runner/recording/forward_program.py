@@ -124,7 +124,8 @@ class ForwardProgram:
         self._inputs.describe(plan)
         call = self._call
         call.is_drawn = self._head is None and not plan.defer_sampling
-        call.max_threads = self._threads.begin_step(plan.rows, self._inputs.call.num_tokens)
+        limit = self._threads.begin_step(plan.rows, self._inputs.call.num_tokens)
+        call.max_threads, call.num_limited = limit.threads, int(limit.share * self._program.num_calls)
         self._run(self._call_at)
         who = self._inputs.sampled()
         num_sampled = len(who.rows_host)

@@ -166,24 +166,37 @@ def test_only_plans_within_limits_and_without_prompt_positions_fit() -> None:
         assert not native.fits(msgspec.structs.replace(plan, drafts=pack_ids([drafts])))
 
 
-@pytest.mark.parametrize("most", [0, 1])
-def test_a_step_is_computed_by_no_more_threads_than_it_may_have(most: int) -> None:
-    """Kernels that ask for two: in a step that may have one, its caller runs all tasks."""
+@pytest.mark.parametrize("num_limited", [0, 1, 5])
+def test_the_first_calls_of_a_step_are_computed_by_no_more_threads_than_they_may_have(
+    num_limited: int,
+) -> None:
+    """Two kernels that ask for two threads: where they may have one, their caller runs all tasks."""
     kernels = native_kernels()
-    ran: list[int] = []
+    ran: list[list[int]] = []
 
     def task(body: int, number: int, following: int) -> None:
         time.sleep(0.01)
-        ran.append(threading.get_native_id())
+        ran[-1].append(threading.get_native_id())
 
     function = TASK(task)
     run_tasks = kernels._library["carousel_run_tasks"]
-    kernel = KERNEL(lambda call: run_tasks(2, NUM_TASKS, function, None))
-    calls = (ProgramCall * 1)(ProgramCall(run=ctypes.cast(kernel, ctypes.c_void_p).value))
-    program = ProgramStep(calls=ctypes.addressof(calls), num_calls=1)
+
+    def compute(call: int) -> None:
+        ran.append([])
+        run_tasks(2, NUM_TASKS, function, None)
+
+    kernel = KERNEL(compute)
+    address = ctypes.cast(kernel, ctypes.c_void_p).value
+    calls = (ProgramCall * 2)(ProgramCall(run=address), ProgramCall(run=address))
+    program = ProgramStep(calls=ctypes.addressof(calls), num_calls=2)
     query_start = (ctypes.c_int64 * 1)()
     stage = StageCall(query_start=ctypes.addressof(query_start))
-    step = StepCall(ctypes.addressof(stage), ctypes.addressof(program), max_threads=most)
+    step = StepCall(
+        stage=ctypes.addressof(stage),
+        program=ctypes.addressof(program),
+        max_threads=1,
+        num_limited=num_limited,
+    )
     kernels.run_step(ctypes.addressof(step))
-    assert len(ran) == NUM_TASKS
-    assert (set(ran) == {threading.get_native_id()}) == (most == 1)
+    assert [len(each) for each in ran] == [NUM_TASKS] * 2
+    assert [set(each) == {threading.get_native_id()} for each in ran] == [num_limited > 0, num_limited > 1]

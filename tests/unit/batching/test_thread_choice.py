@@ -1,70 +1,75 @@
-"""ThreadChoice: small steps are computed by the number of threads by which they follow each other soonest."""
+"""ThreadChoice: small steps have the limit of threads by which they follow each other soonest."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from model_worker.runner.recording.thread_choice import MAX_TOKENS, STAY, TRIAL, ThreadChoice, candidates
+from model_worker.runner.recording.thread_choice import MAX_TOKENS, STAY, TRIAL, Limit, ThreadChoice, limits
+
+ALL = Limit(2, 0.0)
 
 
 class Steps:
-    """Stream of steps on a machine where each takes so many seconds by each number of threads."""
+    """Stream of steps on a machine where each takes so many seconds with each limit."""
 
-    def __init__(self, most: int, seconds: dict[int, float]) -> None:
+    def __init__(self, most: int, seconds: Callable[[Limit], float]) -> None:
         self.seconds = seconds
         self.now = 0.0
         self.choice = ThreadChoice(most, lambda: self.now)
-        self.taken: list[int] = []
+        self.taken: list[Limit] = []
 
     def run(self, count: int, rows: bytes = b"row0", num_tokens: int = 1) -> None:
         for step in range(count):
-            threads = self.choice.begin_step(rows, num_tokens)
-            self.taken.append(threads)
-            # Every fourth waits for its plan, and the one after it finds its own there.
-            self.now += self.seconds[threads] * (3.0, 0.2, 0.4, 0.4)[step % 4]
+            limit = self.choice.begin_step(rows, num_tokens)
+            self.taken.append(limit)
+            # Every fourth waits for its plan, and the ones after it find theirs there.
+            self.now += self.seconds(limit) * (3.0, 0.2, 0.4, 0.4)[step % 4]
 
-    def share(self, threads: int) -> float:
-        """Return by how much of the last steps they computed."""
+    def share(self, limit: Limit) -> float:
+        """Return with how much of the last steps it was."""
         last = self.taken[-TRIAL * STAY :]
-        return last.count(threads) / len(last)
+        return last.count(limit) / len(last)
 
 
-def test_fewer_threads_compute_where_steps_follow_each_other_sooner() -> None:
-    steps = Steps(2, {2: 4.4e-3, 1: 3.5e-3})
+@pytest.mark.parametrize("best", [0.25, 0.5, 1.0])
+def test_a_thread_less_computes_as_much_of_a_step_as_is_fastest(best: float) -> None:
+    steps = Steps(2, lambda limit: 3e-3 + 2e-3 * abs(limit.share - best))
     steps.run(2 * TRIAL * STAY)
-    assert steps.taken[0] == 2
-    assert steps.share(1) > 0.9
-    steps.seconds[2] = 2e-3  # what took a thread from it has ended
-    steps.run(4 * TRIAL * STAY)
-    assert steps.share(2) > 0.9
+    assert steps.taken[0] == ALL
+    assert steps.share(Limit(1, best)) > 0.9
+    steps.seconds = lambda limit: 2e-3 + 1e-3 * limit.share  # what took a thread from it has ended
+    steps.run(8 * TRIAL * STAY)
+    assert steps.share(ALL) > 0.9
 
 
 def test_all_threads_compute_where_fewer_gain_nothing_to_speak_of() -> None:
-    steps = Steps(4, {4: 1e-3, 3: 0.99e-3, 2: 1.2e-3})
+    steps = Steps(4, lambda limit: 0.99e-3 if limit.share else 1e-3)
     steps.run(2 * TRIAL * STAY)
-    assert steps.share(4) > 0.9
-    assert set(steps.taken) == {4, 3, 2}
+    assert steps.share(Limit(4, 0.0)) > 0.9
+    assert set(steps.taken) == set(limits(4))
 
 
 def test_pauses_between_requests_are_nobodys() -> None:
-    steps = Steps(2, {2: 1e-3, 1: 1.5e-3})
-    for request in range(TRIAL * STAY // 4):
+    steps = Steps(2, lambda limit: 1e-3 + 1e-3 * limit.share)
+    for request in range(TRIAL * STAY // 2):
         steps.run(9, rows=request.to_bytes(4, "little"))
         steps.now += 10.0
-    assert steps.share(2) > 0.9
+    assert steps.share(ALL) > 0.9
 
 
-def test_large_steps_have_all_threads_and_each_size_its_own_number() -> None:
-    steps = Steps(2, {2: 4e-3, 1: 2e-3})
+def test_large_steps_have_all_threads_and_each_size_its_own_limit() -> None:
+    steps = Steps(2, lambda limit: 4e-3 - 2e-3 * limit.share)
     steps.run(2 * TRIAL * STAY)
-    assert [steps.choice.begin_step(b"row0", MAX_TOKENS + 1) for _ in range(3 * TRIAL)] == [2] * 3 * TRIAL
-    assert steps.choice.begin_step(b"row0row1", 2) == 2
-    assert steps.choice.begin_step(b"row0", 1) == 1
+    assert [steps.choice.begin_step(b"row0", MAX_TOKENS + 1) for _ in range(3 * TRIAL)] == [ALL] * 3 * TRIAL
+    assert steps.choice.begin_step(b"row0row1", 2) == ALL
+    assert steps.choice.begin_step(b"row0", 1) == Limit(1, 1.0)
 
 
-@pytest.mark.parametrize(("most", "numbers"), [(1, [1]), (2, [2, 1]), (3, [3, 2, 1]), (16, [16, 15, 8])])
-def test_all_one_fewer_and_half_of_the_threads_are_tried(most: int, numbers: list[int]) -> None:
-    steps = Steps(most, dict.fromkeys(range(1, 17), 1e-3))
-    steps.run(5 * TRIAL)
-    assert sorted(set(steps.taken), reverse=True) == numbers
-    assert most == 1 or candidates(most) == numbers
+@pytest.mark.parametrize(("most", "fewer"), [(1, []), (2, [1]), (3, [2]), (16, [15, 8])])
+def test_one_thread_less_and_half_of_them_are_tried(most: int, fewer: list[int]) -> None:
+    steps = Steps(most, lambda _: 1e-3)
+    steps.run(len(limits(most)) * TRIAL + 1)
+    assert set(steps.taken) == set(limits(most))
+    assert sorted({limit.threads for limit in steps.taken if limit.share}, reverse=True) == fewer

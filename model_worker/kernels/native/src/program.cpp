@@ -2,6 +2,8 @@
 // that its rows need, their tokens are drawn and remembered.
 #include "program.h"
 
+#include <algorithm>
+
 #include "sample.h"
 #include "simd.h"
 #include "stage.h"
@@ -19,7 +21,8 @@ struct StepCall {
   int32_t* tokens;           // [num_sampled]
   int32_t drawable;          // features that a draw is enough for
   int32_t is_drawn;          // in: whether to draw; out: whether it was done
-  int32_t max_threads;       // that work on it, if its kernels ask for more; 0: as many as they ask for
+  int32_t max_threads;       // that work on its first calls, if these ask for more
+  int32_t num_limited;       // calls of the program for which that holds
 };
 
 bool draws_alone(const StepCall& step) {
@@ -28,14 +31,25 @@ bool draws_alone(const StepCall& step) {
   return !(features & ~step.drawable);
 }
 
-void run_stages(StepCall& step) {
+void run_limited(const StepCall& step) {
+  ProgramStep first = *step.program, rest = first;
+  first.num_calls = std::min(step.num_limited, first.num_calls);
+  rest.calls += first.num_calls;
+  rest.num_calls -= first.num_calls;
+  limit_threads(step.max_threads);
+  run_program(first);
+  limit_threads(0);
+  run_program(rest);
+}
+
+void run_step(StepCall& step) {
   StageCall& plan = *step.stage;
   plan.num_sampled = stage(plan);
   if (plan.num_sampled < 0) return;
   step.program->tokens = plan.num_tokens;
   step.program->outputs = plan.num_sampled;
   step.program->seqs = plan.num_seqs;
-  run_program(*step.program);
+  run_limited(step);
   step.is_drawn = step.is_drawn && draws_alone(step);
   if (!step.is_drawn) return;
   step.draw->num_rows = plan.num_sampled;
@@ -48,12 +62,6 @@ void run_stages(StepCall& step) {
     // What is behind a wrong guess does not, up to the next row.
     counts = guess == NO_GUESS || (counts && token == guess);
   }
-}
-
-void run_step(StepCall& step) {
-  limit_threads(step.max_threads);
-  run_stages(step);
-  limit_threads(0);
 }
 
 }  // namespace carousel
