@@ -29,7 +29,7 @@ def cpu_by_role(root: int) -> dict[str, float]:
     found: defaultdict[str, float] = defaultdict(float)
     for pid, stat in processes.items():
         if root in (pid, stat.parent):
-            found[_role(pid)] += stat.cpu_s
+            found[role_of(pid)] += stat.cpu_s
     return found
 
 
@@ -52,6 +52,15 @@ def tree_pids(root: int) -> list[int]:
 def pss_bytes(root: int) -> int:
     """Memory of `root` and all processes below it, each shared page divided among those that share it."""
     return sum(map(_pss_bytes, _tree(root, _all_processes())))
+
+
+def role_of(pid: int) -> str:
+    """Return what a process of a runtime is."""
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+    return title.removeprefix(TITLE_PREFIX) if title.startswith(TITLE_PREFIX) else "other"
 
 
 def machine_busy() -> float:
@@ -87,11 +96,3 @@ def _pss_bytes(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-
-
-def _role(pid: int) -> str:
-    try:
-        title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode().strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return "gone"
-    return title.removeprefix(TITLE_PREFIX) if title.startswith(TITLE_PREFIX) else "other"

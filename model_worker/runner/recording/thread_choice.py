@@ -22,8 +22,8 @@ TRIAL = 32
 """Steps with one limit, whose mean counts: after one that waited for its plan come quick ones."""
 OUTLIERS = 2
 """Longest steps of a trial, which do not count."""
-STAY = 32
-"""Trials of the best limit, before another one's turn."""
+SHRINK = 0.997
+"""Factor of what other limits have taken, at each trial of one: so each has its turn, near ones soon."""
 GAIN = 0.97
 """Share of what all threads take, which fewer must stay below."""
 
@@ -81,7 +81,6 @@ class _Size:
         self._limits = limits
         self._seconds: dict[Limit, float] = {}
         self._trial: list[float] = []
-        self._num_trials = 0
 
     def note(self, seconds: float) -> None:
         """Take what a step with `limit` has taken."""
@@ -90,13 +89,12 @@ class _Size:
             gain = GAIN if self.limit == self._limits[0] else 1.0
             self._seconds[self.limit] = gain * sum(sorted(self._trial)[:-OUTLIERS])
             self._trial.clear()
-            self._num_trials += 1
+            for other in self._seconds.keys() - {self.limit}:
+                self._seconds[other] *= SHRINK
             self.limit = self._next()
 
     def _next(self) -> Limit:
         for limit in self._limits:
             if limit not in self._seconds:
                 return limit
-        if self._num_trials % STAY == 0:
-            return self._limits[self._num_trials // STAY % len(self._limits)]
         return min(self._limits, key=self._seconds.__getitem__)

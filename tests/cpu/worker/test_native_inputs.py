@@ -174,15 +174,23 @@ def test_the_first_calls_of_a_step_are_computed_by_no_more_threads_than_they_may
     kernels = native_kernels()
     ran: list[list[int]] = []
 
+    own, came = threading.get_native_id(), threading.Event()
+
     def task(body: int, number: int, following: int) -> None:
-        time.sleep(0.01)
         ran[-1].append(threading.get_native_id())
+        if threading.get_native_id() != own:
+            came.set()
+        elif len(ran) > num_limited:
+            assert came.wait(30), "nobody helps"
+        else:
+            time.sleep(0.01)
 
     function = TASK(task)
     run_tasks = kernels._library["carousel_run_tasks"]
 
     def compute(call: int) -> None:
         ran.append([])
+        came.clear()
         run_tasks(2, NUM_TASKS, function, None)
 
     kernel = KERNEL(compute)
@@ -199,4 +207,4 @@ def test_the_first_calls_of_a_step_are_computed_by_no_more_threads_than_they_may
     )
     kernels.run_step(ctypes.addressof(step))
     assert [len(each) for each in ran] == [NUM_TASKS] * 2
-    assert [set(each) == {threading.get_native_id()} for each in ran] == [num_limited > 0, num_limited > 1]
+    assert [set(each) == {own} for each in ran] == [num_limited > 0, num_limited > 1]

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from model_worker.runner.recording.thread_choice import MAX_TOKENS, STAY, TRIAL, Limit, ThreadChoice, limits
+from model_worker.runner.recording.thread_choice import MAX_TOKENS, TRIAL, Limit, ThreadChoice, limits
 
 ALL = Limit(2, 0.0)
+MANY = 32 * TRIAL
+"""Steps enough for each limit to have had its turn."""
 
 
 class Steps:
@@ -29,31 +31,31 @@ class Steps:
 
     def share(self, limit: Limit) -> float:
         """Return with how much of the last steps it was."""
-        last = self.taken[-TRIAL * STAY :]
+        last = self.taken[-MANY:]
         return last.count(limit) / len(last)
 
 
 @pytest.mark.parametrize("best", [0.25, 0.5, 1.0])
 def test_a_thread_less_computes_as_much_of_a_step_as_is_fastest(best: float) -> None:
     steps = Steps(2, lambda limit: 3e-3 + 2e-3 * abs(limit.share - best))
-    steps.run(2 * TRIAL * STAY)
+    steps.run(2 * MANY)
     assert steps.taken[0] == ALL
-    assert steps.share(Limit(1, best)) > 0.9
+    assert steps.share(Limit(1, best)) > 0.8
     steps.seconds = lambda limit: 2e-3 + 1e-3 * limit.share  # what took a thread from it has ended
-    steps.run(8 * TRIAL * STAY)
-    assert steps.share(ALL) > 0.9
+    steps.run(12 * MANY)
+    assert steps.share(ALL) > 0.8
 
 
 def test_all_threads_compute_where_fewer_gain_nothing_to_speak_of() -> None:
     steps = Steps(4, lambda limit: 0.99e-3 if limit.share else 1e-3)
-    steps.run(2 * TRIAL * STAY)
-    assert steps.share(Limit(4, 0.0)) > 0.9
+    steps.run(8 * MANY)
+    assert steps.share(Limit(4, 0.0)) == max(map(steps.share, limits(4)))
     assert set(steps.taken) == set(limits(4))
 
 
 def test_pauses_between_requests_are_nobodys() -> None:
     steps = Steps(2, lambda limit: 1e-3 + 1e-3 * limit.share)
-    for request in range(TRIAL * STAY // 2):
+    for request in range(MANY // 2):
         steps.run(9, rows=request.to_bytes(4, "little"))
         steps.now += 10.0
     assert steps.share(ALL) > 0.9
@@ -61,7 +63,7 @@ def test_pauses_between_requests_are_nobodys() -> None:
 
 def test_large_steps_have_all_threads_and_each_size_its_own_limit() -> None:
     steps = Steps(2, lambda limit: 4e-3 - 2e-3 * limit.share)
-    steps.run(2 * TRIAL * STAY)
+    steps.run(2 * MANY)
     assert [steps.choice.begin_step(b"row0", MAX_TOKENS + 1) for _ in range(3 * TRIAL)] == [ALL] * 3 * TRIAL
     assert steps.choice.begin_step(b"row0row1", 2) == ALL
     assert steps.choice.begin_step(b"row0", 1) == Limit(1, 1.0)
