@@ -37,6 +37,8 @@ async def explode(client: httpx.AsyncClient, body: bytes) -> tuple[float, httpx.
     except (httpx.ReadError, httpx.WriteError):
         assert len(body) > 1 << 20  # refused before it was read
         response = httpx.Response(413)
+    # A machine with much else to do may not have read the largest ones within the time for a body.
+    assert response.status_code != 408 or len(body) > 1 << 20
     return time.monotonic() - began, response
 
 
@@ -62,7 +64,7 @@ def test_200_bombs_at_once_end_in_time_and_hold_up_no_plain_request(url: str) ->
 
     ended, waits = asyncio.run(go())
     statuses = {response.status_code for _, response in ended}
-    assert statuses <= {200, 400, 413, 503}
+    assert statuses <= {200, 400, 408, 413, 503}
     refused = [response for _, response in ended if response.status_code == 503]
     for response in refused:
         assert int(response.headers["Retry-After"]) > 0
