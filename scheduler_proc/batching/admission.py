@@ -127,7 +127,10 @@ class Admission:
         """Tell whether what its features wait for is there, and what it wants of the device's slots, which is
         loaded otherwise. Raises RequestError.
         """
-        if req.features and not all(map(self._is_ready, req.features)):
+        if not req.features:
+            if req.adapter is None and req.prompt_table is None:  # as nearly all
+                return True
+        elif not all(map(self._is_ready, req.features)):
             return False
         slots = combined_cost(req.features, req.contents).slots
         return not slots or self._lifecycle.slots.prepare(slots, req.seq)

@@ -163,7 +163,8 @@ class PrefillAdder:
         others.
         """
         kv = self._kv
-        cost = combined_cost(req.features, req.contents)
+        is_plain = not req.features and req.adapter is None and req.prompt_table is None
+        cost = NO_COST if is_plain else combined_cost(req.features, req.contents)
         self.was_withheld = False
         if not self.can_admit or (cost is not NO_COST and not self._can_afford(cost)):
             return False

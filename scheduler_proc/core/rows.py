@@ -64,11 +64,13 @@ class Rows(RowColumns):
         if self._stops[row] is not req.stops:  # nearly all requests have the model's
             self._stops[row] = req.stops
             self.stop_ids[:, row] = req.stops.column
-        self.needs_python[row] = bool(req.features) or self._is_never_plain(req)
+        is_plain = not req.features and req.group is None and req.stops.fit_the_column
+        self.needs_python[row] = not is_plain
         self.token_step[row] = 0
         self.only_guesses[row] = False
         self.num_accepted[row] = 0
-        self._num_further += req.head is not req
+        if req.group is not None:
+            self._num_further += req.head is not req
         self.urgency[row] = req.urgency
         self.handle[row] = req.handle
         self._num_tenancies += 1
@@ -83,13 +85,11 @@ class Rows(RowColumns):
     def settle(self, req: Request) -> None:
         """The first token of a stay is here: from now on it is decoded plainly, if its features agree."""
         row = req.row
-        if not self._is_never_plain(req) and all(feature.is_settled for feature in req.features):
+        if req.group is not None or not req.stops.fit_the_column:
+            return  # never decoded plainly
+        if not req.features or all(feature.is_settled for feature in req.features):
             self.needs_python[row] = False
             self.timed.add(row)
-
-    @staticmethod
-    def _is_never_plain(req: Request) -> bool:
-        return req.group is not None or not req.stops.fit_the_column
 
     def release(self, req: Request) -> None:
         """Give the row back. What is in flight for it now belongs to nobody: see `still_held`."""
@@ -102,7 +102,8 @@ class Rows(RowColumns):
         self._running = None
         self._setups.pop(row, None)
         self.timed.discard(row)
-        self._num_further -= req.head is not req
+        if req.group is not None:
+            self._num_further -= req.head is not req
         req.num_accepted_before += self.num_accepted.item(row)
         self._guesses_when_committed[row] = False
         if self._planned_when_committed:

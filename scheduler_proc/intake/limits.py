@@ -102,10 +102,12 @@ class Limits:
             raise InvalidRequest("seed must be set before a request reaches the scheduler", param="seed")
         if message.output_ids:
             check_ids("output_ids", message.output_ids, self.vocab_size)
-        check_ids("draft_ids", message.draft_ids, self.vocab_size)
-        check_ids("prediction", message.prediction_ids, self.vocab_size)
-        if len(message.draft_ids) > MAX_DRAFT_TOKENS * TOKEN_BYTES:
-            raise InvalidRequest(f"draft_ids: at most {MAX_DRAFT_TOKENS} are verified", param="draft_ids")
+        if message.draft_ids:
+            check_ids("draft_ids", message.draft_ids, self.vocab_size)
+            if len(message.draft_ids) > MAX_DRAFT_TOKENS * TOKEN_BYTES:
+                raise InvalidRequest(f"draft_ids: at most {MAX_DRAFT_TOKENS} are verified", param="draft_ids")
+        if message.prediction_ids:
+            check_ids("prediction", message.prediction_ids, self.vocab_size)
         if message.output_ids or message.num_prompt_logprobs:
             self._check_resumed(message, num_prompt)
         if sampling.return_context_logits or sampling.return_generation_logits or sampling.additional_outputs:

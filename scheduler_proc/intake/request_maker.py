@@ -49,6 +49,7 @@ class RequestMaker:
     def make(self, message: TokenizedRequest, key: bytes, now: float, cached_tokens: int) -> Request:
         """Return the request, if there is room for it and it can ever run. Raises RequestError."""
         limits, sampling = self.limits, message.sampling
+        is_search = sampling.use_beam_search and sampling.num_beams > 1
         priority = message.priority
         if message.tenant != OWNER:
             priority = self.tenant_limits.priority_of(message)
@@ -66,7 +67,9 @@ class RequestMaker:
             limits.last_len(num_prompt, sampling.max_tokens),
             num_prompt + sampling.min_tokens if sampling.min_tokens else 0,
             # A beam search is made again whole: what has come of it comes again.
-            message.input_ids + (message.output_ids if sampling.num_beams == 1 else b""),
+            message.input_ids
+            if is_search or not message.output_ids
+            else message.input_ids + message.output_ids,
             message.namespace,
             priority,
             message.arrived_s if 0.0 < message.arrived_s < now else now,
@@ -74,7 +77,7 @@ class RequestMaker:
             message.draft_ids,
             message.prediction_ids,
             message.num_prompt_logprobs,
-            0 if sampling.num_beams == 1 else len(message.output_ids) // TOKEN_BYTES,
+            len(message.output_ids) // TOKEN_BYTES if is_search else 0,
             cached_tokens=cached_tokens,
             retained=() if message.retention is None else self._retained(message.retention, num_prompt),
             guide=message.guide,
@@ -89,8 +92,9 @@ class RequestMaker:
             trace=message.trace,
             shows_hypotheses=message.shows_hypotheses,
         )
-        for contents in req.contents:
-            self._check_adapter(contents)
+        if message.adapter is not None or message.prompt_table is not None:
+            for contents in req.contents:
+                self._check_adapter(contents)
         self._attach_features(req)
         return req
 
@@ -148,8 +152,7 @@ class RequestMaker:
         features: tuple[RequestFeature, ...] = ()
         try:
             for factory in self.factories:
-                feature = factory(req)
-                if feature is not None:
+                if (feature := factory(req)) is not None:
                     features += (feature,)
             if features:
                 self._check_cost(combined_cost(features, req.contents))

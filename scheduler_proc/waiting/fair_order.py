@@ -13,13 +13,10 @@ from scheduler_proc.core.request import Request
 from scheduler_proc.waiting.account import Account
 
 
-def _cost(req: Request) -> int:
-    """Return the steps for which it may hold a row: one at least for its prompt, and its output."""
-    return 1 + req.max_len - req.num_prompt
-
-
 class FairOrder:
-    """Start tags of a scheduler's requests. Those of one tenant go up in the order in which they come."""
+    """Start tags of a scheduler's requests. Those of one tenant go up in the order in which they come. The
+    cost of one is the steps for which it may hold a row: one at least for its prompt, and its output.
+    """
 
     def __init__(self) -> None:
         self.virtual_time = 0
@@ -36,14 +33,16 @@ class FairOrder:
         if account.last_tag > tag:
             tag = account.last_tag
         req.start_tag = account.last_tag = tag
-        account.next_tag = tag + _cost(req)
+        account.next_tag = tag + 1 + req.max_len - req.num_prompt
 
     def note_row(self, req: Request) -> None:
         """Note that a request has got its row, and its tenant this turn."""
         account, tag = req.account, req.start_tag
         if tag > self.virtual_time:
             self.virtual_time = tag
-        account.had_tag = (tag if tag > account.had_tag else account.had_tag) + _cost(req)
+        account.had_tag = (
+            (tag if tag > account.had_tag else account.had_tag) + 1 + req.max_len - req.num_prompt
+        )
 
     def note_end(self, req: Request, num_tokens: int) -> None:
         """Note that a request ends in its row with so many tokens: give back those that it may have had and

@@ -216,13 +216,16 @@ def attach_speculation(
 ) -> Callable[[Request], RequestFeature | None]:
     """A factory for the intake: gives Speculation to each request that may guess."""
     has_lane = settings.has_ngram and rows.tokens.shape[1] >= MAX_NGRAM
+    most_of_server = settings.num_draft_tokens if settings.has_ngram else 0
     lane = rows.guess_lane = GuessingRows(rows, cost, settings.min_together) if has_lane else None
 
     def attach(req: Request) -> RequestFeature | None:
         if req.group is not None:  # whose next tokens are known when all its rows have theirs
             return None
         wanted = req.sampling.speculative_num_draft_tokens
-        most = settings.num_draft_tokens if settings.has_ngram else 0
+        if not most_of_server and wanted is None and not req.prediction_ids and not req.draft_ids:
+            return None  # as nearly all where nothing guesses
+        most = most_of_server
         if wanted is not None and wanted > most:
             has = f"with at most {most}" if most else "without --speculative-algorithm NGRAM"
             raise InvalidRequest(
