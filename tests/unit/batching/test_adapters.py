@@ -7,6 +7,7 @@ import random
 from collections import Counter
 
 import msgspec
+import pytest
 
 from runtime.wire.format import unpack_ids
 from runtime.wire.messages import TokenizedRequest
@@ -117,8 +118,11 @@ def passed(system: System, counts: Counter[int], running_before: set[int]) -> No
             counts[req.seq] += sum(each.seq > req.seq for each in new if each.adapter is not None)
 
 
-def test_three_adapters_in_turn_and_room_for_two() -> None:
-    """200 requests wait at any time, some of four sequences, with pages so short that rows are taken back."""
+@pytest.mark.parametrize("num_live", [100, pytest.param(200, marks=pytest.mark.full)])
+def test_three_adapters_in_turn_and_room_for_two(num_live: int) -> None:
+    """So many requests live at any time, some of four sequences, with pages so short that rows are taken
+    back.
+    """
     rng = random.Random(3)
     setting = dataclasses.replace(
         SETTING, has_adapters=True, num_slots=1, num_pages=18, max_rows=8, budget=16, depth=2,
@@ -127,8 +131,9 @@ def test_three_adapters_in_turn_and_room_for_two() -> None:
     system = System(setting, random.Random(0))
     requests: list[TokenizedRequest] = []
     counts: Counter[int] = Counter()
-    while len(requests) < 300 or not system.scheduler.is_idle:
-        while len(requests) < 300 and len(system.lifecycle.requests) < 200:
+    num_requests = num_live * 3 // 2
+    while len(requests) < num_requests or not system.scheduler.is_idle:
+        while len(requests) < num_requests and len(system.lifecycle.requests) < num_live:
             number = len(requests)
             request = with_adapter(number, "abc"[number // rng.choice([1, 4]) % 3], rng.randrange(4, 24))
             requests.append(request)

@@ -18,7 +18,9 @@ from runtime.launcher.nodes.starters import with_starter
 from runtime.ring.nodes import NodeKeys
 
 ROOT = Path(__file__).resolve().parents[3]
-SCHEMA = json.loads(Path(__file__).with_name("leaderworkerset_schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(
+    json.loads(Path(__file__).with_name("leaderworkerset_schema.json").read_text())
+)
 
 
 @pytest.fixture
@@ -33,8 +35,8 @@ def pod(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_the_manifest_is_what_the_schema_says(documents: list[dict[str, Any]]) -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    jsonschema.validate(documents[0], SCHEMA)
+    VALIDATOR.check_schema(VALIDATOR.schema)
+    VALIDATOR.validate(documents[0])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_the_schema_refuses_what_is_none(
         place = place[name]
     place[path[-1]] = value
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(wrong, SCHEMA)
+        VALIDATOR.validate(wrong)
 
 
 def test_each_pod_knows_which_node_it_is(documents: list[dict[str, Any]], pod: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ def outcome(min_together: int, seed: int, **changes: Any) -> tuple[Outcome, int]
         return ended, num_together
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.full) for n in range(2, 8))])
 @pytest.mark.parametrize("changes", [{"depth": 1}, {"depth": 3}, {"num_pages": 30, "depth": 2}])
 def test_output_and_guesses_are_those_of_rows_taken_alone(seed: int, changes: dict[str, Any]) -> None:
     """Short of pages rows go and come back in another order, so there the outputs alone are the same. Rows
@@ -89,10 +89,10 @@ def test_output_and_guesses_are_those_of_rows_taken_alone(seed: int, changes: di
 
 
 def test_guesses_leave_half_of_the_budget_to_prompts() -> None:
-    for budget in (13, 16, 20):
+    expected, _ = outcome(1000, 3, budget=256, depth=1)
+    for budget in (13, 20):
         found, num_together = outcome(1, 3, budget=budget, depth=1)
         assert num_together > 50
-        expected, _ = outcome(1000, 3, budget=256, depth=1)
         assert {key: value[:2] for key, value in found.items()} == {
             key: value[:2] for key, value in expected.items()
         }
