@@ -195,9 +195,10 @@ def test_a_request_names_one_host(front: Front, head: bytes, status: int) -> Non
 
 
 def large_body(size: int, length: int) -> bytes:
-    """A request whose body has so many bytes, of which `size` are here."""
+    """Return the beginning, of `size` bytes, of a request with a body of `length`, whose prompt is cut."""
     head = b"POST /v1/completions HTTP/1.1\r\n" + JSON + b"Content-Length: %d\r\n\r\n" % length
-    body = b'{"prompt": "another' + b" " * (length - 21) + b'"}'
+    start, end = b'{"truncate_prompt_tokens": 1, "prompt": "another', b'"}'
+    body = start + b" " * (length - len(start) - len(end)) + end
     return head + body[:size]
 
 
