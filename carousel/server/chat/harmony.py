@@ -17,7 +17,8 @@ ANALYSIS, FINAL = f"{CHANNEL}analysis{MESSAGE}", f"{CHANNEL}final{MESSAGE}"
 NEXT_MESSAGE = f"{START}assistant"
 HARMONY_MARKERS = (CHANNEL, START, MESSAGE, CONSTRAIN, END, "<|return|>", "<|call|>")
 
-_ENDS = Markers(END, "<|return|>", "<|call|>", START, CHANNEL)
+_CALL = "<|call|>"
+_ENDS = Markers(END, "<|return|>", _CALL, START, CHANNEL)
 _BODY = Markers(MESSAGE)
 _FUNCTION = re.compile(r"to=functions\.([\w.:/-]+)")
 _HEADER = re.compile(r"[\w .=:<|>/-]{0,128}")
@@ -63,6 +64,12 @@ def _message(r: Reader, header: str, *, has_reasoning: bool) -> Steps[str]:
     if found is not None and r.tools.names:
         r.mark()
         if not (yield from named_call(r, found[1])):
+            if found[1] and (yield from r.take(_CALL)):
+                # No body is no arguments.
+                r.begin_call(found[1])
+                r.add("{}")
+                r.end_call(is_whole=True)
+                return _CALL
             r.rewind()
     elif has_reasoning and _IS_REASONING.search(header):
         r.is_thinking = True

@@ -32,10 +32,14 @@ def pythonic(r: Reader) -> Steps[None]:
         while (yield from _call(r)):
             yield from r.space()
             r.mark()
-            if not (yield from r.take(",")):
-                if (yield from r.take("]")):
-                    yield from r.take(END)
-                    r.mark()
+            has_comma = yield from r.take(",")
+            if has_comma:
+                yield from r.space()
+            if (yield from r.take("]")):
+                yield from r.take(END)
+                r.mark()
+                break
+            if not has_comma:
                 break
     r.give_up()
     yield from r.until(NO_MARKERS)
@@ -159,6 +163,8 @@ def _value(node: ast.expr) -> Any:
             return _CONSTANTS[name.lower()]
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return -value
+        case ast.UnaryOp(op=ast.UAdd(), operand=ast.Constant(value=int() | float() as value)):
+            return value
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(each) for each in items]
         case ast.Dict(keys=keys, values=values):

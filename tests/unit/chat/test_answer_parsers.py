@@ -231,6 +231,9 @@ def test_llama_puts_calls_behind_a_tag() -> None:
         ("[weather(city='a\nb', list=(1, 2.5))]", [call("weather", city="a\nb", list=[1, 2.5])]),
         ("[weather(city='\\d\\'')]", [call("weather", city="\\d'")]),
         ("[weather(days=1, days=2)]", [call("weather", days=1)]),
+        ("[\n  weather(\n    days=+3,\n  ),\n  now(),\n]\n", [call("weather", days=3), call("now")]),
+        ("[now(), ]", [call("now")]),
+        ("[now(), x]", [call("now"), ("text", ", x]")]),
         ("[now(1)]", [("text", "[now(1)]")]),
         ("[now(a=open('x'))]", [("text", "[now(a=open('x'))]")]),
         ("[weather(days=1, x)]", [("broken", "weather", '{"days": 1'), ("text", ", x)]")]),
@@ -316,6 +319,12 @@ def test_reasoning_is_told_apart(family: str, thinking: Any, text: str, expected
         ("<|channel|>analysis<|message|>Hm", [("reasoning", "Hm")]),
         ("<|channel|>ana", []),
         ("<|channel|>commentary to=functions.now<|message|>x<|call|>", [("text", "x")]),
+        ("<|channel|>commentary to=functions.now<|message|><|call|>", [("call", "now", "{}")]),
+        (
+            "<|channel|>commentary to=functions.now<|message|> <|call|><|start|>assistant<|channel|>final"
+            "<|message|>Hi",
+            [("call", "now", "{}"), ("text", "Hi")],
+        ),
     ],
 )
 def test_channels_of_gpt_oss(text: str, expected: list[Item]) -> None:
