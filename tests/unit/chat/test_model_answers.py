@@ -26,7 +26,8 @@ def answers_in(file: str) -> list[dict[str, Any]]:
 
 
 RECORDED, WRITTEN = answers_in("model_answers.jsonl"), answers_in("written_answers.jsonl")
-ANSWERS = RECORDED + WRITTEN
+UNSEEN = answers_in("unseen_answers.jsonl")
+ANSWERS = RECORDED + WRITTEN + UNSEEN
 
 
 def plan_of(answer: dict[str, Any]) -> AnswerPlan:
@@ -75,5 +76,6 @@ def test_answers_of_models_are_read_as_they_are_meant(family: str) -> None:
 def test_few_are_read_otherwise_than_elsewhere() -> None:
     assert len(RECORDED) > 300
     assert len(WRITTEN) > 200
-    for answers in (RECORDED, WRITTEN):
+    assert len(UNSEEN) > 100
+    for answers in (RECORDED, WRITTEN, UNSEEN):
         assert sum("differs" in answer for answer in answers) <= len(answers) // 20
