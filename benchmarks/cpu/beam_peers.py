@@ -9,7 +9,6 @@ Run: python -m benchmarks.cpu.beam_peers --model MODEL_DIR carousel=.venv/bin/py
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shlex
@@ -19,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.cpu.offline import DONE, READY, Engine
+from benchmarks.cpu.offline import DONE, READY, Engine, engine_parser, vocabulary_of
 
 INPUT_LEN, OUTPUT_LEN, WIDTH = 64, 256, 4
 Search = Callable[[list[int]], int]
@@ -62,9 +61,7 @@ ENGINES = {"carousel": carousel_engine, "vllm": vllm_engine}
 
 def serve(name: str, model: Path, length: int) -> None:
     """Answer turns: a line in is a round's number, a line out its tokens and seconds."""
-    ids = model / "safe_token_ids.json"
-    vocabulary = json.loads(ids.read_text() if ids.exists() else "null")
-    vocabulary = vocabulary or range(json.loads((model / "config.json").read_text())["vocab_size"])
+    vocabulary = vocabulary_of(model)
     search = ENGINES[name](str(model), length)
     print(READY, flush=True)
     for line in sys.stdin:
@@ -75,17 +72,8 @@ def serve(name: str, model: Path, length: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("engines", nargs="*", type=lambda text: text.partition("="), metavar="NAME=COMMAND")
-    parser.add_argument("--model", type=Path, required=True)
+    parser = engine_parser(__doc__, rounds=5)
     parser.add_argument("--length", type=int, default=OUTPUT_LEN)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--stop", choices=ENGINES, nargs="*", default=[], help="SIGSTOP these in others' turns"
-    )
-    parser.add_argument("--serve", choices=ENGINES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(args.serve, args.model, args.length)

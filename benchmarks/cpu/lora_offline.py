@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.cpu.offline import DONE, READY, Engine
+from benchmarks.cpu.offline import DONE, READY, Engine, engine_parser, vocabulary_of
 
 NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN, RANK = 8, 16, 64, 16
 Generate = Callable[[list[list[int]], list[Path]], int]
@@ -70,9 +70,7 @@ def _number(adapter: Path) -> int:
 
 def serve(name: str, model: Path, adapters: Path | None) -> None:
     """Answer turns: a line in is a kind and a round's number, a line out its tokens and seconds."""
-    ids = model / "safe_token_ids.json"
-    vocabulary = json.loads(ids.read_text() if ids.exists() else "null")
-    vocabulary = vocabulary or range(json.loads((model / "config.json").read_text())["vocab_size"])
+    vocabulary = vocabulary_of(model)
     generate = ENGINES[name](str(model), takes_adapters=adapters is not None)
     paths = [] if adapters is None else sorted(adapters.iterdir())
     print(READY, flush=True)
@@ -127,16 +125,7 @@ def make_adapters(folder: Path, model: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("engines", nargs="*", type=lambda text: text.partition("="), metavar="NAME=COMMAND")
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument(
-        "--stop", choices=ENGINES, nargs="*", default=[], help="SIGSTOP these in others' turns"
-    )
-    parser.add_argument("--serve", choices=ENGINES, help=argparse.SUPPRESS)
+    parser = engine_parser(__doc__, rounds=9)
     parser.add_argument("--adapters", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:

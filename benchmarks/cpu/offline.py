@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.process_cpu import machine_busy, tree_cpu, tree_pids
@@ -61,12 +61,31 @@ def vllm_engine(model: str) -> Callable[[Prompts], int]:
 ENGINES = {"carousel": carousel_engine, "vllm": vllm_engine}
 
 
+def vocabulary_of(model: Path) -> Sequence[int]:
+    """Return the ids that prompts are drawn from: those in safe_token_ids.json, or else all."""
+    ids = model / "safe_token_ids.json"
+    vocabulary: Sequence[int] = json.loads(ids.read_text() if ids.exists() else "[]")
+    return vocabulary or range(json.loads((model / "config.json").read_text())["vocab_size"])
+
+
+def engine_parser(description: str | None, *, rounds: int) -> argparse.ArgumentParser:
+    """Return a parser of what a comparison of engines is told: them, the model and how many rounds."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("engines", nargs="*", type=lambda text: text.partition("="), metavar="NAME=COMMAND")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument(
+        "--stop", choices=ENGINES, nargs="*", default=[], help="SIGSTOP these in others' turns"
+    )
+    parser.add_argument("--serve", choices=ENGINES, help=argparse.SUPPRESS)
+    return parser
+
+
 def serve(name: str, model: Path) -> None:
     """A line in is a round's number, a line out its tokens and seconds."""
-    ids = model / "safe_token_ids.json"
-    vocabulary = json.loads(ids.read_text() if ids.exists() else "null")
-    vocabulary = vocabulary or range(json.loads((model / "config.json").read_text())["vocab_size"])
-    generate = ENGINES[name](str(model))
+    vocabulary, generate = vocabulary_of(model), ENGINES[name](str(model))
     print(READY, flush=True)
     for line in sys.stdin:
         draw = random.Random(line)
@@ -127,16 +146,7 @@ class Engine:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("engines", nargs="*", type=lambda text: text.partition("="), metavar="NAME=COMMAND")
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--stop", choices=ENGINES, nargs="*", default=[], help="SIGSTOP these in others' turns"
-    )
-    parser.add_argument("--serve", choices=ENGINES, help=argparse.SUPPRESS)
+    parser = engine_parser(__doc__, rounds=5)
     args = parser.parse_args()
     if args.serve:
         serve(args.serve, args.model)
