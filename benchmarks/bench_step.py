@@ -208,7 +208,7 @@ class Case(NamedTuple):
     num_beams: int = 1
     """Rows of each request, which searches with more than one."""
     has_rules: bool = False
-    """Its searches look at the logits of their rows."""
+    """True for searches with penalties and banned n-grams, which read the logits of their rows."""
     is_sampled: bool = False
     """Its requests note their moments."""
 

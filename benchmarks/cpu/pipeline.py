@@ -127,7 +127,7 @@ class SleepingStages:
         results = [fork.Pipe(duplex=False) for _ in range(num_stages)]
         self._plans = [sending for _, sending in plans]
         self.results = results[-1][0]
-        """Where the last stage says which step it has computed."""
+        """Pipe by which the last stage tells the number of each step that it has computed."""
         self._processes = [
             fork.Process(target=stage, args=(folder, Layout(i, 0, num_stages), plans[i][0], results[i][1]))
             for i in range(num_stages)

@@ -24,7 +24,7 @@ GIVER, TAKER = 0, 1
 """Ranks in a link's group."""
 TAG = 0
 LONG = timedelta(days=3650)
-"""Time in which nothing may come, as nobody may ask for anything: after its own timeout gloo ends a group."""
+"""Timeout of a group, long enough for a ring that nobody asks anything: gloo ends one at its own timeout."""
 NO_STEP = -1
 """Number in the last header: no step follows."""
 

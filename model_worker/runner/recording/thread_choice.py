@@ -25,7 +25,7 @@ OUTLIERS = 2
 SHRINK = 0.997
 """Factor of what other limits have taken, at each trial of one: so each has its turn, near ones soon."""
 GAIN = 0.97
-"""Share of what all threads take, which fewer must stay below."""
+"""Fewer threads are taken where a step takes less than this share of its time with all of them."""
 
 
 class Limit(NamedTuple):

@@ -27,12 +27,12 @@ class SearchGuide:
         self.handle = req.handle
         self.guide = guide
         self.state: MatcherState | None = None
-        """Answer about an output without tokens."""
+        """Mask and state for an empty output, once the grammar process has answered; None before."""
         self._req = req
         self._client = client
         self._stop_ids = np.array(sorted(req.stops.ids), np.intp)
         self._own_stop_ids = np.array(sorted(req.sampling.stop_token_ids), np.intp)
-        """Those that a guide may know as text."""
+        """Stop ids that the request names itself, which a guide may also know as text."""
         self._num_tokens = 0
         self._num_beams = 1
         self._branches: BranchStates | None = None
