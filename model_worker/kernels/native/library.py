@@ -6,6 +6,7 @@ Its threads are its own (team.h): a kernel never waits for one that another proc
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, cached_property
@@ -346,6 +347,16 @@ class Tape(Protocol):
         """A kernel, by its address, is to be called with what `call` holds now, in each step or in some."""
 
 
+class Recording(threading.local):
+    """Where calls of a thread's kernels are noted while it records; kernels are shared by all threads of a
+    process, and another one computes, or makes a recording of its own.
+    """
+
+    tape: Tape | None = None
+    """While it is set, calls of what a forward is made of are noted there, and nothing is computed."""
+    condition: Condition | None = None
+
+
 class AdapterKernels(NamedTuple):
     """Kernels of the library of adapters; they run on the threads of the other one."""
 
@@ -371,9 +382,7 @@ class NativeKernels:
         self._build_adapters = build_adapters
         self.name = path.stem
         self.dtype = dtype
-        self.tape: Tape | None = None
-        """While it is set, calls of what a forward is made of are noted there, and nothing is computed."""
-        self._condition: Condition | None = None
+        self.recording = Recording()
         self.attention = self._recordable(library, "carousel_attention", AttentionCall)
         self.norm = self._recordable(library, "carousel_norm", NormCall)
         self.activate = self._recordable(library, "carousel_activate", ActivateCall)
@@ -414,16 +423,17 @@ class NativeKernels:
         """Run one of two functions that call kernels alone, by an int32; a recording has both, and looks at
         the number in every step.
         """
-        if self.tape is None:
+        recording = self.recording
+        if recording.tape is None:
             (otherwise if number.item() else when_zero)()
             return
-        assert self._condition is None, "a choice within a choice"
+        assert recording.condition is None, "a choice within a choice"
         try:
             for function, is_nonzero in ((when_zero, False), (otherwise, True)):
-                self._condition = Condition(number.data_ptr(), is_nonzero)
+                recording.condition = Condition(number.data_ptr(), is_nonzero)
                 function()
         finally:
-            self._condition = None
+            recording.condition = None
 
     def number_of(self, dtype: torch.dtype) -> int:
         """The number by which calls name dtype."""
@@ -436,12 +446,14 @@ class NativeKernels:
         function = _function(library, name, ctypes.POINTER(call_type))
         address = ctypes.cast(library[name], ctypes.c_void_p).value
         assert address is not None
+        recording = self.recording
 
         def run(call: ctypes.Structure) -> None:
-            if self.tape is None:
+            tape = recording.tape
+            if tape is None:
                 function(call)
             else:
-                self.tape.note(address, call, self._condition)
+                tape.note(address, call, recording.condition)
 
         return run
 

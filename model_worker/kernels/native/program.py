@@ -126,12 +126,12 @@ class Program:
         assert num_tokens != num_outputs
         self._run = kernels.run_program
         tape = _Tape()
-        kernels.tape = tape
+        kernels.recording.tape = tape
         try:
             with tape:
                 made = function()
         finally:
-            kernels.tape = None
+            kernels.recording.tape = None
         results = [made] if isinstance(made, Tensor) else made
         self._structs = [call for _, call in tape.calls]
         rows = {num_tokens: max_tokens or num_tokens, num_outputs: max_outputs or num_outputs}

@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -191,7 +192,7 @@ def test_a_program_that_computes_something_else_is_not_used(caplog: pytest.LogCa
 
     def behind_its_back(module: object, inputs: object, hidden: Tensor) -> None:
         """Compute as a library of one's own could, which no recording sees."""
-        if kernels.tape is None:
+        if kernels.recording.tape is None:
             ctypes.memset(hidden.data_ptr(), 0, hidden.nbytes)
 
     def hook(model: CausalLM) -> None:
@@ -239,9 +240,28 @@ def test_copies_and_additions_end_a_recording() -> None:
     ):
         with torch.inference_mode(), pytest.raises(NotRecordable):
             Program(kernels, function, [ids], num_tokens=5, num_outputs=4, num_seqs=5)
-        assert kernels.tape is None
+        assert kernels.recording.tape is None
     with torch.inference_mode(), pytest.raises(NotRecordable, match="3 rows"):
         Program(kernels, lambda: take(table, ids[:3]), [ids], num_tokens=5, num_outputs=4, num_seqs=5)
+
+
+def test_a_recording_notes_no_call_of_another_thread() -> None:
+    """Kernels are loaded once a process, and several ranks may load in it, each in a thread."""
+    kernels = native_kernels()
+    table, ids = torch.randn(8, 4), torch.arange(5)
+    take = NativeTakeRows(kernels)
+    elsewhere: list[Tensor] = []
+
+    def recorded() -> Tensor:
+        other = threading.Thread(target=lambda: elsewhere.append(take(table, ids)))
+        other.start()
+        other.join()
+        return take(table, ids)
+
+    with torch.inference_mode():
+        program = Program(kernels, recorded, [ids], num_tokens=5, num_outputs=4, num_seqs=5)
+    assert program.num_calls == 1
+    assert torch.equal(elsewhere[0], table[:5])
 
 
 def test_a_recorded_choice_looks_at_its_number_in_every_step() -> None:
