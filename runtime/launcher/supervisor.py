@@ -162,6 +162,8 @@ class Supervisor:
 
     def _fail_for_nodes(self, nodes: NodeGate) -> None:
         missing = f"{', '.join(nodes.missing)}: not there within {self.config.start_timeout:g} s"
+        if nodes.stranger:
+            missing += f"; {nodes.stranger}"
         self._fail(ProcessFailed("nodes", missing, EXIT_INTERNAL))
 
     def _write_node_addresses(self, nodes: NodeGate) -> None:

@@ -11,6 +11,7 @@ import zmq
 
 from runtime.base.errors import EXIT_INTERNAL, ConfigError, ProtocolMismatch, StartError
 from runtime.launcher.nodes.facts import facts_of
+from runtime.launcher.nodes.strangers import FAILURES
 from runtime.ring.node_messages import (
     FromAgent,
     NodeAnswer,
@@ -29,21 +30,18 @@ from runtime.wire.transport import DECODE_ERRORS, BadFrames, MessageCodec, skip_
 RECONNECT_MS = 200
 LINGER_MS = 300
 MAX_FRAME_BYTES = 1 << 20
-MAX_HANDSHAKES = 5
+MAX_HANDSHAKES = 3
 """Number of handshakes in a row that node 0 breaks off before its key, or ours, counts as wrong."""
+BREAK_S = 1.0
+"""Longest time from a connection to the break that is node 0's will. One whose process is stopped, or has no
+core, is given up by this end, after HANDSHAKE_MS.
+"""
 PROBE_S = 0.5
 PROBE_TIMEOUT_S = 0.3
 GONE_S = 1.5
 """Seconds without anybody listening at node 0's port, once there was somebody, after which it counts as
 ended.
 """
-HANDSHAKES_FAILED = frozenset(
-    {
-        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-        zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-        zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-    }
-)
 
 
 class NodeZeroGone(StartError):
@@ -101,6 +99,7 @@ class AgentLink:
 
     def _connect(self) -> None:
         self._num_failed = 0
+        self._connected_at = 0.0
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
@@ -152,34 +151,41 @@ class AgentLink:
         lost = False
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
-            if event in HANDSHAKES_FAILED:
-                self._num_failed += 1
+            if event == zmq.EVENT_CONNECTED:
+                self._connected_at = time.monotonic()
+            elif event in FAILURES:
+                self._num_failed += time.monotonic() - self._connected_at < BREAK_S
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._num_failed = 0
             elif event == zmq.EVENT_DISCONNECTED:
                 lost = lost or self.is_joined
         if self._num_failed >= MAX_HANDSHAKES:
-            raise ConfigError(
-                f"node_key: {self._addresses.agents} does not take this node's key; give all nodes the same "
-                "file"
-            )
+            raise self._key_error()
         return lost
 
+    def _key_error(self) -> ConfigError:
+        return ConfigError(
+            f"node_key: {self._addresses.agents} does not take this node's key; give all nodes the same file"
+        )
+
     def _check_node_zero(self) -> None:
-        """Raises NodeZeroGone."""
+        """Raises NodeZeroGone, or ConfigError where node 0 has ended over this node's key."""
         now = time.monotonic()
         if now - self._apart_since > self._config.start_timeout:
             raise NodeZeroGone(
                 f"dist_addr: node 0 has not answered at {self._addresses.agents} for "
                 f"{self._config.start_timeout:g} s"
             )
-        if self._was_joined and now - self._probed_at > PROBE_S:
+        is_known = self._was_joined or self._num_failed > 0
+        if is_known and now - self._probed_at > PROBE_S:
             self._probed_at = now
             if not self._is_refused():
                 self._refused_since = None
             elif self._refused_since is None:
                 self._refused_since = now
             elif now - self._refused_since > GONE_S:
+                if not self._was_joined:
+                    raise self._key_error()
                 raise NodeZeroGone(f"node 0 at {self._addresses.host} has ended")
 
     def _is_refused(self) -> bool:

@@ -21,6 +21,7 @@ import zmq
 from runtime.base.errors import AddressInUse, ConfigError, ProtocolMismatch
 from runtime.launcher.nodes.facts import facts_of, first_difference
 from runtime.launcher.nodes.remote_host import HostNews, RemoteHost
+from runtime.launcher.nodes.strangers import Strangers
 from runtime.ring.node_messages import (
     FromAgent,
     NodeAnswer,
@@ -52,6 +53,10 @@ MAX_LOOK_S = 0.5
 """Longest time between two turns that counts: if the launcher itself was held up, nobody else is to blame."""
 TAKEN_S = 1.0
 """Seconds after an agent's last word in which it keeps its place when another one wants it."""
+MAX_KNOCKS = 3
+"""Number of times that another key comes before it counts as that of a node of this launch, which would be
+missing. Its agent gives up after as many (`agent_link.MAX_HANDSHAKES`).
+"""
 GOODBYE_S = 2.0
 LINGER_MS = 300
 BACKLOG = 128
@@ -74,6 +79,8 @@ class NodeGate:
         """The other nodes, by their numbers."""
         self.refusal = ""
         """Why a node was not taken in; empty while none was refused for what it is."""
+        self.stranger = ""
+        """Message about the last one that came with another key; empty while nobody has."""
         self._news: list[HostNews] = []
         self._is_ending = False
         self._looked_at, self._pinged_at = time.monotonic(), 0.0
@@ -88,6 +95,7 @@ class NodeGate:
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         keys.serve(self.socket)
+        self._strangers = Strangers(self.socket, addresses.host, addresses.port + 1)
         try:
             self.socket.bind(addresses.agents)
         except zmq.ZMQError as error:
@@ -105,6 +113,7 @@ class NodeGate:
     def turn(self) -> None:
         """Hear what has come, tell what is due, see who is silent. Call at least every MAX_LOOK_S."""
         self._receive()
+        self._look_for_strangers()
         now = time.monotonic()
         elapsed_s, self._looked_at = min(now - self._looked_at, MAX_LOOK_S), now
         is_due = now - self._pinged_at >= PING_S
@@ -206,6 +215,18 @@ class NodeGate:
         self._send_to(peer, encode_first(NodeAnswer()))
         logger.info("%s has joined", host.full_name)
         self._on_event("node_joined", node=host.name, address=hello.address)
+
+    def _look_for_strangers(self) -> None:
+        """Say who has come with another key, once for each address."""
+        for address in self._strangers.look():
+            where = f"a node at {address}" if address else "a node"
+            reason = f"node_key: {where} has another key than node 0; give all nodes the same file"
+            if reason != self.stranger:
+                logger.warning("a node is refused: %s", reason)
+                self._on_event("node_refused", node=where, reason=reason)
+            self.stranger = reason
+        if self._strangers.num_knocks >= MAX_KNOCKS:
+            self.refusal = self.refusal or self.stranger
 
     def _check_place(self, host: RemoteHost) -> str:
         """Say why a node may not take a place; an agent that is gone leaves it."""

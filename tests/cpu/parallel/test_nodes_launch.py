@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -188,5 +189,22 @@ def test_a_node_with_another_page_size_ends_the_start_at_both_ends() -> None:
         assert said in both.zero.log()
         assert said in both.other.log()
         assert "loading weights" not in both.zero.log()
+    finally:
+        both.close()
+
+
+@pytest.mark.full
+def test_a_node_with_another_key_ends_the_start_at_both_ends(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("x" * 64)
+    key.chmod(0o600)
+    both = Nodes(*POOL, of_other=("--node-key", str(key)))
+    try:
+        wait_until(lambda: "waits for node 0" in both.other.log(), 5.0, "the agent begins")
+        told_s = wait_until(lambda: "has another key than node 0" in both.zero.log(), 2.0, "node 0 says so")
+        print(f"node 0 says so after {told_s:.1f} s")
+        assert (both.other.wait_exit(2.0), both.zero.wait_exit(2.0)) == (64, 64)
+        assert "does not take this node's key" in both.other.log()
+        assert "nodes: node_key: a node at 127.0.0.1 has another key" in both.zero.log()
     finally:
         both.close()

@@ -5,6 +5,7 @@ sockets in one process, no ranks.
 from __future__ import annotations
 
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,12 +18,13 @@ import zmq
 
 from runtime.base.errors import ConfigError
 from runtime.launcher.hosts.host import ProcessPlace, places
-from runtime.launcher.nodes import agent_link, gate, node_settings
+from runtime.launcher.nodes import agent_link, gate, node_settings, strangers
 from runtime.launcher.nodes.agent_link import AgentLink, NodeZeroGone
 from runtime.launcher.nodes.facts import SAMPLE_BYTES, facts_of, first_difference, weights_digest
 from runtime.launcher.nodes.gate import NodeGate
 from runtime.launcher.nodes.node_settings import with_nodes
 from runtime.launcher.nodes.remote_host import LOST
+from runtime.ring import nodes
 from runtime.ring.node_messages import (
     KillRank,
     NodeBeat,
@@ -231,15 +233,77 @@ def test_a_second_node_of_one_number_is_refused_and_the_first_one_stays(meeting:
     assert not meeting.gate.missing
 
 
-def test_a_wrong_key_is_said_at_the_agent_and_reaches_nothing(meeting: Meeting, tmp_path: Path) -> None:
-    other_key = tmp_path / "other_key"
-    other_key.write_text("x" * 64)
-    other_key.chmod(0o600)
-    link = meeting.agent(node_key=str(other_key))
+def write_key(path: Path, letter: str = "x") -> str:
+    path.write_text(letter * 64)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_wrong_key_is_said_at_both_ends_and_reaches_nothing(
+    meeting: Meeting, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Node 0 says it at the first attempt, and ends its start at the third, as the agent does."""
+    began = time.monotonic()
+    link = meeting.agent(node_key=write_key(tmp_path / "other_key"))
     with pytest.raises(ConfigError, match=r"node_key: .* does not take this node's key"):
         meeting.until(lambda: link.is_joined, link)
+    said = "node_key: a node at 127.0.0.1 has another key than node 0; give all nodes the same file"
+    assert meeting.gate.stranger == said
+    meeting.until(lambda: meeting.gate.refusal == said)
+    print(f"both have given up after {time.monotonic() - began:.1f} s")
+    assert caplog.messages == [f"a node is refused: {said}"]
     assert meeting.gate.missing == ["node 1"]
-    assert not meeting.events
+    assert meeting.events == ["node_refused"]
+
+
+def test_a_wrong_key_is_said_where_the_kernel_lists_no_connections(
+    meeting: Meeting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "CONNECTIONS", tmp_path / "nothing")
+    link = meeting.agent(node_key=write_key(tmp_path / "other_key"))
+    meeting.until(lambda: meeting.gate.stranger != "", link)
+    assert meeting.gate.stranger.startswith("node_key: a node has another key than node 0; ")
+    assert not meeting.gate.refusal, "one attempt may be somebody else's"
+
+
+def test_a_node_with_the_right_key_joins_beside_one_with_another(meeting: Meeting, tmp_path: Path) -> None:
+    stranger = meeting.agent(node_key=write_key(tmp_path / "other_key"))
+    meeting.until(lambda: meeting.gate.stranger != "", stranger)
+    link = meeting.agent()
+    meeting.until(lambda: link.is_joined, link)
+    assert not meeting.gate.missing
+
+
+def test_an_agent_whose_key_has_ended_node_0_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 0 may have counted another agent's attempts as well, and be gone at this one's third."""
+    monkeypatch.setattr(agent_link, "GONE_S", 0.1)
+    monkeypatch.setattr(agent_link, "PROBE_S", 0.01)
+    with ExitStack() as stack, ExitStack() as own:
+        meeting = Meeting(tmp_path, own)
+        key = write_key(tmp_path / "other_key")
+        link = AgentLink(meeting.settings(node_rank=1, node_addr=OTHER, node_key=key))
+        stack.callback(link.close)
+        meeting.until(lambda: meeting.gate.stranger != "", link)
+        own.close()
+        with pytest.raises(ConfigError, match=r"node_key: .* does not take this node's key"):
+            wait_until(lambda: bool(link.turn()) and False, 5.0, "it sees that")
+
+
+def test_an_agent_waits_for_a_node_0_that_is_stopped(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel takes connections, which this end gives up after a while: that is no wrong key."""
+    monkeypatch.setattr(nodes, "HANDSHAKE_MS", 200)
+    monkeypatch.setattr(agent_link, "BREAK_S", 0.1)
+    monkeypatch.setattr(agent_link, "RECONNECT_MS", 10)
+    meeting.gate.close()
+    with socket.create_server((HOST, meeting.port + 1)):
+        link = meeting.agent()
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            assert not link.turn()
+            time.sleep(0.01)
+        assert link._num_failed == 0
 
 
 def test_who_has_no_key_reaches_nothing(meeting: Meeting) -> None:
@@ -252,6 +316,7 @@ def test_who_has_no_key_reaches_nothing(meeting: Meeting) -> None:
             meeting.turn()
         assert not stranger.poll(0)
     assert not meeting.events
+    assert not meeting.gate.stranger
 
 
 def test_what_no_agent_says_is_dropped(meeting: Meeting) -> None:
