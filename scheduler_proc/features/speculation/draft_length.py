@@ -28,6 +28,11 @@ WEIGHT_FOR_ALL = 0.02
 """Weight of the newest guess in the estimate that new requests begin with."""
 SHORTEST_PAUSE = 8
 LONGEST_PAUSE = 256
+"""Most steps without guesses before one is tried, where guesses cost no more than LOWEST_BAR. Where they are
+dearer a pause is longer by as much, so that tries of rows that are never right take the same share of time.
+"""
+LOWEST_BAR = 0.1
+"""Probability that a guess must have at least, however little it costs."""
 
 
 class DraftLength:
@@ -59,23 +64,23 @@ class DraftLength:
             likely *= rate
         if expected < least:
             count = 0
-        if count or self.wait or bar >= 1.0:  # then not even a guess that is sure to be right is worth it
+        if count or bar >= 1.0:  # then not even a guess that is sure to be right is worth it
             return count
-        return min(1, most)
+        is_over = LOWEST_BAR * (self.pause - self.wait) >= bar * self.pause
+        return min(1, most) if is_over and self.wait <= 0 else 0
 
     def note_verified(self, num_drafted: int, num_accepted: int) -> None:
         """Learn from a step that has verified some; guesses behind the first wrong one say nothing."""
         weight = WEIGHT if self.is_known else FIRST_WEIGHT
         self.rate = rate_after(self.rate, num_drafted, num_accepted, weight)
         self.is_known = True
-        if not self.wait:
+        if self.wait <= 0:
             self.pause = SHORTEST_PAUSE if num_accepted else min(2 * self.pause, LONGEST_PAUSE)
             self.wait = self.pause
 
     def note_without(self) -> None:
         """Count a step in which it made none towards the pause."""
-        if self.wait:
-            self.wait -= 1
+        self.wait -= 1
 
 
 def rate_after(rate: float, num_drafted: int, num_accepted: int, weight: float) -> float:
@@ -126,8 +131,11 @@ class DraftLengths:
             counted = np.arange(len(likely))[:, None] < count
             count[is_known & ((likely * counted).sum(axis=0) < least)] = 0
         if bar < 1.0:
-            tries = (count == 0) & (self._wait[rows] == 0)
+            wait = self._wait[rows]
+            tries = (count == 0) & (wait <= 0)
             if np.count_nonzero(tries):
+                pause = self._pause[rows]
+                tries &= LOWEST_BAR * (pause - wait) >= bar * pause
                 count[tries] = np.minimum(1, most[tries])
         return count
 
@@ -136,7 +144,7 @@ class DraftLengths:
         has_drafted = num_drafted > 0
         if not all_of(has_drafted):
             without = rows[~has_drafted]
-            self._wait[without] -= self._wait[without] > 0
+            self._wait[without] -= 1
             rows, num_drafted, num_accepted = (
                 rows[has_drafted],
                 num_drafted[has_drafted],
@@ -153,7 +161,7 @@ class DraftLengths:
             self._is_known[rows] = True
         rate = 1.0 - (1.0 - rate) * kept
         self._rate[rows] = np.where(num_accepted == num_drafted, rate, rate * wrong)
-        has_waited = self._wait[rows] == 0
+        has_waited = self._wait[rows] <= 0
         if np.count_nonzero(has_waited):
             those, was_right = rows[has_waited], num_accepted[has_waited] > 0
             longer = np.minimum(2 * self._pause[those], LONGEST_PAUSE)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import median
 
-from scheduler_proc.features.speculation.draft_length import FIRST_RATE, WEIGHT_FOR_ALL
+from scheduler_proc.features.speculation.draft_length import FIRST_RATE, LOWEST_BAR, WEIGHT_FOR_ALL
 
 NUM_KEPT = 9
 NUM_MEASURED = 3
@@ -32,11 +32,10 @@ PLAIN_EVERY = 64
 """Number of steps with guesses before one without is measured again: contexts grow."""
 PROBE_AFTER = 32
 MOST_PROBE_AFTER = 2048
-"""Most steps without guesses before some are tried once more, where they were too dear: twice as many each
-time. Where they are not, what was measured before is forgotten: a machine that has other work makes guesses
-dear.
+"""Most steps without guesses before some are tried once more, where they were too dear for any row: twice as
+many each time. Where they are not, what was measured before is forgotten: a machine that has other work makes
+guesses dear.
 """
-LOWEST_BAR = 0.1
 MARGIN = 1.25
 """Factor by which a guess must be worth more than it costs: planning is part of its price, and where a step
 takes as long as its tokens number, none is worth it, however its measured times vary.
@@ -54,6 +53,7 @@ class _Measured:
     __slots__ = (
         "any_guess",
         "guessed",
+        "is_dear",
         "is_probing",
         "num_since_guess",
         "num_since_plain",
@@ -71,6 +71,8 @@ class _Measured:
         self.num_since_plain = self.num_since_guess = 0
         self.probe_after = PROBE_AFTER
         self.is_probing = False
+        self.is_dear = False
+        """Not even one that is sure to be right is worth it, so that no row tries one by itself."""
 
     def note_guessed(self, num_rows: int, num_guesses: int, seconds: float) -> None:
         plain = median(self.plain)
@@ -145,7 +147,7 @@ class StepCost:
             kept.plain.append(seconds)
             kept.num_since_plain = 0
             kept.num_since_guess += 1
-            kept.is_probing = kept.num_since_guess >= kept.probe_after
+            kept.is_probing = kept.is_dear and kept.num_since_guess >= kept.probe_after
         else:
             kept.num_since_plain += 1
             kept.num_since_guess = 0
@@ -172,3 +174,4 @@ class StepCost:
                 room = MOST_OF_OTHERS * plain - any_guess
                 most = room / per_guess / num_guessing if per_guess > 0.0 else NO_LIMIT
                 self.most = int(min(NO_LIMIT, most)) if room > 0.0 else 0
+            kept.is_dear = self.bar >= 1.0 or self.least >= 1.0 or not self.most

@@ -9,6 +9,7 @@ import pytest
 from scheduler_proc.features.speculation.draft_length import (
     FIRST_DRAFTS,
     LONGEST_PAUSE,
+    LOWEST_BAR,
     SHORTEST_PAUSE,
     DraftLength,
 )
@@ -98,7 +99,7 @@ class Machine:
         """Tokens a second of rows that all guess."""
         rng = random.Random(2)
         self.cost.num_guessing = num_rows
-        lengths = [DraftLength() for _ in range(num_rows)]
+        lengths = [DraftLength(self.cost.rate) for _ in range(num_rows)]
         num_tokens, began = 0, self.seconds
         for _ in range(num_steps):
             cost = self.cost
@@ -111,6 +112,7 @@ class Machine:
                 num_tokens += right + 1
                 if count:
                     length.note_verified(count, right)
+                    cost.note_verified(count, right)
                 else:
                     length.note_without()
             self.step(num_rows, sum(counts))
@@ -150,6 +152,24 @@ def test_guessing_gains_where_it_can_and_loses_little_elsewhere(
 ) -> None:
     model = Machine(*machine)
     assert model.run(num_rows, 600, rate) >= least * model.plain(num_rows)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.6, 0.77])
+def test_requests_that_are_never_right_cost_little_where_guesses_are_dear(share: float) -> None:
+    """64 begin at a time, once the cost is known; a guess of each makes a step longer by this share."""
+    model = Machine(1.0 - share, share / 64)
+    model.run(64, 64, 0.0)
+    for _ in range(6):
+        assert model.run(64, 64, 0.0) >= 0.98 * model.plain(64)
+
+
+def test_a_try_waits_longer_by_as_much_as_it_costs() -> None:
+    for bar in (0.1, 0.4, 0.9):
+        length, num_steps = DraftLength(0.0), 0
+        while not length.num_drafts(4, bar):
+            length.note_without()
+            num_steps += 1
+        assert num_steps == pytest.approx(SHORTEST_PAUSE * bar / LOWEST_BAR, abs=1)
 
 
 def test_who_does_not_guess_waits_a_quarter_longer_at_most() -> None:
@@ -234,6 +254,20 @@ def test_a_step_as_long_as_its_tokens_number_has_no_guesses_however_its_times_va
     for _ in range(PROBE_AFTER - 1):
         cost.note_step(64, 0, 64 * rng.uniform(0.95, 1.05))
         assert cost.bar >= 1.0
+
+
+def test_who_may_not_guess_for_the_sake_of_others_is_tried_again() -> None:
+    """No row tries by itself then, since none may: five guess beside three."""
+    cost = StepCost()
+    cost.num_guessing = 5
+    for count in [0] * NUM_MEASURED + [5] * NUM_MEASURED:
+        cost.note_step(8, count, 1.0 + 0.08 * count)
+    assert cost.bar < 1.0
+    assert cost.most == 0
+    for _ in range(PROBE_AFTER):
+        assert cost.most == 0
+        cost.note_step(8, 0, 1.0)
+    assert cost.most == 1
 
 
 def test_one_step_that_is_held_up_keeps_nobody_from_guessing() -> None:
