@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from carousel.server.http.body_pool import MAX_BODY_BYTES, BodyShare
 from carousel.server.request.decode import decode_body
 from carousel.server.request.large_fields import PromptLimits
+from carousel.server.request.large_json import BodyBytes
 from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
@@ -37,7 +38,7 @@ async def read_body(request: Request, kind: type[T]) -> T:
         share.release()
 
 
-async def _decoded(request: Request, data: bytearray, kind: type[T]) -> T:
+async def _decoded(request: Request, data: BodyBytes, kind: type[T]) -> T:
     request.state.received_s = time.perf_counter()
     server: ServerState = request.app.state.server
     tenant = tenant_of(request.scope).name
@@ -65,7 +66,7 @@ async def read_optional_body(request: Request, kind: type[T]) -> T:
     return await read_body(request, kind)
 
 
-async def _read_bytes(request: Request, share: BodyShare) -> bytearray:
+async def _read_bytes(request: Request, share: BodyShare) -> BodyBytes:
     headers = request.headers
     # A page in a browser can send any other type to this server without asking first.
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -75,14 +76,14 @@ async def _read_bytes(request: Request, share: BodyShare) -> bytearray:
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length) > MAX_BODY_BYTES:
         raise _too_large()
-    body = bytearray()
+    body = BodyBytes()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 if len(body) + len(part) > MAX_BODY_BYTES:
                     raise _too_large()
                 await share.grow_to(len(body) + len(part))
-                body += part
+                body.append(part)
     except TimeoutError:
         raise RequestError(
             f"the body took longer than {BODY_TIMEOUT_S:.0f} s", code="timeout", status=408

@@ -1,4 +1,4 @@
-"""LargeJson: JSON of megabytes, looked at in pieces between which other tasks of the event loop run.
+"""LargeJson, BodyBytes: JSON of megabytes, looked at in pieces between which other tasks of the loop run.
 
 msgspec goes through a value in one piece, 8 MiB of it in up to 40 ms. So a large value is first cut into its
 parts, which takes no more than knowing where strings and brackets begin and end; what msgspec then decodes is
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 PIECE_BYTES = 128 << 10
 """Size of what is cut or decoded in one piece: at most 2 ms (2026-11)."""
+SEGMENT_BYTES = 128 << 10
 MAX_NAME_BYTES = 1 << 10
 QUOTE, COMMA, COLON, SPACE = b'",: '
 FEW_BYTES = 256
@@ -28,7 +29,7 @@ ESCAPE_BYTES = 6
 Wait: TypeAlias = Callable[[int], Awaitable[None]]
 """Waits for a turn in which so many bytes may be looked at."""
 
-_SPACE = re.compile(rb"[ \t\n\r]*")
+_SPACES = b" \t\n\r"
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB]")
 # One level down for each bracket that opens, one up for each that closes.
 _STEPS = bytes({0x5B: 1, 0x7B: 1, 0x5D: 255, 0x7D: 255}.get(byte, 0) for byte in range(256))
@@ -56,8 +57,60 @@ class TooManyChars(Exception):
     """A string has more characters than are taken."""
 
 
+class BodyBytes:
+    """The body of a request as it comes, in segments that are never moved.
+
+    One array of megabytes that grows is copied to another place again and again, up to 4 MiB in a turn of the
+    event loop, and each of its pages is touched there for the first time.
+    """
+
+    __slots__ = ("_segments", "_size")
+
+    def __init__(self, data: bytes | bytearray = b"") -> None:
+        self._segments = [bytearray()]
+        """All but the last are full."""
+        self._size = 0
+        self.append(data)
+
+    def append(self, data: bytes | bytearray) -> None:
+        self._size += len(data)
+        segment = self._segments[-1]
+        if len(segment) + len(data) <= SEGMENT_BYTES:
+            segment += data
+            return
+        rest = memoryview(data)
+        while len(rest):
+            if len(segment) == SEGMENT_BYTES:
+                segment = bytearray()
+                self._segments.append(segment)
+            part = rest[: SEGMENT_BYTES - len(segment)]
+            segment += part
+            rest = rest[len(part) :]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, at: int) -> int:
+        """The byte at a place from the beginning on."""
+        return self._segments[at // SEGMENT_BYTES][at % SEGMENT_BYTES]
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return a copy of the bytes from `start` up to, not including, `end`, or to the last one."""
+        parts = []
+        while start < min(end, self._size):
+            number, at = divmod(start, SEGMENT_BYTES)
+            parts.append(memoryview(self._segments[number])[at : at + end - start])
+            start += len(parts[-1])
+        return b"".join(parts)
+
+    @property
+    def first_segment(self) -> bytearray:
+        """The beginning: all of a body of up to SEGMENT_BYTES."""
+        return self._segments[0]
+
+
 class LargeJson:
-    def __init__(self, data: bytes | bytearray, wait: Wait) -> None:
+    def __init__(self, data: BodyBytes, wait: Wait) -> None:
         self._data = data
         self._wait = wait
 
@@ -164,12 +217,15 @@ class LargeJson:
         start, end = span
         if end > start and self._data[start] > SPACE and self._data[end - 1] > SPACE:
             return span
-        while (found := _SPACE.match(self._data, start, min(start + PIECE_BYTES, end))) and found.group():
-            start = found.end()
-            await self._wait(found.end() - found.start())
+        while start < end and self._data[start] <= SPACE:
+            num_spaces = _num_spaces(self._data.read(start, min(start + PIECE_BYTES, end)))
+            if not num_spaces:
+                break
+            start += num_spaces
+            await self._wait(num_spaces)
         size = FEW_BYTES
         while tail := self._bytes(Span(max(start, end - size), end)):
-            num_spaces = len(tail) - len(tail.rstrip(b" \t\n\r"))
+            num_spaces = len(tail) - len(tail.rstrip(_SPACES))
             end -= num_spaces
             if num_spaces < len(tail):
                 break
@@ -178,7 +234,7 @@ class LargeJson:
         return Span(start, end)
 
     def _bytes(self, span: Span) -> bytes:
-        return bytes(memoryview(self._data)[span.start : span.end])
+        return self._data.read(span.start, span.end)
 
     def _name(self, span: Span) -> str:
         if span.size > MAX_NAME_BYTES:
@@ -242,6 +298,11 @@ class _Scanner:
         self.depth = int(depths[-1])
         self._is_inside = not is_outside[-1]
         return np.flatnonzero(is_mark)
+
+
+def _num_spaces(piece: bytes) -> int:
+    """At the beginning."""
+    return len(piece) - len(piece.lstrip(_SPACES))
 
 
 def _end_of_character(piece: bytes) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
+import subprocess
+import sys
 import time
 import tracemalloc
 from contextlib import suppress
@@ -17,11 +20,13 @@ from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.request import decode
 from carousel.server.request.decode import SMALL_BODY_BYTES, decode_body
 from carousel.server.request.large_fields import PromptLimits, count_strings
+from carousel.server.request.large_json import SEGMENT_BYTES, BodyBytes
 from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from carousel.server.tenancy.entrance import Entrance
 from runtime.base.errors import InvalidRequest
+from tests.harness.ring.launched import ROOT
 
 BODY_BYTES = 2 << 20
 LARGEST_BODY_BYTES = 8 << 20
@@ -36,7 +41,7 @@ def full_of(item: bytes, num_bytes: int = BODY_BYTES) -> bytes:
 
 def decoded(kind: Any, body: bytes, max_ids: int = MAX_IDS) -> Any:
     return asyncio.run(
-        decode_body(body, kind, PromptLimits(max_ids), Entrance().go_on, FieldFilter("refuse"))
+        decode_body(BodyBytes(body), kind, PromptLimits(max_ids), Entrance().go_on, FieldFilter("refuse"))
     )
 
 
@@ -98,12 +103,39 @@ def test_no_turn_of_the_loop_takes_long(kind: Any, body: bytes, item: bytes, par
         watcher = asyncio.create_task(watch())
         await asyncio.sleep(0)
         with suppress(InvalidRequest):
-            await decode_body(data, kind, PromptLimits(MAX_IDS), Entrance().go_on, FieldFilter("refuse"))
+            await decode_body(
+                BodyBytes(data), kind, PromptLimits(MAX_IDS), Entrance().go_on, FieldFilter("refuse")
+            )
         await asyncio.sleep(0)
         watcher.cancel()
 
     asyncio.run(run())
     assert max(pieces) < 0.1, param
+
+
+def test_no_turn_of_the_loop_touches_much_memory_while_a_body_comes() -> None:
+    """In an array that grew it had been up to 370 pages in a turn, of 16 that had come with it."""
+    command = [sys.executable, "-m", "tests.harness.http.large_body_faults"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert int(shown) <= 64
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, SEGMENT_BYTES - 1, SEGMENT_BYTES, SEGMENT_BYTES + 1, 3 * SEGMENT_BYTES]
+)
+def test_a_body_is_read_as_it_came(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    for step in (1 + size // 7, 100_000, size + 1):
+        body = BodyBytes()
+        for at in range(0, size, step):
+            body.append(data[at : at + step])
+        assert len(body) == size
+        assert body.first_segment == data[:SEGMENT_BYTES]
+        for start in (0, size // 2, SEGMENT_BYTES - 3, size - 1):
+            for end in (start, start + 5, start + SEGMENT_BYTES, size, size + 9):
+                assert start < 0 or body.read(start, end) == data[start:end]
+            if 0 <= start < size:
+                assert body[start] == data[start]
 
 
 def test_what_is_small_is_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +205,7 @@ async def _few_chars() -> int:
     return 300_000
 
 
-def decoded_for_few(kind: Any, body: bytes) -> Any:
+def decoded_for_few(kind: Any, body: BodyBytes) -> Any:
     """Decode for a model whose longest sequence has 300,000 characters at most."""
     limits = PromptLimits(MAX_IDS, _few_chars)
     return asyncio.run(decode_body(body, kind, limits, Entrance().go_on, FieldFilter("refuse")))
@@ -192,7 +224,7 @@ def decoded_for_few(kind: Any, body: bytes) -> Any:
 def test_a_text_that_cannot_fit_is_refused_before_it_is_whole(
     kind: Any, body: bytes, item: bytes, named: str
 ) -> None:
-    data = body % (item * (LARGEST_BODY_BYTES // len(item) - 10))
+    data = BodyBytes(body % (item * (LARGEST_BODY_BYTES // len(item) - 20)))
     gc.collect()
     tracemalloc.start()
     try:
@@ -209,7 +241,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_whole(
 def test_a_long_text_that_may_be_cut_or_is_not_for_the_model_is_taken() -> None:
     text = b"a" * 400_000
     cut = b'{"prompt":"%b","truncate_prompt_tokens":5}' % text
-    assert len(decoded_for_few(CompletionBody, cut).prompt) == len(text)
-    assert len(decoded_for_few(TokenizeBody, b'{"prompt":"%b"}' % text).prompt) == len(text)
+    assert len(decoded_for_few(CompletionBody, BodyBytes(cut)).prompt) == len(text)
+    assert len(decoded_for_few(TokenizeBody, BodyBytes(b'{"prompt":"%b"}' % text)).prompt) == len(text)
     fits = b'{"prompt":"%b"}' % text[:300_000]
-    assert len(decoded_for_few(CompletionBody, fits).prompt) == 300_000
+    assert len(decoded_for_few(CompletionBody, BodyBytes(fits)).prompt) == 300_000

@@ -13,6 +13,7 @@ from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.request import decode, large_fields, large_json
 from carousel.server.request.decode import decode_body
 from carousel.server.request.large_fields import PromptLimits
+from carousel.server.request.large_json import BodyBytes
 from carousel.server.request.prompts import prompts_of
 from carousel.server.request.unknown_fields import FieldFilter, UnknownFields
 from carousel.server.tenancy.entrance import Entrance
@@ -38,6 +39,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_json, "FEW_BYTES", 2)
     monkeypatch.setattr(large_fields, "GROUP_BYTES", PIECE_BYTES // 2)
     monkeypatch.setattr(decode, "SMALL_BODY_BYTES", 100)
+    monkeypatch.setattr(large_json, "SEGMENT_BYTES", 100)
 
 
 def text_of(rng: random.Random) -> str:
@@ -100,7 +102,7 @@ async def decoded(kind: Any, data: bytes, unknown: UnknownFields = "warn") -> An
     fields = FieldFilter(unknown)
     try:
         return checked(
-            await decode_body(bytearray(data), kind, PromptLimits(1 << 16), Entrance().go_on, fields)
+            await decode_body(BodyBytes(data), kind, PromptLimits(1 << 16), Entrance().go_on, fields)
         )
     except InvalidRequest:
         return None
@@ -172,7 +174,9 @@ def test_what_is_wrong_is_refused_and_nothing_else(num_bodies: int) -> None:
 def test_an_error_names_its_place_in_the_whole(messages: list[Any], place: str) -> None:
     data = msgspec.json.encode({"messages": messages})
     with pytest.raises(InvalidRequest) as caught:
-        asyncio.run(decode_body(data, ChatBody, PromptLimits(9), Entrance().go_on, FieldFilter("refuse")))
+        asyncio.run(
+            decode_body(BodyBytes(data), ChatBody, PromptLimits(9), Entrance().go_on, FieldFilter("refuse"))
+        )
     assert (caught.value.param or "").startswith(place)
 
 

@@ -14,6 +14,7 @@ from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.request.decode import SMALL_BODY_BYTES, decode_body
 from carousel.server.request.field_table import FIELD_TABLES, REFUSED, TAKEN
 from carousel.server.request.large_fields import PromptLimits
+from carousel.server.request.large_json import BodyBytes
 from carousel.server.request.prompts import conversation
 from carousel.server.request.unknown_fields import MAX_LOGGED, MAX_UNKNOWN, FieldFilter, IgnoredLog, nearest
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
@@ -38,7 +39,7 @@ async def no_wait(_: int) -> None:
 def decoded(data: bytes, kind: Any, fields: FieldFilter) -> Any:
     """Decode a body in one turn: nothing waits, so no loop is needed, which takes longer to make."""
     try:
-        decode_body(data, kind, PromptLimits(1 << 16), no_wait, fields).send(None)
+        decode_body(BodyBytes(data), kind, PromptLimits(1 << 16), no_wait, fields).send(None)
     except StopIteration as end:
         return end.value
     raise AssertionError("it waits")

@@ -1,0 +1,48 @@
+"""Page faults of a large body: `python -m tests.harness.http.large_body_faults` reads one of 8 MiB as the
+HTTP process does, and prints how many pages of memory the kernel gave it in one turn of the event loop, at
+most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+from carousel.server.http.body_pool import MAX_BODY_BYTES, BodyPool
+from carousel.server.main import return_large_blocks
+from carousel.server.request.body import _read_bytes
+
+PART_BYTES = 64 << 10
+ROUNDS = 3
+"""In the first one the heap grows to what it needs."""
+
+
+def num_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
+async def most_in_a_turn() -> int:
+    part, turns = b"x" * PART_BYTES, list[int]()
+
+    async def stream() -> AsyncIterator[bytes]:
+        for _ in range(MAX_BODY_BYTES // PART_BYTES):
+            before = num_faults()
+            yield part
+            turns.append(num_faults() - before)
+
+    request: Any = SimpleNamespace(headers={"content-type": "application/json"}, stream=stream)
+    share = BodyPool(lambda: False).share("")
+    assert len(await _read_bytes(request, share)) == MAX_BODY_BYTES
+    return max(turns)
+
+
+def main() -> None:
+    return_large_blocks()
+    print(min([asyncio.run(most_in_a_turn()) for _ in range(ROUNDS)][1:]))
+
+
+if __name__ == "__main__":
+    main()
