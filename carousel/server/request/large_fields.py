@@ -52,8 +52,8 @@ class LargeField:
     has_ids: bool = True
     is_conversation: bool = False
     is_for_model: bool = True
-    """Its texts must fit into the model's context; what a chat template makes of a conversation is not known
-    here.
+    """Its texts must fit into the model's context, those of each message, too: that a chat template leaves
+    out more of a message than the model can read is not expected.
     """
     max_raw_bytes: int = 0
     """Most bytes of a field that stays JSON; 0: it is decoded."""
@@ -88,7 +88,10 @@ LARGE_FIELDS: dict[type, dict[str, LargeField]] = {
     ChatBody: {"messages": CONVERSATION, "tools": LargeField(max_raw_bytes=MAX_TOOLS_BYTES)},
     GenerateBody: {"text": TEXTS, "input_ids": IDS},
     EmbeddingBody: {"input": LargeField(MAX_INPUTS)},
-    TokenizeBody: {"prompt": LargeField(has_ids=False, is_for_model=False), "messages": CONVERSATION},
+    TokenizeBody: {
+        "prompt": LargeField(has_ids=False, is_for_model=False),
+        "messages": LargeField(is_conversation=True, is_for_model=False),
+    },
     DetokenizeBody: {"tokens": IDS},
 }
 
@@ -150,9 +153,11 @@ async def decode_large(
         if span.size > field.max_raw_bytes:
             raise InvalidRequest(f"{name}: at most {field.max_raw_bytes} bytes, got {span.size}", param=name)
         return msgspec.Raw(await body.read(span))
+    if not field.is_for_model:
+        limits = PromptLimits(limits.max_ids)
     first = body.first(span)
     if span.size > GROUP_BYTES and first == QUOTE and field.has_texts and not field.is_conversation:
-        return await _Prompts(name, body, field, limits).text(name, span)
+        return await _text_that_fits(name, name, body, span, limits)
     if span.size <= GROUP_BYTES or first != LIST:
         data = await _beginning(body, span)
         if field.is_conversation and first == LIST:
@@ -160,7 +165,7 @@ async def decode_large(
         return msgspec.json.decode(data, type=kind)
     try:
         if field.is_conversation:
-            return await _Conversation(name, body, filter_).messages(span)
+            return await _Conversation(name, body, limits, filter_).messages(span)
         return await _Prompts(name, body, field, limits).decode(span)
     except TooManyParts:
         most = MAX_TURNS if field.is_conversation else field.max_items
@@ -173,6 +178,22 @@ async def _beginning(body: LargeJson, span: Span) -> bytes:
         return await body.read(span)
     kinds = {QUOTE: b'""', LIST: b"[]", OBJECT: b"{}"}
     return kinds.get(body.first(span)) or await body.read(Span(span.start, span.start + GROUP_BYTES))
+
+
+async def _text_that_fits(name: str, where: str, body: LargeJson, span: Span, limits: PromptLimits) -> str:
+    """Return a text of more than a few pieces. Raises InvalidRequest where it cannot fit, whatever its tokens
+    are. name, where: the field, and the place of the text in it.
+    """
+    max_chars = await limits.max_chars()
+    try:
+        return await body.text(span, max_chars)
+    except TooManyChars:
+        raise InvalidRequest(
+            f"{where}: more than {max_chars} characters are more than the longest sequence has, whatever "
+            "their tokens are; send less",
+            param=name,
+            code="context_length_exceeded",
+        ) from None
 
 
 class _Prompts:
@@ -196,21 +217,6 @@ class _Prompts:
             return [await self._list(number, each) async for number, each in self._numbered(span)]
         return await self._ids(inner)
 
-    async def text(self, where: str, span: Span) -> str:
-        """Return a text of more than a few pieces. Raises InvalidRequest where it cannot fit, whatever its
-        tokens are.
-        """
-        max_chars = await self._limits.max_chars() if self._field.is_for_model else None
-        try:
-            return await self._body.text(span, max_chars)
-        except TooManyChars:
-            raise InvalidRequest(
-                f"{where}: more than {max_chars} characters are more than the longest sequence has, whatever "
-                "their tokens are; send less",
-                param=self._name,
-                code="context_length_exceeded",
-            ) from None
-
     async def _numbered(self, span: Span) -> AsyncIterator[tuple[int, Span]]:
         number = 0
         async for each in self._body.elements(span, self._field.max_items):
@@ -221,7 +227,7 @@ class _Prompts:
         if span.size <= GROUP_BYTES or self._body.first(span) != QUOTE:
             text: str = _decode(await _beginning(self._body, span), str, f"[{number}]")
             return text
-        return await self.text(f"{self._name}[{number}]", span)
+        return await _text_that_fits(self._name, f"{self._name}[{number}]", self._body, span, self._limits)
 
     async def _list(self, number: int, span: Span) -> list[int]:
         if self._body.first(span) != LIST:
@@ -252,9 +258,10 @@ class _Prompts:
 class _Conversation:
     """A list of messages, each with a text or a list of texts."""
 
-    def __init__(self, name: str, body: LargeJson, filter_: FieldFilter) -> None:
+    def __init__(self, name: str, body: LargeJson, limits: PromptLimits, filter_: FieldFilter) -> None:
         self._name = name
         self._body = body
+        self._limits = limits
         self._filter = filter_
         self._num_strings = 0
 
@@ -302,7 +309,11 @@ class _Conversation:
             first = self._body.first(value)
             if name == large and first == LIST and kind is MessageBody:
                 made[name] = await self._list(f"{where}.{name}", value, TextPart, "text", MAX_MESSAGE_STRINGS)
-            elif first == QUOTE and (name == large or name in _TEXTS_OF_HISTORY):
+            elif first == QUOTE and name == large:
+                made[name] = await _text_that_fits(
+                    self._name, f"{path}{name}", self._body, value, self._limits
+                )
+            elif first == QUOTE and name in _TEXTS_OF_HISTORY:
                 made[name] = await self._body.text(value)
             elif name == large:
                 fields[name] = await _beginning(self._body, value)

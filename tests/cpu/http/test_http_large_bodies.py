@@ -219,6 +219,12 @@ def decoded_for_few(kind: Any, body: BodyBytes) -> Any:
         (CompletionBody, b'{"prompt":["a","%b"]}', "prompt[1]"),
         (GenerateBody, b'{"text":"%b"}', "text"),
         (EmbeddingBody, b'{"input":["%b"]}', "input[0]"),
+        (ChatBody, b'{"messages":[{"content":"%b","role":"user"}]}', "messages[0].content"),
+        (
+            ChatBody,
+            b'{"messages":[{"role":"user","content":[{"type":"text","text":"%b"}]}]}',
+            "messages[0].content[0].text",
+        ),
     ],
 )
 def test_a_text_that_cannot_fit_is_refused_before_it_is_whole(
@@ -243,5 +249,7 @@ def test_a_long_text_that_may_be_cut_or_is_not_for_the_model_is_taken() -> None:
     cut = b'{"prompt":"%b","truncate_prompt_tokens":5}' % text
     assert len(decoded_for_few(CompletionBody, BodyBytes(cut)).prompt) == len(text)
     assert len(decoded_for_few(TokenizeBody, BodyBytes(b'{"prompt":"%b"}' % text)).prompt) == len(text)
+    messages = b'{"messages":[{"role":"user","content":"%b"}]}' % text
+    assert len(decoded_for_few(TokenizeBody, BodyBytes(messages)).messages[0].content) == len(text)
     fits = b'{"prompt":"%b"}' % text[:300_000]
     assert len(decoded_for_few(CompletionBody, BodyBytes(fits)).prompt) == 300_000
