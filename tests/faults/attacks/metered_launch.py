@@ -2,7 +2,9 @@
 an HTTP server that measures for how long its event loop is held in one piece.
 
 The loop is the one that serves everybody (uvloop). Every PERIOD_S it notes the CPU time that its thread has
-used since the last note: what a turn of the loop takes by itself, whatever else the machine does.
+used since the last note: what a turn of the loop takes by itself, whatever else the machine does, and up to
+PERIOD_S of the turns before it. A timer notes it, since a task would go on no sooner than in the turn after
+the one in which its time has come.
 """
 
 from __future__ import annotations
@@ -46,17 +48,29 @@ def take_held(run_dir: Path) -> Held:
     return held
 
 
-async def note(path: Path) -> None:
-    path.write_bytes(bytes(_FORMAT.size))
-    with path.open("r+b") as file:
-        shown = mmap.mmap(file.fileno(), _FORMAT.size)
-    cpu_s, wall_s = time.thread_time(), time.monotonic()
-    while True:
-        await asyncio.sleep(PERIOD_S)
-        now_cpu_s, now_s = time.thread_time(), time.monotonic()
-        before = _FORMAT.unpack(shown[:])
-        shown[:] = _FORMAT.pack(max(before[0], now_cpu_s - cpu_s), max(before[1], now_s - wall_s))
-        cpu_s, wall_s = now_cpu_s, now_s
+class Meter:
+    """Notes of the event loop in which it is made."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(_FORMAT.size))
+        with path.open("r+b") as file:
+            self._shown = mmap.mmap(file.fileno(), _FORMAT.size)
+        self._loop = asyncio.get_running_loop()
+        self._last = Held(time.thread_time(), time.monotonic())
+        self._timer = self._loop.call_later(PERIOD_S, self._note)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._shown.close()
+
+    def _note(self) -> None:
+        now, last = Held(time.thread_time(), time.monotonic()), self._last
+        before = Held(*_FORMAT.unpack(self._shown[:]))
+        self._shown[:] = _FORMAT.pack(
+            max(before.cpu_s, now.cpu_s - last.cpu_s), max(before.wall_s, now.wall_s - last.wall_s)
+        )
+        self._last = now
+        self._timer = self._loop.call_later(PERIOD_S, self._note)
 
 
 def main(context: ProcessContext) -> None:
@@ -64,11 +78,11 @@ def main(context: ProcessContext) -> None:
     path = meter_file(Endpoints(context.endpoints.run_dir).run_dir)
 
     async def metered(serving: Any) -> None:
-        noting = asyncio.create_task(note(path))
+        meter = Meter(path)
         try:
             await serving
         finally:
-            noting.cancel()
+            meter.close()
 
     def run_metered(serving: Any) -> None:
         run(metered(serving))
