@@ -53,6 +53,8 @@ class Committer:
         self.mask_slots: NumberedMasks | None = None
         self._held: list[RowGroup] = []
         """Groups with all their results of which it is not known yet how they go on."""
+        self._complete: list[RowGroup] = []
+        """Groups that have got the last of their results in the step that is committed."""
 
     def masks(self, batch: ScheduleBatch) -> SampleMasks:
         """The masks that a step waits for. A row without one is let go; what is drawn for it is dropped."""
@@ -168,10 +170,16 @@ class Committer:
                     self._commit_row(scheduled, sampled)
             except RequestError as error:
                 self.lifecycle.finish(scheduled.req.head, "error", error=error_info(error))
+        if self._complete:
+            complete, self._complete = self._complete, []
+            for group in complete:
+                if group.has_all():
+                    group.announce()
+            self._go_on_with(complete)
 
     def _commit_member(self, member: Request, group: RowGroup, sampled: Sampled) -> None:
-        """Keep what one row of a group has got. With that of the last one the group goes on, or it ends: what
-        it has found the feature says then.
+        """Keep what one row of a group has got. With those of all the group goes on, or it ends: what it has
+        found the feature says then.
         """
         self.rows.in_flight[member.row] -= 1
         if member is group.head:
@@ -179,7 +187,7 @@ class Committer:
                 feature.accept(sampled)
         group.take(member, sampled)
         if group.has_all():
-            self._go_on(group)
+            self._complete.append(group)
 
     def _go_on(self, group: RowGroup) -> None:
         num_results, beams = len(group.beams), group.next_beams()
@@ -197,7 +205,10 @@ class Committer:
         begins again.
         """
         held, self._held = self._held, []
-        for group in held:
+        self._go_on_with(held)
+
+    def _go_on_with(self, groups: list[RowGroup]) -> None:
+        for group in groups:
             if group.has_all():
                 try:
                     self._go_on(group)

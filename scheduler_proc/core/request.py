@@ -66,13 +66,17 @@ class RowGroup:
     is held by a member; the first is the request itself, the others are made for one stay.
     """
 
-    def __init__(self, head: Request, width: int, choose: Choose) -> None:
+    def __init__(
+        self, head: Request, width: int, choose: Choose, foresee: Callable[[list[Sampled]], None]
+    ) -> None:
         """`choose`: asked when the results of all rows that run are here, in the order of the beams; asked
-        again as long as it does not know.
+        again as long as it does not know. `foresee`: told of these results before the first group of the
+        step is asked, so that what it takes to choose can be made for all groups at once.
         """
         self.head = head
         self.width = width
         self.choose = choose
+        self.foresee = foresee
         self.members = [head]
         self.beams: list[Request] = []
         """The members whose rows run, the best first."""
@@ -98,14 +102,21 @@ class RowGroup:
         """Tell whether the results of all rows that run are here."""
         return bool(self.beams) and len(self._results) == len(self.beams)
 
+    def announce(self) -> None:
+        """Say that `next_beams` will be asked."""
+        self.foresee(self._of_beams())
+
     def next_beams(self) -> Sequence[tuple[int, int]] | None:
         """Return what goes on from the results of all, as `choose` does. They are kept while it is not
         known.
         """
-        beams = self.choose([self._results[beam.row] for beam in self.beams])
+        beams = self.choose(self._of_beams())
         if beams is not None:
             self._results.clear()
         return beams
+
+    def _of_beams(self) -> list[Sampled]:
+        return [self._results[beam.row] for beam in self.beams]
 
 
 @dataclass(eq=False, slots=True)

@@ -15,6 +15,7 @@ from scheduler_proc.core.request import Request
 from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.features.beam_search.beam_search import BeamSearch, Said
 from scheduler_proc.features.beam_search.hypotheses import EarlyStopping, SearchSettings
+from scheduler_proc.features.beam_search.rule_batch import RuleBatch
 from scheduler_proc.features.beam_search.score_rules import RULE_NAMES
 from scheduler_proc.features.beam_search.search_guide import guide_of
 from scheduler_proc.features.beam_search.stop_texts import HypothesisText
@@ -58,6 +59,8 @@ def attach_beam_search(
     that they see a request with a group.
     """
 
+    batch = RuleBatch()
+
     def attach(req: Request) -> RequestFeature | None:
         sampling = req.sampling
         width = sampling.num_beams
@@ -90,7 +93,7 @@ def attach_beam_search(
             )
         _check_pages(req, width)
         guide = guide_of(req, settings.grammar)
-        return BeamSearch(req, search, req.num_delivered, kv, output, guide)
+        return BeamSearch(req, search, req.num_delivered, kv, output, batch, guide)
 
     def _check_width(req: Request, width: int) -> None:
         if width > settings.max_width:

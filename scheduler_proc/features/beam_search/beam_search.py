@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from runtime.sampling.table import PARAMETERS
-from runtime.wire.format import pack_ids
+from runtime.wire.format import FloatArray, IntArray, pack_ids
 from runtime.wire.handle import next_sibling, split_handle
 from runtime.wire.hypotheses import BeamScore, HypothesisSoFar
 from runtime.wire.messages import Closed, CloseReason, TokenLogprobs
@@ -25,7 +25,14 @@ from scheduler_proc.core.request import Request, RowGroup
 from scheduler_proc.core.samples import Sampled
 from scheduler_proc.features.base import Cost, RequestFeature
 from scheduler_proc.features.beam_search.hypotheses import Hypotheses, Hypothesis, SearchSettings
-from scheduler_proc.features.beam_search.score_rules import NO_RULES, SLACK, NextTokens, ScoreRules
+from scheduler_proc.features.beam_search.rule_batch import RuleBatch, RuledSearch, logits_of
+from scheduler_proc.features.beam_search.score_rules import (
+    NO_RULES,
+    SLACK,
+    BeamTokens,
+    NextTokens,
+    ScoreRules,
+)
 from scheduler_proc.features.beam_search.search_guide import SearchGuide
 
 
@@ -46,10 +53,11 @@ class BeamSearch(RequestFeature):
         num_skipped: int,
         kv: KVCacheManager,
         output: Said,
+        batch: RuleBatch,
         guide: SearchGuide | None = None,
     ) -> None:
-        """Begin a search. `num_skipped`: tokens of its output that an earlier attempt has delivered. `guide`:
-        what its hypotheses are kept to.
+        """Begin a search. `num_skipped`: tokens of its output that an earlier attempt has delivered. `batch`:
+        where rules are asked for all searches together. `guide`: what its hypotheses are kept to.
         """
         self._req = req
         self._search = search
@@ -64,10 +72,17 @@ class BeamSearch(RequestFeature):
         self._guide = guide
         self._is_late = False
         """True if the masks of its hypotheses were not there when they were wanted."""
+        self._num_wanted = search.num_wanted
         self._rules = ScoreRules.of(req.sampling) or (None if guide is None else NO_RULES)
+        self._batch = batch
+        self._ruled: RuledSearch | None = None
+        """Its place in the batch, if it has rules that are asked there."""
+        if self._rules is not None and guide is None and not self._rules.raises_what_was:
+            most = self._num_wanted
+            self._ruled = RuledSearch(self._rules, most, most + SLACK, search.width)
         req.sampling = _device_sampling(req.sampling, search, self._rules)
         req.min_len = 0
-        req.group = RowGroup(req, search.width, self._choose)
+        req.group = RowGroup(req, search.width, self._choose, self._foresee)
 
     @property
     def num_beams(self) -> int:
@@ -90,6 +105,8 @@ class BeamSearch(RequestFeature):
         if self._guide is not None:
             self._guide.begin()
         req = self._req
+        if self._ruled is not None:
+            self._ruled.begin(req.tokens[: req.num_prompt])
         for held in req.held_rows:
             req.rows.plan_when_committed(held, True, self)
 
@@ -117,6 +134,12 @@ class BeamSearch(RequestFeature):
         """Return those that are sequences of the request."""
         return best_first[self._first_rank : self._first_rank + self._num_results]
 
+    def _foresee(self, results: list[Sampled]) -> None:
+        if self._ruled is not None:
+            assert self._req.group is not None
+            beams = self._req.group.beams
+            self._batch.ask(self._ruled, results[: self.num_beams], lambda beam: beams[beam].tokens)
+
     def _choose(self, results: list[Sampled]) -> Sequence[tuple[int, int]] | None:
         assert self._req.group is not None
         guide = self._guide
@@ -125,15 +148,12 @@ class BeamSearch(RequestFeature):
             self._is_late = not is_known
             if self._is_late:
                 return None
-        beams = self._hypotheses.advance(
-            [
-                self._next_tokens(number, beam, sampled)
-                for number, (beam, sampled) in enumerate(zip(self._req.group.beams, results, strict=True))
-            ]
-        )
+        beams = self._hypotheses.advance(self._next_tokens(results), len(results), self._tops(results))
         self._is_over = not beams
         if beams and guide is not None:
             guide.follow(beams[: self.num_beams])
+        if beams and self._ruled is not None:
+            self._ruled.follow(beams[: self.num_beams])
         if beams and self._req.shows_hypotheses:
             self._show()
         return beams
@@ -144,19 +164,33 @@ class BeamSearch(RequestFeature):
             tokens = [link.token for link in each.path.from_the_first()]
             self._output.show(HypothesisSoFar(next_sibling(self._req.handle, number), pack_ids(tokens)))
 
-    def _next_tokens(self, number: int, beam: Request, sampled: Sampled) -> NextTokens:
-        most = self._search.num_wanted
+    def _next_tokens(self, results: list[Sampled]) -> BeamTokens:
+        """Return what may come next in the beams, without those that run for nothing."""
+        if self._ruled is not None:
+            return self._batch.answer(self._ruled)
+        assert self._req.group is not None
+        live = zip(self._req.group.beams[: self.num_beams], results, strict=False)
+        return BeamTokens.joined(
+            [self._one_by_one(number, beam, sampled) for number, (beam, sampled) in enumerate(live)]
+        )
+
+    def _tops(self, results: list[Sampled]) -> list[tuple[IntArray, FloatArray]]:
+        """Return the most likely ids of each row and their logprobs, if any are to be told."""
+        if not self._search.num_top:
+            return []
+        return [(one.logprobs.top_ids[0], one.logprobs.top[0]) for one in results if one.logprobs]
+
+    def _one_by_one(self, number: int, beam: Request, sampled: Sampled) -> NextTokens:
         assert sampled.logprobs is not None, "the row was planned without logprobs"
+        most = self._num_wanted
         top_ids, top = sampled.logprobs.top_ids[0], sampled.logprobs.top[0]
         if self._rules is None:
             top_ids, top = top_ids[:most], top[:most]
-            return NextTokens(top_ids, top, top, (top_ids, top))
-        (logits,) = sampled.logits
-        row = np.frombuffer(logits.frame, np.float32)
-        allowed = None
-        if self._guide is not None and number < self.num_beams:
-            allowed = self._guide.allowed(number, len(row))
-        return self._rules.best(beam.tokens, beam.num_prompt, row, (top_ids, top), most, allowed)
+            return NextTokens(top_ids, top, top)
+        row, num_top = logits_of(sampled), most + SLACK
+        allowed = None if self._guide is None else self._guide.allowed(number, len(row))
+        likeliest = top_ids[:num_top], top[:num_top]
+        return self._rules.best(beam.tokens, beam.num_prompt, row, likeliest, most, allowed)
 
     def _closed(self, number: int, closed: Closed, winners: Sequence[Hypothesis]) -> Closed:
         handle = next_sibling(self._req.handle, number)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.wire.format import FloatArray, IntArray
-from scheduler_proc.features.beam_search.score_rules import NextTokens
+from scheduler_proc.features.beam_search.score_rules import BeamTokens
 from scheduler_proc.features.beam_search.stop_texts import HypothesisText
 
 
@@ -113,11 +113,14 @@ class Continuation(NamedTuple):
     token: int
 
 
+NO_TOP: tuple[IntArray, FloatArray] = (np.zeros(0, np.int32), np.zeros(0, np.float32))
+
+
 class _Candidates(NamedTuple):
     """Beams and one more token of each, all arrays by candidate."""
 
     ids: IntArray
-    parents: IntArray
+    parents: npt.NDArray[np.intp]
     logprobs: FloatArray
     sums: FloatArray
     own_sums: FloatArray
@@ -140,6 +143,12 @@ class Hypotheses:
 
     def __init__(self, settings: SearchSettings) -> None:
         self._settings = settings
+        self._stop_ids = frozenset(settings.stop_ids)
+        self._ends_of_words: dict[tuple[int, ...], frozenset[int]] = {}
+        """Last ids of the bad words by the others."""
+        for *before, last in settings.bad_words:
+            those = self._ends_of_words.setdefault(tuple(before), frozenset())
+            self._ends_of_words[tuple(before)] = those | {last}
         self._sums: FloatArray = np.zeros(1, np.float32)
         self._own_sums = self._sums
         """Without what rules make of the model's logprobs."""
@@ -151,40 +160,45 @@ class Hypotheses:
         self.num_tokens = 0
         """Tokens of each beam that runs."""
 
-    def advance(self, each: Sequence[NextTokens]) -> list[Continuation]:
-        """Give each beam its best next tokens, `num_wanted` of them or all that may come. Returns the beams
-        that go on, at least as many as before; none when the search has ended.
+    def advance(
+        self, next_tokens: BeamTokens, num_rows: int, tops: Sequence[tuple[IntArray, FloatArray]] = ()
+    ) -> list[Continuation]:
+        """Give the beams their best next tokens, of each `num_wanted` or all that may come. `num_rows`: rows,
+        with those that run for nothing; `tops`: the most likely ids of each beam and their logprobs, if any
+        are kept. Returns the beams that go on, at least as many as rows; none when the search has ended.
         """
         settings, width = self._settings, self._settings.width_at(self.num_tokens)
-        found = self._candidates(each).best(settings.num_candidates(width), settings.diversity)
+        found = self._candidates(next_tokens).best(settings.num_candidates(width), settings.diversity)
+        ids, parents = found.ids.tolist(), found.parents.tolist()
         self.num_tokens += 1
         is_last = self.num_tokens >= settings.max_output
         length = np.float32(float(self.num_tokens) ** settings.length_penalty)
         ended: list[Hypothesis] = []
         running: list[int] = []
         texts: list[HypothesisText | None] = []
-        for place, token in enumerate(found.ids.tolist()):
-            by_stop, text = self._look_at(found.parents.item(place), token)
+        for place, token in enumerate(ids):
+            if place >= width and (is_last or len(running) == width):
+                break  # it could neither end nor go on
+            by_stop, text = self._look_at(parents[place], token)
             texts.append(text)
             if not by_stop and not is_last:
-                if len(running) < width:
-                    running.append(place)
+                running.append(place)
             elif place < width:
-                score, path = float(found.sums[place] / length), self._path(found, place, each, None)
+                score, path = float(found.sums[place] / length), self._path(found, place, tops, None)
                 ended.append(Hypothesis(score, found.own_sums.item(place), path, by_stop))
-        self._take_ended(ended)
+        if ended:
+            self._take_ended(ended)
         if is_last or not running:
             return []
+        self.num_beams = len(running)
         # A row that has run goes on, for nothing where there are fewer beams: it has the pages for it.
-        running += running[:1] * (len(each) - len(running))
-        num_dead = len(running) - len(set(running))
-        paths = [self._path(found, place, each, texts[place]) for place in running]
-        self._sums, self._own_sums, self._paths = found.sums[running], found.own_sums[running], list(paths)
-        self.num_beams = len(running) - num_dead
+        running += running[:1] * (num_rows - len(running))
+        self._paths = [self._path(found, place, tops, texts[place]) for place in running]
+        self._sums, self._own_sums = found.sums[running], found.own_sums[running]
         self._sums[self.num_beams :] = -np.inf
         if not self._may_improve():
             return []
-        return [Continuation(found.parents.item(place), found.ids.item(place)) for place in running]
+        return [Continuation(parents[place], ids[place]) for place in running]
 
     def so_far(self) -> list[Hypothesis]:
         """Return what the search would have found if the tokens of its beams were the last, best first."""
@@ -199,23 +213,16 @@ class Hypotheses:
     def _best_of(self, ended: Sequence[Hypothesis]) -> list[Hypothesis]:
         return sorted(ended, key=lambda each: -each.score)[: self._settings.width]
 
-    def _candidates(self, each: Sequence[NextTokens]) -> _Candidates:
-        """Return all that may come next. From a beam that runs for nothing nothing does."""
-        settings = self._settings
-        ids, logprobs = (
-            np.concatenate([one.ids for one in each]),
-            np.concatenate([one.logprobs for one in each]),
-        )
-        parents = np.repeat(np.arange(len(each), dtype=np.int32), [len(one.ids) for one in each])
-        sums = np.concatenate([one.scores for one in each]) + self._sums[parents]
-        found = _Candidates(ids, parents, logprobs, sums, logprobs + self._own_sums[parents])
-        if self.num_beams < len(each):
-            found = found.those(parents < self.num_beams)
-        if self.num_tokens < settings.min_output or settings.bad_words:
-            live = each[: self.num_beams]
-            found = found.those(
-                np.concatenate([self._allowed(beam, one.ids) for beam, one in enumerate(live)])
-            )
+    def _candidates(self, next_tokens: BeamTokens) -> _Candidates:
+        """Return all that may come next."""
+        ids, parents, scores, logprobs = next_tokens
+        sums, own_sums = scores + self._sums[parents], logprobs + self._own_sums[parents]
+        found = _Candidates(ids, parents, logprobs, sums, own_sums)
+        is_young = self.num_tokens < self._settings.min_output
+        if is_young or self._settings.bad_words:
+            forbidden = [self._forbidden(beam, is_young=is_young) for beam in range(self.num_beams)]
+            pairs = zip(found.ids.tolist(), found.parents.tolist(), strict=True)
+            found = found.those(np.array([token not in forbidden[beam] for token, beam in pairs], np.bool_))
         return found
 
     def _look_at(self, beam: int, token: int) -> tuple[bool, HypothesisText | None]:
@@ -248,23 +255,30 @@ class Hypotheses:
         return False
 
     def _path(
-        self, found: _Candidates, place: int, each: Sequence[NextTokens], text: HypothesisText | None
+        self,
+        found: _Candidates,
+        place: int,
+        tops: Sequence[tuple[IntArray, FloatArray]],
+        text: HypothesisText | None,
     ) -> Path:
         parent, num_top = found.parents.item(place), self._settings.num_top
-        top_ids, top = each[parent].top
-        kept = (top_ids[:num_top].copy(), top[:num_top].copy())
+        kept = NO_TOP
+        if num_top:
+            top_ids, top = tops[parent]
+            kept = (top_ids[:num_top].copy(), top[:num_top].copy())
         return Path(found.ids.item(place), found.logprobs.item(place), self._paths[parent], kept, text)
 
-    def _allowed(self, beam: int, ids: IntArray) -> npt.NDArray[np.bool_]:
-        """Which of these ids may come next in a beam."""
-        settings = self._settings
-        forbidden = list(settings.stop_ids) if self.num_tokens < settings.min_output else []
-        if settings.bad_words:
-            end = self._end_of(self._paths[beam], max(map(len, settings.bad_words)) - 1)
-            for *before, last in settings.bad_words:
-                if end[len(end) - len(before) :] == tuple(before):
-                    forbidden.append(last)
-        return ~np.isin(ids, forbidden)
+    def _forbidden(self, beam: int, *, is_young: bool) -> Collection[int]:
+        """Return the ids that may not come next in a beam. `is_young`: no stop id may."""
+        forbidden = self._stop_ids if is_young else frozenset[int]()
+        ends = self._ends_of_words
+        if not ends:
+            return forbidden
+        end = self._end_of(self._paths[beam], max(map(len, ends)))
+        for before_size in {len(before) for before in ends}:
+            if before_size <= len(end):
+                forbidden |= ends.get(end[len(end) - before_size :], frozenset())
+        return forbidden
 
     def _end_of(self, path: Path | None, length: int) -> tuple[int, ...]:
         """Return the last ids of prompt and beam."""

@@ -1,12 +1,14 @@
 """ScoreRules: what a search makes of a row of logits beside the model's own logprobs.
 
 Penalties, bias, n-grams and allowed ids work on log-softmax in float32, as transformers' processors do,
-before the running score is added. Their state is the tokens of prompt and hypothesis alone, which the row of
-a beam has: so nothing is to be moved when a beam forks. Knows no row, no page and no request.
+before the running score is added. They are asked here for one beam, whose tokens are looked at from the
+first to the last; `rule_batch` scores the beams of many searches together, to the same bits. Knows no row,
+no page and no request.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +35,31 @@ class NextTokens(NamedTuple):
     """Numbers that are added to the sum of the beam."""
     logprobs: FloatArray
     """Logprobs of the same ids in the model's own distribution."""
-    top: tuple[IntArray, FloatArray]
-    """The most likely ids of that, and their logprobs."""
+
+
+class BeamTokens(NamedTuple):
+    """Tokens that may come next in the beams of a search, without those that run for nothing."""
+
+    ids: IntArray
+    parents: npt.NDArray[np.intp]
+    """Number of the beam in which each may come; in order."""
+    scores: FloatArray
+    logprobs: FloatArray
+
+    def of(self, beam: int) -> NextTokens:
+        """Return those of one beam."""
+        own = self.parents == beam
+        return NextTokens(self.ids[own], self.scores[own], self.logprobs[own])
+
+    @staticmethod
+    def joined(each: Sequence[NextTokens]) -> BeamTokens:
+        """Return those of all beams."""
+        return BeamTokens(
+            np.concatenate([one.ids for one in each]),
+            np.repeat(np.arange(len(each)), [len(one.ids) for one in each]),
+            np.concatenate([one.scores for one in each]),
+            np.concatenate([one.logprobs for one in each]),
+        )
 
 
 class ScoreRules(NamedTuple):
@@ -53,6 +78,11 @@ class ScoreRules(NamedTuple):
         rules = ScoreRules(*[getattr(sampling, name) for name in RULE_NAMES])
         return None if rules == NO_RULES else rules
 
+    @property
+    def raises_what_was(self) -> bool:
+        """Tell whether an id may be among the best because it came before."""
+        return self.repetition < 1.0 or self.presence < 0 or self.frequency < 0
+
     def best(
         self,
         tokens: IntArray,
@@ -68,16 +98,16 @@ class ScoreRules(NamedTuple):
         of these, the most likely first. by_guide [vocabulary]: which ids may come at all; None: all.
         """
         top_ids, top_logprobs = top
-        shift = np.float32(logits[top_ids[0]] - top_logprobs[0])
-        pool = self._pool(top_ids, tokens, num_prompt, len(logits))
+        logprobs_of = ModelLogprobs(logits, top_ids, top_logprobs)
+        pool: npt.NDArray[np.integer[Any]] = self._pool(top_ids, tokens, num_prompt, len(logits))
         is_whole = bool(self.allowed)
         if by_guide is not None:
             ids = np.flatnonzero(by_guide)
             if len(ids) <= MAX_FEW:
                 pool, is_whole = ids, True
 
-        def scores_of(ids: npt.NDArray[np.intp]) -> FloatArray:
-            scores = self._scores(ids, logits[ids] - shift, tokens, num_prompt, len(logits))
+        def scores_of(ids: npt.NDArray[np.integer[Any]]) -> FloatArray:
+            scores = self._scores(ids, logprobs_of(ids), tokens, num_prompt, len(logits))
             if by_guide is not None:
                 scores[~by_guide[ids]] = -np.inf
             return scores
@@ -92,11 +122,11 @@ class ScoreRules(NamedTuple):
         order = np.lexsort((pool, -values))[:num_best]
         order = order[values[order] > -np.inf]
         best_ids: IntArray = pool[order].astype(np.int32)
-        return NextTokens(best_ids, values[order], logits[best_ids] - shift, top)
+        return NextTokens(best_ids, values[order], logprobs_of(best_ids))
 
     def _scores(
         self,
-        ids: npt.NDArray[np.intp],
+        ids: npt.NDArray[np.integer[Any]],
         scores: FloatArray,
         tokens: IntArray,
         num_prompt: int,
@@ -151,8 +181,26 @@ class ScoreRules(NamedTuple):
         return np.unique(np.concatenate(parts)) if len(parts) > 1 else np.sort(top_ids)
 
 
+class ModelLogprobs(NamedTuple):
+    """Logprobs of any ids in the model's distribution, by its logits; those of the likeliest are given."""
+
+    logits: FloatArray
+    top_ids: IntArray
+    top_logprobs: FloatArray
+
+    def __call__(self, ids: npt.NDArray[np.integer[Any]]) -> FloatArray:
+        """Return those of these ids."""
+        found: FloatArray = self.logits[ids] - np.float32(self.logits[self.top_ids[0]] - self.top_logprobs[0])
+        by_id = np.argsort(self.top_ids)
+        at = np.searchsorted(self.top_ids, ids, sorter=by_id)
+        places = by_id[np.minimum(at, len(by_id) - 1)]
+        is_top = self.top_ids[places] == ids
+        found[is_top] = self.top_logprobs[places[is_top]]
+        return found
+
+
 def _places(
-    ids: npt.NDArray[np.intp], wanted: npt.NDArray[np.integer[Any]]
+    ids: npt.NDArray[np.integer[Any]], wanted: npt.NDArray[np.integer[Any]]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
     """Return the places among `ids`, which are in order, of those wanted that are there, and which these
     are.

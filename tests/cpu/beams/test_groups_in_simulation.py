@@ -17,6 +17,7 @@ from scheduler_proc.cache.pages.page_allocator import PageAllocator
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import RowGroup
 from scheduler_proc.core.rows import Rows
+from scheduler_proc.features.beam_search.beam_history import BeamHistory
 from scheduler_proc.features.beam_search.beam_search import BeamSearch
 from scheduler_proc.waiting.width_gate import WidthGate
 from tests.harness.mutants.mutant_table import Mutant
@@ -101,9 +102,27 @@ MUTANTS = [
     mutant(
         "rules look at the tokens of another beam",
         BeamSearch,
-        "_next_tokens",
+        "_one_by_one",
         "beam.tokens,",
         "self._req.tokens,",
+    ),
+    mutant(
+        "a fork keeps the counts of the hypothesis whose lane it takes",
+        BeamHistory,
+        "_fork",
+        "cells[first + token] -= 1",
+    ),
+    mutant(
+        "a fork keeps the n-grams of the hypothesis whose lane it takes",
+        BeamHistory,
+        "_fork",
+        "old_numbers[same:] = numbers[same:]",
+    ),
+    mutant(
+        "rules begin where the last stay of a search ended",
+        BeamSearch,
+        "row_opened",
+        "self._ruled.begin(req.tokens[: req.num_prompt])",
     ),
     mutant("another width does not wait", WidthGate, "may_start", "_width_of(req) == self._width", "True"),
     mutant("the order is not that of arrival", WidthGate, "in_order", "heappop(order)", "order.pop()"),

@@ -31,7 +31,7 @@ from scheduler_proc.features.beam_search.hypotheses import (
     Hypothesis,
     SearchSettings,
 )
-from scheduler_proc.features.beam_search.score_rules import NextTokens, ScoreRules
+from scheduler_proc.features.beam_search.score_rules import BeamTokens, NextTokens, ScoreRules
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.waiting.waiting_room import FOR_EVER
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE, choose, fake_logprobs, hash_of, seen
@@ -77,7 +77,7 @@ def next_tokens(
     _, ids, values = fake_logprobs(h, choose(h, None, ()), VOCAB_SIZE if rules else search.num_wanted)
     top = np.array(ids, np.int32), np.array(values, np.float32)
     if rules is None:
-        return NextTokens(*top, top[1], top)
+        return NextTokens(*top, top[1])
     return rules.best(tokens, len(asked.prompt), consistent_logits(h), top, search.num_wanted)
 
 
@@ -103,7 +103,7 @@ def expected(asked: Asked, setting: Setting) -> list[Hypothesis]:
             tokens = np.array(context, np.int32)
             h = hash_of(seen(tokens.astype(np.int64), setting.window), sampling.seed or 0, ())
             each.append(next_tokens(search, rules, asked, tokens, h))
-        beams = hypotheses.advance(each)
+        beams = hypotheses.advance(BeamTokens.joined(each[: hypotheses.num_beams]), len(each))
         contexts = [[*contexts[parent], token] for parent, token in beams]
     return hypotheses.ended
 

@@ -1,0 +1,227 @@
+"""RuleBatch: the next tokens of all searches with rules of a step, in one pass over arrays.
+
+What it finds is what ScoreRules finds for each beam by itself, to the bit. Where the likeliest tokens and
+those that the rules raise are not provably the best, ScoreRules looks at the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.wire.format import FloatArray, IntArray
+from scheduler_proc.core.samples import Sampled
+from scheduler_proc.features.beam_search.beam_history import BANNED, COUNT, BeamHistory
+from scheduler_proc.features.beam_search.score_rules import (
+    LEAST_SCORE,
+    BeamTokens,
+    NextTokens,
+    ScoreRules,
+)
+
+
+def logits_of(sampled: Sampled) -> FloatArray:
+    """Return the logits [vocabulary] that a row has been planned to report."""
+    (logits,) = sampled.logits
+    row: FloatArray = np.frombuffer(logits.frame, np.float32)
+    return row
+
+
+class RuledSearch:
+    """One search in the batch."""
+
+    def __init__(self, rules: ScoreRules, num_best: int, num_top: int, width: int) -> None:
+        """`num_best`: next tokens that are wanted of each beam; `num_top`: likeliest that are looked at."""
+        self.rules = rules
+        self.num_best = num_best
+        self.is_whole = bool(rules.allowed)
+        """True if nothing but `_further` may come."""
+        self.found: BeamTokens | None = None
+        """Answer to the newest question; None before it is made."""
+        self.limits: FloatArray = np.zeros(0, np.float32)
+        """Logprobs, by beam, that no id has a better score than but those in the pool."""
+        self._num_top = num_top
+        self._width = width
+        raised = rules.allowed or [each for each, value in rules.bias if value > 0]
+        self._further: IntArray = np.unique(np.array(raised, np.int32))
+        """Ids that are looked at beside the likeliest, or alone."""
+        self._bias: FloatArray | None = None
+        self._prompt: IntArray = np.zeros(0, np.int32)
+        self._history: BeamHistory | None = None
+        self.results: Sequence[Sampled] = ()
+        self._tokens_of: Callable[[int], IntArray] = lambda _: self._prompt
+
+    def begin(self, prompt: IntArray) -> None:
+        """Begin a stay, without output."""
+        self._prompt, self._history, self.found = prompt.copy(), None, None
+
+    def ask(self, results: Sequence[Sampled], tokens_of: Callable[[int], IntArray]) -> None:
+        """Ask what may come next. `results`: those of each beam; `tokens_of`: gives prompt and output of a
+        beam.
+        """
+        self.results, self._tokens_of, self.found = results, tokens_of, None
+
+    def follow(self, beams: Sequence[tuple[int, int]]) -> None:
+        """Go on with (number of a beam now, token) for each of the next beams."""
+        assert self._history is not None, "asked first"
+        self._history.follow(beams)
+
+    def pool(self) -> tuple[IntArray, FloatArray]:
+        """Return ids [beams, n] that may be the best, and their logprobs. Where an id is there twice it has
+        the logprob -inf once.
+        """
+        likeliest = [one.logprobs for one in self.results if one.logprobs is not None]
+        ids = self._joined([one.top_ids for one in likeliest])
+        logprobs = self._joined([one.top for one in likeliest])
+        further, self.limits = self._further, logprobs[:, -1]
+        if not len(further):
+            return ids, logprobs
+        logits = [logits_of(sampled) for sampled in self.results]
+        shifts = [row[first] for row, first in zip(logits, ids[:, 0].tolist(), strict=True)] - logprobs[:, 0]
+        rest = np.stack([row[further] for row in logits]) - shifts[:, None]
+        places = np.minimum(np.searchsorted(further, ids), len(further) - 1)
+        is_in_both = further[places] == ids
+        beams, columns = is_in_both.nonzero()
+        all_further = np.broadcast_to(further, rest.shape)
+        if self.is_whole:
+            self.limits = np.full(len(rest), -np.inf, np.float32)
+            rest[beams, places[is_in_both]] = logprobs[beams, columns]
+            return all_further, rest
+        rest[beams, places[is_in_both]] = -np.inf
+        return np.concatenate((ids, all_further), axis=1), np.concatenate((logprobs, rest), axis=1)
+
+    def _joined(self, rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Return the numbers [beams, n] of the likeliest ids."""
+        joined: npt.NDArray[Any] = np.concatenate([row[0, : self._num_top] for row in rows])
+        return joined.reshape(len(rows), -1)
+
+    def history(self) -> BeamHistory:
+        """Return what is known of its beams."""
+        if self._history is None:
+            size = len(logits_of(self.results[0]))
+            self._history = BeamHistory(self.rules, self._prompt, self._width, size)
+            if self.rules.bias and self._bias is None:
+                self._bias = np.zeros(size, np.float32)
+                for each, value in self.rules.bias:
+                    self._bias[each] += np.float32(value)
+        return self._history
+
+    def bias_of(self, ids: IntArray) -> FloatArray | None:
+        """Return what is added to the logprobs of these ids, when `history` has been made; None: nothing to
+        any.
+        """
+        return None if self._bias is None else self._bias[ids]
+
+    def look_at_all(self, beams: Sequence[int]) -> None:
+        """Answer for some beams by a look at as many ids as it takes."""
+        assert self.found is not None
+        if beams:
+            each = [self.found.of(beam) for beam in range(len(self.results))]
+            for beam in beams:
+                each[beam] = self._all_of(beam)
+            self.found = BeamTokens.joined(each)
+
+    def _all_of(self, beam: int) -> NextTokens:
+        sampled = self.results[beam]
+        assert sampled.logprobs is not None
+        n = self._num_top
+        top = sampled.logprobs.top_ids[0, :n], sampled.logprobs.top[0, :n]
+        tokens = self._tokens_of(beam)
+        return self.rules.best(tokens, len(self._prompt), logits_of(sampled), top, self.num_best)
+
+
+class RuleBatch:
+    """Searches that have asked in this step."""
+
+    def __init__(self) -> None:
+        self._asking: list[RuledSearch] = []
+
+    def ask(
+        self, search: RuledSearch, results: Sequence[Sampled], tokens_of: Callable[[int], IntArray]
+    ) -> None:
+        """Ask for a search, as RuledSearch.ask. All that have asked are answered when one wants to know."""
+        search.ask(results, tokens_of)
+        self._asking.append(search)
+
+    def answer(self, search: RuledSearch) -> BeamTokens:
+        """Return what may come next in the beams of a search that has asked."""
+        if search.found is None:
+            asking, self._asking = self._asking, []
+            by_shape: dict[tuple[int, int], list[tuple[RuledSearch, IntArray, FloatArray]]] = {}
+            for each in asking:
+                ids, logprobs = each.pool()
+                by_shape.setdefault((ids.shape[1], each.num_best), []).append((each, ids, logprobs))
+            for (_, num_best), those in by_shape.items():
+                _score(num_best, *zip(*those, strict=True))
+        assert search.found is not None, "it has not asked"
+        return search.found
+
+
+def _score(
+    num_best: int,
+    searches: Sequence[RuledSearch],
+    ids_of: Sequence[IntArray],
+    logprobs_of: Sequence[FloatArray],
+) -> None:
+    """Give searches with pools of one size their answers."""
+    sizes = [len(ids) for ids in ids_of]
+    ids, logprobs = np.concatenate(ids_of), np.concatenate(logprobs_of)
+    scores = _scores(searches, ids_of, sizes, logprobs)
+    at = scores.shape[1] - num_best
+    least = np.partition(scores, at, axis=1)[:, at] if at > 0 else np.full(len(scores), -np.inf, np.float32)
+    kept = scores >= np.maximum(least, np.float32(LEAST_SCORE))[:, None]
+    # Whatever is not in the pool has no better score than its logprob, which is no better than the last.
+    is_enough = least > np.concatenate([search.limits for search in searches])
+    counts = kept.sum(axis=1)
+    for beam in (counts > num_best).nonzero()[0].tolist():
+        columns = kept[beam].nonzero()[0]
+        kept[beam, columns[np.lexsort((ids[beam, columns], -scores[beam, columns]))[num_best:]]] = False
+        counts[beam] = num_best
+    places = np.flatnonzero(kept)
+    parents = places // scores.shape[1]
+    ids, scores, logprobs = ids.take(places), scores.take(places), logprobs.take(places)
+    ends = [0, *counts.cumsum().tolist()]
+    is_all_enough = bool(is_enough.all())
+    first = 0
+    for search, size in zip(searches, sizes, strict=True):
+        begin, end = ends[first], ends[first + size]
+        search.found = BeamTokens(
+            ids[begin:end], parents[begin:end] - first, scores[begin:end], logprobs[begin:end]
+        )
+        if not is_all_enough and not search.is_whole:
+            own = is_enough[first : first + size]
+            search.look_at_all(np.flatnonzero(~own).tolist())
+        first += size
+
+
+def _scores(
+    searches: Sequence[RuledSearch], ids_of: Sequence[IntArray], sizes: Sequence[int], scores: FloatArray
+) -> FloatArray:
+    """Return the scores of logprobs [beams, n] by the rules of each search: in the order of ScoreRules and
+    with its numbers.
+    """
+    known = np.concatenate([search.history().look(ids) for search, ids in zip(searches, ids_of, strict=True)])
+    biases = [search.bias_of(ids) for search, ids in zip(searches, ids_of, strict=True)]
+    if any(bias is not None for bias in biases):
+        n = scores.shape[1]
+        no_bias = [np.zeros((size, n), np.float32) for size in sizes]
+        scores = scores + np.concatenate(
+            [none if bias is None else bias for bias, none in zip(biases, no_bias, strict=True)]
+        )
+    rules = [search.rules for search in searches]
+    if any(each.repetition != 1.0 for each in rules):
+        penalty = np.repeat(np.array([each.repetition for each in rules], np.float32), sizes)[:, None]
+        penalized = np.where(scores < 0, scores * penalty, scores / penalty)
+        scores = np.where(known & ~BANNED, penalized, scores)
+    if any(each.presence or each.frequency for each in rules):
+        counts = known & COUNT
+        presence, frequency = (
+            np.repeat(np.array(values), sizes)[:, None]
+            for values in ([each.presence for each in rules], [each.frequency for each in rules])
+        )
+        penalties = (presence + frequency * counts).astype(np.float32)
+        scores = np.where(counts, scores - penalties, scores)
+    return np.where(known & BANNED, np.float32(-np.inf), scores)
