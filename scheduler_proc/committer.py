@@ -134,7 +134,7 @@ class Committer:
         self._take_back_rejected(rows, starts, num_drafted, num_accepted)
         self.rows.num_accepted[rows] += num_accepted
         self.stats.drafts.note_rows(num_drafted, num_accepted)
-        self.output.add_each(self.rows.handle[np.repeat(rows, kept)], tokens)
+        self.output.add_each(self.rows.handle[rows].repeat(kept), tokens)
         self.step_log.note_tokens(len(tokens))
         lane = self.rows.guess_lane
         assert lane is not None
@@ -149,7 +149,7 @@ class Committer:
     ) -> None:
         """KV of rejected guesses is overwritten by the next step."""
         rejected = num_accepted < num_drafted
-        if not rejected.any():
+        if not np.count_nonzero(rejected):
             return
         rows = rows[rejected]
         self.rows.kv_len[rows] = starts[rejected] + 1 + num_accepted[rejected]

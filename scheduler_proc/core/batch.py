@@ -11,6 +11,7 @@ single rows, whose result is one token that nobody looks at, then those that gue
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,27 @@ from scheduler_proc.core.scheduled_row import FUTURE, NoMask, ScheduledRow
 
 NO_ROWS: RowArray = np.empty(0, np.intp)
 NO_COUNTS: IntArray = np.empty(0, np.int32)
+
+
+class PlanColumns(NamedTuple):
+    """Rows of a plan, with their packed input ids and the plan's lens, samples and drafts."""
+
+    rows: RowArray
+    ids: bytes
+    lens: IntArray
+    samples: IntArray
+    drafts: IntArray
+
+
+def _columns_of(each: list[ScheduledRow[Request]], rows: Rows) -> PlanColumns:
+    drafts = np.array([len(scheduled.guesses) for scheduled in each], np.int32)
+    return PlanColumns(
+        np.array([scheduled.row for scheduled in each], np.intp),
+        b"".join([scheduled.input_ids(rows) for scheduled in each]),
+        np.array([scheduled.num_known for scheduled in each], np.int32) + drafts,
+        np.array([scheduled.samples for scheduled in each], np.int32),
+        drafts,
+    )
 
 
 class ScheduleBatch:
@@ -117,27 +139,24 @@ class ScheduleBatch:
             rows.count_as_launched(rest_rows, lens, samples)
         return plan
 
-    def _rest_columns(self) -> tuple[RowArray, bytes, IntArray, IntArray, IntArray]:
-        """Return of all that are no decodes: rows, packed input ids, and the plan's lens, samples, drafts."""
-        rest, guesses, at = self._rest, self.guesses, len(self.single)
-        rows = np.array([scheduled.row for scheduled in rest], np.intp)
-        ids = [scheduled.input_ids(self.rows) for scheduled in rest]
-        drafts = np.array([len(scheduled.guesses) for scheduled in rest], np.int32)
-        lens = np.array([scheduled.num_known for scheduled in rest], np.int32) + drafts
-        samples = np.array([scheduled.samples for scheduled in rest], np.int32)
-        if guesses is not None:
-            guesses.starts = self.rows.kv_len[guesses.rows]
-            ids.insert(at, guesses.input_ids(self.rows, FUTURE))
-            if rest:
-                rows = np.concatenate([rows[:at], guesses.rows, rows[at:]])
-                drafts = np.concatenate([drafts[:at], guesses.counts, drafts[at:]])
-                lens = np.concatenate([lens[:at], guesses.counts + 1, lens[at:]])
-                ones = np.ones(len(guesses.rows), np.int32)
-                samples = np.concatenate([samples[:at], ones, samples[at:]])
-            else:
-                rows, drafts = guesses.rows, guesses.counts
-                lens, samples = drafts + 1, np.ones(len(rows), np.int32)
-        return rows, b"".join(ids), lens, samples, drafts
+    def _rest_columns(self) -> PlanColumns:
+        """Return the columns of all that are no decodes."""
+        guesses, rows = self.guesses, self.rows
+        if guesses is None:
+            return _columns_of(self._rest, rows)
+        guesses.starts = rows.kv_len[guesses.rows]
+        ids, ones = guesses.input_ids(rows, FUTURE), np.ones(len(guesses.rows), np.int32)
+        columns = PlanColumns(guesses.rows, ids, guesses.counts + 1, ones, guesses.counts)
+        if not self._rest:
+            return columns
+        parts = (_columns_of(self.single, rows), columns, _columns_of(self.loose, rows))
+        return PlanColumns(
+            np.concatenate([part.rows for part in parts]),
+            b"".join([part.ids for part in parts]),
+            np.concatenate([part.lens for part in parts]),
+            np.concatenate([part.samples for part in parts]),
+            np.concatenate([part.drafts for part in parts]),
+        )
 
     def _prompt_positions(self) -> tuple[PromptPositions, ...]:
         first_place = len(self.order) - len(self.loose)

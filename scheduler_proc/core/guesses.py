@@ -39,8 +39,9 @@ class Guesses:
         ids = np.empty((len(self.rows), 1 + len(self.ids)), np.int32)
         ids[:, 0] = rows.next_ids(self.rows, unknown)
         ids[:, 1:] = self.ids.T
-        is_there = np.arange(ids.shape[1], dtype=np.int32) <= self.counts[:, None]
-        return ids.tobytes() if all_of(is_there.reshape(-1)) else ids[is_there].tobytes()
+        if all_of(self.counts == len(self.ids)):
+            return ids.tobytes()
+        return ids[np.arange(ids.shape[1], dtype=np.int32) <= self.counts[:, None]].tobytes()
 
 
 class GuessLane(Protocol):

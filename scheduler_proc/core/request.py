@@ -51,14 +51,14 @@ class Status(IntEnum):
 class StopIds:
     """Ids that end a sequence, as a set for single tokens and as a column for many rows at once."""
 
-    __slots__ = ("column", "fit_the_column", "ids")
+    __slots__ = ("column", "fit_the_column", "ids", "num_columns")
 
     def __init__(self, ids: frozenset[int]) -> None:
         self.ids = ids
         self.fit_the_column = len(ids) <= MAX_STOP_IDS
         self.column: IntArray = np.full(MAX_STOP_IDS, -1, np.int32)
-        if self.fit_the_column:
-            self.column[: len(ids)] = sorted(ids)
+        self.num_columns = len(ids) if self.fit_the_column else 0
+        self.column[: self.num_columns] = sorted(ids)[: self.num_columns]
 
 
 class RowGroup:

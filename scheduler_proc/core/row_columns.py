@@ -23,8 +23,10 @@ TenancyArray: TypeAlias = npt.NDArray[np.int64]
 
 
 def all_of(flags: BoolArray) -> bool:
-    """Tell whether all of [n] are true. The method `all` takes five times as long for the rows of a step."""
-    return bool(np.count_nonzero(flags) == len(flags))
+    """Tell whether all of [n] are true: a search of their bytes, which takes a fifteenth of the time that the
+    method `all` does for the rows of a step.
+    """
+    return 0 not in flags.tobytes()
 
 
 class RowColumns:
@@ -44,6 +46,8 @@ class RowColumns:
         self.kv_len: IntArray = np.zeros(max_rows, np.int32)
         self.in_flight: IntArray = np.zeros(max_rows, np.int32)
         self.stop_ids: IntArray = np.full((MAX_STOP_IDS, max_rows), -1, np.int32)
+        # So many of them, the first ones, were ever used: the others are not looked at.
+        self.num_stop_columns = 1
         # Has features, or too many stop ids for the columns: never a plain decode.
         self.needs_python: BoolArray = np.zeros(max_rows, np.bool_)
         # Nothing is attached to it but guesses that are made and verified for many rows at once: GuessLane.
@@ -110,7 +114,7 @@ class RowColumns:
             return False
         marked = self._guesses_when_committed.nonzero()[0]
         self._has_marked_many = len(marked) > 0
-        return bool(self.in_flight[marked].any())
+        return bool(np.count_nonzero(self.in_flight[marked]))
 
     def append(self, row: int, tokens: list[int]) -> int:
         """Commit what one sample gave a single row. Returns how many tokens it has now."""
@@ -176,7 +180,7 @@ class RowColumns:
         self.num_tokens[rows] = at
         self.in_flight[rows] -= 1
         ended = at >= self.max_len[rows]
-        is_stop_id: BoolArray = self.stop_ids[:, rows] == tokens
+        is_stop_id: BoolArray = self.stop_ids[: self.num_stop_columns, rows] == tokens
         stopped = is_stop_id[0]
         if np.count_nonzero(is_stop_id):
             stopped = is_stop_id.any(axis=0) & (at > self.min_len[rows])
@@ -192,12 +196,12 @@ class RowColumns:
         which rows end, and which of these by a stop id.
         """
         at, most = self.num_tokens[rows], self.max_len[rows]
-        row_of, nth_of_all = np.repeat(np.arange(len(rows)), counts), np.arange(len(tokens))
+        row_of, nth_of_all = np.arange(len(rows)).repeat(counts), np.arange(len(tokens))
         first = np.add.accumulate(counts, dtype=np.int32) - counts
         places = nth_of_all + (rows * self.tokens.shape[1] + at - first)[row_of]
         kept = np.minimum(counts, most - at)
         stopped = np.zeros(len(rows), np.bool_)
-        is_stop_id = self.stop_ids[:, rows].take(row_of, axis=1) == tokens
+        is_stop_id = self.stop_ids[: self.num_stop_columns, rows].take(row_of, axis=1) == tokens
         if np.count_nonzero(is_stop_id):
             nth = nth_of_all - first[row_of]
             is_stop = is_stop_id.any(axis=0) & (nth + at[row_of] >= self.min_len[rows[row_of]])

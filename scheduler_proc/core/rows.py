@@ -64,6 +64,7 @@ class Rows(RowColumns):
         if self._stops[row] is not req.stops:  # nearly all requests have the model's
             self._stops[row] = req.stops
             self.stop_ids[:, row] = req.stops.column
+            self.num_stop_columns = max(self.num_stop_columns, req.stops.num_columns)
         is_plain = not req.features and req.group is None and req.stops.fit_the_column
         self.needs_python[row] = not is_plain
         self.token_step[row] = 0

@@ -120,7 +120,9 @@ class GuessingRows:
         self._lengths.note(rows, num_drafted, num_accepted)
         self._counted_with[rows] = 0  # what they have learnt makes it another number
         was_right = num_accepted > 0
-        is_wanted = was_right | (self._num_drafts(rows) > 0)
+        is_wanted = was_right
+        if not all_of(was_right):
+            is_wanted = was_right | (self._num_drafts(rows) > 0)
         is_due = is_wanted
         if not all_of(is_wanted):
             num_behind = self._rows.num_tokens[rows] - self._ngrams.num_indexed[rows]

@@ -104,7 +104,7 @@ STEP_MUTANTS = [
         "only the first stop id tested",
         Rows,
         "append_one",
-        "self.stop_ids[:, rows]",
+        "self.stop_ids[: self.num_stop_columns, rows]",
         "self.stop_ids[:1, rows]",
         3,
     ),
