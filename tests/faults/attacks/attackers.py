@@ -1,6 +1,9 @@
-"""Attackers without a key: `python -m tests.faults.attacks.attackers NAME PORT SECONDS CONNECTIONS` sends one
-kind of bytes on NUM_CONNECTIONS connections for so long, or until it has opened so many, at the lowest
-priority. Prints how many it opened, the bytes it sent and the statuses that it was answered with, as JSON.
+"""Attackers: `python -m tests.faults.attacks.attackers NAME PORT SECONDS CONNECTIONS` sends one kind of bytes
+on NUM_CONNECTIONS connections for so long, or until it has opened so many, at the lowest priority. Prints how
+many it opened, the bytes it sent and the statuses that it was answered with, as JSON.
+
+They have no key, or that of the environment's ATTACKERS_KEY in all but what asks for /live, which needs none,
+and the heads of a grammar.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count, cycle
+from typing import Any
 
 from tests.harness.http.http_grammar import make_stream
 
@@ -27,8 +31,12 @@ PIECE_BYTES = 256 << 10
 NICE = 19
 HELD_S = 45.0
 """Longer than any connection that asks for nothing may stay open."""
+KEY_VARIABLE = "ATTACKERS_KEY"
+KEY = os.environ.get(KEY_VARIABLE, "")
+AUTHORIZATION = f"Authorization: Bearer {KEY}\r\n".encode() if KEY else b""
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
-JSON = b"Host: x\r\nContent-Type: application/json\r\n"
+JSON = b"Host: x\r\nContent-Type: application/json\r\n" + AUTHORIZATION
+OPENAPI = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n" + AUTHORIZATION + b"\r\n"
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\n"
 FULL_HEAD = b"GET /live HTTP/1.1\r\nHost: x\r\n" + b"x-field: %b\r\n" % (b"v" * 500) * 60 + b"\r\n"
 MANY_FIELDS = b"GET /live HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * 63 + b"\r\n"
@@ -36,9 +44,9 @@ UPGRADE = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: web
 STATUS = re.compile(rb"HTTP/1\.1 (\d\d\d) ")
 
 
-def body_of(data: bytes) -> bytes:
+def body_of(data: bytes, path: bytes = b"/v1/completions") -> bytes:
     """A request with this body."""
-    head = b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\n" + JSON
+    head = b"POST %b HTTP/1.1\r\nConnection: close\r\n" % path + JSON
     return head + b"Content-Length: %d\r\n\r\n" % len(data) + data
 
 
@@ -128,7 +136,7 @@ def pipelines(attack: Attack, _: int) -> None:
 
 def unread_pipelines(attack: Attack, _: int) -> None:
     """Answers of 100 KB that nobody reads."""
-    attack.send(endless(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 16), reads=False)
+    attack.send(endless(OPENAPI * 16), reads=False)
 
 
 def bursts(attack: Attack, _: int) -> None:
@@ -193,6 +201,48 @@ def grammar(attack: Attack, _: int) -> None:
     attack.send(iter([b"".join(piece for piece, _ in pieces)]), stays_s=ANSWER_S)
 
 
+def as_json(**body: Any) -> bytes:
+    return json.dumps(body).encode()
+
+
+LONG_TEXT = body_of(as_json(prompt="ab " * 40_000, return_token_strs=True), b"/tokenize")
+MANY_LOGPROBS = body_of(
+    as_json(
+        input_ids=[7 + number % 61 for number in range(1000)],
+        sampling_params={"max_new_tokens": 200, "ignore_eos": True},
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=20,
+        stream=True,
+    ),
+    b"/generate",
+)
+LONG_STOPS = body_of(
+    as_json(
+        prompt="x",
+        max_tokens=400,
+        ignore_eos=True,
+        stream=True,
+        stop=["A" * length + "b" for length in range(240, 256)],
+    )
+)
+
+
+def texts(attack: Attack, _: int) -> None:
+    """Ask /tokenize for tokens and their spellings."""
+    attack.send(iter([LONG_TEXT]), stays_s=HELD_S)
+
+
+def logprob_streams(attack: Attack, _: int) -> None:
+    """Stream with the logprobs of the prompt and of each token, 20 of them."""
+    attack.send(iter([MANY_LOGPROBS]), stays_s=HELD_S)
+
+
+def stop_strings(attack: Attack, _: int) -> None:
+    """Stream with stop strings that begin as the text goes on, to their last character."""
+    attack.send(iter([LONG_STOPS]), stays_s=HELD_S)
+
+
 KINDS: tuple[Callable[[Attack, int], None], ...] = (
     trailers,
     one_trailer,
@@ -208,6 +258,9 @@ KINDS: tuple[Callable[[Attack, int], None], ...] = (
     leavers,
     noise,
     grammar,
+    texts,
+    logprob_streams,
+    stop_strings,
 )
 ATTACKS: dict[str, tuple[Callable[[Attack, int], None], int]] = {
     **{kind.__name__: (kind, NUM_CONNECTIONS) for kind in KINDS},

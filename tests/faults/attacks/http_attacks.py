@@ -1,7 +1,10 @@
 """Costs that callers without a key can cause: `python -m tests.faults.attacks.http_attacks [--seconds 40]
-[NAME ...]` attacks a launch with bytes of each kind that `tests/faults/attacks/attackers.py` knows, one kind
-after another, while /live is asked all the time and eight callers stream. Prints a table; exits with 1 where
-a bar is missed.
+[--key] [NAME ...]` attacks a launch with bytes of each kind that `tests/faults/attacks/attackers.py` knows,
+one kind after another, while /live is asked all the time and eight callers stream. Prints a table, and last
+how many bars were missed; exits with 1 where one was.
+
+With `--key` the launch has keys: attackers have one of an ordinary user (role `user`), and the callers
+another one; each may have half of the rows.
 
 The worker sleeps and takes no core (`tests/harness/ring/sleeping_worker.py`), so that what is measured is the
 HTTP server. Attackers run at the lowest priority, callers and /live at the normal one. The first line is the
@@ -13,17 +16,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from carousel.server.http.body_pool import POOL_BYTES
-from tests.faults.attacks.attackers import ATTACKS, LIVE
+from tests.faults.attacks.attackers import ATTACKS, KEY_VARIABLE, LIVE
 from tests.faults.attacks.metered_launch import take_held
 from tests.harness.ring.launched import ROOT, Launched, launched
 from tests.harness.ring.resources import memory_mb
@@ -34,6 +39,8 @@ MAX_TOKENS = 200
 STREAM = json.dumps(
     {"prompt": "Once", "max_tokens": MAX_TOKENS, "ignore_eos": True, "stream": True, "temperature": 0}
 ).encode()
+ROWS = 64
+KEYS = {"caller": "key-of-the-caller", "attacker": "key-of-the-attacker"}
 MAX_ALONE_S = 60.0
 PROBE_S = 0.02
 LOOK_S = 0.2
@@ -76,6 +83,7 @@ async def stream(port: int, seen: Seen) -> None:
     """Read one streamed answer after another."""
     head = (
         "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {KEYS['caller']}\r\n"
     )
     request = f"{head}Content-Length: {len(STREAM)}\r\n\r\n".encode() + STREAM
     while True:
@@ -114,9 +122,11 @@ def _memory(launch: Launched) -> dict[str, int]:
     return {names[pid]: mb for pid, mb in memory_mb(names).items()}
 
 
-async def attacked(launch: Launched, name: str, seconds: float, connections: int) -> dict[str, Any]:
+async def attacked(
+    launch: Launched, name: str, seconds: float, connections: int, key: str = ""
+) -> dict[str, Any]:
     """Measure for so long, or until so many connections have been opened; without attackers if the name is
-    empty.
+    empty. key: that of the attackers.
     """
     port, seen, most = launch.state()["port"], Seen(), dict[str, int]()
     before, pids = _memory(launch), launch.pids()
@@ -134,6 +144,7 @@ async def attacked(launch: Launched, name: str, seconds: float, connections: int
             *("-m", "tests.faults.attacks.attackers", name, str(port), str(seconds), str(connections)),
             stdout=subprocess.PIPE,
             cwd=ROOT,
+            env={**os.environ, KEY_VARIABLE: key},
         )
         answered = json.loads((await attacker.communicate())[0])
     else:
@@ -211,24 +222,42 @@ HEADS = (
 )
 
 
+@contextmanager
+def started(*, has_keys: bool) -> Iterator[Launched]:
+    """A launch that anybody may ask, or only who has one of the KEYS."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys: list[str] = []
+        if has_keys:
+            path = Path(folder) / "keys.toml"
+            limits = f"max_running = {ROWS // 2}\n"
+            path.write_text("".join(f'[{name}]\nkey = "{key}"\n{limits}' for name, key in KEYS.items()))
+            path.chmod(0o600)
+            keys = [f"--api-keys={path}", f"--max-running-requests={ROWS}"]
+        with launched(*SETTINGS, *keys, module="tests.faults.attacks.metered_launch") as launch:
+            yield launch
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.attacks.http_attacks", description=__doc__)
     parser.add_argument("--seconds", type=float, default=40.0, help="for each attack")
     parser.add_argument("--connections", type=int, default=1 << 40, help="at most, of each attack")
+    parser.add_argument("--key", action="store_true", help="attackers have an ordinary user's key")
     parser.add_argument("--json", type=Path, help="where all figures go, too")
     parser.add_argument("names", nargs="*", choices=[*ATTACKS, []], metavar="NAME", help=", ".join(ATTACKS))
     arguments = parser.parse_args()
     reports: list[dict[str, Any]] = []
     num_missed = 0
     print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}", flush=True)
-    with launched(*SETTINGS, module="tests.faults.attacks.metered_launch") as launch:
+    with started(has_keys=arguments.key) as launch:
         for name in ("", *(arguments.names or ATTACKS)):
-            report = asyncio.run(attacked(launch, name, arguments.seconds, arguments.connections))
+            key = KEYS["attacker"] * arguments.key
+            report = asyncio.run(attacked(launch, name, arguments.seconds, arguments.connections, key))
             reports.append(report)
             misses = missed(report, reports[0])
             num_missed += len(misses)
             print(row(report, misses), flush=True)
             time.sleep(PAUSE_S)
+    print(f"{len(reports) - 1} attacks of {arguments.seconds:g} s, {num_missed} bars missed")
     if arguments.json:
         arguments.json.write_text(json.dumps(reports, indent=1))
     return int(num_missed > 0)
