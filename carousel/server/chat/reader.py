@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import string
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Literal, TypeAlias, TypeVar
@@ -25,8 +24,7 @@ MAX_RUN = 4096
 """Characters of a name, of a number or of the like, at most."""
 MAX_DEPTH = 512
 """Depth of nested lists and objects in the arguments of a call, at most."""
-ID_CHARS = string.ascii_letters + string.digits
-NUM_ID_CHARS = 24
+NUM_ID_BYTES = 12
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
@@ -402,4 +400,4 @@ def is_number(text: str) -> bool:
 
 
 def new_call_id() -> str:
-    return "call_" + "".join(secrets.choice(ID_CHARS) for _ in range(NUM_ID_CHARS))
+    return "call_" + secrets.token_hex(NUM_ID_BYTES)
