@@ -347,7 +347,7 @@ class Tape(Protocol):
         """A kernel, by its address, is to be called with what `call` holds now, in each step or in some."""
 
 
-class Recording(threading.local):
+class ThreadRecording(threading.local):
     """Where calls of a thread's kernels are noted while it records; kernels are shared by all threads of a
     process, and another one computes, or makes a recording of its own.
     """
@@ -382,7 +382,7 @@ class NativeKernels:
         self._build_adapters = build_adapters
         self.name = path.stem
         self.dtype = dtype
-        self.recording = Recording()
+        self.recording = ThreadRecording()
         self.attention = self._recordable(library, "carousel_attention", AttentionCall)
         self.norm = self._recordable(library, "carousel_norm", NormCall)
         self.activate = self._recordable(library, "carousel_activate", ActivateCall)
