@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-import llguidance
-
+from grammar_proc.backend import BackendVocabulary, Matcher
 from grammar_proc.matchers import FAIR_STEP_S, MAX_EXCESS_S, GuideBroken
-from grammar_proc.vocabulary import GrammarVocabulary, reason_of
+from grammar_proc.vocabulary import reason_of
 from runtime.wire.format import unpack_ids
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates
 
 
 @dataclass(slots=True, eq=False)
 class _Search:
-    matchers: list[llguidance.LLMatcher] = field(default_factory=list)
+    matchers: list[Matcher] = field(default_factory=list)
     excess_s: float = 0.0
     """Time of the processor beyond what its tokens may take."""
 
@@ -28,13 +28,15 @@ class _Search:
 class Branches:
     """By handle."""
 
-    def __init__(self, vocabulary: GrammarVocabulary, on_progress: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, vocabulary: BackendVocabulary[Any], on_progress: Callable[[], None] = lambda: None
+    ) -> None:
         """`on_progress`: called before what may take a while."""
         self._vocabulary = vocabulary
         self._on_progress = on_progress
         self._searches: dict[bytes, _Search] = {}
 
-    def branch(self, start: llguidance.LLMatcher, message: BranchMatchers) -> BranchStates | None:
+    def branch(self, start: Matcher, message: BranchMatchers) -> BranchStates | None:
         """Go on with these hypotheses of a search, which begin at `start`. None: of an earlier grammar
         process's. Raises GuideBroken when one cannot go on.
         """
@@ -60,9 +62,7 @@ class Branches:
     def clear(self) -> None:
         self._searches.clear()
 
-    def _go_on(
-        self, search: _Search, before: llguidance.LLMatcher, packed: bytes
-    ) -> tuple[llguidance.LLMatcher, bytes]:
+    def _go_on(self, search: _Search, before: Matcher, packed: bytes) -> tuple[Matcher, bytes]:
         self._on_progress()
         began = time.thread_time()
         ids: list[int] = unpack_ids(packed).tolist()

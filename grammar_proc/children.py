@@ -27,9 +27,9 @@ CLOSE_S = 0.2
 class Nursery:
     """The process that has read the vocabulary, and forks. It is started when it is needed."""
 
-    def __init__(self, tokenizer: str) -> None:
+    def __init__(self, tokenizer: str, backend: str) -> None:
         """`tokenizer`: the directory of one."""
-        self._tokenizer = tokenizer
+        self._arguments = (tokenizer, backend)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -54,7 +54,7 @@ class Nursery:
         with theirs:
             process = subprocess.Popen(
                 # It ends with this process, and before it when memory is short.
-                [*ENTRY, str(os.getpid()), str(OOM_SCORE), "grammar_proc.compile_child", self._tokenizer],
+                [*ENTRY, str(os.getpid()), str(OOM_SCORE), "grammar_proc.compile_child", *self._arguments],
                 stdin=theirs.fileno(),
                 env=child_environment(),
             )

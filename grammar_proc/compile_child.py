@@ -1,5 +1,5 @@
-"""Nursery of the processes that try guides: `python -m grammar_proc.compile_child TOKENIZER`, the directory
-of one, with a socket for its stdin.
+"""Nursery of the processes that try guides: `python -m grammar_proc.compile_child TOKENIZER BACKEND`, the
+directory of one, with a socket for its stdin.
 
 It reads the vocabulary once. For each socket that it is sent it forks a child, which needs no start of its
 own, and dies with it. The child reads frames from its socket, each a length and a Guide, and writes a frame
@@ -18,12 +18,14 @@ import struct
 import sys
 import warnings
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
-from grammar_proc.guide_grammar import grammar_of, refused
-from grammar_proc.vocabulary import GrammarVocabulary, reason_of
+from grammar_proc.backend import BackendVocabulary
+from grammar_proc.guide_grammar import refused
+from grammar_proc.open_backend import open_vocabulary
+from grammar_proc.vocabulary import reason_of
 from runtime.base.errors import RequestError
 from runtime.base.parent import die_with_parent
 from runtime.wire.error_info import error_info
@@ -34,7 +36,7 @@ from runtime.wire.messages import ErrorInfo
 LENGTH = struct.Struct("<I")
 PID = struct.Struct("<I")
 MAX_MEMORY = 4 << 30
-"""Address space; what a guide needs beyond that is a reason to refuse it."""
+"""Address space beyond what the vocabulary and its library have; a guide that needs more is refused."""
 
 
 class Compiled(Record, frozen=True):
@@ -44,11 +46,11 @@ class Compiled(Record, frozen=True):
     error: ErrorInfo | None = None
 
 
-def try_guide(guide: Guide, vocabulary: GrammarVocabulary) -> Compiled:
+def try_guide(guide: Guide, vocabulary: BackendVocabulary[Any]) -> Compiled:
     """Make a grammar of a guide and look whether any output matches it."""
     try:
         guide.validate()
-        grammar = grammar_of(guide, vocabulary.special)
+        grammar = vocabulary.grammar_of(guide)
         matcher = vocabulary.compile(grammar)
         if not matcher.is_error():
             matcher = vocabulary.after_one(matcher)
@@ -65,7 +67,7 @@ def frame(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def try_each(vocabulary: GrammarVocabulary, source: BinaryIO, sink: BinaryIO) -> None:
+def try_each(vocabulary: BackendVocabulary[Any], source: BinaryIO, sink: BinaryIO) -> None:
     """Answer each guide that comes, until there are no more."""
     sink.write(frame(PID.pack(os.getpid())))
     while True:
@@ -77,12 +79,13 @@ def try_each(vocabulary: GrammarVocabulary, source: BinaryIO, sink: BinaryIO) ->
         sink.write(frame(msgspec.msgpack.encode(try_guide(guide, vocabulary))))
 
 
-def be_child(vocabulary: GrammarVocabulary, fd: int, nursery_pid: int) -> NoReturn:
+def be_child(vocabulary: BackendVocabulary[Any], fd: int, nursery_pid: int) -> NoReturn:
     """Be one, which has the socket `fd`, and end. This process is a fork: no thread but this one is here."""
     code = 1
     try:
         die_with_parent(nursery_pid)
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+        most = _address_space() + MAX_MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
         with socket.socket(fileno=fd) as link, link.makefile("rb") as source, link.makefile("wb") as sink:
             try_each(vocabulary, source, sink)
         code = 0
@@ -90,7 +93,12 @@ def be_child(vocabulary: GrammarVocabulary, fd: int, nursery_pid: int) -> NoRetu
         os._exit(code)
 
 
-def main(vocabulary: GrammarVocabulary, control: socket.socket) -> None:
+def _address_space() -> int:
+    """Return the bytes of it that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def main(vocabulary: BackendVocabulary[Any], control: socket.socket) -> None:
     """Fork a child for each socket that comes, until the other end closes."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
     warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside a thread, which waits for faults
@@ -112,4 +120,4 @@ if __name__ == "__main__":
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a fork that kept it would hide that this process has ended
     os.dup2(2, 1)  # what a library prints
-    main(GrammarVocabulary(Path(sys.argv[1]), num_threads=1), control)
+    main(open_vocabulary(sys.argv[2], Path(sys.argv[1]), num_threads=1), control)

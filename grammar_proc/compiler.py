@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ RETRY_AFTER_S = 1.0
 
 
 def key_of(guide: Guide) -> bytes:
-    """Return what equal guides have in common."""
+    """Return what equal guides have in common, with the one backend that a process has."""
     return hashlib.blake2b(msgspec.msgpack.encode(guide), digest_size=16).digest()
 
 
@@ -70,11 +71,11 @@ class _Credit:
 class GuideCompiler:
     """Not for several threads."""
 
-    def __init__(self, tokenizer: str, num_children: int = 0) -> None:
+    def __init__(self, tokenizer: str, num_children: int = 0, *, backend: str = "llguidance") -> None:
         """`tokenizer`: the directory of one; `num_children`: as many as processors but one, where it is 0."""
         most = num_children or max(1, len(os.sched_getaffinity(0)) - 1)
         self._max_children = min(most, MAX_CHILDREN)
-        self._nursery = Nursery(tokenizer)
+        self._nursery = Nursery(tokenizer, backend)
         self._children = [self._nursery.child()]
         self._credit = _Credit()
         self._ending: list[CompileChild] = []
@@ -95,6 +96,14 @@ class GuideCompiler:
     def files(self) -> list[int]:
         """Return what becomes readable when there is news."""
         return [child.fileno() for child in self._children]
+
+    def wait_for_child(self) -> None:
+        """Wait until a guide could be tried, or it is known that a child does not start."""
+        deadline = time.monotonic() + MAX_START_S
+        while not any(child.is_ready for child in self._children) and time.monotonic() < deadline:
+            select.select(self.files, [], [], RESTART_S)
+            for _ in self.poll():
+                pass
 
     def refusal(self, key: bytes) -> ErrorInfo | None:
         """Return why a guide was refused, if it was and that is remembered."""

@@ -66,6 +66,13 @@ def _json_grammar(schema: Any, guide: Guide) -> str:
 
 
 def _choices(text: str) -> str:
+    choices = choices_of(text)
+    # As one terminal: of alternatives of rules llguidance follows 2,000 at most.
+    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+
+
+def choices_of(text: str) -> list[str]:
+    """Raises InvalidRequest."""
     try:
         choices = json.loads(text)
     except (ValueError, RecursionError):
@@ -75,8 +82,7 @@ def _choices(text: str) -> str:
         raise InvalidRequest(
             f"choice: a list of 1 to {MAX_CHOICES} texts is needed, none of them empty", param="choice"
         )
-    # As one terminal: of alternatives of rules llguidance follows 2,000 at most.
-    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+    return list(choices)
 
 
 def _lark_of(ebnf: str) -> str:

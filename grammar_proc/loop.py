@@ -11,14 +11,14 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
-import llguidance
-
+from grammar_proc.backend import BackendVocabulary, Matcher
 from grammar_proc.branches import Branches
 from grammar_proc.compile_child import Compiled
 from grammar_proc.compiler import GuideCompiler, key_of
 from grammar_proc.matchers import GuideBroken, MaskPlace, Matchers
-from grammar_proc.vocabulary import GrammarVocabulary, reason_of
+from grammar_proc.vocabulary import reason_of
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.base.mask_memory import MaskMemory
 from runtime.wire.error_info import error_info
@@ -63,20 +63,20 @@ class ReadyGuides:
     """Guides that were compiled lately, by their keys: bounded in number and memory."""
 
     def __init__(self) -> None:
-        self._guides: OrderedDict[bytes, tuple[llguidance.LLMatcher, int]] = OrderedDict()
+        self._guides: OrderedDict[bytes, tuple[Matcher, int]] = OrderedDict()
         self._num_chars = 0
 
     def __len__(self) -> int:
         return len(self._guides)
 
-    def get(self, key: bytes) -> llguidance.LLMatcher | None:
+    def get(self, key: bytes) -> Matcher | None:
         """Return a matcher at the beginning of a guide, if it is kept."""
         if key not in self._guides:
             return None
         self._guides.move_to_end(key)
         return self._guides[key][0]
 
-    def add(self, key: bytes, start: llguidance.LLMatcher, num_chars: int) -> None:
+    def add(self, key: bytes, start: Matcher, num_chars: int) -> None:
         """`num_chars`: length of its grammar. Who was not asked for longest goes; the newest stays."""
         self._guides[key] = (start, num_chars)
         self._num_chars += num_chars
@@ -93,7 +93,7 @@ class GrammarLoop:
         inbox: Inbox,
         scheduler: Outbox,
         masks_out: Outbox,
-        vocabulary: GrammarVocabulary,
+        vocabulary: BackendVocabulary[Any],
         compiler: GuideCompiler,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
@@ -113,7 +113,7 @@ class GrammarLoop:
         self._waiting_for: dict[bytes, bytes] = {}
         """Key of the guide that a sequence waits for."""
         self._thread = ThreadPoolExecutor(1, "compile", initializer=_give_way)
-        self._made: dict[bytes, tuple[Future[llguidance.LLMatcher], int]] = {}
+        self._made: dict[bytes, tuple[Future[Matcher], int]] = {}
         """With the length of the grammar."""
         self._memory: MaskMemory | None = None
         """The scheduler's, where masks are written."""
@@ -228,7 +228,7 @@ class GrammarLoop:
             del self._waiting_for[handle]
         return waiting
 
-    def _begin(self, message: OpenMatcher, start: llguidance.LLMatcher) -> None:
+    def _begin(self, message: OpenMatcher, start: Matcher) -> None:
         try:
             self._matchers.open(message.handle, start, message.output_ids, self._place(message))
         except RequestError as error:

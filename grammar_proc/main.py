@@ -10,22 +10,25 @@ import zmq
 
 from grammar_proc.compiler import GuideCompiler
 from grammar_proc.loop import GrammarLoop
-from grammar_proc.vocabulary import MAX_THREADS, GrammarVocabulary
+from grammar_proc.open_backend import open_vocabulary
+from grammar_proc.vocabulary import MAX_THREADS
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 
 
 def main(context: ProcessContext) -> None:
     num_cores = len(os.sched_getaffinity(0))
-    compiler = GuideCompiler(context.config.tokenizer)
+    backend = context.config.grammar_backend
+    compiler = GuideCompiler(context.config.tokenizer, backend=backend)
     inbox = context.inbox("grammar_in", context.endpoints.grammar_in)
     loop = GrammarLoop(
         inbox,
         context.outbox(context.endpoints.scheduler_in),
         context.outbox(context.endpoints.grammar_out),
-        GrammarVocabulary(Path(context.config.tokenizer), min(MAX_THREADS, num_cores)),
+        open_vocabulary(backend, Path(context.config.tokenizer), min(MAX_THREADS, num_cores)),
         compiler,
         lambda: context.beat(num_running=loop.num_matchers),
     )
+    compiler.wait_for_child()  # it reads what this process has read; until then no guide could be tried
     gc.freeze()
     context.ready()
     while not context.stop.is_set():

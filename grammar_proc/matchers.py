@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import llguidance
 import numpy as np
 
-from grammar_proc.vocabulary import GrammarVocabulary, reason_of
+from grammar_proc.backend import BackendVocabulary, Matcher
+from grammar_proc.vocabulary import reason_of
 from runtime.base.errors import InvalidRequest
 from runtime.base.mask_memory import MaskMemory
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
@@ -27,7 +27,7 @@ MAX_EXCESS_S = 0.5
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    matcher: llguidance.LLMatcher
+    matcher: Matcher
     num_tokens: int
     place: MaskPlace | None
     """Where its masks are written; None: they are sent."""
@@ -50,7 +50,9 @@ class GuideBroken(InvalidRequest):
 class Matchers:
     """By handle."""
 
-    def __init__(self, vocabulary: GrammarVocabulary, on_progress: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, vocabulary: BackendVocabulary[Any], on_progress: Callable[[], None] = lambda: None
+    ) -> None:
         """`on_progress`: called before what may take a while."""
         self._vocabulary = vocabulary
         self._on_progress = on_progress
@@ -70,7 +72,7 @@ class Matchers:
     def open(
         self,
         handle: bytes,
-        start: llguidance.LLMatcher,
+        start: Matcher,
         output_ids: bytes,
         place: MaskPlace | None = None,
     ) -> None:
@@ -96,7 +98,7 @@ class Matchers:
             self._consume(entry, ids)  # a mistake shows as an error of the matcher
             self._changed[handle] = None
 
-    def start_of(self, handle: bytes) -> llguidance.LLMatcher | None:
+    def start_of(self, handle: bytes) -> Matcher | None:
         """Return the matcher of a sequence, not to be changed; None: it has none."""
         entry = self._entries.get(handle)
         return None if entry is None else entry.matcher

@@ -1,4 +1,4 @@
-"""Vocabulary of a grammar process: matchers over the tokenizer's ids, and the masks that they give."""
+"""Vocabulary of llguidance's matchers over the tokenizer's ids, and the masks that they give."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pathlib import Path
 import llguidance
 import numpy as np
 
+from grammar_proc.backend import Matcher
+from grammar_proc.guide_grammar import grammar_of
 from runtime.base.errors import ModelError
 from runtime.wire.format import IntArray
+from runtime.wire.guide import Guide
 
 WORD_BITS = 32
 STATE_SIGN = "\n<"
@@ -33,26 +36,14 @@ class GrammarVocabulary:
 
     def __init__(self, directory: Path, num_threads: int) -> None:
         """Read the tokenizer of a directory. Raises ModelError."""
-        try:
-            text = (directory / "tokenizer.json").read_text(encoding="utf-8")
-            self._tokenizer = llguidance.LLTokenizer(text)
-        except Exception as error:  # the library raises any kind
-            raise ModelError(
-                f"The tokenizer in {directory} cannot be read: {error}. If it is good for all else, "
-                "--grammar-backend none serves without guides."
-            ) from None
-        self.special = {
-            token["content"]: token["id"]
-            for token in json.loads(text).get("added_tokens") or ()
-            if self._tokenizer.is_special_token(token["id"])
-        }
+        self._tokenizer, self.special = read_tokenizer(directory)
         self._num_words = -(-self._tokenizer.vocab_size // WORD_BITS)
         self._limits = llguidance.LLParserLimits(step_max_items=MAX_STEP_ITEMS, verbose_errors=False)
         self._executor = llguidance.LLExecutor(num_threads)
-        ends = np.zeros((self._num_words, WORD_BITS), np.uint8)
-        ends.flat[list(self._tokenizer.eos_tokens)] = 1
-        self._others: IntArray = ~np.packbits(ends, bitorder="little").view(np.int32)
-        """Mask [words] of all ids but those that llguidance takes for the end of a text."""
+        self._others = others_of(self._tokenizer)
+
+    def grammar_of(self, guide: Guide) -> str:
+        return grammar_of(guide, self.special)
 
     def compile(self, grammar: str) -> llguidance.LLMatcher:
         """Return a matcher at the beginning of a grammar that was tried; look whether it `is_error`. Other
@@ -96,7 +87,33 @@ class GrammarVocabulary:
         return mask, time.thread_time() - began
 
 
-def reason_of(matcher: llguidance.LLMatcher) -> str:
+def read_tokenizer(directory: Path) -> tuple[llguidance.LLTokenizer, dict[str, int]]:
+    """Return the tokenizer of a directory, and its special tokens. Raises ModelError."""
+    try:
+        text = (directory / "tokenizer.json").read_text(encoding="utf-8")
+        tokenizer = llguidance.LLTokenizer(text)
+    except Exception as error:  # the library raises any kind
+        raise ModelError(
+            f"The tokenizer in {directory} cannot be read: {error}. If it is good for all else, "
+            "--grammar-backend none serves without guides."
+        ) from None
+    special = {
+        token["content"]: token["id"]
+        for token in json.loads(text).get("added_tokens") or ()
+        if tokenizer.is_special_token(token["id"])
+    }
+    return tokenizer, special
+
+
+def others_of(tokenizer: llguidance.LLTokenizer) -> IntArray:
+    """Return the mask [words] of all ids but those that are taken for the end of a text."""
+    ends = np.zeros((-(-tokenizer.vocab_size // WORD_BITS), WORD_BITS), np.uint8)
+    ends.flat[list(tokenizer.eos_tokens)] = 1
+    others: IntArray = ~np.packbits(ends, bitorder="little").view(np.int32)
+    return others
+
+
+def reason_of(matcher: Matcher) -> str:
     """Say why a matcher is in error."""
     words = matcher.get_error().partition(STATE_SIGN)[0].strip()
     return "no output can match it" if words.startswith("NoExtension") else words

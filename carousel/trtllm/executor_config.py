@@ -140,8 +140,8 @@ class KvCacheConfig:
 
 @dataclass(frozen=True)
 class GuidedDecodingConfig:
-    """Guides are kept; `backend` is LLGUIDANCE, the one that there is. The server reads the tokenizer and
-    its stop ids from the model's files, so nothing of them is to be given.
+    """Guides are kept; `backend` is LLGUIDANCE or XGRAMMAR. The server reads the tokenizer and its stop ids
+    from the model's files, so nothing of them is to be given.
     """
 
     backend: str | Enum = "LLGUIDANCE"
@@ -154,9 +154,12 @@ class GuidedDecodingConfig:
         for name in ("encoded_vocab", "tokenizer_str", "stop_token_ids"):
             if getattr(self, name) is not None:
                 raise ConfigError(f"{field}.{name}: the model's files say it; leave it out")
-        if _name(self.backend) != "LLGUIDANCE":
-            raise ConfigError(f"{field}.backend: LLGUIDANCE is what is built, got {self.backend!r}")
-        return "llguidance"
+        backend = _name(self.backend)
+        if backend not in ("LLGUIDANCE", "XGRAMMAR"):
+            raise ConfigError(
+                f"{field}.backend: LLGUIDANCE and XGRAMMAR are what is built, got {self.backend!r}"
+            )
+        return backend.lower()
 
 
 @dataclass(frozen=True, slots=True)

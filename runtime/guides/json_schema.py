@@ -24,6 +24,22 @@ MAX_DEPTH = 100
 """Most schemas in schemas: more is nothing that anybody has written."""
 
 
+class PlacedSchema(dict[str, Any]):
+    """Schema that knows where it stood in the caller's."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: str) -> None:
+        """`place`: its JSON pointer."""
+        super().__init__()
+        self.place = place
+
+
+def place_of(schema: Any) -> str:
+    """Return the JSON pointer of a schema that `schema_of` made; of any other the root's."""
+    return schema.place if isinstance(schema, PlacedSchema) else ""
+
+
 class SchemaRefused(InvalidRequest):
     """A schema that cannot be kept; the message names the keyword and its place."""
 
@@ -160,7 +176,7 @@ class _Walk:
             refuse(pointer, f"a schema is an object or a boolean, not {_kind(schema)}")
         if self._is_old and "$ref" in schema:
             schema = {"$ref": schema["$ref"]}
-        made: Schema = {}
+        made: Schema = PlacedSchema(pointer)
         for keyword, value in schema.items():
             at = f"{pointer}/{escaped(keyword)}"
             row = KEYWORDS.get(keyword) or FOREIGN.get(keyword)

@@ -104,6 +104,25 @@ FOREIGN: dict[str, Keyword] = {
 annotations, as JSON Schema says.
 """
 
+XGRAMMAR: dict[str, str] = {
+    "$ref": "beside other keywords where it does not lead to itself",
+    "anyOf": "beside other keywords up to 1,000 combinations",
+    "allOf": "up to 1,000 combinations; two patterns or formats of one value are refused",
+    "oneOf": "as `anyOf`",
+    "enum": "beside `type`, `allOf` and their kind; refused beside what else says something of its values",
+    "const": "as `enum`",
+    "multipleOf": "between two bounds up to 10,000 multiples; else of an integer up to 100, without bounds "
+    "or from 0",
+    "minimum": "without an exponent, as beside each bound",
+    "maxLength": "beside `pattern` or `format` where no match is longer; a match is then the whole string",
+    "minLength": "beside `pattern` or `format` where no match is shorter; a match is then the whole string",
+    "pattern": "no anchors within; `\\d`, `\\w` and `\\s` are of ASCII, and so is what they leave",
+    "format": "values that any validator takes, which are not all; refused beside `pattern`",
+    "patternProperties": "one pattern beside `additionalProperties` false, if it matches no property's name",
+    "maxProperties": "also where it is the number of the required ones",
+}
+"""How --grammar-backend xgrammar keeps a keyword where that is not as with llguidance."""
+
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )

@@ -317,12 +317,16 @@ def _check_task(config: RuntimeConfig, model_path: Path) -> None:
         raise ConfigError(f"pooling: {config.pooling} is for an embedding model; add --task embed")
 
 
-def _grammar_backend(config: RuntimeConfig) -> Literal["llguidance", "none"]:
+def _grammar_backend(config: RuntimeConfig) -> Literal["llguidance", "xgrammar", "none"]:
     needed = {"skip_tokenizer_init": config.skip_tokenizer_init, "task embed": config.task == "embed"}
     has_none = [name for name, is_so in needed.items() if is_so]
-    if config.grammar_backend == "llguidance" and has_none:
+    if config.grammar_backend in ("llguidance", "xgrammar") and has_none:
         raise ConfigError(f"grammar_backend: with {has_none[0]} there is no text to guide; leave it out")
-    return "none" if has_none or config.grammar_backend == "none" else "llguidance"
+    if config.grammar_backend == "xgrammar" and find_spec("xgrammar") is None:
+        raise ConfigError("grammar_backend: xgrammar is not installed; pip install 'carousel[xgrammar]'")
+    if has_none or config.grammar_backend == "none":
+        return "none"
+    return "xgrammar" if config.grammar_backend == "xgrammar" else "llguidance"
 
 
 def _check_profile_dir(config: RuntimeConfig) -> None:

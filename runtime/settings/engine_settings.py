@@ -172,11 +172,11 @@ class SchedulerSettings(KVCacheSettings, frozen=True, forbid_unknown_fields=True
         bool, setting("wait for each step before planning the next", "--no-async-scheduling")
     ] = False
     grammar_backend: Annotated[
-        Literal["auto", "llguidance", "none"],
+        Literal["auto", "llguidance", "xgrammar", "none"],
         setting(
             "what keeps output to a JSON schema, a regular expression or a grammar "
-            "(docs/structured_output.md); none: a request that asks for it is refused; auto: llguidance "
-            "where text is generated",
+            "(docs/structured_output.md); xgrammar needs carousel[xgrammar]; none: a request that asks for "
+            "it is refused; auto: llguidance where text is generated",
             "--guided-decoding-backend",
         ),
     ] = "auto"

@@ -23,7 +23,7 @@ from runtime.settings.speculative_config import ngram_settings
 
 _SEVERAL = "start several servers behind a load balancer of yours"
 _NO_DRAFTS = "draft models are not built; --speculative-algorithm NGRAM guesses from prompt and output"
-_GRAMMAR = "give llguidance, which is what is built, or none"
+_GRAMMAR = "give llguidance or xgrammar, which are built, or none"
 _NO_IMAGES = "models are served for text only; leave it out"
 _NO_RAY = "--executor ray has Ray find machines; --nnodes and --node-rank are for those that you start"
 _NO_TRANSFER = "a KV cache is its server's alone; leave it out"
@@ -334,7 +334,7 @@ REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
     "chunked_prefill_size": {
         "-1": "--disable-chunked-prefill computes prompts whole, those of up to --chunked-prefill-size tokens"
     },
-    "grammar_backend": dict.fromkeys(("xgrammar", "outlines", "lm-format-enforcer"), _GRAMMAR),
+    "grammar_backend": dict.fromkeys(("outlines", "lm-format-enforcer"), _GRAMMAR),
     "context_length": dict.fromkeys(
         ("-1", "auto"), "leave it out for the model's own length, or name one that fits the KV cache"
     ),

@@ -253,7 +253,7 @@ def test_the_executor_keeps_guides_in_tensorrt_llms_words(demo_launch: Launched)
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (GuidedDecodingConfig("XGRAMMAR"), "LLGUIDANCE is what is built"),
+        (GuidedDecodingConfig("OUTLINES"), "LLGUIDANCE and XGRAMMAR are what is built"),
         (GuidedDecodingConfig(encoded_vocab=["a"]), "encoded_vocab"),
         ("llguidance", "a carousel.GuidedDecodingConfig"),
     ],

@@ -17,9 +17,11 @@ from tokenizers import Tokenizer
 from grammar_proc import branches as branching
 from grammar_proc import loop
 from grammar_proc import matchers as matching
+from grammar_proc.backend import BackendVocabulary
 from grammar_proc.branches import Branches
 from grammar_proc.compile_child import try_guide
 from grammar_proc.matchers import GuideBroken, Matchers
+from grammar_proc.open_backend import open_vocabulary
 from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import pack_ids
@@ -34,6 +36,12 @@ AMBIGUOUS = Guide("lark", "start: a\na: /[a-z]/ a a | /[a-z]/ a | /[a-z]/ | /[a-
 @pytest.fixture(scope="module")
 def vocabulary() -> GrammarVocabulary:
     return GrammarVocabulary(DEMO_MODEL, num_threads=2)
+
+
+@pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
+def either(request: pytest.FixtureRequest) -> BackendVocabulary[Any]:
+    """BackendVocabulary of each backend."""
+    return open_vocabulary(request.param, DEMO_MODEL, num_threads=2)
 
 
 def text_of(ids: list[int]) -> str:
@@ -51,7 +59,7 @@ def id_of(token: str) -> int:
 class Followed:
     """Sequences whose tokens are drawn among those that their masks allow."""
 
-    def __init__(self, vocabulary: GrammarVocabulary, **guides: Guide) -> None:
+    def __init__(self, vocabulary: BackendVocabulary[Any], **guides: Guide) -> None:
         self.matchers = Matchers(vocabulary)
         self.ids: dict[bytes, list[int]] = {}
         self.states: dict[bytes, MatcherState] = {}
@@ -109,10 +117,10 @@ def test_time_that_is_taken_is_counted_against_the_sequence_that_takes_it(
 
 
 @pytest.mark.parametrize("prefix", ["x", "word " * 20])
-def test_as_many_choices_as_a_list_may_have(vocabulary: GrammarVocabulary, prefix: str) -> None:
+def test_as_many_choices_as_a_list_may_have(either: BackendVocabulary[Any], prefix: str) -> None:
     choices = [f"{prefix}{number}yz" for number in range(10_000 if prefix == "x" else 2_000)]
     guide = Guide("choice", json.dumps(choices))
-    followed = Followed(vocabulary, **{f"s{at}": guide for at in range(5)})
+    followed = Followed(either, **{f"s{at}": guide for at in range(5)})
     while followed.matchers.has_news:
         followed.step()
     assert not followed.broken
@@ -152,16 +160,17 @@ def test_the_thread_that_compiles_gives_way_and_no_other_does() -> None:
 
 
 def test_a_guide_that_is_compiled_again_leaves_the_other_threads_their_turns(
-    vocabulary: GrammarVocabulary,
+    either: BackendVocabulary[Any],
 ) -> None:
     """Masks of others are made by one of them: a compiler that kept the interpreter would have them wait."""
-    names = [f"k{number}" for number in range(4000)]
+    count = 4000 if isinstance(either, GrammarVocabulary) else 400  # of which each takes as long
+    names = [f"k{number}" for number in range(count)]
     wide = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
-    compiled = try_guide(Guide("json_schema", json.dumps(wide)), vocabulary)
+    compiled = try_guide(Guide("json_schema", json.dumps(wide)), either)
     assert compiled.error is None, compiled.error
     num_turns = 0
     with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(vocabulary.compile, compiled.grammar)
+        made = pool.submit(either.compile, compiled.grammar)
         while not made.done():
             time.sleep(0.001)
             num_turns += 1
@@ -169,10 +178,10 @@ def test_a_guide_that_is_compiled_again_leaves_the_other_threads_their_turns(
     assert num_turns > 8
 
 
-def test_hypotheses_that_fork_have_the_masks_of_their_own_ids(vocabulary: GrammarVocabulary) -> None:
-    start = vocabulary.compile(try_guide(Guide("regex", "(ab|ac){3}z"), vocabulary).grammar)
+def test_hypotheses_that_fork_have_the_masks_of_their_own_ids(either: BackendVocabulary[Any]) -> None:
+    start = either.compile(try_guide(Guide("regex", "(ab|ac){3}z"), either).grammar)
     a, b, c = map(id_of, "abc")
-    branches = Branches(vocabulary)
+    branches = Branches(either)
 
     def follow(num_tokens: int, *entries: tuple[int, list[int]]) -> tuple[bytes, ...]:
         packed = tuple((parent, pack_ids(ids)) for parent, ids in entries)
@@ -183,7 +192,7 @@ def test_hypotheses_that_fork_have_the_masks_of_their_own_ids(vocabulary: Gramma
     def mask_of(*ids: int) -> bytes:
         matcher = start.deep_copy()
         assert matcher.consume_tokens(list(ids))
-        masks: bytes = vocabulary.masks([matcher]).tobytes()
+        masks: bytes = either.masks([matcher]).tobytes()
         return masks
 
     assert follow(1, (FROM_THE_START, [a])) == (mask_of(a),)

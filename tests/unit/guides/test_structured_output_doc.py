@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from runtime.guides.keywords import FOREIGN, KEYWORDS
+from runtime.guides.keywords import FOREIGN, KEYWORDS, XGRAMMAR
 from tests.harness.sources import ROOT
 
 WORDS = {"kept": "kept", "annotation": "no effect on output", "refused": "refused"}
@@ -13,7 +13,7 @@ WORDS = {"kept": "kept", "annotation": "no effect on output", "refused": "refuse
 def rows() -> list[str]:
     """The table as the page has it."""
     return [
-        f"| `{name}` | {WORDS[row.treatment]} | {row.note} |".replace("  |", " |")
+        f"| `{name}` | {WORDS[row.treatment]} | {row.note} | {XGRAMMAR.get(name, '')} |".replace("  |", " |")
         for name, row in (KEYWORDS | FOREIGN).items()
     ]
 

@@ -63,6 +63,7 @@ UNDERSTOOD = """
 --skip-tokenizer-init | skip_tokenizer_init = True
 --guided-decoding-backend guidance | grammar_backend = llguidance
 --grammar-backend none | grammar_backend = none
+--grammar-backend xgrammar | grammar_backend = xgrammar
 --model-impl transformers | model_impl = transformers
 --model-path /nonexistent | model = /nonexistent
 --tp 4 | tp_size = 4
@@ -138,7 +139,7 @@ REFUSED = """
 --lora-dtype float32 | adapters are of the model's dtype
 --chunked-prefill-size -1 | --disable-chunked-prefill computes prompts whole
 --log-requests | never logged; --log-level info
---grammar-backend xgrammar | give llguidance
+--grammar-backend outlines | give llguidance
 --speculative-config '{"method": "eagle", "model": "a/b"}' | draft models are not built
 --speculative-config '{"method": "ngram", "num_speculative_tokens": 0}' | a whole number from 1 on, got 0
 --speculative-config '{"method": "ngram", "quantization": "fp8"}' | quantization is unknown with method ngram

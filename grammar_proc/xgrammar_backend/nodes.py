@@ -1,0 +1,339 @@
+"""Nodes of a grammar, and the EBNF of xgrammar that says the same.
+
+A node that no text matches is NEVER, an empty choice. What can only lead to such a node is left out when the
+grammar is written: a matcher would offer tokens after which no text can end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""Characters by their code points, first and last of each range."""
+MAX_CODE = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedText:
+    """A fixed text."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of some; none of them a surrogate, which no text has."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenation:
+    nodes: tuple[GrammarNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    nodes: tuple[GrammarNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    node: GrammarNode
+    least: int
+    most: int | None
+    """None: any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Reference to a rule."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token, by its id."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnyToken:
+    """One token of any kind but one; None: of any kind."""
+
+    but: int | None
+
+
+GrammarNode: TypeAlias = FixedText | Chars | Concatenation | Choice | Repeated | Rule | Token | AnyToken
+EMPTY = FixedText("")
+NEVER = Choice(())
+
+
+def seq(*nodes: GrammarNode) -> GrammarNode:
+    kept = tuple(node for node in nodes if node != EMPTY)
+    return kept[0] if len(kept) == 1 else Concatenation(kept) if kept else EMPTY
+
+
+def alt(nodes: Iterable[GrammarNode]) -> GrammarNode:
+    kept = tuple(dict.fromkeys(node for node in nodes if node != NEVER))
+    return kept[0] if len(kept) == 1 else Choice(kept)
+
+
+def maybe(node: GrammarNode) -> GrammarNode:
+    return Repeated(node, 0, 1)
+
+
+def some(node: GrammarNode) -> GrammarNode:
+    return Repeated(node, 1, None)
+
+
+def many(node: GrammarNode) -> GrammarNode:
+    return Repeated(node, 0, None)
+
+
+# -- sets of characters --------------------------------------------------------------------------------------
+
+
+def chars(ranges: Iterable[tuple[int, int]]) -> GrammarNode:
+    """Return one character of the ranges, which may overlap; NEVER where there is none."""
+    made = merged(_without_surrogates(ranges))
+    return Chars(made) if made else NEVER
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return the same characters in ranges that are in order and do not touch."""
+    made: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if made and first <= made[-1][1] + 1:
+            made[-1] = (made[-1][0], max(made[-1][1], last))
+        else:
+            made.append((first, last))
+    return tuple(made)
+
+
+def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    made, start = [], 0
+    for first, last in merged(ranges):
+        if first > start:
+            made.append((start, first - 1))
+        start = last + 1
+    if start <= MAX_CODE:
+        made.append((start, MAX_CODE))
+    return tuple(made)
+
+
+def without(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> Ranges:
+    return complement([*complement(ranges), *others])
+
+
+def points(text: str) -> Ranges:
+    """Return the characters of a text."""
+    return merged((ord(each), ord(each)) for each in text)
+
+
+def _without_surrogates(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for first, last in ranges:
+        if last < SURROGATES[0] or first > SURROGATES[1]:
+            yield first, last
+            continue
+        if first < SURROGATES[0]:
+            yield first, SURROGATES[0] - 1
+        if last > SURROGATES[1]:
+            yield SURROGATES[1] + 1, last
+
+
+# -- a grammar -----------------------------------------------------------------------------------------------
+
+
+class Rules:
+    """Rules of a grammar, made one after the other."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, GrammarNode] = {}
+        self._limits: dict[str, int] = {}
+        self._shared: dict[GrammarNode, Rule] = {}
+
+    def new(self, node: GrammarNode | None = None, *, max_tokens: int | None = None) -> Rule:
+        """Return a new rule. `node`: None where it is `put` later, as a rule that leads to itself is.
+        `max_tokens`: most tokens that it may take.
+        """
+        name = f"r{len(self._nodes)}"
+        self._nodes[name] = NEVER if node is None else node
+        if max_tokens is not None:
+            self._limits[name] = max_tokens
+        return Rule(name)
+
+    def put(self, rule: Rule, node: GrammarNode) -> None:
+        self._nodes[rule.name] = node
+
+    def shared(self, node: GrammarNode) -> GrammarNode:
+        """Return a rule of a node: the same for each that is equal. What is small stays as it is."""
+        if isinstance(node, (FixedText, Chars, Rule, Token, AnyToken)):
+            return node
+        if node not in self._shared:
+            self._shared[node] = self.new(node)
+        return self._shared[node]
+
+    def ebnf(self, root: GrammarNode) -> str | None:
+        """Return the grammar that begins at a node. None: no text matches it."""
+        live = self._live()
+        start = _pruned(root, live)
+        if start == NEVER:
+            return None
+        needed: dict[str, GrammarNode] = {}
+        to_do = _rules_of(start)
+        while to_do:
+            name = to_do.pop()
+            if name not in needed:
+                needed[name] = _pruned(self._nodes[name], live)
+                to_do += _rules_of(needed[name])
+        writer = _Writer()
+        lines = [f"root ::= {writer.write(start)}"]
+        for name, node in needed.items():
+            limit = f"[max_tokens={self._limits[name]}]" if name in self._limits else ""
+            lines.append(f"{name}{limit} ::= {writer.write(node)}")
+        lines += [f"{name} ::= {written}" for written, name in writer.sets.items()]
+        return "\n".join(lines)
+
+    def _live(self) -> set[str]:
+        """Return the rules that a text can match."""
+        users: dict[str, list[str]] = {}
+        for name, node in self._nodes.items():
+            for used in _rules_of(node):
+                users.setdefault(used, []).append(name)
+        live: set[str] = set()
+        to_do = list(self._nodes)
+        while to_do:
+            name = to_do.pop()
+            if name not in live and _is_live(self._nodes[name], live):
+                live.add(name)
+                to_do += users.get(name, ())
+        return live
+
+
+def _rules_of(node: GrammarNode) -> list[str]:
+    found, to_do = [], [node]
+    while to_do:
+        match to_do.pop():
+            case Rule(name):
+                found.append(name)
+            case Concatenation(nodes) | Choice(nodes):
+                to_do += nodes
+            case Repeated(inner, _, _):
+                to_do.append(inner)
+    return found
+
+
+def _is_live(node: GrammarNode, live: set[str]) -> bool:
+    match node:
+        case Rule(name):
+            return name in live
+        case Concatenation(nodes):
+            return all(_is_live(each, live) for each in nodes)
+        case Choice(nodes):
+            return any(_is_live(each, live) for each in nodes)
+        case Repeated(inner, least, most):
+            return least == 0 or (most != 0 and _is_live(inner, live))
+    return True
+
+
+def _pruned(node: GrammarNode, live: set[str]) -> GrammarNode:
+    if not _is_live(node, live):
+        return NEVER
+    match node:
+        case Concatenation(nodes):
+            return seq(*(_pruned(each, live) for each in nodes))
+        case Choice(nodes):
+            return alt(_pruned(each, live) for each in nodes)
+        case Repeated(inner, least, most):
+            if most == 0 or not _is_live(inner, live):
+                return EMPTY
+            return Repeated(_pruned(inner, live), least, most)
+    return node
+
+
+# -- as it is written ----------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Writer of nodes, none of which is NEVER.
+
+    A set of characters beyond ASCII is a rule of its own. Where it stood in a series behind what may be left
+    out, masks of xgrammar 0.2.8 had tokens that its matcher then did not take.
+    """
+
+    def __init__(self) -> None:
+        self.sets: dict[str, str] = {}
+        """Names of the rules of such sets, by how they are written."""
+
+    def write(self, node: GrammarNode) -> str:
+        match node:
+            case FixedText(value):
+                return '"' + "".join(map(_escaped, value)) + '"'
+            case Chars(ranges):
+                written = f"[{''.join(_range(first, last) for first, last in ranges)}]"
+                if ranges[-1][1] < 0x80:
+                    return written
+                return self.sets.setdefault(written, f"c{len(self.sets)}")
+            case Concatenation(nodes):
+                return " ".join(map(self._grouped, nodes))
+            case Choice(nodes):
+                return " | ".join(map(self.write, nodes))
+            case Repeated(inner, least, most):
+                return f"{self._grouped(inner)}{_count(least, most)}"
+            case Rule(name):
+                return name
+            case Token(number):
+                return f"Token({number})"
+            case AnyToken(but):
+                return f"ExcludeToken({'' if but is None else but})"
+
+    def _grouped(self, node: GrammarNode) -> str:
+        text = self.write(node)
+        return f"({text})" if isinstance(node, (Concatenation, Choice, Repeated)) else text
+
+
+def _count(least: int, most: int | None) -> str:
+    signs: dict[tuple[int, int | None], str] = {(0, 1): "?", (0, None): "*", (1, None): "+"}
+    return signs.get((least, most)) or f"{{{least},{'' if most is None else most}}}"
+
+
+def _range(first: int, last: int) -> str:
+    return _code(first) if first == last else f"{_code(first)}-{_code(last)}"
+
+
+def _escaped(char: str) -> str:
+    return _code(ord(char)) if not char.isalnum() or ord(char) > 126 else char
+
+
+def _code(code: int) -> str:
+    if chr(code).isalnum() and code < 127:
+        return chr(code)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def literals(texts: Sequence[str], rules: Rules) -> GrammarNode:
+    """Return one of some texts. Those that begin alike share that: of many alternatives each would cost."""
+    return _shared_beginnings(sorted(set(texts)), 0, rules)
+
+
+def _shared_beginnings(texts: list[str], at: int, rules: Rules) -> GrammarNode:
+    """`texts`: in order, alike up to the position `at`."""
+    if len(texts) == 1:
+        return FixedText(texts[0][at:])
+    first, last = texts[0], texts[-1]
+    end = at
+    while end < min(len(first), len(last)) and first[end] == last[end]:
+        end += 1
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        groups.setdefault(text[end : end + 1], []).append(text)
+    branches = [
+        EMPTY if not begin else _shared_beginnings(each, end, rules) for begin, each in groups.items()
+    ]
+    return seq(FixedText(first[at:end]), rules.new(alt(branches)))

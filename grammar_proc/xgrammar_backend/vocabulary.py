@@ -1,0 +1,118 @@
+"""Vocabulary of xgrammar's matchers over the tokenizer's ids, and the masks that they give."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import xgrammar
+
+from grammar_proc.vocabulary import MAX_PROBES, WORD_BITS, others_of, read_tokenizer
+from grammar_proc.xgrammar_backend.guides import ebnf_of
+from runtime.wire.format import IntArray
+from runtime.wire.guide import Guide
+
+
+class XGrammarMatcher:
+    """Place of an output in a grammar of xgrammar's."""
+
+    __slots__ = ("_error", "inner")
+
+    def __init__(self, inner: xgrammar.GrammarMatcher | None, error: str = "") -> None:
+        """`inner`: None with an error."""
+        self.inner = inner
+        self._error = error
+
+    def is_error(self) -> bool:
+        return bool(self._error)
+
+    def get_error(self) -> str:
+        return self._error
+
+    def is_accepting(self) -> bool:
+        return self.inner is not None and not self._error and bool(self.inner.is_completed())
+
+    def deep_copy(self) -> XGrammarMatcher:
+        return XGrammarMatcher(None if self.inner is None else self.inner.fork(), self._error)
+
+    def consume_token(self, token: int, /) -> bool:
+        if self.inner is None or self._error:
+            return False
+        if not self.inner.accept_token(token):
+            self._error = f"token {token} does not match"
+        return not self._error
+
+    def consume_tokens(self, tokens: list[int], /) -> bool:
+        return all(self.consume_token(token) for token in tokens)
+
+
+class XGrammarVocabulary:
+    """Ids with their bytes, as llguidance reads them of the tokenizer: so either backend allows the same.
+
+    Special tokens stand for none, so a grammar allows one by its id alone.
+    """
+
+    def __init__(self, directory: Path, num_threads: int) -> None:
+        """Read the tokenizer of a directory. Raises ModelError."""
+        tokenizer, self.special = read_tokenizer(directory)
+        num_ids = tokenizer.vocab_size
+        known = [
+            b"" if tokenizer.is_special_token(number) else tokenizer.decode_bytes([number])
+            for number in range(num_ids)
+        ]
+        info = xgrammar.TokenizerInfo(known, xgrammar.VocabType.RAW, stop_token_ids=[])
+        # Without threads of its own: who compiles is a child or a thread of low priority.
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._num_words = -(-num_ids // WORD_BITS)
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads=num_threads)
+        self._others = others_of(tokenizer)
+
+    def grammar_of(self, guide: Guide) -> str:
+        return ebnf_of(guide, self.special)
+
+    def compile(self, grammar: str) -> XGrammarMatcher:
+        try:
+            compiled = self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(grammar))
+        except RuntimeError as error:
+            return XGrammarMatcher(None, _reason(error))
+        return XGrammarMatcher(xgrammar.GrammarMatcher(compiled))
+
+    def after_one(self, matcher: XGrammarMatcher) -> XGrammarMatcher:
+        (mask,) = self.masks([matcher])
+        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        for token in ids[:MAX_PROBES].tolist():
+            copy = matcher.deep_copy()
+            copy.consume_token(token)
+            if copy.is_error():
+                return copy
+            self.masks([copy])
+        return matcher
+
+    def masks(self, matchers: Sequence[XGrammarMatcher]) -> IntArray:
+        masks = np.zeros((len(matchers), self._num_words), np.int32)
+        open_ = [
+            (each.inner, at)
+            for at, each in enumerate(matchers)
+            if each.inner is not None and not each.is_error()
+        ]
+        if len(open_) == 1:
+            inner, at = open_[0]
+            inner.fill_next_token_bitmask(masks, at)
+        elif open_:
+            inners, rows = zip(*open_, strict=True)
+            self._batch.batch_fill_next_token_bitmask(list(inners), masks, list(rows))
+        masks &= self._others
+        return masks
+
+    def timed_mask(self, matcher: XGrammarMatcher) -> tuple[IntArray, float]:
+        began = time.thread_time()
+        (mask,) = self.masks([matcher])
+        return mask, time.thread_time() - began
+
+
+def _reason(error: RuntimeError) -> str:
+    """Return what is said, without the time and the place in the library's source."""
+    words = str(error).strip().partition("\n")[0]
+    return words.partition(": ")[2] if words.startswith("[") else words
