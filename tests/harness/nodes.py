@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +21,22 @@ NUM_PORTS = 6
 PORT_APART = 29500
 LISTENS = "0A"
 """State of a socket in /proc/net/tcp."""
+
+
+POOL = (
+    *("--dtype", "float32", "--no-http", "--max-total-tokens", "512", "--max-running-requests", "24"),
+    *("--schedule-conservativeness", "0.1", "--page-size", "4", "--skip-tokenizer-init"),
+)
+"""Settings of a launch that takes rows back, and gets ready sooner than one that has a tokenizer."""
+
+DELAY_S = 0.002
+MAY_BE_APART = os.getuid() == 0 and shutil.which("ip") is not None and os.access("/dev/net/tun", os.W_OK)
+"""Networks of their own need root, ip and /dev/net/tun."""
+
+
+def ids_of(number: int) -> list[int]:
+    """A prompt of a few ids, another one for each number."""
+    return [100 + (37 * number + 11 * at) % 4000 for at in range(14)]
 
 
 class Nodes:

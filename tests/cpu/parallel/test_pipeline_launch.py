@@ -8,6 +8,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -20,7 +21,7 @@ from carousel import StructuredOutputsParams as Guide
 from tests.cpu.parallel.test_nodes_launch import streams_of
 from tests.cpu.parallel.test_tensor_parallel_launch import NUM_MIXED, POOL, TIMEOUT_S, tokens_of
 from tests.harness.models.native import needs_compiler
-from tests.harness.nodes import Nodes, nodes
+from tests.harness.nodes import DELAY_S, MAY_BE_APART, Apart, Nodes, apart, nodes
 from tests.harness.ring.launched import Launched, is_alive, launched, wait_until
 
 LOGITS = ("--gather-context-logits", "--gather-generation-logits")
@@ -34,22 +35,20 @@ pytestmark = needs_compiler
 
 
 @pytest.fixture(scope="module")
-def one_stage() -> Iterator[Launched]:
-    with launched(*POOL, *LOGITS) as launch:
-        yield launch
-
-
-@pytest.fixture(scope="module")
 def two_stages() -> Iterator[Launched]:
     with launched("--pp", "2", *POOL, *LOGITS) as launch:
         yield launch
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[Nodes]:
-    """Nodes with a stage each."""
-    with nodes(*POOL, *LOGITS, layout=(2, 1)) as both:
-        yield both
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Nodes with a stage each, 2 ms from each other where networks of their own are allowed."""
+    with ExitStack() as stack:
+        slow: AbstractContextManager[Apart | None] = (
+            apart(tmp_path_factory.mktemp("cable"), DELAY_S) if MAY_BE_APART else nullcontext()
+        )
+        cable = stack.enter_context(slow)
+        yield stack.enter_context(nodes(*POOL, *LOGITS, apart=cable, layout=(2, 1)))
 
 
 def logits_of(launch: Launched | Nodes) -> list[Any]:
@@ -73,10 +72,10 @@ def logits_of(launch: Launched | Nodes) -> list[Any]:
     [(2, "two_stages"), (2, "two_nodes"), pytest.param(4, "", marks=pytest.mark.full)],
 )
 def test_raw_logits_are_the_bits_of_one_stage(
-    num_stages: int, fixture: str, one_stage: Launched, request: pytest.FixtureRequest
+    num_stages: int, fixture: str, demo_launch: Launched, request: pytest.FixtureRequest
 ) -> None:
     """Each process records its layers, as the one of a single stage does."""
-    expected = logits_of(one_stage)
+    expected = logits_of(demo_launch)
     if fixture:
         made = logits_of(request.getfixturevalue(fixture))
     else:
@@ -91,10 +90,10 @@ def test_raw_logits_are_the_bits_of_one_stage(
 
 
 def test_a_hundred_mixed_requests_have_the_tokens_of_one_stage(
-    one_stage: Launched, two_stages: Launched
+    demo_launch: Launched, two_stages: Launched
 ) -> None:
     """In a pool that takes rows back, beside requests that are given up and several sequences of one."""
-    with Client(one_stage.run_dir) as client:
+    with Client(demo_launch.run_dir) as client:
         expected = tokens_of(client, NUM_MIXED)
     with Client(two_stages.run_dir) as client:
         given_up = [
@@ -110,11 +109,11 @@ def test_a_hundred_mixed_requests_have_the_tokens_of_one_stage(
         assert client.server_info()["max_steps_in_flight"] == 3
 
 
-def test_a_guide_and_several_sequences(one_stage: Launched, two_stages: Launched, two_nodes: Nodes) -> None:
+def test_a_guide_and_several_sequences(demo_launch: Launched, two_stages: Launched, two_nodes: Nodes) -> None:
     """Masks lie in memory where the stage that samples is on the scheduler's machine, else they are sent."""
     asked, guide = SamplingParams(max_tokens=24, temperature=1.0, seed=5), Guide(regex="[a-f]{3,9}")
     texts = []
-    for launch in (one_stage, two_stages, two_nodes):
+    for launch in (demo_launch, two_stages, two_nodes):
         with Client(launch.run_dir) as client:
             guided = client.generate("x = ", asked, structured_outputs=guide, timeout=TIMEOUT_S)
             several = client.generate("y = ", msgspec.structs.replace(asked, n=3), timeout=TIMEOUT_S)
@@ -125,26 +124,23 @@ def test_a_guide_and_several_sequences(one_stage: Launched, two_stages: Launched
 
 @pytest.mark.parametrize(
     ("victim", "number"),
-    [
-        (1, signal.SIGKILL),
-        pytest.param(0, signal.SIGKILL, marks=pytest.mark.full),
-        pytest.param(0, signal.SIGSTOP, marks=pytest.mark.full),
-        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.full),
-    ],
+    [(1, signal.SIGKILL), (0, signal.SIGKILL), (0, signal.SIGSTOP), (1, signal.SIGSTOP)],
 )
-def test_streams_outlive_a_stage_that_is_killed_or_stopped(victim: int, number: signal.Signals) -> None:
+@pytest.mark.full
+def test_streams_outlive_a_stage_that_is_killed_or_stopped(
+    two_stages: Launched, victim: int, number: signal.Signals
+) -> None:
     """At a random moment; the engine starts again as one, and no client sees more than a pause."""
     sampling = [
         SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=n, logprobs=1) for n in range(NUM_STREAMS)
     ]
     prompts = [f"def f{n}(x):\n" for n in range(NUM_STREAMS)]
-    settings = ("--dtype", "float32", "--no-http", "--max-total-tokens", "4096", "--restart", "auto")
-    with launched("--pp", "2", *settings) as launch, Client(launch.run_dir) as client:
+    with Client(two_stages.run_dir) as client:
         expected = client.generate(prompts, sampling, timeout=TIMEOUT_S)
         streams = [client.stream(*each) for each in zip(prompts, sampling, strict=True)]
         told = [[next(stream)] for stream in streams]
         told[0].extend(islice(streams[0], random.Random(victim).randrange(8)))
-        killed = launch.pid_of("worker", victim)
+        killed = two_stages.pid_of("worker", victim)
         os.kill(killed, number)
         if number is signal.SIGSTOP:
             acted_s = wait_until(lambda: not is_alive(killed), STOPPED_S, "a stopped stage is given up")
@@ -154,14 +150,14 @@ def test_streams_outlive_a_stage_that_is_killed_or_stopped(victim: int, number: 
         for parts, whole in zip(told, expected, strict=True):
             assert parts[-1].finish_reason == "length"
             assert "".join(part.text for part in parts) == whole.text
-        assert launch.pid_of("worker", victim) != killed
+        assert two_stages.pid_of("worker", victim) != killed
 
 
 def test_mixed_requests_have_the_tokens_of_one_stage_on_two_nodes(
-    one_stage: Launched, two_nodes: Nodes
+    demo_launch: Launched, two_nodes: Nodes
 ) -> None:
     tokens = []
-    for launch in (one_stage, two_nodes):
+    for launch in (demo_launch, two_nodes):
         with Client(launch.run_dir) as client:
             tokens.append(tokens_of(client, NUM_ON_NODES))
     assert tokens[0] == tokens[1]

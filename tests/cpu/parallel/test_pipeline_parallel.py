@@ -58,7 +58,7 @@ def expected() -> list[list[int]]:
 @pytest.mark.parametrize(
     ("num_stages", "tp_size", "setting"),
     [
-        (4, 1, SERIAL),
+        pytest.param(4, 1, SERIAL, marks=pytest.mark.full),
         (2, 2, Setting(chunk=16, **TINY)),
         pytest.param(2, 1, Setting(chunk=16, **TINY), marks=pytest.mark.full),
         pytest.param(3, 1, Setting(chunk=16, **TINY), marks=pytest.mark.full),

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from carousel import Client, SamplingParams
-from tests.cpu.parallel.test_nodes_launch import POOL, TIMEOUT_S, streams_of, tokens_of
-from tests.harness.nodes import HOST, NUM_PORTS, OTHER, THIRD, listening_hosts
+from tests.cpu.parallel.test_nodes_launch import TIMEOUT_S, streams_of, tokens_of
+from tests.harness.nodes import HOST, NUM_PORTS, OTHER, POOL, THIRD, ids_of, listening_hosts
 from tests.harness.ring.launched import Launched, free_ports, is_alive, launched, wait_until
 
 pytestmark = [
@@ -102,7 +102,7 @@ def test_no_process_of_a_step_can_call_ray_and_idle_ranks_rest(launch: Launched)
     asked = SamplingParams(max_tokens=500, ignore_eos=True)
     with Client(launch.run_dir) as client:
         for _ in range(2):
-            client.generate("def f(x):\n", asked, timeout=TIMEOUT_S)
+            client.generate(ids_of(0), asked, timeout=TIMEOUT_S)
         assert client.collective_rpc("ping", timeout=TIMEOUT_S)[1]["num_steps"] >= 1000
     agent = agent_of(launch)
     ranks = [launch.pid_of("worker", 0), agent.rank_pid]

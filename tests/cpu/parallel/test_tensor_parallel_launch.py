@@ -51,9 +51,9 @@ def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
+def expected(demo_launch: Launched) -> list[list[int]]:
     """From one rank."""
-    with launched(*POOL) as launch, Client(launch.run_dir) as client:
+    with Client(demo_launch.run_dir) as client:
         return tokens_of(client, NUM_MIXED)
 
 
