@@ -27,6 +27,22 @@ NODE_SHARE = 0.001
 STARTED_S = 60.0
 
 
+def take_niceness_of_parent() -> None:
+    """Give this thread, and so the agent and its ranks, the niceness of the raylet that has started it. Ray's
+    workers have 15 by default, and a rank that yields to all else on its machine holds up all other ranks.
+    """
+    wanted = os.getpriority(os.PRIO_PROCESS, os.getppid())
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, wanted)
+    except PermissionError:
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        print(
+            f"the ranks run at niceness {own}, as Ray's workers do, and this user may not lower it; set "
+            "RAY_worker_niceness=0 for `ray start`",
+            file=sys.stderr,
+        )
+
+
 class AgentActor:
     """Runs a launcher's agent on the machine of its bundle, for as long as there is a launch."""
 
@@ -39,6 +55,7 @@ class AgentActor:
         """Run the agent until the launch is over or refuses it, and return its exit code. One that dies is
         started again, as other starters do. is_loopback: several "machines" are this one.
         """
+        take_niceness_of_parent()
         tied = [sys.executable, "-m", "runtime.launcher.child", str(os.getpid()), "0"]
         if is_loopback:
             words = [*words, f"--node-addr={self.address()}"]

@@ -109,6 +109,7 @@ def test_no_process_of_a_step_can_call_ray_and_idle_ranks_rest(launch: Launched)
     for pid in (launch.process.pid, launch.pid_of("scheduler"), agent.pid, *ranks):
         assert "_raylet" not in Path(f"/proc/{pid}/maps").read_text()
     assert "_raylet" in Path(f"/proc/{placer_of(launch)}/maps").read_text()
+    assert len({os.getpriority(os.PRIO_PROCESS, pid) for pid in ranks}) == 1, "Ray's workers are nicer"
     before = [cpu_seconds(pid) for pid in ranks]
     time.sleep(IDLE_S)
     shares = [(cpu_seconds(pid) - was) / IDLE_S for pid, was in zip(ranks, before, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ ASKED = [
     *("--dist-addr", "127.0.0.2:29500", "--cpu-threads", "3", "--page-size", "8", "--deterministic"),
     *("--api-key", "secret", "--port", "1234", "--cuda-graph-bs", "1,2", "--run-dir", "/tmp/here"),
 ]
+CAP_SYS_NICE = 23
 PLACEMENT = Placement(num_nodes=2, cpus=3, words=[], is_loopback=True, timeout_s=1.0)
 
 
@@ -45,6 +47,29 @@ def test_agents_get_the_settings_of_the_engine_and_nothing_of_http() -> None:
         node_rank=1,
     )
     assert agent == expected
+
+
+def test_an_agent_is_as_nice_as_the_raylet_and_not_as_rays_workers() -> None:
+    """Where this user may not lower it, that is said with what helps."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    lines = (
+        "import os",
+        "from runtime.launcher.nodes.ray_placer import take_niceness_of_parent",
+        "os.nice(3)",
+        "take_niceness_of_parent()",
+        "print(os.getpriority(os.PRIO_PROCESS, 0))",
+    )
+    command = (sys.executable, "-c", "\n".join(lines))
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    is_said = "set RAY_worker_niceness=0 for `ray start`" in done.stderr
+    assert int(done.stdout) == own + (3 if is_said else 0)
+    assert not (is_said and _may_lower_niceness())
+
+
+def _may_lower_niceness() -> bool:
+    """Tell whether this process has the capability; in some containers root has not."""
+    mask = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16)
+    return bool(mask >> CAP_SYS_NICE & 1)
 
 
 def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
