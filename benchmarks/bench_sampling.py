@@ -69,10 +69,11 @@ def make_step(
     rows, positions = np.arange(num_rows), np.full(num_rows, 500)
     who = SampleRows(torch.from_numpy(rows), torch.from_numpy(positions), rows, positions)
     scratch = torch.empty_like(logits)
+    of_rows = {row: [mask] for row, mask in masks.items()}
 
     def step() -> object:
         scratch.copy_(logits)
-        return sampler.sample(scratch, who, masks)
+        return sampler.sample(scratch, who, of_rows)
 
     return torch.inference_mode()(step)
 

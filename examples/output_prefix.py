@@ -30,14 +30,16 @@ class OutputPrefix(RequestFeature):
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         """Ask for a mask while the next id is one of the prefix. Tokens in flight count: they come first."""
         if self._req.predicted_len - self._req.num_prompt < len(self._prefix):
-            row.make_mask = self._mask
+            row.make_masks = self._masks
 
-    def _mask(self) -> bytes:
-        """Allow one id. Called when every earlier token is committed; ids behind the mask are forbidden."""
+    def _masks(self, num_guesses: int) -> list[bytes]:
+        """Allow one id. Called when every earlier token is committed; ids behind the mask are forbidden.
+        There are no guesses, as the row has no `note_guesses`.
+        """
         forced = self._prefix[self._req.num_output]
         mask = bytearray(forced // 8 + 1)
         mask[-1] = 1 << forced % 8
-        return bytes(mask)
+        return [bytes(mask)]
 
 
 def attach_output_prefix(prefixes: Mapping[str, Sequence[int]]) -> Callable[[Request], RequestFeature | None]:

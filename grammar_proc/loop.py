@@ -23,6 +23,7 @@ from runtime.base.errors import InvalidRequest, RequestError
 from runtime.base.mask_memory import MaskMemory
 from runtime.wire.error_info import error_info
 from runtime.wire.format import Message
+from runtime.wire.guide import MatcherState
 from runtime.wire.hypotheses import BranchMatchers
 from runtime.wire.messages import (
     AdvanceMatchers,
@@ -31,7 +32,6 @@ from runtime.wire.messages import (
     ForgetMatchers,
     GrammarStarted,
     GuideRefused,
-    MatcherState,
     MatcherStates,
     OpenMatcher,
     ToGrammar,
@@ -143,8 +143,8 @@ class GrammarLoop:
 
     def _receive(self, message: ToGrammar) -> None:
         if isinstance(message, AdvanceMatchers):
-            for handle, num_tokens, ids in message.entries:
-                self._matchers.advance(handle, num_tokens, ids)
+            for news in message.entries:
+                self._matchers.advance(news)
         elif isinstance(message, OpenMatcher):
             self._open(message)
         elif isinstance(message, CloseMatcher):
@@ -241,10 +241,10 @@ class GrammarLoop:
         try:
             if self._memory is None or self._memory.name != message.memory:
                 self._memory = MaskMemory.open(message.memory)
-            self._memory.slot(message.slot)
+            self._memory.slot(message.slot + max(0, message.num_slots - 1))
         except (OSError, ValueError, IndexError):
             return None
-        return MaskPlace(self._memory, message.slot)
+        return MaskPlace(self._memory, message.slot, message.num_slots)
 
     def _refuse(self, handle: bytes, error: ErrorInfo) -> None:
         self._scheduler.send(GuideRefused(handle, error))

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grammar_proc.backend import BackendVocabulary, Matcher
-from grammar_proc.vocabulary import reason_of
+from grammar_proc.vocabulary import WORD_BITS, reason_of
 from runtime.base.errors import InvalidRequest
 from runtime.base.mask_memory import MaskMemory
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
-from runtime.wire.messages import MatcherState
+from runtime.wire.guide import MatcherNews, MatcherState
 
 FAIR_STEP_S = 0.025
 """Time of the processor that a token of one sequence may take: all others wait for it."""
 MAX_EXCESS_S = 0.5
-"""Time beyond that which the tokens of a sequence may take together."""
+"""Time beyond that which the tokens of a sequence may take together. So may its guesses, apart from these."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,11 +32,24 @@ class _Entry:
     place: MaskPlace | None
     """Where its masks are written; None: they are sent."""
     excess_s: float = 0.0
+    guesses: bytes = b""
+    """Ids that a step verifies behind its tokens, packed."""
+    guess_excess_s: float = 0.0
 
 
 class MaskPlace(NamedTuple):
+    """Slots of one sequence, for the masks of its next token and behind its guesses."""
+
     memory: MaskMemory
     slot: int
+    num_slots: int = 1
+
+
+class _Behind(NamedTuple):
+    """State behind a guess."""
+
+    mask: IntArray
+    is_complete: bool
 
 
 class GuideBroken(InvalidRequest):
@@ -90,13 +103,15 @@ class Matchers:
         self._entries[handle] = entry
         self._changed[handle] = None
 
-    def advance(self, handle: bytes, num_tokens: int, output_ids: bytes) -> None:
-        """Follow new ids, after which there are so many. What is of an earlier matcher changes nothing."""
-        entry, ids = self._entries.get(handle), _ids(output_ids)
-        if entry is not None and ids is not None and entry.num_tokens + len(ids) == num_tokens:
-            entry.num_tokens = num_tokens
+    def advance(self, news: MatcherNews) -> None:
+        """Follow new ids. What is of an earlier matcher changes nothing."""
+        entry, ids = self._entries.get(news.handle), _ids(news.ids)
+        if entry is None or ids is None or entry.num_tokens + len(ids) != news.num_tokens:
+            return
+        entry.num_tokens, entry.guesses = news.num_tokens, news.guesses
+        if ids:
             self._consume(entry, ids)  # a mistake shows as an error of the matcher
-            self._changed[handle] = None
+        self._changed[news.handle] = None
 
     def start_of(self, handle: bytes) -> Matcher | None:
         """Return the matcher of a sequence, not to be changed; None: it has none."""
@@ -123,9 +138,44 @@ class Matchers:
                 reason = reason_of(entry.matcher) or "it takes too long to find what may come next"
                 yield GuideBroken(handle, f"the guide is too complex: {reason}")
                 continue
-            yield MatcherState(
-                handle, entry.num_tokens, _kept(mask, entry.place), entry.matcher.is_accepting()
-            )
+            yield self._state(handle, entry, mask)
+
+    def _state(self, handle: bytes, entry: _Entry, mask: IntArray) -> MatcherState:
+        masks, are_complete = [_kept(mask, entry.place)], [entry.matcher.is_accepting()]
+        is_short = False
+        if entry.guesses:
+            for number, behind in enumerate(self._behind_guesses(entry, mask), 1):
+                if behind is None:
+                    is_short = True
+                    break
+                masks.append(_kept(behind.mask, entry.place, number))
+                are_complete.append(behind.is_complete)
+        return MatcherState(
+            handle, entry.num_tokens, tuple(masks), tuple(are_complete), entry.guesses, is_short
+        )
+
+    def _behind_guesses(self, entry: _Entry, mask: IntArray) -> Iterator[_Behind | None]:
+        """Find what may follow each guess, up to the first one that may not come itself. `mask`: what may
+        come before them. None: that takes too long, or cannot be found.
+
+        The time that it takes ends no sequence, as the guesses may be wrong.
+        """
+        matcher, began = entry.matcher.deep_copy(), time.thread_time()
+        for guess in _ids(entry.guesses) or ():
+            if not _allows(mask, guess):
+                return
+            spent_s = time.thread_time() - began
+            if spent_s > FAIR_STEP_S or entry.guess_excess_s > MAX_EXCESS_S:
+                yield None
+                return
+            self._on_progress()
+            is_right = matcher.consume_token(guess)
+            mask, _ = self._vocabulary.timed_mask(matcher)
+            entry.guess_excess_s += max(0.0, time.thread_time() - began - spent_s - FAIR_STEP_S)
+            if not is_right or matcher.is_error():
+                yield None
+                return
+            yield _Behind(mask, matcher.is_accepting())
 
     def _consume(self, entry: _Entry, ids: list[int]) -> bool:
         self._on_progress()
@@ -152,13 +202,18 @@ class Matchers:
         return made
 
 
-def _kept(mask: IntArray, place: MaskPlace | None) -> bytes | int:
-    """Write a mask to its slot, if it has one: see MatcherState.mask."""
-    if place is not None:
-        memory, slot = place
+def _kept(mask: IntArray, place: MaskPlace | None, number: int = 0) -> bytes | int:
+    """Write a mask to its slot, if there is one of this number: see MatcherState.masks."""
+    if place is not None and number < place.num_slots:
+        memory, slot = place.memory, place.slot + number
         memory.write(slot, mask.view(np.uint8).data)
         return slot if np.frombuffer(memory.slot(slot), np.uint8).any() else b""
     return mask.tobytes() if mask.any() else b""
+
+
+def _allows(mask: IntArray, token: int) -> bool:
+    word, bit = divmod(token, WORD_BITS)
+    return word < len(mask) and bool(mask.item(word) >> bit & 1)
 
 
 def _not_resumable() -> InvalidRequest:

@@ -9,7 +9,7 @@ sample(step, masks)   sampling                    result to the host
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -22,7 +22,7 @@ from model_worker.runner.model_runner import NO_MASKS, ModelRunner
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.sampling.step_masks import MaskMap, MaskReader
 from runtime.base.errors import ExecutorError
-from runtime.wire.format import MaskBits
+from runtime.wire.format import RowMasks
 from runtime.wire.plan import (
     BatchPlan,
     LoadAdapter,
@@ -160,7 +160,7 @@ class ModelWorker:
         self,
         step: WorkerStep,
         forward: Callable[[], ForwardOutput | StepOutput],
-        masks: Mapping[int, MaskBits] = NO_MASKS,
+        masks: RowMasks = NO_MASKS,
         processed: Sequence[tuple[int, bytes]] = (),
     ) -> None:
         runner = self._runner

@@ -64,19 +64,25 @@ class Committer:
             slots.note_launch(batch.step)
             memory = slots.memory_name
         began_s = self._now_s()
-        for req, make_mask in batch.masked():
+        masked = batch.masked()
+        for scheduled in masked:  # of all before somebody waits
+            if scheduled.guesses and scheduled.note_guesses is not None:
+                scheduled.note_guesses(scheduled.guesses)
+        for scheduled in masked:
+            req, make_masks = scheduled.req, scheduled.make_masks
+            assert make_masks is not None
             try:
-                mask = make_mask()
+                made = make_masks(len(scheduled.guesses))
             except RequestError as error:
                 self.lifecycle.finish(req, "error", error=error_info(error))
                 continue
-            if mask is NoMask.COMPLETE:
+            if made is NoMask.COMPLETE:
                 self.lifecycle.finish(req, "stop")
-            elif mask is NoMask.LATE:
+            elif made is NoMask.LATE:
                 self.stats.num_late_masks += 1
                 self.lifecycle.retract(req)
             else:
-                masks.append((req.row, mask))
+                masks += [(req.row, mask) for mask in made]
         self.stats.mask_wait_s += self._now_s() - began_s
         return SampleMasks(batch.step, tuple(masks), batch.processed(), memory)
 

@@ -55,9 +55,7 @@ def make_features(
     """
     if config.task == "embed":
         return Features(_embedding_factories(config, output, clock), None)
-    speculation = SpeculationSettings(
-        config.speculative_algorithm == "NGRAM", config.speculative_num_draft_tokens
-    )
+    speculation = speculation_of(config)
     step_cost = StepCost()
     processors = attach_logits_processors(
         config.logits_processor_paths,
@@ -69,6 +67,13 @@ def make_features(
     )
     factories = feature_factories(output, kv, clock, speculation, step_cost, grammar, beams)
     return Features((processors, *factories), step_cost if speculation.has_ngram else None)
+
+
+def speculation_of(config: RuntimeConfig) -> SpeculationSettings:
+    """Return what the settings say of guesses. Those of the request itself need none."""
+    if config.speculative_algorithm != "NGRAM":
+        return SpeculationSettings()
+    return SpeculationSettings(True, config.speculative_num_draft_tokens)
 
 
 def feature_factories(

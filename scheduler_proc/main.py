@@ -24,6 +24,7 @@ from runtime.wire.plan import WorkerReady
 from runtime.wire.transport import Waiter
 from scheduler_proc.build_scheduler import build_scheduler
 from scheduler_proc.core.executor import AdapterDevice, AnyExecutor
+from scheduler_proc.feature_factories import speculation_of
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.mask_slots import MaskSlots
 from scheduler_proc.heartbeat import Heartbeat
@@ -95,9 +96,10 @@ def main(context: ProcessContext) -> None:
         to_grammar = context.outbox(context.endpoints.grammar_in)
         slots = None
         if config.answers_here:  # no other machine can open the memory: masks go there in messages
-            num_slots = max_live(config, executor.limits)
-            memory = MaskMemory.create(num_slots, 4 * -(-executor.limits.vocab_size // 32))
-            slots = MaskSlots(memory, num_slots)
+            num_sequences = max_live(config, executor.limits)
+            width = 1 + speculation_of(config).num_draft_tokens
+            memory = MaskMemory.create(num_sequences * width, 4 * -(-executor.limits.vocab_size // 32))
+            slots = MaskSlots(memory, num_sequences, width)
         grammar = GrammarClient(to_grammar.send, port.grammar_news, port.now_s, slots)
     scheduler = build_scheduler(
         config,

@@ -197,12 +197,6 @@ class Validator:
         for name, value in (("draft_token_ids", request.draft_ids), ("prediction", request.prediction)):
             if value and request.task == "embed":
                 raise InvalidRequest(f"{name}: an embedding has no output to guess", param=name)
-            if value and request.guide is not None:
-                raise InvalidRequest(
-                    f"{name}: tokens of an output that is held to a guide ({request.guide.kind}) are not"
-                    " guessed; leave out one of the two",
-                    param=name,
-                )
 
     def _check_resume(self, resume: Resume) -> None:
         num_output = len(self._ids("resume", resume.output_ids))

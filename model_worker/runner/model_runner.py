@@ -8,7 +8,7 @@ All of it on the forward stream, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 
 import torch
@@ -25,10 +25,10 @@ from model_worker.runner.step_sampler import StepSampler
 from model_worker.runner.step_tables import StepTables, StepTokens
 from model_worker.runner.taps import Taps
 from runtime.base.errors import ConfigError
-from runtime.wire.format import MaskBits
+from runtime.wire.format import RowMasks
 from runtime.wire.plan import BatchPlan
 
-NO_MASKS: Mapping[int, MaskBits] = MappingProxyType({})
+NO_MASKS: RowMasks = MappingProxyType({})
 
 
 class ModelRunner:
@@ -129,7 +129,7 @@ class ModelRunner:
     def sample(
         self,
         forward: ForwardOutput | StepOutput,
-        masks: Mapping[int, MaskBits],
+        masks: RowMasks,
         processed: Sequence[tuple[int, bytes]] = (),
     ) -> StepOutput:
         """Sample the step's tokens, and remember them for plans that say -1. See StepSampler."""
@@ -173,7 +173,7 @@ class ModelRunner:
     def _recorded_by(self) -> object | None:
         return self._recording
 
-    def _compute_and_sample(self, plan: BatchPlan, masks: Mapping[int, MaskBits] = NO_MASKS) -> None:
+    def _compute_and_sample(self, plan: BatchPlan, masks: RowMasks = NO_MASKS) -> None:
         self.sample(self.forward(plan), masks)
 
     def _record(self, decode: BatchPlan, on_progress: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ its own to the next one; the last stage samples, and tells the first one what an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from model_worker.runner.recording.selection import record_stage
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.runner.step_tables import StepTokens
 from model_worker.sampling.columns import SampleRows
-from runtime.wire.format import TOKEN_BYTES, MaskBits, unpack_ids
+from runtime.wire.format import TOKEN_BYTES, RowMasks, unpack_ids
 from runtime.wire.plan import BatchPlan
 
 
@@ -123,7 +123,7 @@ class StageRunner(ModelRunner):
     def sample(
         self,
         forward: ForwardOutput | StepOutput,
-        masks: Mapping[int, MaskBits],
+        masks: RowMasks,
         processed: Sequence[tuple[int, bytes]] = (),
     ) -> StepOutput:
         """See ModelRunner; only the last stage has something to sample from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -14,7 +14,7 @@ from model_worker.runner.step_tables import StepTables
 from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.rank_samplers import make_sampler
 from model_worker.sampling.sampler import Sampler
-from runtime.wire.format import MaskBits
+from runtime.wire.format import RowMasks
 
 
 class StepSampler:
@@ -68,7 +68,7 @@ class StepSampler:
     def sample(
         self,
         forward: ForwardOutput | StepOutput,
-        masks: Mapping[int, MaskBits],
+        masks: RowMasks,
         processed: Sequence[tuple[int, bytes]] = (),
     ) -> StepOutput:
         """Sample the step's tokens, and remember them for plans that say -1. processed: see SampleMasks."""
@@ -82,7 +82,7 @@ class StepSampler:
         return self._sample(forward, masks)
 
     @torch.inference_mode()
-    def _sample(self, forward: ForwardOutput, masks: Mapping[int, MaskBits]) -> StepOutput:
+    def _sample(self, forward: ForwardOutput, masks: RowMasks) -> StepOutput:
         tokens = None if forward.draw is None or masks else forward.draw()
         if tokens is not None:
             tokens = self._group.broadcast(tokens)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from model_worker.memory.kv_pool import DUMMY_PAGE
 from runtime.sampling.columns import examples
 from runtime.sampling.features import EDITS, LOGPROBS, TOP_P, TOP_P_DECAY, TRUNCATES
-from runtime.wire.format import pack_ids, unpack_ids
+from runtime.wire.format import RowMasks, pack_ids, unpack_ids
 from runtime.wire.plan import BatchPlan, RowSetup
 from runtime.wire.sampling_params import SamplingParams
 
@@ -62,7 +62,7 @@ def longest_decode(max_len: int, page_size: int) -> BatchPlan:
     return replace(decode_after(max_len - 1), **on_dummy_page)
 
 
-def edited_decodes(decode: BatchPlan, vocab_size: int) -> Iterator[tuple[BatchPlan, dict[int, bytes]]]:
+def edited_decodes(decode: BatchPlan, vocab_size: int) -> Iterator[tuple[BatchPlan, RowMasks]]:
     """Yield a decode of row 0 with all that a sampler launches and nothing records, and the masks of each."""
     position = unpack_ids(decode.starts).item()
     edited = RowSetup.of(
@@ -77,7 +77,7 @@ def edited_decodes(decode: BatchPlan, vocab_size: int) -> Iterator[tuple[BatchPl
     yield replace(decode, setups=(edited,)), {}
     sampling = SamplingParams(**examples(TOP_P | TOP_P_DECAY))
     decaying = RowSetup.of(0, position, sampling, adapter_slot=FIRST_SLOT)
-    yield replace(decode, setups=(decaying,)), {0: bytes([ALL_ALLOWED]) * -(-vocab_size // 8)}
+    yield replace(decode, setups=(decaying,)), {0: [bytes([ALL_ALLOWED]) * -(-vocab_size // 8)]}
 
 
 def ever_smaller_chunks(num_tokens: int, num_rows: int, max_len: int) -> Iterator[BatchPlan]:

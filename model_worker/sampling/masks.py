@@ -6,7 +6,7 @@ They stay packed until they meet the logits: a row of 152,064 ids is 19 KB, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
-from runtime.wire.format import LongArray, MaskBits
+from runtime.wire.format import LongArray, RowMasks
 
 WORD_BITS = 32
 
@@ -24,21 +24,22 @@ class StepMasks(NamedTuple):
     words: Tensor  # [m, ceil(V / 32)] int32: bit i of word j allows id 32 * j + i
 
 
-def stage_masks(
-    device: Device, rows_host: LongArray, masks: Mapping[int, MaskBits], vocab_size: int
-) -> StepMasks:
-    """The masks, by row, of a step that samples rows_host. Ids beyond the end of a mask are forbidden; what
-    it says of ids beyond the vocabulary is left out.
+def stage_masks(device: Device, rows_host: LongArray, masks: RowMasks, vocab_size: int) -> StepMasks:
+    """The masks of a step that samples rows_host: a row's first place there has the first of its masks, and
+    so on, its last places maybe none. Ids beyond the end of a mask are forbidden; what it says of ids beyond
+    the vocabulary is left out.
     """
-    masked = [i for i, row in enumerate(rows_host.tolist()) if row in masks]
-    assert len(masked) == len(masks), "a mask for a row that samples nothing in this step"
+    rows: list[int] = rows_host.tolist()
+    assert masks.keys() <= set(rows), "a mask for a row that samples nothing in this step"
+    left = {row: iter(masks[row]) for row in masks}
+    each = [(at, bits) for at, row in enumerate(rows) if row in left for bits in islice(left[row], 1)]
     num_words = -(-vocab_size // WORD_BITS)
-    num_rows, end = len(masked), len(masked) * num_words
+    num_rows, end = len(each), len(each) * num_words
     block = device.host_block(-(-(end + num_rows) // 2))  # of 64 bits
     host = block.numpy().view(np.int32)
-    host[end : end + num_rows] = masked
-    for packed, row in zip(host[:end].view(np.uint8).reshape(num_rows, -1), rows_host[masked], strict=True):
-        mask = np.frombuffer(masks[row], np.uint8)[: len(packed)]
+    host[end : end + num_rows] = [at for at, _ in each]
+    for packed, (_, bits) in zip(host[:end].view(np.uint8).reshape(num_rows, -1), each, strict=True):
+        mask = np.frombuffer(bits, np.uint8)[: len(packed)]
         packed[: len(mask)] = mask
         packed[len(mask) :] = 0
     staged = device.upload(block).view(torch.int32)

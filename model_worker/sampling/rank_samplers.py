@@ -5,7 +5,7 @@ The others need no column of a row: what they sample is what they are told, in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from model_worker.sampling.logprobs import Logprobs, logprobs_of
 from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.sampler import Sampler
 from model_worker.sampling.step import StepSample
-from runtime.wire.format import MaskBits
+from runtime.wire.format import RowMasks
 from runtime.wire.plan import RowSetup
 
 
@@ -47,7 +47,7 @@ class LeadingSampler(Sampler):
         )
         self._group = group
 
-    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, MaskBits]) -> StepSample:
+    def sample(self, logits: Tensor, who: SampleRows, masks: RowMasks) -> StepSample:
         """Sample one token for each of S rows. See Sampler."""
         sampled = super().sample(logits, who, masks)
         sampled.tokens = self._group.broadcast(sampled.tokens.contiguous())
@@ -67,7 +67,7 @@ class FollowingSampler:
             for setup in setups:
                 self._processors.open_row(setup)
 
-    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, MaskBits]) -> StepSample:
+    def sample(self, logits: Tensor, who: SampleRows, masks: RowMasks) -> StepSample:
         """Rank 0's tokens, and nothing else of what it has sampled."""
         if self._processors is not None:
             self._processors.run(logits, who.rows_host)

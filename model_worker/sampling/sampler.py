@@ -14,7 +14,7 @@ depends on its own logits, parameters, history and position, never on what else 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
@@ -31,7 +31,7 @@ from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.step import SamplingStep, StepSample
 from model_worker.sampling.verification import looks_back, sample_in_turns
 from runtime.sampling.features import DRAWABLE, TRUNCATES
-from runtime.wire.format import LongArray, MaskBits
+from runtime.wire.format import LongArray, RowMasks
 from runtime.wire.plan import RowSetup
 
 
@@ -76,16 +76,16 @@ class Sampler:
                 if features.item(setup.row) & capability.bits:
                     capability.open_row(setup)
 
-    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, MaskBits]) -> StepSample:
-        """Sample one token for each of S rows. logits [S, V] float32 are overwritten. masks: row → bitmask,
-        bit i of int32 word j allows 32 * j + i. With guesses, tokens behind a wrong one mean nothing, nor
-        does what is reported of them.
+    def sample(self, logits: Tensor, who: SampleRows, masks: RowMasks) -> StepSample:
+        """Sample one token for each of S rows. logits [S, V] float32 are overwritten. masks: row → bitmasks
+        of its places, bit i of int32 word j allows 32 * j + i. With guesses, tokens behind a wrong one mean
+        nothing, nor does what is reported of them.
         """
-        if who.guesses is not None and looks_back(self._columns.features, who, masks):
+        if who.guesses is not None and looks_back(self._columns.features, who):
             return sample_in_turns(self._sample, logits, who, masks, self._device)
         return self._sample(logits, who, masks)
 
-    def _sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, MaskBits]) -> StepSample:
+    def _sample(self, logits: Tensor, who: SampleRows, masks: RowMasks) -> StepSample:
         step = SamplingStep(self._device, who, self._columns.features[who.rows_host], masks)
         # Most steps need a draw and nothing else.
         wanted = self._capabilities if step.present & ~DRAWABLE else ()

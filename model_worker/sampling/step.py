@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from model_worker.device.base import Device
 from model_worker.sampling.columns import FeatureArray, SampleRows, rows_with
 from model_worker.sampling.logprobs import Logprobs
 from runtime.sampling import features as bit
-from runtime.wire.format import LongArray, MaskBits
+from runtime.wire.format import LongArray, RowMasks
 
 MASKED = 1 << 30
 """Bit of a step some of whose rows have a mask. It is no feature of a row: a mask comes with its step."""
@@ -79,9 +79,7 @@ class SamplingStep:
 
     __slots__ = ("_found", "device", "features", "masks", "present", "who")
 
-    def __init__(
-        self, device: Device, who: SampleRows, features: FeatureArray, masks: Mapping[int, MaskBits]
-    ) -> None:
+    def __init__(self, device: Device, who: SampleRows, features: FeatureArray, masks: RowMasks) -> None:
         """features: the bits of each row; masks: by row, for some."""
         self.device = device
         self.who = who

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from runtime.base.mask_memory import MaskMemory
 from runtime.wire.format import MaskBits
@@ -22,17 +22,21 @@ class MaskReader:
         return self._memory.slot(slot)
 
 
-class MaskMap(Mapping[int, MaskBits]):
-    """Row → mask. Looked up when it is applied."""
+class MaskMap(Mapping[int, Sequence[MaskBits]]):
+    """Row → masks: RowMasks. Looked up when they are applied."""
 
     def __init__(self, masks: SampleMasks, reader: MaskReader) -> None:
-        self._masks = dict(masks.masks)
+        self._masks: dict[int, list[bytes | int]] = {}
+        for row, mask in masks.masks:
+            self._masks.setdefault(row, []).append(mask)
         self._memory = masks.memory
         self._reader = reader
 
-    def __getitem__(self, row: int) -> MaskBits:
-        mask = self._masks[row]
-        return self._reader.read(self._memory, mask) if isinstance(mask, int) else mask
+    def __getitem__(self, row: int) -> list[MaskBits]:
+        return [
+            self._reader.read(self._memory, mask) if isinstance(mask, int) else mask
+            for mask in self._masks[row]
+        ]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._masks)

@@ -7,7 +7,7 @@ right, and so on: at a place the row remembers what is before it, and never a gu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -19,24 +19,23 @@ from model_worker.sampling.guesses import NO_GUESS, first_places
 from model_worker.sampling.logprobs import Logprobs
 from model_worker.sampling.step import StepSample
 from runtime.sampling.features import REMEMBERS
-from runtime.wire.format import LongArray, MaskBits
+from runtime.wire.format import LongArray, RowMasks
 
-Sample = Callable[[Tensor, SampleRows, Mapping[int, MaskBits]], StepSample]
+Sample = Callable[[Tensor, SampleRows, RowMasks], StepSample]
 """Samples rows of logits, each of another row of the tables."""
 
 
-def looks_back(features: FeatureArray, who: SampleRows, masks: Mapping[int, MaskBits]) -> bool:
+def looks_back(features: FeatureArray, who: SampleRows) -> bool:
     """Tell whether sampling looks back at the tokens of a row that has guesses; if not, all places are
     sampled at once. features: by row.
     """
     assert who.guesses is not None
     guessing = who.rows_host[who.guesses != NO_GUESS]
-    assert masks.keys().isdisjoint(guessing.tolist()), "a mask for a row with guesses"
     return bool((features[guessing] & REMEMBERS).any())
 
 
 def sample_in_turns(
-    sample: Sample, logits: Tensor, who: SampleRows, masks: Mapping[int, MaskBits], device: Device
+    sample: Sample, logits: Tensor, who: SampleRows, masks: RowMasks, device: Device
 ) -> StepSample:
     """Sample the places that count; the tokens of others are 0. See Sampler.sample."""
     assert who.guesses is not None
@@ -49,8 +48,14 @@ def sample_in_turns(
         tokens[at] = sampled.tokens
         turns.append((places, sampled))
         is_right = sampled.tokens.cpu().numpy() == who.guesses[places]
-        places, masks = places[is_right] + 1, {}
+        places = places[is_right] + 1
+        masks = masks_behind(masks, who.rows_host[places])
     return _joined(tokens, turns, device)
+
+
+def masks_behind(masks: RowMasks, rows_host: LongArray) -> RowMasks:
+    """The masks of these rows for the places behind their next ones."""
+    return {row: behind for row in rows_host.tolist() if row in masks and (behind := masks[row][1:])}
 
 
 def _joined(tokens: Tensor, turns: list[tuple[LongArray, StepSample]], device: Device) -> StepSample:

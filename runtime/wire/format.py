@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -47,6 +47,9 @@ ShortText: TypeAlias = Annotated[str, Meta(max_length=MAX_SHORT_CHARS)]
 PackedIds: TypeAlias = Annotated[bytes, Meta(max_length=MAX_PROMPT_TOKENS * TOKEN_BYTES)]
 MaskBits: TypeAlias = bytes | memoryview
 """Bitmask of ids, wherever it lies."""
+RowMasks: TypeAlias = Mapping[int, Sequence[MaskBits]]
+"""Masks of rows: of each the one for its next token, then those behind its guesses, as far as there are any.
+"""
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 ClientId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 IntArray: TypeAlias = npt.NDArray[np.int32]

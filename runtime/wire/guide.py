@@ -1,13 +1,15 @@
-"""Guide: what the output of a request must look like, as the wire carries it."""
+"""Guide: what the output of a request must look like, as the wire carries it. And records of the matchers,
+which follow outputs in their guides.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta
 
 from runtime.base.errors import InvalidRequest
-from runtime.wire.format import Record
+from runtime.wire.format import Count, Handle, PackedIds, Record
 
 GuideKind: TypeAlias = Literal["json", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag"]
 MAX_GUIDE_CHARS = 1 << 18
@@ -37,3 +39,32 @@ class Guide(Record, frozen=True):
             raise InvalidRequest(
                 f"{self.kind}: at most {MAX_GUIDE_CHARS} characters, got {len(self.text)}", param=self.kind
             )
+
+
+class MatcherNews(NamedTuple):
+    """News of one sequence for its matcher."""
+
+    handle: Handle
+    num_tokens: Count
+    """Output tokens of the sequence, with the new ones."""
+    ids: PackedIds = b""
+    """New ids, packed."""
+    guesses: PackedIds = b""
+    """Ids that a step verifies behind them: what may follow each of those is wanted, too."""
+
+
+class MatcherState(Record, frozen=True):
+    handle: Handle
+    num_tokens: Count
+    """Output tokens that the matcher has seen."""
+    masks: tuple[bytes | Count, ...]
+    """Bitmasks of what may come next, and behind each of the guesses, as far as those may follow. Each allows
+    ids but for stop ids: int32 words, bit i of word j allows id 32 * j + i. Empty: nothing may come. Or the
+    slot in which it lies, and allows something.
+    """
+    are_complete: tuple[bool, ...]
+    """Tells of each whether the output may end there."""
+    guesses: PackedIds = b""
+    """Guesses whose masks these are."""
+    is_short: bool = False
+    """True where masks are missing behind guesses that may follow: to find them takes too long."""

@@ -27,7 +27,7 @@ from runtime.wire.format import (
     ShortText,
     Text,
 )
-from runtime.wire.guide import Guide
+from runtime.wire.guide import Guide, MatcherNews, MatcherState
 from runtime.wire.handle import MAX_ABORT_HANDLES
 from runtime.wire.hypotheses import BeamScore, BranchMatchers, BranchStates, HypothesisSoFar
 from runtime.wire.perf_metrics import RequestPerfMetrics, TraceStamps
@@ -388,31 +388,20 @@ class OpenMatcher(Message, frozen=True):
     memory: Label = ""
     """Where its masks are to be written (mask_memory); empty: they come in the answers."""
     slot: Count = 0
+    """The first of its slots: its next mask goes there, and those behind guesses into the others."""
+    num_slots: Count = 1
 
 
 class AdvanceMatchers(Message, frozen=True):
-    """New tokens of some sequences. Each is answered by a MatcherState."""
+    """New tokens of some sequences, and guesses. The last entry of each is answered by a MatcherState."""
 
-    entries: tuple[tuple[Handle, Count, PackedIds], ...]
-    """One for each sequence: (its handle, number of its output tokens with the new ones, packed new ones)."""
+    entries: tuple[MatcherNews, ...]
 
 
 class CloseMatcher(Message, frozen=True):
-    """The sequence has ended, and its slot is another's; who compiles for it alone may stop."""
+    """The sequence has ended, and its slots are another's; who compiles for it alone may stop."""
 
     handle: Handle
-
-
-class MatcherState(Record, frozen=True):
-    handle: Handle
-    num_tokens: Count
-    """Output tokens that the matcher has seen."""
-    mask: bytes | Count
-    """Bitmask of what may follow, stop ids apart: int32 words, bit i of word j allows id 32 * j + i. Empty:
-    nothing may. Or the slot in which it lies, and allows something.
-    """
-    is_complete: bool
-    """The output may end here."""
 
 
 class MatcherStates(Message, frozen=True):

@@ -241,7 +241,8 @@ class SampleMasks(Message, frozen=True):
     step: Count
     masks: tuple[tuple[int, bytes | Count], ...]
     """Masks as (row, bitmask): int32 words, bit i of word j allows token 32 * j + i. Or the slot of `memory`
-    in which the mask lies.
+    in which the mask lies. Of a row with guesses the next one is for the place behind its first guess, and so
+    on; places behind the last one have none, and their tokens are not wanted.
     """
     processed: tuple[tuple[int, bytes], ...] = ()
     """Rows whose logits processors are called, and [n] int32: the tokens that each has got since it was last

@@ -285,8 +285,8 @@ class PrefillAdder:
             return
         for feature in features:
             feature.plan_row(scheduled)
-        if scheduled.make_mask is not None:
-            scheduled.guesses = ()  # a mask is of one position
+        if scheduled.make_masks is not None and scheduled.note_guesses is None:
+            scheduled.guesses = ()  # nobody makes masks behind them
         if scheduled.guesses:
             room = self._room_for_guesses(self.num_to_come)
             if len(scheduled.guesses) > room:

@@ -10,7 +10,6 @@ single rows, whose result is one token that nobody looks at, then those that gue
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from scheduler_proc.core.guesses import Guesses
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.row_columns import RowArray, TenancyArray
 from scheduler_proc.core.rows import Rows
-from scheduler_proc.core.scheduled_row import FUTURE, NoMask, ScheduledRow
+from scheduler_proc.core.scheduled_row import FUTURE, ScheduledRow
 
 NO_ROWS: RowArray = np.empty(0, np.intp)
 NO_COUNTS: IntArray = np.empty(0, np.int32)
@@ -131,7 +130,7 @@ class ScheduleBatch:
             self._prompt_positions() if self.loose else (),
             bool(self.loose)
             and any(
-                scheduled.make_mask is not None or scheduled.new_ids is not None for scheduled in self.loose
+                scheduled.make_masks is not None or scheduled.new_ids is not None for scheduled in self.loose
             ),
         )
         rows.count_as_launched(decodes)
@@ -186,18 +185,16 @@ class ScheduleBatch:
         return any(
             in_flight.item(scheduled.row) > 1
             for scheduled in self.loose
-            if scheduled.make_mask is not None or scheduled.new_ids is not None
+            if scheduled.make_masks is not None or scheduled.new_ids is not None
         )
 
-    def masked(self) -> list[tuple[Request, Callable[[], bytes | int | NoMask]]]:
-        """Return the rows whose masks the plan defers to, if they still want their token, and their
-        makers.
-        """
+    def masked(self) -> list[ScheduledRow[Request]]:
+        """Return the rows whose masks the plan defers to, if they still want their token."""
         held = self.still_held()[len(self.order) - len(self.loose) :].tolist()
         return [
-            (scheduled.req, scheduled.make_mask)
+            scheduled
             for scheduled, is_held in zip(self.loose, held, strict=True)
-            if scheduled.make_mask is not None and is_held
+            if scheduled.make_masks is not None and is_held
         ]
 
     def processed(self) -> tuple[tuple[int, bytes], ...]:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from runtime.wire.format import TOKEN_BYTES
 from scheduler_proc.core.row_columns import RowColumns
@@ -28,6 +28,13 @@ class NoMask(Enum):
     """
     COMPLETE = "complete"
     """Mask that is not needed: the output is complete as it is."""
+
+
+MakeMasks: TypeAlias = Callable[[int], Sequence[bytes | int] | NoMask]
+"""Function that makes bitmasks of allowed ids, or says why there are none; asked after every earlier step is
+committed. It is given the number of guesses: the first mask is for the next token, the others for the places
+behind guesses, as far as something may be drawn there that counts. Raises RequestError to end the request.
+"""
 
 
 class WantedPositions(NamedTuple):
@@ -57,9 +64,10 @@ class ScheduledRow(Generic[R]):
     is_prefill: bool
     guesses: Sequence[int] = ()
     """Ids to verify behind the request's own tokens."""
-    make_mask: Callable[[], bytes | int | NoMask] | None = None
-    """Function that makes the bitmask of allowed ids, or says why there is none; asked after every earlier
-    step is committed. Raises RequestError to end the request.
+    make_masks: MakeMasks | None = None
+    note_guesses: Callable[[Sequence[int]], None] | None = None
+    """Function that is told the guesses which are verified, before masks are asked for. Without it a row with
+    masks has no guesses.
     """
     new_ids: Callable[[], bytes] | None = None
     """Function that gives the packed tokens which its logits processors have not seen; asked when masks are.

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from runtime.wire.format import Message, pack_ids
-from runtime.wire.guide import Guide
+from runtime.wire.format import Message
+from runtime.wire.guide import Guide, MatcherNews, MatcherState
 from runtime.wire.hypotheses import BranchMatchers, BranchStates
 from runtime.wire.messages import (
     AdvanceMatchers,
@@ -19,7 +19,6 @@ from runtime.wire.messages import (
     ForgetMatchers,
     FromGrammar,
     GrammarStarted,
-    MatcherState,
     OpenMatcher,
 )
 from runtime.wire.outbox import KeepingOutbox
@@ -46,7 +45,12 @@ class GuidedSequence(Protocol):
 
     @property
     def is_current(self) -> bool:
-        """Tell whether the answer is of all of the sequence's output."""
+        """Tell whether the answer is of all that was told of the sequence."""
+
+    def begin_again(self) -> None:
+        """Forget the answer, and the guesses that were told: who is to answer now has been told the output
+        alone.
+        """
 
 
 class GuidedSearch(GuidedSequence, Protocol):
@@ -76,7 +80,7 @@ class GrammarClient:
         self._searches: dict[bytes, GuidedSearch] = {}
         """Those among the sequences that are searches."""
         self._slot_of: dict[bytes, int] = {}
-        self._new_ids: list[tuple[bytes, int, bytes]] = []
+        self._news_to_send: list[MatcherNews] = []
         self._wait_until = 0.0
         self._looked_s = -1.0
         self._outbox.send(ForgetMatchers())
@@ -101,27 +105,27 @@ class GrammarClient:
             self._outbox.send(OpenMatcher(handle, sequence.guide, sequence.output_ids))
             return
         self._slot_of[handle] = slot
-        memory = self.slots.memory.name
-        self._outbox.send(OpenMatcher(handle, sequence.guide, sequence.output_ids, memory, slot))
+        memory, width = self.slots.memory.name, self.slots.width
+        self._outbox.send(OpenMatcher(handle, sequence.guide, sequence.output_ids, memory, slot, width))
 
-    def bits_of(self, state: MatcherState) -> bytes | memoryview:
-        """Return the mask of an answer, wherever it lies."""
-        if isinstance(state.mask, bytes):
-            return state.mask
-        assert self.slots is not None
-        return self.slots.memory.slot(state.mask)
-
-    def put(self, state: MatcherState, mask: bytes) -> bytes | int:
-        """Have another mask lie where that of an answer does. Returns it, or its slot."""
-        if isinstance(state.mask, bytes):
+    def bits_of(self, mask: bytes | int) -> bytes | memoryview:
+        """Return a mask of an answer, wherever it lies."""
+        if isinstance(mask, bytes):
             return mask
         assert self.slots is not None
-        self.slots.memory.write(state.mask, mask)
-        return state.mask
+        return self.slots.memory.slot(mask)
 
-    def advance(self, handle: bytes, num_tokens: int, ids: list[int]) -> None:
-        """Note new ids, after which there are so many; sent with those of other sequences of the step."""
-        self._new_ids.append((handle, num_tokens, pack_ids(ids)))
+    def put(self, place: bytes | int, mask: bytes) -> bytes | int:
+        """Have another mask lie where one of an answer does. Returns it, or its slot."""
+        if isinstance(place, bytes):
+            return mask
+        assert self.slots is not None
+        self.slots.memory.write(place, mask)
+        return place
+
+    def advance(self, news: MatcherNews) -> None:
+        """Note new ids, or guesses, of a sequence; sent with those of others of the step."""
+        self._news_to_send.append(news)
 
     def close(self, handle: bytes) -> None:
         del self._sequences[handle]
@@ -160,11 +164,12 @@ class GrammarClient:
             self._outbox.send(branches)
 
     def _may_read(self, state: MatcherState) -> bool:
-        """False: its mask lies in a slot that the sequence had before it was opened again."""
-        return isinstance(state.mask, bytes) or state.mask == self._slot_of.get(state.handle)
+        """False: its masks lie in slots that the sequence had before it was opened again."""
+        first = state.masks[0]
+        return isinstance(first, bytes) or first == self._slot_of.get(state.handle)
 
     def wait_for(self, sequence: GuidedSequence) -> bool:
-        """Wait until the answer is of all the output. False: it is late."""
+        """Wait until the answer is current. False: it is late."""
         self._send_ids()
         while not sequence.is_current:
             left_s = self._wait_until - self._clock()
@@ -174,9 +179,9 @@ class GrammarClient:
         return True
 
     def _send_ids(self) -> None:
-        if self._new_ids:
-            self._outbox.send(AdvanceMatchers(tuple(self._new_ids)))
-            self._new_ids.clear()
+        if self._news_to_send:
+            self._outbox.send(AdvanceMatchers(tuple(self._news_to_send)))
+            self._news_to_send.clear()
             self._wait_until = self._clock() + MAX_WAIT_S
         else:
             self._outbox.flush()
@@ -187,10 +192,10 @@ class GrammarClient:
             self.slots.let_go(slot)
 
     def _open_again(self) -> None:
-        """Whoever wrote the slots is gone. Steps may still read them, so each sequence gets another."""
-        self._new_ids.clear()
+        """Whoever wrote the slots is gone. Steps may still read them, so each sequence gets others."""
+        self._news_to_send.clear()
         for handle in list(self._slot_of):
             self._let_go(handle)
         for sequence in self._sequences.values():
-            sequence.state = None
+            sequence.begin_again()
             self._open(sequence)

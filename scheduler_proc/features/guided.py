@@ -1,20 +1,22 @@
 """Guided: keeps the output of a sequence to its guide, token by token.
 
 It waits for its guide before it gets a row. From then on each token has a mask, made by the grammar process
-while the model computes; a mask that is late costs the sequence its row until it has come.
+while the model computes; a mask that is late costs the sequence its row until it has come. A row with guesses
+has a mask for each place at which a token of it may be drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.base.errors import InvalidRequest, RequestError
-from runtime.wire.guide import Guide
-from runtime.wire.messages import MatcherState
+from runtime.wire.format import pack_ids
+from runtime.wire.guide import Guide, MatcherNews, MatcherState
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.samples import Sampled
 from scheduler_proc.core.scheduled_row import NoMask, ScheduledRow
@@ -23,11 +25,13 @@ from scheduler_proc.features.grammar_client import GrammarClient
 
 BitArray: TypeAlias = npt.NDArray[np.uint8]
 WORD_BYTES = 4
+PAUSE = 64
+"""Tokens for which a sequence makes no guesses once the masks behind some were late."""
 
 
 class Guided(RequestFeature):
-    """Feature that keeps output to a guide. It must come before every feature that adds guesses: of a row
-    with a mask there are none.
+    """Feature that keeps output to a guide. It must come before every feature that adds guesses, which are
+    told what of a step counts by its `accept`.
     """
 
     def __init__(self, req: Request, guide: Guide, client: GrammarClient) -> None:
@@ -42,6 +46,12 @@ class Guided(RequestFeature):
         self._own_stops = bits_of(req.sampling.stop_token_ids)
         """Those that a guide may know as text; end tokens it does not."""
         self._is_plain = self._allowed is None and not len(self._own_stops)
+        self._told = b""
+        """Guesses that the grammar process was told last, behind the output that there is."""
+        self._num_masked = 1
+        """Tokens of the step in flight that were drawn with a mask."""
+        self._guesses_from = 0
+        """Number of tokens from which on it may have guesses."""
         client.open(self)
 
     @property
@@ -50,7 +60,7 @@ class Guided(RequestFeature):
 
     @property
     def is_current(self) -> bool:
-        return self.state is not None and self.state.num_tokens == self._req.num_output
+        return self.state is not None and self._is_of_now(self.state)
 
     @property
     def awaited(self) -> str:
@@ -61,32 +71,76 @@ class Guided(RequestFeature):
             self._client.look()
         return self.is_current
 
+    def begin_again(self) -> None:
+        self.state, self._told = None, b""
+
     def plan_row(self, row: ScheduledRow[Any]) -> None:
-        row.make_mask = self._mask
+        row.make_masks = self._masks
+        if self._req.num_tokens >= self._guesses_from:
+            row.note_guesses = self._tell
 
     def accept(self, sampled: Sampled) -> list[int]:
         req, ids = self._req, sampled.ids
+        # Behind an output that is complete, or cannot go on, something was drawn without a mask.
+        ids = ids if len(ids) <= self._num_masked else ids[: self._num_masked]
         num_tokens = req.num_tokens + len(ids)
         is_over = num_tokens >= req.max_len or req.stops_at(ids[-1], num_tokens - 1)
         if not is_over:  # a stop id is no text of the guide's
-            self._client.advance(self.handle, num_tokens - req.num_prompt, ids)
+            self._told = b""
+            self._client.advance(MatcherNews(self.handle, num_tokens - req.num_prompt, pack_ids(ids)))
         return ids
 
     def release(self) -> None:
         self._client.close(self.handle)
 
-    def _mask(self) -> bytes | int | NoMask:
-        """Allow what the guide does, and stop ids where the output may end: a mask, or the slot in which it
-        lies. Raises RequestError when that is nothing, but for an output that is complete.
+    def _is_of_now(self, state: MatcherState) -> bool:
+        """Tell whether an answer is of all the output, and of the guesses that were told last. Then nothing
+        is about to be written where its masks lie.
         """
-        if not self._client.wait_for(self):
+        return state.num_tokens == self._req.num_output and state.guesses == self._told
+
+    def _tell(self, guesses: Sequence[int]) -> None:
+        """Have masks made behind guesses that are verified now. The same ones may have been told before."""
+        told = pack_ids(guesses)
+        if told != self._told:
+            self._told = told
+            self._client.advance(MatcherNews(self.handle, self._req.num_output, guesses=told))
+
+    def _masks(self, num_guesses: int) -> list[bytes | int] | NoMask:
+        """Return the masks of the row's places, or the slots in which they lie. Raises RequestError when its
+        next token can be none, but for an output that is complete.
+        """
+        is_there = self._client.wait_for(self)
+        state = self.state
+        if not is_there or state is None or (num_guesses and state.is_short):
+            if num_guesses:
+                self._guesses_from = self._req.num_tokens + PAUSE
             return NoMask.LATE
-        state, req = self.state, self._req
-        assert state is not None
-        may_stop = state.is_complete and req.num_tokens >= req.min_len
-        if self._is_plain and not may_stop and state.mask != b"":
-            return state.mask
-        mask = np.frombuffer(self._client.bits_of(state), np.uint8)
+        masks: list[bytes | int] = []
+        for mask, is_complete in islice(zip(state.masks, state.are_complete, strict=True), num_guesses + 1):
+            allowed = self._allowed_of(mask, is_complete, self._req.num_tokens + len(masks))
+            if allowed == b"":
+                break
+            masks.append(allowed)
+        self._num_masked = len(masks)
+        if masks:
+            return masks
+        if state.are_complete[0]:
+            return NoMask.COMPLETE
+        raise RequestError(
+            "no token that the guide allows next is left by allowed_token_ids, or is in the vocabulary",
+            code="grammar_unsatisfiable",
+            status=400,
+        )
+
+    def _allowed_of(self, allowed: bytes | int, is_complete: bool, position: int) -> bytes | int:
+        """Allow what the guide does at a position, and stop ids where the output may end. Empty: that is
+        nothing.
+        """
+        may_stop = is_complete and position >= self._req.min_len
+        if self._is_plain and not may_stop and allowed != b"":
+            return allowed
+        mask = np.frombuffer(self._client.bits_of(allowed), np.uint8)
         stops = self._stops if may_stop else self._stops[:0]
         if self._allowed is not None:
             mask, stops = _both(mask, self._allowed), _both(stops, self._allowed)
@@ -94,14 +148,8 @@ class Guided(RequestFeature):
             text = _without(mask, self._own_stops)
             mask = text if text.any() else mask
         if not mask.any():
-            if state.is_complete:
-                return NoMask.COMPLETE
-            raise RequestError(
-                "no token that the guide allows next is left by allowed_token_ids, or is in the vocabulary",
-                code="grammar_unsatisfiable",
-                status=400,
-            )
-        return self._client.put(state, _either(mask, stops).tobytes())
+            return b""
+        return self._client.put(allowed, _either(mask, stops).tobytes())
 
 
 def bits_of(ids: Collection[int]) -> BitArray:

@@ -1,11 +1,14 @@
-"""MaskSlots: whose is which slot of the memory in which masks lie.
+"""MaskSlots: whose are which slots of the memory in which masks lie. A sequence has some that lie side by
+side: one for its next token, and one behind each of its guesses.
 
     take ──► a guided sequence's, until that ends
-         ──► nobody's, but steps that were launched until then may still read it
+         ──► nobody's, but steps that were launched until then may still read them
          ──► free, once they are committed
 
-The grammar process writes a sequence's next mask when it is told a token, which is when the step that read
-the mask before is committed. So one slot is enough for a sequence.
+The grammar process writes a sequence's next masks when it is told a token, which is when the step that read
+the masks before is committed, or guesses, which is when no step that counts reads any. So one slot is enough
+for a place. A step whose row was taken back may read what is written for another one: what it draws then is
+dropped.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ NO_SLOT = -1
 
 
 class MaskSlots:
-    def __init__(self, memory: MaskMemory, num_slots: int) -> None:
+    def __init__(self, memory: MaskMemory, num_sequences: int, width: int = 1) -> None:
+        """`width`: slots of a sequence. The memory has `num_sequences * width`."""
         self.memory = memory
-        self._free = list(range(num_slots - 1, -1, -1))
+        self.width = width
+        self._free = list(range((num_sequences - 1) * width, -1, -width))
         """The one that was used last is taken first: its pages are there."""
         self._leaving: deque[tuple[int, int]] = deque()
-        """Slots that are still read, as (step after which it is free, slot)."""
+        """Slots that are still read, as (step after which they are free, the first of them)."""
         self._launched = 0
         self._committed = 0
 
@@ -36,11 +41,11 @@ class MaskSlots:
         return self.memory.name
 
     def take(self) -> int:
-        """Return a slot that nobody uses; NO_SLOT when there is none."""
+        """Return the first of some slots that nobody uses; NO_SLOT when there are none."""
         return self._free.pop() if self._free else NO_SLOT
 
     def let_go(self, slot: int) -> None:
-        """Give back a slot whose sequence has ended, or whose writer has."""
+        """Give back the slots of a sequence that has ended, or whose writer has."""
         if slot != NO_SLOT:
             self._leaving.append((self._launched, slot))
             self._reuse()

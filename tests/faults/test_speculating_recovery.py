@@ -1,4 +1,6 @@
-"""kill -9 of the engine in the middle of outputs that are guessed: the same tokens come."""
+"""kill -9 of engine and grammar process in the middle of outputs that are guessed, some of them guided: the
+same tokens come.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 from carousel import Client, SamplingParams
+from carousel import StructuredOutputsParams as Guide
 from tests.faults.launch import FaultyLaunch, faulty_launch
 from tests.harness.ring.drawn_requests import PROMPTS
 
@@ -27,19 +30,28 @@ def faulty() -> Iterator[FaultyLaunch]:
         yield faulty
 
 
+GUIDES = (None, Guide(regex="([a-z]{1,9} ){120}"), Guide(grammar='root ::= ("a = " [0-9] ";\\n"){120}'), None)
+
+
 def sampling(seed: int, **fields: Any) -> SamplingParams:
     return SamplingParams(max_tokens=NUM_TOKENS, seed=seed, ignore_eos=True, **KINDS[seed], **fields)
 
 
-@pytest.mark.parametrize("role", ["scheduler", "worker"])
+@pytest.mark.parametrize("role", ["scheduler", "worker", "grammar"])
 def test_guessed_outputs_are_the_same_when_the_engine_is_killed(faulty: FaultyLaunch, role: str) -> None:
     """Right drafts, a prediction of all that comes, and n-grams; some of it is output before the kill."""
     faulty.wait_ready()
     with Client(faulty.launch.run_dir) as client:
         off = [
-            client.generate(prompt, sampling(seed, speculative_num_draft_tokens=0), timeout=TIMEOUT_S)
+            client.generate(
+                prompt,
+                sampling(seed, speculative_num_draft_tokens=0),
+                timeout=TIMEOUT_S,
+                structured_outputs=GUIDES[seed],
+            )
             for seed, prompt in enumerate(PROMPTS)
         ]
+        assert min(len(completion.token_ids) for completion in off) > 100
         options: list[Any] = [
             {"draft_token_ids": off[0].token_ids[:64]},
             {"prediction": off[1].text},
@@ -47,17 +59,23 @@ def test_guessed_outputs_are_the_same_when_the_engine_is_killed(faulty: FaultyLa
             {},
         ]
         streams = [
-            client.stream(prompt, sampling(seed), timeout=TIMEOUT_S, **options[seed])
+            client.stream(
+                prompt,
+                sampling(seed),
+                timeout=TIMEOUT_S,
+                structured_outputs=GUIDES[seed],
+                **options[seed],
+            )
             for seed, prompt in enumerate(PROMPTS)
         ]
         got = [list(next(stream).token_ids) for stream in streams]
         pid = faulty.kill(role)
-        assert all(len(ids) < NUM_TOKENS for ids in got)
+        assert all(len(ids) < len(each.token_ids) for ids, each in zip(got, off, strict=True))
         for ids, stream in zip(got, streams, strict=True):
             for delta in stream:
                 ids += delta.token_ids
         assert got == [list(completion.token_ids) for completion in off]
     faulty.wait_replaced(role, pid)
     faulty.wait_ready()
-    assert faulty.events("restart")[-1]["unit"] == "engine"
+    assert faulty.events("restart")[-1]["unit"] == ("grammar" if role == "grammar" else "engine")
     faulty.check_accounts()

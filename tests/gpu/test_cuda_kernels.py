@@ -236,7 +236,7 @@ def test_what_the_sampler_edits_draws_and_reports_is_the_cpus(device: Device) ->
     ]
     rows = np.arange(len(kinds))
     half = np.random.default_rng(1).integers(0, 256, 4 * -(-VOCAB // 32), np.uint8).tobytes()
-    masks = {0: half, 3: half[:400]}
+    masks = {0: [half], 3: [half[:400]]}
 
     def steps(where: Device) -> list[StepSample]:
         sampler = Sampler(where, max_rows=16, max_len=64, vocab_size=VOCAB)

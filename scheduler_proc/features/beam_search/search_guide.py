@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import pack_ids
-from runtime.wire.guide import Guide
+from runtime.wire.guide import Guide, MatcherState
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates
-from runtime.wire.messages import MatcherState
 from scheduler_proc.core.request import Request
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.guided import no_backend
@@ -60,6 +59,9 @@ class SearchGuide:
         """Wait a little for what may follow its hypotheses. False: it is late."""
         return self._client.wait_for(self)
 
+    def begin_again(self) -> None:
+        self.state = None
+
     def begin(self) -> None:
         """Begin with an output without tokens."""
         self._num_tokens, self._num_beams, self._branches = 0, 1, None
@@ -91,7 +93,7 @@ class SearchGuide:
         """Return which ids may come next in a beam: what the guide allows, and where it may end stop ids."""
         if not self._num_tokens:
             assert self.state is not None
-            mask, is_complete = self._client.bits_of(self.state), self.state.is_complete
+            mask, is_complete = self._client.bits_of(self.state.masks[0]), self.state.are_complete[0]
         else:
             assert self._branches is not None
             mask, is_complete = self._branches.masks[beam], self._branches.are_complete[beam]

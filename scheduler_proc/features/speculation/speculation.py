@@ -49,10 +49,9 @@ class Speculation(RequestFeature):
         row may join.
         """
         self._req = req
-        is_masked = req.guide is not None  # a mask is of one position
-        self._most = 0 if is_masked else num_draft_tokens
+        self._most = num_draft_tokens
         self._cost = cost
-        self._drafts: list[int] = [] if is_masked else unpack_ids(req.draft_ids).tolist()
+        self._drafts: list[int] = unpack_ids(req.draft_ids).tolist()
         ids = unpack_ids(req.prediction_ids)
         self._prediction = NgramIndex(ids, len(ids)) if len(ids) else None
         self._index: NgramIndex | None = None

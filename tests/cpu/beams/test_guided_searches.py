@@ -97,8 +97,8 @@ class NearGrammar:
             if states is not None:
                 self._answers.append(states)
         elif isinstance(message, AdvanceMatchers):
-            for entry in message.entries:
-                self._matchers.advance(*entry)
+            for news in message.entries:
+                self._matchers.advance(news)
         elif isinstance(message, CloseMatcher):
             self._matchers.close(message.handle)
             self._branches.close(message.handle)

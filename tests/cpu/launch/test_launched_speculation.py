@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from carousel import Client, Completion, InvalidRequest, SamplingParams
+from carousel import StructuredOutputsParams as Guide
 from tests.harness.ring.drawn_requests import PROMPTS, check_equal
 from tests.harness.ring.launched import Launched, launched, wait_until
 
@@ -84,6 +85,73 @@ def test_drafts_of_a_request_change_nothing_but_the_steps(client: Client, kind: 
         assert drafted.drafts is not None
         most = len(drafts) if not wrong else wrong - 1
         assert min(most, len(off.token_ids) - 1) <= drafted.drafts.num_accepted <= most
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"name": {"enum": ["red", "green", "blue"]}, "year": {"type": "integer"}},
+        "required": ["name", "year"],
+    },
+    "minItems": 9,
+    "maxItems": 9,
+}
+"""Much of an output comes again: keys, marks, names."""
+OFTEN = {"greedy", "temperature 1", "penalties", "min tokens"}
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.full) for kind in KINDS]
+)
+def test_guided_outputs_are_the_same_with_and_without_guesses(client: Client, kind: str) -> None:
+    """Guesses are n-grams, a prediction, and drafts with and without mistakes, with what the guide forbids
+    and with more than comes. n sequences have a matcher each.
+    """
+    asked: dict[str, Any] = {"structured_outputs": Guide(json=SCHEMA, disable_any_whitespace=True)}
+    off = client.generate(PROMPTS[0], sampling(kind, speculative_num_draft_tokens=0, n=2), **asked)
+    ids = off.token_ids
+    check_equal(client.generate(PROMPTS[0], sampling(kind, n=2), **asked), off)
+    for wrong in (0, 5, 1):
+        drafts = [
+            (token + 1) % 200 if wrong and place % wrong == wrong - 1 else token
+            for place, token in enumerate(ids)
+        ]
+        found = client.generate(PROMPTS[0], sampling(kind, n=2), **asked, draft_token_ids=[*drafts, 9, 10])
+        check_equal(found, off)
+        most = len(ids) - 1 if not wrong else wrong - 1
+        drafted = found.outputs[0].usage
+        assert drafted is not None
+        assert drafted.drafts is not None
+        assert drafted.drafts.num_accepted >= min(most, len(ids) - 1)
+    found = client.generate(PROMPTS[0], sampling(kind, n=2), **asked, prediction=off.text)
+    check_equal(found, off)
+
+
+def test_drafts_behind_the_end_of_a_guide_count_for_nothing(client: Client) -> None:
+    """A closed output ends with `stop` where it is complete, whatever was guessed behind it."""
+    for guide in (Guide(choice=["red"]), Guide(regex="(ab)+"), Guide(regex="a{3}")):
+        asked: dict[str, Any] = {"structured_outputs": guide}
+        off = client.generate("x", sampling("greedy", speculative_num_draft_tokens=0), **asked)
+        drafts = [*off.token_ids[:40], *off.token_ids[:9], 5, 6]
+        found = client.generate("x", sampling("greedy"), **asked, draft_token_ids=drafts)
+        check_equal(found, off)
+        assert num_accepted(found) >= min(len(off.token_ids), 40) - 1
+
+
+def test_a_prediction_of_guided_output_is_right(client: Client) -> None:
+    asked: dict[str, Any] = {"structured_outputs": Guide(json=SCHEMA)}
+    fields = {"max_tokens": 200, "temperature": 0.0}
+    off = client.generate("x", sampling("greedy", speculative_num_draft_tokens=0, **fields), **asked)
+    wait_until(
+        lambda: num_accepted(client.generate("x", sampling("greedy", **fields), **asked)) > 10,
+        10.0,
+        "more than 10 guesses of n-grams are right",
+    )
+    found = client.generate("x", sampling("greedy", **fields), **asked, prediction=off.text)
+    check_equal(found, off)
+    assert found.usage.drafts is not None
+    assert found.usage.drafts.num_accepted_prediction > 0
 
 
 def test_text_that_repeats_takes_fewer_steps(client: Client) -> None:

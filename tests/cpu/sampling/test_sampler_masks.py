@@ -33,4 +33,4 @@ def test_masks_by_cpp(vocab: int, device: type[NativeDevice]) -> None:
 
 def test_a_mask_of_a_row_that_is_not_sampled_is_a_mistake() -> None:
     with pytest.raises(AssertionError, match="samples nothing"):
-        stage_masks(CPU, np.array([4, 2]), {4: b"\xff", 3: b"\xff"}, 8)
+        stage_masks(CPU, np.array([4, 2]), {4: [b"\xff"], 3: [b"\xff"]}, 8)

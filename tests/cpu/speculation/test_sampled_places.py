@@ -21,8 +21,8 @@ from tests.harness.models.sampler_driver import (
     INTERPRETED,
     NativeDevice,
     OnePassDevice,
+    bitmask,
     random_logits,
-    sample,
     sampler_with,
     setup,
     who,
@@ -64,6 +64,10 @@ def _logits(row: int, last_token: int, num_output: int) -> Tensor:
     return random_logits(1, seed=1000 * last_token + 10 * num_output + row, vocab=VOCAB)[0]
 
 
+def allowed_behind(last_token: int, num_output: int) -> range:
+    return range((last_token + num_output) % 5, VOCAB, 5)
+
+
 Report = tuple[int, tuple[float, list[int]] | None, Tensor | None]
 """A token, its logprob with the likeliest ids, its logits."""
 
@@ -71,12 +75,24 @@ Report = tuple[int, tuple[float, list[int]] | None, Tensor | None]
 class Driven:
     """Rows whose tokens are sampled step by step."""
 
-    def __init__(self, device: CpuDevice, names: tuple[str, ...]) -> None:
+    def __init__(self, device: CpuDevice, names: tuple[str, ...], guided: tuple[int, ...] = ()) -> None:
+        """`guided`: rows with a mask for each token, by the token before it."""
         self._sampler = _sampler(device, names)
+        self._guided = guided
         self.outputs: list[list[Report]] = [[] for _ in names]
 
     def last(self, row: int) -> int:
         return self.outputs[row][-1][0] if self.outputs[row] else row
+
+    def _masks(self, row: int, guesses: list[int]) -> list[bytes]:
+        """The masks before and behind guesses, up to the first that may not come."""
+        num_output, masks = len(self.outputs[row]), list[bytes]()
+        for before, guess in zip([self.last(row), *guesses], [*guesses, NO_GUESS], strict=True):
+            allowed = allowed_behind(before, num_output + len(masks))
+            masks.append(bitmask(allowed, VOCAB))
+            if guess not in allowed:
+                break
+        return masks
 
     def step(self, guesses: dict[int, list[int]]) -> None:
         """Sample rows with their guesses; an empty list is one token."""
@@ -91,6 +107,7 @@ class Driven:
         plain = who(rows, positions)
         places = np.array(behind, np.int64)
         has_guesses = any(guesses.values())
+        masks = {row: self._masks(row, own) for row, own in guesses.items() if row in self._guided}
         whose = SampleRows(
             plain.rows,
             plain.positions,
@@ -99,7 +116,7 @@ class Driven:
             places if has_guesses else None,
         )
         with torch.inference_mode():
-            sampled = self._sampler.sample(torch.stack(logits), whose, {})
+            sampled = self._sampler.sample(torch.stack(logits), whose, masks)
         tokens = sampled.tokens.numpy()
         kept = places_that_count(tokens, places)
         if has_guesses:
@@ -125,17 +142,19 @@ def _assert_same(own: list[Report], other: list[Report]) -> None:
         assert raw is None or other_raw is None or torch.equal(raw, other_raw)
 
 
+@pytest.mark.parametrize("guided", [(), (1, 3)], ids=["free", "guided"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_places_are_sampled_as_one_at_a_time(device: CpuDevice) -> None:
+def test_places_are_sampled_as_one_at_a_time(device: CpuDevice, guided: tuple[int, ...]) -> None:
+    """Each place of a guided row has the mask behind the guess before it."""
     draw = random.Random(4)
     kinds = list(SAMPLINGS)
     num_varied = 0
     for names in (("greedy", "top_p", "min_tokens", "bias"), *zip(*[iter(kinds)] * 4, strict=True)):
-        alone = Driven(device, names)
+        alone = Driven(device, names, guided)
         for _ in range(NUM_TOKENS):
             alone.step({row: [] for row in range(4)})
         true = [[token for token, *_ in output] for output in alone.outputs]
-        together = Driven(device, names)
+        together = Driven(device, names, guided)
         while unfinished := [row for row in range(4) if len(together.outputs[row]) < NUM_TOKENS]:
             guesses = {}
             for row in draw.sample(unfinished, draw.randint(1, len(unfinished))):
@@ -145,24 +164,8 @@ def test_places_are_sampled_as_one_at_a_time(device: CpuDevice) -> None:
             together.step(guesses)
         for own, other in zip(together.outputs, alone.outputs, strict=True):
             _assert_same(own, other)
+        for row in guided:
+            ids = [row, *true[row]]
+            assert all(ids[at + 1] in allowed_behind(ids[at], at) for at in range(NUM_TOKENS))
         num_varied += any(len(set(tokens)) > 1 for tokens in true)
     assert num_varied == 1 + len(kinds) // 4
-
-
-def test_masks_go_to_rows_without_guesses_alone() -> None:
-    sampler = _sampler(CPU, ("greedy", "greedy"))
-    logits = random_logits(3, vocab=VOCAB)
-    expected = sample(sampler, logits[:2], [0, 0], [4, 5]).tokens.tolist()
-    plain = who([0, 0, 1], [4, 5, 4])
-    guessing = SampleRows(
-        plain.rows,
-        plain.positions,
-        plain.rows_host,
-        plain.positions_host,
-        np.array([expected[0], NO_GUESS, NO_GUESS]),
-    )
-    only_nine = bytes([0, 2] + [0] * 26)
-    with torch.inference_mode():
-        assert sampler.sample(logits.clone(), guessing, {1: only_nine}).tokens.tolist() == [*expected, 9]
-        with pytest.raises(AssertionError, match="a mask for a row with guesses"):
-            sampler.sample(logits.clone(), guessing, {0: only_nine})

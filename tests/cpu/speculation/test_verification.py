@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 from model_worker.worker import ModelWorker
 from runtime.base.errors import ExecutorError
 from runtime.wire.format import pack_ids, unpack_ids
+from runtime.wire.plan import SampleMasks
 from tests.harness.models.plans import (
     FEEDBACK,
     GREEDY,
@@ -24,6 +25,7 @@ from tests.harness.models.plans import (
     pages_of,
     tokens_of,
 )
+from tests.harness.models.sampler_driver import bitmask
 from tests.harness.models.speculation import (
     SAMPLINGS,
     Generation,
@@ -121,6 +123,34 @@ def test_a_result_counts_accepted_guesses_and_the_token_behind_them(
     assert unpack_ids(result.counts).tolist() == [0]
 
 
+def test_each_place_of_a_row_has_its_own_mask(
+    tiny_worker: tuple[ModelWorker, PlanWriter], tiny_reference: LlamaForCausalLM
+) -> None:
+    """A guess that the mask before it forbids is rejected; behind the last mask nothing is forbidden."""
+    worker, plans = tiny_worker
+    prompt = PROMPTS[1]
+    a, b, c, d = greedy_reference(tiny_reference, prompt, 4)
+    everything = list(range(97))
+    for number, (masks, expected) in enumerate(
+        [
+            ([everything], [a, b, c, d]),
+            ([everything] * 4, [a, b, c, d]),
+            ([[a], [b], [9]], [a, b, 9]),
+            ([everything, [9]], [a, 9]),
+            ([[9], [a]], [9]),
+        ]
+    ):
+        plans.open_row(number, prompt, pages_of(number), **GREEDY)
+        plan = plans.plan(chunks=[(number, [*prompt, a, b, c], True)], drafts={number: 3})
+        plan = structs.replace(plan, defer_sampling=True)
+        step = worker.launch(plan)
+        packed = tuple((number, bitmask(allowed, 97)) for allowed in masks)
+        worker.sample(step, SampleMasks(plan.step, packed))
+        result = step.result()
+        assert tokens_of(result) == expected
+        assert unpack_ids(result.counts).tolist() == [len(expected)]
+
+
 def test_prompt_positions_end_before_the_guesses(
     tiny_worker: tuple[ModelWorker, PlanWriter], tiny_reference: LlamaForCausalLM
 ) -> None:
@@ -150,8 +180,5 @@ def test_drafts_that_a_plan_cannot_have_are_refused(tiny_worker: tuple[ModelWork
             worker._runner.forward(structs.replace(good, **changes))
     with pytest.raises(AssertionError, match="a guess that the host does not know"):
         worker._runner.forward(structs.replace(good, input_ids=pack_ids([7, 7, 50, FEEDBACK])))
-    masked = structs.replace(good, setups=(), defer_sampling=True)
-    with pytest.raises(AssertionError, match="a mask for a row with guesses"):
-        worker._runner.sample(worker._runner.forward(masked), {0: bytes(16)})
     with pytest.raises(ExecutorError, match="drafts of a row"):
         worker.launch(structs.replace(good, drafts=pack_ids([4]))).result()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model_worker.sampling.masks import StepMasks, stage_masks
-from tests.harness.models.sampler_driver import CPU, random_logits
+from tests.harness.models.sampler_driver import CPU, one_each, random_logits
 
 VOCABS = (1, 7, 32, 63, 1003, 4096, 5001)
 
@@ -36,4 +36,4 @@ def mask_case(vocab: int) -> MaskCase:
             mask = np.frombuffer(masks[row].ljust(num_bytes, b"\0"), np.uint8)
             bits = np.unpackbits(mask, bitorder="little", count=vocab)
             expected[i, torch.from_numpy(bits == 0)] = -torch.inf
-    return MaskCase(logits, stage_masks(CPU, rows, masks, vocab), expected)
+    return MaskCase(logits, stage_masks(CPU, rows, one_each(masks), vocab), expected)

@@ -15,6 +15,7 @@ from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampler
 from model_worker.sampling.step import SamplingStep, StepSample
 from runtime.base.cpu_isa import CpuIsa
+from runtime.wire.format import RowMasks
 from tests.harness.models.native import LEAST_ISA, native_kernels
 from tests.harness.row_setups import Row
 
@@ -62,8 +63,13 @@ def who(rows: Sequence[int], positions: Sequence[int]) -> SampleRows:
     return SampleRows(torch.from_numpy(r), torch.from_numpy(p), r, p)
 
 
+def one_each(masks: Mapping[int, bytes] | None) -> RowMasks:
+    """A mask for the next token of each of these rows."""
+    return {row: [mask] for row, mask in (masks or {}).items()}
+
+
 def step_of(sampler: Sampler, whose: SampleRows, masks: Mapping[int, bytes] | None = None) -> SamplingStep:
-    return SamplingStep(CPU, whose, sampler._columns.features[whose.rows_host], masks or {})
+    return SamplingStep(CPU, whose, sampler._columns.features[whose.rows_host], one_each(masks))
 
 
 def sample(
@@ -74,7 +80,7 @@ def sample(
     masks: Mapping[int, bytes] | None = None,
 ) -> StepSample:
     with torch.inference_mode():
-        return sampler.sample(logits.clone(), who(rows, positions), masks or {})
+        return sampler.sample(logits.clone(), who(rows, positions), one_each(masks))
 
 
 def sampler_with(device: CpuDevice, *setups: Row, vocab: int = VOCAB) -> Sampler:

@@ -81,7 +81,7 @@ class ParityGrammar(HookOrder):
 
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         req = self._req
-        row.make_mask = lambda: parity_mask(req.tokens.item(-1))
+        row.make_masks = lambda _: [parity_mask(req.tokens.item(-1))]
 
     def accept(self, sampled: Sampled) -> list[int]:
         super().accept(sampled)
@@ -111,7 +111,7 @@ class Speculation(HookOrder):
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         req = self._req
         room = min(self._rng.randrange(0, 5), req.max_len - req.num_tokens - 1)
-        if room > 0 and not req.num_in_flight and row.make_mask is None:
+        if room > 0 and not req.num_in_flight:
             row.guesses = [
                 token if self._rng.random() < 0.7 else self._rng.randrange(VOCAB_SIZE)
                 for token in self._propose(req, room)

@@ -7,10 +7,13 @@ from scheduler_proc.committer import Committer
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.guided import Guided
 from scheduler_proc.features.mask_slots import MaskSlots
+from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.intake.intake import Intake
 from tests.harness.mutants.mutant_table import Mutant
 
 GUIDES = {"guided": 0.7, "late": 0.3, "max_iterations": 1}
+
+GUESSED = GUIDES | {"speculation": SpeculationSettings(True, 6)}
 
 GUIDE_MUTANTS = [
     Mutant(
@@ -80,9 +83,9 @@ GUIDE_MUTANTS = [
         "a mask believed that a dead grammar process has told",
         GrammarClient,
         "_open_again",
-        "sequence.state = None",
+        "sequence.begin_again()",
         "pass",
-        0,
+        14,
         changes=GUIDES,
     ),
     Mutant(
@@ -91,7 +94,7 @@ GUIDE_MUTANTS = [
         "_may_read",
         "== self._slot_of.get(state.handle)",
         ">= 0",
-        20,
+        64,
         changes={**GUIDES, "guided": 0.9, "late": 0.6},
     ),
     Mutant(
@@ -107,24 +110,24 @@ GUIDE_MUTANTS = [
         "ids of a step not told",
         GrammarClient,
         "_send_ids",
-        "tuple(self._new_ids)",
-        "tuple(self._new_ids[:1])",
+        "tuple(self._news_to_send)",
+        "tuple(self._news_to_send[:1])",
         5,
         changes=GUIDES,
     ),
     Mutant(
         "a complete output goes on",
         Guided,
-        "_mask",
+        "_masks",
         "return NoMask.COMPLETE",
-        "return mask.tobytes()",
+        "return [bytes(4)]",
         0,
         changes=GUIDES,
     ),
     Mutant(
         "a stop id within an output that is not complete",
         Guided,
-        "_mask",
+        "_allowed_of",
         "_without(mask, self._own_stops)",
         "mask",
         0,
@@ -133,7 +136,7 @@ GUIDE_MUTANTS = [
     Mutant(
         "a complete output that may not stop",
         Guided,
-        "_mask",
+        "_allowed_of",
         "self._stops if may_stop else",
         "self._stops[:0] if may_stop else",
         0,
@@ -142,7 +145,7 @@ GUIDE_MUTANTS = [
     Mutant(
         "allowed ids beside a guide forgotten",
         Guided,
-        "_mask",
+        "_allowed_of",
         "_both(mask, self._allowed), _both(stops, self._allowed)",
         "mask, stops",
         0,
@@ -155,7 +158,43 @@ GUIDE_MUTANTS = [
         "scheduled.guesses = ()",
         "pass",
         0,
-        changes=GUIDES,
+        changes=GUESSED,
+    ),
+    Mutant(
+        "masks of two places of a row exchanged",
+        Guided,
+        "_masks",
+        "masks.append(allowed)",
+        "masks.insert(0, allowed)",
+        1,
+        changes=GUESSED,
+    ),
+    Mutant(
+        "a token kept that was drawn behind a complete output",
+        Guided,
+        "accept",
+        "ids[: self._num_masked]",
+        "ids",
+        0,
+        changes=GUESSED | {"late": 0.0},
+    ),
+    Mutant(
+        "masks behind other guesses than a step verifies",
+        Guided,
+        "_is_of_now",
+        "state.guesses == self._told",
+        "True",
+        18,
+        changes=GUESSED,
+    ),
+    Mutant(
+        "the end allowed behind guesses as before them",
+        Guided,
+        "_masks",
+        "self._req.num_tokens + len(masks)",
+        "self._req.num_tokens",
+        16,
+        changes=GUESSED,
     ),
     Mutant(
         "the refusal of a guide passed over",

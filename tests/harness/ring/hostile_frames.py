@@ -9,7 +9,7 @@ import msgspec
 
 from runtime.ring.process import FIRST_EPOCH
 from runtime.wire.format import HEADER_BYTES, PROTOCOL_VERSION, Message, pack_ids
-from runtime.wire.guide import Guide
+from runtime.wire.guide import Guide, MatcherNews
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import (
     UNIONS,
@@ -89,7 +89,7 @@ def samples() -> dict[str, list[Message]]:
         "grammar_in": [
             OpenMatcher(HANDLE, Guide("regex", "a+"), pack_ids([1])),
             OpenMatcher(HANDLE, Guide("json_schema", '{"type": "object"}')),
-            AdvanceMatchers(((HANDLE, 2, pack_ids([1])),)),
+            AdvanceMatchers((MatcherNews(HANDLE, 2, pack_ids([1]), pack_ids([1, 2])),)),
             CloseMatcher(HANDLE),
         ],
         "detokenizer_in": [

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from model_worker.sampling.step_masks import MaskMap, MaskReader
 from runtime.base.errors import ExecutorError
 from runtime.sampling.features import LOGITS, LOGPROBS
-from runtime.wire.format import FloatArray, MaskBits, Message, pack_ids, unpack_ids
+from runtime.wire.format import FloatArray, MaskBits, Message, RowMasks, pack_ids, unpack_ids
 from runtime.wire.messages import ToDetokenizer
 from runtime.wire.plan import (
     AdapterFailed,
@@ -140,10 +141,10 @@ class FakeHandle:
         self.frames: tuple[Frame, ...] = ()
         self._data = b""
         self._error: BaseException | None = None
-        self.masks: Mapping[int, MaskBits] | None = None
-        self.told: dict[int, bytes] = {}
-        """Those masks when the worker was told of them. It reads them later."""
+        self.masks: RowMasks | None = None
         """None: they have not come."""
+        self.told: dict[int, list[bytes]] = {}
+        """Those masks when the worker was told of them. It reads them later."""
         self.processed: dict[int, bytes] = {}
         self.adapters: dict[int, Any] = {}
         """Return what the slots held when the step was launched, by row."""
@@ -176,6 +177,8 @@ class FakeLoad:
     comes_after: FakeHandle | None
 
 
+UNGUIDED = 0
+"""Id that no guide allows."""
 BAD_ADAPTER = "bad"
 """Name of what cannot be loaded."""
 
@@ -266,7 +269,7 @@ class FakeExecutor:
         assert handle.masks is None, "masks came twice"
         masks = msgspec.msgpack.decode(msgspec.msgpack.encode(masks), type=SampleMasks)
         handle.masks = MaskMap(masks, MaskReader())
-        handle.told = {row: bytes(mask) for row, mask in handle.masks.items()}
+        handle.told = {row: list(map(bytes, masks)) for row, masks in handle.masks.items()}
         handle.processed = dict(masks.processed)
 
     def close(self) -> None:
@@ -331,8 +334,7 @@ class FakeExecutor:
         prompts = self._look_at_prompts(plan, rows, starts, lens, logits)
         if plan.defer_sampling:
             assert handle.masks is not None, "masks never came"
-        masks = handle.masks or {}
-        assert handle.told == {row: bytes(mask) for row, mask in masks.items()}, "a mask was written over"
+        masks = self._read_masks(handle)
         for row in rows:
             self._rows[row].is_told = row in handle.processed
         for row, new_ids in handle.processed.items():
@@ -341,6 +343,16 @@ class FakeExecutor:
             told += unpack_ids(new_ids).tolist()
         result = self._sample_all(plan, rows, starts, lens, samples, drafts, masks, logits)
         return msgspec.structs.replace(result, prompts=prompts, tensors=tuple(logits.tensors)), logits.frames
+
+    def _read_masks(self, handle: FakeHandle) -> dict[int, list[bytes]]:
+        """Read them as late as a worker may. A row whose masks were written over meanwhile may draw one id
+        that no guide allows: nobody may want its token any more.
+        """
+        now = {row: list(map(bytes, masks)) for row, masks in (handle.masks or {}).items()}
+        return {
+            row: masks if masks == handle.told[row] else [bytes([1 << UNGUIDED])]
+            for row, masks in now.items()
+        }
 
     def _write_kv(self, rows: list[int], starts: list[int], lens: list[int], ids: list[int]) -> None:
         at = 0
@@ -377,7 +389,7 @@ class FakeExecutor:
         lens: list[int],
         samples: list[int],
         drafts: list[int],
-        masks: Mapping[int, MaskBits],
+        masks: Mapping[int, list[bytes]],
         logits: FakeLogits,
     ) -> StepResult:
         tokens: list[int] = []
@@ -390,7 +402,7 @@ class FakeExecutor:
         for index, (row, start, n, sample, num_drafts) in enumerate(of_rows):
             if sample and self._rows[row].raises:
                 errors.append((index, "told to raise"))
-            got = self._sample(row, start + n, num_drafts, masks.get(row)) if sample else []
+            got = self._sample(row, start + n, num_drafts, masks.get(row, ())) if sample else []
             counts.append(len(got))
             tokens += [token for token, _ in got]
             if got and self._rows[row].setup.features & LOGITS:
@@ -422,14 +434,19 @@ class FakeExecutor:
                 h = prompt_hash(seen(self._context(row, position + 1), self.window))
                 logits.add(index, f"generation_{TAP}", position, [h])
 
-    def _sample(self, row: int, end: int, num_drafts: int, mask: MaskBits | None) -> list[tuple[int, int]]:
+    def _sample(self, row: int, end: int, num_drafts: int, masks: Sequence[bytes]) -> list[tuple[int, int]]:
         """(token, hash) of each accepted position: with
-        drafts, as many as the model agrees with, and one more.
+        drafts, as many as the model agrees with, and one more. Behind the last mask, where there are
+        any, comes an id that no guide allows: nobody may want it.
         """
         state = self._rows[row]
         context = self._context(row, end)
         got: list[tuple[int, int]] = []
-        for position in range(end - num_drafts, end + 1):
+        assert len(masks) <= num_drafts + 1, "masks for places that there are not"
+        for position, mask in zip_longest(range(end - num_drafts, end + 1), masks):
+            if masks and mask is None:
+                got.append((UNGUIDED, 0))
+                break
             got.append(state.sample(context[:position], mask, self.window))
             if position < end and context[position] != got[-1][0] + state.salt:
                 break

@@ -206,7 +206,7 @@ class Guesses(HookOrder):
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         req = self._req
         room = min(req.num_tokens % 4, req.max_len - req.num_tokens - 1)
-        if room > 0 and not req.num_in_flight and row.make_mask is None:
+        if room > 0 and not req.num_in_flight:
             row.guesses = [(req.tokens.item(-1) + i) % VOCAB_SIZE for i in range(room)]
 
 

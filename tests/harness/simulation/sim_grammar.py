@@ -10,7 +10,7 @@ import numpy as np
 
 from runtime.base.mask_memory import MaskMemory
 from runtime.wire.format import Message, unpack_ids
-from runtime.wire.guide import Guide
+from runtime.wire.guide import Guide, MatcherState
 from runtime.wire.messages import (
     AdvanceMatchers,
     CloseMatcher,
@@ -19,7 +19,6 @@ from runtime.wire.messages import (
     FromGrammar,
     GrammarStarted,
     GuideRefused,
-    MatcherState,
     MatcherStates,
     OpenMatcher,
 )
@@ -29,6 +28,10 @@ from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 
 MAX_DELAY_S = 0.4
 NUM_SLOTS = 64
+WIDTH = 4
+"""Slots of a sequence: fewer than it may have guesses."""
+SHORT = 0.02
+"""Probability that it gives up at a guess."""
 CLOSES_AT = 11
 """Output tokens with which the guide `short` is complete, and nothing may follow."""
 GUIDES = ("short", "long", "open")
@@ -54,6 +57,13 @@ def place_in(guide: str, ids: list[int]) -> Place:
     return Place(allowed_after(ids), is_complete=guide == "open" and len(ids) % 3 == 2)
 
 
+def mask_of(place: Place) -> bytes:
+    """Empty where nothing may come."""
+    bits = np.zeros(VOCAB_SIZE, np.uint8)
+    bits[place.allowed] = 1
+    return np.packbits(bits, bitorder="little").tobytes() if place.allowed else b""
+
+
 class FakeGrammar:
     """The grammar process: holds its matchers alone, forgets them when it dies, answers when it likes."""
 
@@ -72,7 +82,9 @@ class FakeGrammar:
         self._ids: dict[bytes, list[int]] = {}
         self._answers: list[tuple[float, FromGrammar]] = []
         self._slot_of: dict[bytes, int] = {}
-        self._unwritten: dict[bytes, tuple[MatcherState, bytes]] = {}
+        self._unwritten: dict[bytes, tuple[MatcherState, list[bytes]]] = {}
+        self.num_behind_guesses = 0
+        """Masks behind guesses."""
         self.is_dead = False
 
     @property
@@ -80,8 +92,12 @@ class FakeGrammar:
         return len(self._ids)
 
     def client(self, clock: Callable[[], float], num_slots: int = NUM_SLOTS) -> GrammarClient:
-        """`num_slots`: of the memory in which masks lie; sequences beyond that have theirs in messages."""
-        self.slots = MaskSlots(MaskMemory.create(NUM_SLOTS, -(-VOCAB_SIZE // 32) * 4), num_slots)
+        """`num_slots`: sequences with slots in the memory where masks lie, each for WIDTH masks; what is
+        beyond comes in messages.
+        """
+        self.slots = MaskSlots(
+            MaskMemory.create(NUM_SLOTS * WIDTH, -(-VOCAB_SIZE // 32) * 4), num_slots, WIDTH
+        )
         made = self._client = GrammarClient(self.send, self.news, clock, self.slots)
         return made
 
@@ -98,16 +114,16 @@ class FakeGrammar:
         if isinstance(message, OpenMatcher):
             self._slot_of.pop(message.handle, None)
             if message.memory:
-                assert message.memory == self.slots.memory.name
+                assert (message.memory, message.num_slots) == (self.slots.memory.name, WIDTH)
                 self._slot_of[message.handle] = message.slot
             self._open(message.handle, message.guide, unpack_ids(message.output_ids).tolist())
         elif isinstance(message, AdvanceMatchers):
-            for handle, num_tokens, packed in message.entries:
+            for handle, num_tokens, packed, guesses in message.entries:
                 ids = self._ids.get(handle)
                 new = unpack_ids(packed).tolist()
                 if ids is not None and len(ids) + len(new) == num_tokens:
                     ids += new
-                    self._answer(handle)
+                    self._answer(handle, guesses)
         elif isinstance(message, CloseMatcher):
             self._ids.pop(message.handle, None)
             self._unwritten.pop(message.handle, None)
@@ -123,29 +139,52 @@ class FakeGrammar:
         self._ids[handle] = ids
         self._answer(handle)
 
-    def _answer(self, handle: bytes) -> None:
-        ids = self._ids[handle]
-        place = place_in(self._guides[handle], ids)
-        bits = np.zeros(VOCAB_SIZE, np.uint8)
-        bits[place.allowed] = 1
-        mask = np.packbits(bits, bitorder="little").tobytes() if place.allowed else b""
+    def _answer(self, handle: bytes, guesses: bytes = b"") -> None:
+        places, is_short = self._places(handle, guesses)
         is_late = self._rng.random() < self.late
         self.num_late += is_late
-        delay_s = self._rng.uniform(0.0, MAX_DELAY_S) if is_late else 0.0
-        slot = self._slot_of.get(handle)
-        kept = slot if slot is not None and mask else mask
-        state = MatcherState(handle, len(ids), kept, place.is_complete)
-        if slot is not None and is_late:
-            self._unwritten[handle] = (state, mask)
-        elif slot is not None:
-            self.slots.memory.write(slot, mask)
-        self._answers.append((self.now_s() + delay_s, MatcherStates((state,))))
+        self.num_behind_guesses += len(places) - 1
+        due_s = self.now_s() + (self._rng.uniform(0.0, MAX_DELAY_S) if is_late else 0.0)
+        for earlier_s, earlier in self._answers:  # what was asked first is answered first
+            if isinstance(earlier, MatcherStates) and earlier.states[0].handle == handle:
+                due_s, is_late = max(due_s, earlier_s), True
+        masks, slot = [mask_of(place) for place in places], self._slot_of.get(handle)
+        kept: list[bytes | int] = list(masks)
+        if slot is not None:
+            kept[:WIDTH] = [slot + at if mask else mask for at, mask in enumerate(masks[:WIDTH])]
+        are_complete = tuple(place.is_complete for place in places)
+        state = MatcherState(handle, len(self._ids[handle]), tuple(kept), are_complete, guesses, is_short)
+        if is_late:
+            self._unwritten[handle] = (state, masks)
+        else:
+            self._write(state, masks)
+        self._answers.append((due_s, MatcherStates((state,))))
 
-    def _write(self, state: MatcherState) -> None:
-        """A mask that is late is made when it is told; nothing is written for who has ended or gone on."""
-        newest, mask = self._unwritten.get(state.handle, (None, b""))
+    def _places(self, handle: bytes, guesses: bytes) -> tuple[list[Place], bool]:
+        """Places before and behind guesses, as far as these may come. True where it has given up before."""
+        ids, guide = list(self._ids[handle]), self._guides[handle]
+        places = [place_in(guide, ids)]
+        for guess in unpack_ids(guesses).tolist():
+            if guess not in places[-1].allowed:
+                break
+            if self._rng.random() < SHORT:
+                return places, True
+            ids.append(guess)
+            places.append(place_in(guide, ids))
+        return places, False
+
+    def _write_late(self, state: MatcherState) -> None:
+        """Masks that are late are made when they are told; nothing is written for who has ended."""
+        newest, masks = self._unwritten.get(state.handle, (None, []))
         if newest is state:
-            self.slots.memory.write(self._slot_of[state.handle], mask)
+            del self._unwritten[state.handle]
+            self._write(state, masks)
+
+    def _write(self, state: MatcherState, masks: list[bytes]) -> None:
+        slot = self._slot_of.get(state.handle)
+        if slot is not None:
+            for number, mask in enumerate(masks[:WIDTH]):
+                self.slots.memory.write(slot + number, mask)
 
     def news(self, wait_s: float) -> list[FromGrammar]:
         if wait_s > 0.0:
@@ -156,7 +195,7 @@ class FakeGrammar:
         self._answers = [each for each in self._answers if each not in due]
         for _, answer in due:
             if isinstance(answer, MatcherStates):
-                self._write(answer.states[0])
+                self._write_late(answer.states[0])
         return [answer for _, answer in due]
 
     def _is_due(self) -> list[tuple[float, FromGrammar]]:

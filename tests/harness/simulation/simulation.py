@@ -105,9 +105,13 @@ class Simulation:
         spec = self.specs[req.key]
         tokens: list[int] = req.tokens.tolist()
         self.counts["drafted"] += num_guesses
+        num_tokens = len(tokens)
         for _ in range(num_guesses):
-            tokens.append(next_token(spec, tokens)[0])
-        return tokens[-num_guesses:]
+            token = next_token(spec, tokens)[0]
+            if token < 0:  # nothing may follow
+                break
+            tokens.append(token)
+        return tokens[num_tokens:]
 
     # -- what happens from outside --------------------------------------------------------------------------
 
@@ -311,6 +315,7 @@ class Simulation:
             assert self.grammar.slots.num_free == NUM_SLOTS, "a slot of a sequence that has ended"
             self.counts["guided"] += sum(spec.message.guide is not None for spec in self.specs.values())
             self.counts["late masks"] += self.grammar.num_late
+            self.counts["masks behind guesses"] += self.grammar.num_behind_guesses
         self.counts["processed"] += sum(bool(spec.message.processors) for spec in self.specs.values())
         self.counts["tapped"] += sum(
             bool(spec.message.sampling.additional_outputs) for spec in self.specs.values()

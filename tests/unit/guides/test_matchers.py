@@ -20,14 +20,14 @@ from grammar_proc import matchers as matching
 from grammar_proc.backend import BackendVocabulary
 from grammar_proc.branches import Branches
 from grammar_proc.compile_child import try_guide
-from grammar_proc.matchers import GuideBroken, Matchers
+from grammar_proc.matchers import GuideBroken, MaskPlace, Matchers
 from grammar_proc.open_backend import open_vocabulary
 from grammar_proc.vocabulary import GrammarVocabulary
+from runtime.base.mask_memory import MaskMemory
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import pack_ids
-from runtime.wire.guide import Guide
+from runtime.wire.guide import Guide, MatcherNews, MatcherState
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers
-from runtime.wire.messages import MatcherState
 
 AMBIGUOUS = Guide("lark", "start: a\na: /[a-z]/ a a | /[a-z]/ a | /[a-z]/ | /[a-z]/ a a a")
 """Texts of it can be read in more ways with each letter."""
@@ -56,6 +56,12 @@ def id_of(token: str) -> int:
     return token_id
 
 
+def ids_in(mask: bytes | int) -> list[int]:
+    assert isinstance(mask, bytes)
+    ids: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
+    return ids
+
+
 class Followed:
     """Sequences whose tokens are drawn among those that their masks allow."""
 
@@ -79,14 +85,13 @@ class Followed:
             else:
                 self.states[state.handle] = state
         for handle, state in list(self.states.items()):
-            assert isinstance(state.mask, bytes)
-            allowed = np.flatnonzero(np.unpackbits(np.frombuffer(state.mask, np.uint8), bitorder="little"))
-            if not len(allowed):
+            allowed = ids_in(state.masks[0])
+            if not allowed:
                 del self.states[handle]
                 continue
-            token = self._rng.choice(allowed.tolist())
+            token = self._rng.choice(allowed)
             self.ids[handle].append(token)
-            self.matchers.advance(handle, len(self.ids[handle]), pack_ids([token]))
+            self.matchers.advance(MatcherNews(handle, len(self.ids[handle]), pack_ids([token])))
 
 
 def test_a_guide_whose_tokens_take_too_long_ends_and_those_beside_it_go_on(
@@ -127,6 +132,83 @@ def test_as_many_choices_as_a_list_may_have(either: BackendVocabulary[Any], pref
     texts = set(map(text_of, followed.ids.values()))
     assert texts <= set(choices)
     assert len(texts) > 1
+
+
+def state_of(matchers: Matchers) -> MatcherState:
+    (state,) = matchers.news(64)
+    assert isinstance(state, MatcherState)
+    return state
+
+
+def test_masks_behind_guesses_are_those_of_the_guessed_ids(vocabulary: GrammarVocabulary) -> None:
+    """Up to the first guess that may not come; to look ahead changes nothing of the sequence itself."""
+    start = vocabulary.compile(try_guide(Guide("regex", "a(b|c){2}(dz)?"), vocabulary).grammar)
+    a, b, c, d, z = map(id_of, "abcdz")
+    matchers = Matchers(vocabulary)
+    matchers.open(b"s", start, b"")
+    first = state_of(matchers)
+    assert (first.are_complete, first.guesses) == ((False,), b"")
+
+    def ask(num_tokens: int, new: list[int], guesses: list[int]) -> MatcherState:
+        matchers.advance(MatcherNews(b"s", num_tokens, pack_ids(new), pack_ids(guesses)))
+        state = state_of(matchers)
+        assert (state.num_tokens, state.guesses, state.is_short) == (num_tokens, pack_ids(guesses), False)
+        return state
+
+    def mask_of(*ids: int) -> bytes:
+        matcher = start.deep_copy()
+        assert matcher.consume_tokens(list(ids))
+        mask: bytes = vocabulary.masks([matcher]).tobytes()
+        return mask if any(mask) else b""
+
+    assert ask(0, [], [a, b, c, d]).masks == tuple(mask_of(*[a, b, c, d][:at]) for at in range(5))
+    assert ask(0, [], [a, z, c]).masks == (mask_of(), mask_of(a))
+    assert ask(0, [], [z]).masks == (mask_of(),)
+    closing = ask(1, [a], [b, b, d, z, a])
+    assert closing.masks == (*(mask_of(a, *[b, b, d][:at]) for at in range(4)), b"")
+    assert closing.are_complete == (False, False, True, False, True)
+    assert ask(1, [], [c]).masks == (mask_of(a), mask_of(a, c))
+    assert ask(3, [b, c], []).masks == (mask_of(a, b, c),)
+    assert ask(3, [], [0, d]).masks == (mask_of(a, b, c),), "the end token is no text"
+
+
+def test_masks_behind_guesses_lie_side_by_side_and_those_beyond_are_sent(
+    vocabulary: GrammarVocabulary,
+) -> None:
+    start = vocabulary.compile(try_guide(Guide("regex", "[ab]{9}"), vocabulary).grammar)
+    a, b = map(id_of, "ab")
+    memory = MaskMemory.create(6, 4 * -(-4096 // 32))
+    matchers = Matchers(vocabulary)
+    matchers.open(b"s", start, b"", MaskPlace(memory, 3, 3))
+    assert state_of(matchers).masks == (3,)
+    matchers.advance(MatcherNews(b"s", 0, guesses=pack_ids([a, b, a, b])))
+    state = state_of(matchers)
+    assert state.masks[:3] == (3, 4, 5)
+    assert [ids_in(each) != [] for each in state.masks[3:]] == [True, True]
+    assert not any(memory.slot(2))
+    assert ids_in(bytes(memory.slot(5))) == ids_in(bytes(memory.slot(3)))
+
+
+def test_guesses_that_take_too_long_are_given_up_and_their_sequence_goes_on(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = vocabulary.compile(try_guide(Guide("regex", "[ab]{90}"), vocabulary).grammar)
+    ids = [id_of("a")] * 8
+    matchers = Matchers(vocabulary)
+    matchers.open(b"s", start, b"")
+    state_of(matchers)
+    monkeypatch.setattr(matching, "FAIR_STEP_S", 1e-6)
+    matchers.advance(MatcherNews(b"s", 0, guesses=pack_ids(ids)))
+    state = state_of(matchers)
+    assert state.is_short
+    assert 1 <= len(state.masks) <= len(ids)
+    monkeypatch.setattr(matching, "FAIR_STEP_S", 9.0)
+    matchers._entries[b"s"].guess_excess_s = matching.MAX_EXCESS_S + 1.0
+    matchers.advance(MatcherNews(b"s", 0, guesses=pack_ids(ids)))
+    state = state_of(matchers)
+    assert (state.is_short, len(state.masks)) == (True, 1)
+    matchers.advance(MatcherNews(b"s", 1, pack_ids(ids[:1])))
+    assert not state_of(matchers).is_short
 
 
 def test_guides_that_are_kept_are_bounded_in_number_and_size(

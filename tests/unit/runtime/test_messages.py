@@ -12,7 +12,7 @@ import pytest
 from runtime.base.errors import ProtocolMismatch
 from runtime.wire import messages, plan
 from runtime.wire.format import HEADER_BYTES, Message, header, pack_ids, schema_hash, unpack_ids
-from runtime.wire.guide import Guide
+from runtime.wire.guide import Guide, MatcherNews, MatcherState
 from runtime.wire.handle import attempt_of, client_of, describe, make_handle, sequence_key, split_handle
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates, HypothesisSoFar
 from runtime.wire.messages import UNIONS
@@ -36,11 +36,11 @@ SAMPLES: list[Message] = [
     messages.GuideRefused(HANDLE, messages.ErrorInfo("why")),
     messages.ForgetMatchers(),
     messages.OpenMatcher(HANDLE, Guide("regex", "a+"), pack_ids([1])),
-    messages.AdvanceMatchers(((HANDLE, 2, pack_ids([1])),)),
+    messages.AdvanceMatchers((MatcherNews(HANDLE, 2, pack_ids([1]), pack_ids([4])),)),
     messages.CloseMatcher(HANDLE),
     BranchMatchers(HANDLE, 2, ((0, pack_ids([1])), (FROM_THE_START, pack_ids([1, 2])))),
     BranchStates(HANDLE, 2, (b"\xff", b""), (False, True)),
-    messages.MatcherStates((messages.MatcherState(HANDLE, 2, b"\xff", True),)),
+    messages.MatcherStates((MatcherState(HANDLE, 2, (b"\xff", 7), (True, False), pack_ids([4])),)),
     messages.GrammarStarted(),
     messages.TokenBatch(
         3,

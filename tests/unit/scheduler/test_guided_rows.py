@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,19 +17,20 @@ from runtime.wire.format import pack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.messages import (
     AbortRequest,
-    DraftCounts,
     ErrorInfo,
     FromGrammar,
     GuideRefused,
     TokenizedRequest,
 )
 from runtime.wire.plan import SampleMasks
+from scheduler_proc.core.request import Request
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.features.grammar_client import MAX_WAIT_S
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from tests.harness.scheduler.scheduler_parts import SETTING, message, run_until_idle
+from tests.harness.simulation import sim_grammar
 from tests.harness.simulation.sim_grammar import CLOSES_AT, NUM_SLOTS, FakeGrammar, allowed_after
 from tests.harness.simulation.sim_system import System
 
@@ -274,23 +275,104 @@ def test_a_request_that_another_feature_refuses_leaves_no_matcher() -> None:
         assert grammar.num_open == 0
 
 
-def test_guesses_for_a_row_with_a_mask_are_dropped(expected: list[list[int]]) -> None:
-    class Guesses(RequestFeature):
-        def plan_row(self, row: ScheduledRow[Any]) -> None:
-            row.guesses = [1, 2]
+class Proposer(RequestFeature):
+    """Guesses whatever it is given, at whatever token."""
 
-    with serving(depth=2) as (system, _):
-        system.scheduler.intake.maker.factories += (lambda req: Guesses() if req.guide else None,)
+    def __init__(self, req: Request, guesses: Callable[[int], list[int]]) -> None:
+        self._req = req
+        self._guesses = guesses
+
+    def plan_row(self, row: ScheduledRow[Any]) -> None:
+        req = self._req
+        if not req.num_in_flight:
+            row.guesses = self._guesses(req.num_output)[: max(0, req.max_len - req.num_tokens - 1)]
+
+
+def guessing(
+    system: System, expected: list[list[int]], num_guesses: int, wrong: Callable[[int], bool]
+) -> None:
+    """Have the rows of `requests()` guess what comes, and now and then what does not."""
+    of = {each.handle: ids for each, ids in zip(requests(), expected, strict=True)}
+
+    def attach(req: Request) -> RequestFeature:
+        def guesses(done: int) -> list[int]:
+            ids = [*of[req.handle], 1, 2, 3][done : done + num_guesses]
+            return [(token + 1) % 96 if wrong(done + at) else token for at, token in enumerate(ids)]
+
+        return Proposer(req, guesses)
+
+    system.scheduler.intake.maker.factories += (attach,)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("late", [0.0, 0.5])
+@pytest.mark.parametrize("wrong_every", [1, 3, 99])
+def test_guesses_of_guided_rows_change_no_token(
+    expected: list[list[int]], depth: int, late: float, wrong_every: int
+) -> None:
+    """Guesses that the guide forbids are among them, and some behind the end of a closed output."""
+    with serving(late, depth=depth) as (system, grammar):
+        guessing(system, expected, 5, lambda at: at % wrong_every == wrong_every - 1)
         assert outputs(system, requests()) == expected
+        reasons = [system.detokenizer.closed[each.handle].reason for each in requests()]
+        assert reasons == ["stop", "length", "length", "length"]
+        assert (grammar.num_behind_guesses > 0) == (wrong_every > 1)
 
 
-def test_nobody_waits_for_the_guesses_of_a_row_with_a_mask(expected: list[list[int]]) -> None:
-    """Which are never made: steps overlap as without speculation."""
-    asked = request(1, "long", max_tokens=24, draft_ids=pack_ids(expected[1][:8]))
+def test_right_guesses_of_a_guided_row_take_fewer_steps(expected: list[list[int]]) -> None:
+    asked = request(1, "long", max_tokens=24, draft_ids=pack_ids([*expected[1][:11], 0, 0]))
     with serving(depth=2, speculation=SpeculationSettings(True, 4)) as (system, _):
-        system.inbox.send(asked)
-        for _ in range(60):
-            system.step()
-            assert not system.rows.must_commit_first
+        run_until_idle(system, asked)
         assert system.detokenizer.tokens[asked.handle] == expected[1]
-        assert system.detokenizer.closed[asked.handle].drafts == DraftCounts()
+        drafts = system.detokenizer.closed[asked.handle].drafts
+        assert drafts is not None
+        assert drafts.num_accepted >= 11
+
+
+def test_guesses_whose_masks_are_late_cost_the_row_its_guesses_for_a_while(
+    expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes back as for any late mask, and its tokens are the same; so where masks behind guesses are
+    missing.
+    """
+    monkeypatch.setattr(sim_grammar, "SHORT", 1.0)
+    asked = requests()[1]
+    with serving(depth=2) as (system, grammar):
+        guessing(system, expected, 5, lambda _: False)
+        run_until_idle(system, asked)
+        assert system.detokenizer.tokens[asked.handle] == expected[1]
+        assert system.lifecycle.num_retracted == 1
+        assert grammar.num_behind_guesses == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_grammar_process_that_dies_changes_no_guessed_token(expected: list[list[int]], depth: int) -> None:
+    asked = requests()
+    with serving(depth=depth) as (system, grammar):
+        guessing(system, expected, 3, lambda at: at % 4 == 3)
+        for each in asked:
+            system.inbox.send(each)
+        for turn in range(120):
+            if turn % 5 == 3:
+                grammar.die()
+            elif turn % 5 == 4:
+                grammar.start()
+            system.step()
+        grammar.start()
+        run_until_idle(system)
+        assert [system.detokenizer.tokens[each.handle] for each in asked] == expected
+        assert grammar.num_behind_guesses > 0
+
+
+def test_guesses_for_a_row_whose_masks_are_of_one_place_are_dropped(expected: list[list[int]]) -> None:
+    class OnePlace(RequestFeature):
+        """Takes the guesses from a guide that could take them."""
+
+        def plan_row(self, row: ScheduledRow[Any]) -> None:
+            row.note_guesses = None
+
+    with serving(depth=2) as (system, grammar):
+        system.scheduler.intake.maker.factories += (lambda req: OnePlace() if req.guide else None,)
+        guessing(system, expected, 2, lambda _: False)
+        assert outputs(system, requests()) == expected
+        assert grammar.num_behind_guesses == 0

@@ -14,7 +14,6 @@ from carousel.client.core.request_builder import Submission, build_request
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.wire.format import pack_ids, unpack_ids
-from runtime.wire.guide import Guide
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import DraftCounts, GenerateRequest, TokenizedRequest
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
@@ -302,19 +301,6 @@ def test_embeddings_have_nothing_to_guess(fields: dict[str, Any]) -> None:
     asked = GenerateRequest(make_handle(1, 1), SamplingParams(seed=1), text="x", task="embed", **fields)
     with pytest.raises(InvalidRequest, match="an embedding has no output to guess"):
         validator.check_request(asked)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [({"draft_ids": pack_ids([1])}, "draft_token_ids"), ({"prediction": "x"}, "prediction")],
-)
-def test_outputs_that_are_held_to_a_guide_are_not_guessed(fields: dict[str, Any], param: str) -> None:
-    validator = Validator(vocab_size=100, context_length=32)
-    guide = Guide("regex", "a+")
-    asked = GenerateRequest(make_handle(1, 1), SamplingParams(seed=1), text="x", guide=guide, **fields)
-    with pytest.raises(InvalidRequest, match=f"{param}: .*guide .regex.*leave out one") as caught:
-        validator.check_request(asked)
-    assert caught.value.param == param
 
 
 def test_a_prediction_needs_a_tokenizer() -> None:
