@@ -61,6 +61,8 @@ class AsyncClient(AsyncControlCalls):
         """Return this client as it asks in the name of a tenant, for a server that knows its callers. Both
         have one connection. Believed of who can open the run directory; over TCP the client's key counts.
         """
+        if tenant == self._tenant:
+            return self
         other = copy.copy(self)
         other._tenant = tenant
         return other
@@ -161,7 +163,9 @@ class AsyncClient(AsyncControlCalls):
 
     def open(self, submission: Submission, timeout: float | None = None) -> AsyncResultStream:
         """Begin a request that is written down already, as `stream` and `submit` do with their arguments."""
-        return AsyncResultStream(self._opened, replace(submission, tenant=self._tenant), timeout)
+        if submission.tenant != self._tenant:
+            submission = replace(submission, tenant=self._tenant)
+        return AsyncResultStream(self._opened, submission, timeout)
 
     async def _opened(self) -> Session[Mailbox]:
         """The session, connected."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -74,12 +75,16 @@ TAG_FIELDS = ("format", "structures", "triggers")
 KINDS = ("json", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag", "structured_outputs")
 
 
+_guides_of = attrgetter(*GuideFields.__struct_fields__)
+
+
 def asked_guide(body: GuideFields) -> AskedGuide:
     """Return the one guide of a body. Raises InvalidRequest where there are two."""
     given: dict[str, StructuredOutputsParams] = {}
-    for name in GuideFields.__struct_fields__:
-        value = getattr(body, name)
-        params = None if _is_absent(value) else _MAKERS[name](value)
+    for name, value in zip(GuideFields.__struct_fields__, _guides_of(body), strict=True):
+        if value is None or _is_absent(value):
+            continue
+        params = _MAKERS[name](value)
         if params is not None:
             given[name] = params
     return one_guide(given)

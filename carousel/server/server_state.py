@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from carousel.server.tracing.http_spans import HttpSpans
 from carousel.server.tracing.sampling import new_traceparent
 from carousel.server.tracing.tracing import RequestTrace, TracedRequest, Tracing
 from runtime.base.errors import InvalidRequest, RequestError, RingClosed
+from runtime.base.random_ids import random_id
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.ring.adapters_file import AdaptersFile
 from runtime.settings.config import RuntimeConfig
@@ -198,4 +198,4 @@ def _no_answer() -> RequestError:
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+    return f"{prefix}-{random_id()}"

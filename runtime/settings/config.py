@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -26,14 +27,20 @@ MAX_NAME_CHARS = 256
 """Length of a logits processor's name, at most: what a request may name."""
 
 
+@lru_cache(maxsize=16)
+def _names_in(text: str) -> tuple[str, ...]:
+    """Names between commas. Each request asks for those of the model."""
+    names = [name.strip() for name in text.split(",")]
+    return tuple(dict.fromkeys(filter(None, names))) or ("",)
+
+
 class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
     """Settings as given; `auto`, None and 0 stand for what `resolve` fills in."""
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """Names of the model that requests may use; replies use the first."""
-        names = [name.strip() for name in self.served_model_name.split(",")]
-        return tuple(dict.fromkeys(filter(None, names))) or ("",)
+        return _names_in(self.served_model_name)
 
     @property
     def adapter_paths(self) -> dict[str, str]:

@@ -226,9 +226,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         """Check every range and combination that needs no model.
         Raises InvalidRequest naming the first field at fault.
         """
-        for parameter, value in zip(PARAMETERS, msgspec.structs.astuple(self), strict=True):
-            neutral = parameter.neutral
-            if type(value) is not type(neutral) or value != neutral:
+        values = msgspec.structs.astuple(self)
+        for value, neutral, parameter in zip(values, _NEUTRAL, PARAMETERS, strict=True):
+            # What was not given is mostly the very object that stands for it.
+            if value is not neutral and (type(value) is not type(neutral) or value != neutral):
                 parameter.check(value)
         self._check_together()
         self.check_truncation()
@@ -338,3 +339,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
                 f"temperature is {self.temperature:g}: a beam search draws nothing; leave it out, or 0",
                 param="temperature",
             )
+
+
+_NEUTRAL = tuple(
+    default if type(default) is type(p.neutral) and default == p.neutral else p.neutral
+    for default, p in zip(msgspec.structs.astuple(SamplingParams()), PARAMETERS, strict=True)
+)
+"""Neutral values, as the very objects that fields which are not given have."""

@@ -121,8 +121,8 @@ class StatusPage:
         """Replace the slot of a process. Call from its owner's work loop only."""
         at = self._slot_at(role, index)
         (count,) = _COUNTER.unpack_from(self._map, at)
-        fields = status._replace(state=STATES.index(status.state))  # type: ignore[arg-type]
-        _FIELDS.pack_into(self._map, _copy_at(at, count + 1), *fields)
+        epoch, pid, state, *others = status
+        _FIELDS.pack_into(self._map, _copy_at(at, count + 1), epoch, pid, STATES.index(state), *others)
         _COUNTER.pack_into(self._map, at, count + 1)
 
     def read(self, role: str, index: int = 0) -> ProcessStatus:
@@ -130,10 +130,10 @@ class StatusPage:
         at = self._slot_at(role, index)
         while True:
             (before,) = _COUNTER.unpack_from(self._map, at)
-            fields = _FIELDS.unpack_from(self._map, _copy_at(at, before))
+            epoch, pid, state, *others = _FIELDS.unpack_from(self._map, _copy_at(at, before))
             (after,) = _COUNTER.unpack_from(self._map, at)
             if before == after:
-                return ProcessStatus(*fields)._replace(state=STATES[fields[2]])
+                return ProcessStatus(epoch, pid, STATES[state], *others)
 
     def close(self) -> None:
         self._map.close()

@@ -73,6 +73,8 @@ REWRITTEN = tuple(
     or (isinstance(p.kind, Number) and p.nullable)
 )
 """Parameters that callers may write in several ways."""
+_REWRITTEN = tuple((p.name, p.kind.accept, getattr(SamplingParams(), p.name)) for p in REWRITTEN)
+_rewritten_of = attrgetter(*[p.name for p in REWRITTEN])
 NUMBERS = tuple(p for p in PARAMETERS if isinstance(p.kind, Number) and not p.nullable)
 _numbers_of = attrgetter(*[p.name for p in NUMBERS])
 _FIELD_NAMES = {"text": "prompt"}
@@ -379,7 +381,11 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
         raise InvalidRequest(
             f"sampling_params must be SamplingParams, got {type(sampling).__name__}", param="sampling_params"
         )
-    changes = {p.name: p.kind.accept(p.name, getattr(sampling, p.name)) for p in REWRITTEN}
+    changes = {
+        name: accept(name, value)
+        for (name, accept, default), value in zip(_REWRITTEN, _rewritten_of(sampling), strict=True)
+        if value is not default  # as most are: None, or the one empty tuple
+    }
     numbers = _numbers_of(sampling)
     if set(map(type, numbers)) != {float}:  # of most requests they all are
         changes |= {p.name: p.kind.accept(p.name, each) for p, each in zip(NUMBERS, numbers, strict=True)}

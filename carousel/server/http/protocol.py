@@ -232,15 +232,19 @@ class HttpProtocol(HttpToolsProtocol):
         self._read_on_behind_pipeline()
 
     def _check_head(self) -> None:
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        size, num_hosts, codings = len(self.url), 0, list[bytes]()
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            if name == b"host":
+                num_hosts += 1
+            elif name == b"transfer-encoding":
+                codings.append(value.lower())
         if size > MAX_HEAD_BYTES:
             self._stop(_head_too_large())
         is_old = self.parser.get_http_version() == "1.0"
-        num_hosts = sum(name == b"host" for name, _ in self.headers)
         if num_hosts > 1 or not (num_hosts or is_old):
             self._stop(_invalid("a request of HTTP/1.1 has one Host header"))
         # The parser finds out when the request has been begun.
-        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings and (is_old or codings != [b"chunked"]):
             self._stop(_invalid("Transfer-Encoding is chunked, in HTTP/1.1, or left out"))
 

@@ -5,14 +5,13 @@ So do answers carry other headers that reading the request has brought up.
 
 from __future__ import annotations
 
-import uuid
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carousel.server.http.errors import error_response
 from carousel.server.tracing.sampling import traceparent_of
 from runtime.base.console import log_context
 from runtime.base.errors import InvalidRequest
+from runtime.base.random_ids import random_id
 from runtime.wire.format import MAX_LABEL_CHARS
 
 HEADER = b"x-request-id"
@@ -39,7 +38,7 @@ class RequestIdMiddleware:
             )
             await error_response(error)(scope, receive, send)
             return
-        request_id = given[0] if given else uuid.uuid4().hex.encode()
+        request_id = given[0] if given else random_id().encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
         log_context.set(_for_log(request_id.decode(), scope["headers"]))
 

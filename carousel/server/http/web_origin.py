@@ -36,6 +36,8 @@ class WebOriginMiddleware:
         self._hosts = frozenset(_plain(name) for name in (*own_hosts, *allowed_hosts))
         self._suffixes = (*LOCAL_SUFFIXES, *(_plain(name[1:]) for name in allowed_hosts if name[:2] == "*."))
         self._origins = frozenset(origins)
+        self._known_host: bytes | None = None
+        """The latest that was looked at and is a name of this server: callers mostly use one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._refusal(scope) if scope["type"] == "http" else None
@@ -45,7 +47,16 @@ class WebOriginMiddleware:
             await error_response(error)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> RequestError | None:
-        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        names: list[bytes] = []
+        pages: list[bytes] = []
+        for name, value in scope["headers"]:
+            if name == b"host":
+                names.append(value)
+            elif name == b"origin":
+                pages.append(value)
+        if not pages and names == [self._known_host]:
+            return None
+        hosts = [name.decode("latin-1") for name in names]
         for host in hosts:
             if not self._any_host and not self._knows(host):
                 return RequestError(
@@ -56,9 +67,9 @@ class WebOriginMiddleware:
                     status=403,
                 )
         own = {f"{scheme}://{host}" for host in hosts for scheme in ("http", "https")}
-        for name, value in scope["headers"]:
-            origin = value.decode("latin-1")
-            if name == b"origin" and not (self._any_origin or origin in self._origins or origin in own):
+        for page in pages:
+            origin = page.decode("latin-1")
+            if not (self._any_origin or origin in self._origins or origin in own):
                 return RequestError(
                     f"Origin: pages of {origin[:SHOWN_CHARS]!r} may not call this server; --cors-origins "
                     "names those that may",
@@ -66,6 +77,8 @@ class WebOriginMiddleware:
                     code="origin_not_allowed",
                     status=403,
                 )
+        if len(names) == 1:
+            self._known_host = names[0]
         return None
 
     def _knows(self, host: str) -> bool:

@@ -393,8 +393,19 @@ class Generation(Response):
 
 def labelled(submission: Submission, label: str) -> Submission:
     """The same under a label that is held for it."""
-    options = RequestOptions({**submission.options, "label": label})
-    return replace(submission, options=options, holds_label=True)
+    options = submission.options
+    if submission.label != label:
+        options = RequestOptions({**options, "label": label})
+    # As replace() would, which takes longer to find out what the fields are.
+    return Submission(
+        submission.prompt,
+        submission.sampling,
+        submission.stream,
+        options,
+        submission.tenant,
+        submission.is_cumulative,
+        holds_label=True,
+    )
 
 
 def _is_long(sampling: SamplingParams) -> bool:

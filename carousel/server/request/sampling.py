@@ -6,7 +6,9 @@ default, which is neutral.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -45,12 +47,19 @@ def sampling_params(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     """A seed that is not given stays open: each prompt draws its own."""
-    names = set(SamplingParams.__struct_fields__).intersection(body.__struct_fields__)
-    given = {name: getattr(body, name) for name in names}
+    names, values_of = _shared_fields(type(body))
+    given = {name: value for name, value in zip(names, values_of(body), strict=True) if value is not None}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     if body.return_hidden_states:
         given["additional_outputs"] = (HIDDEN_STATES,)
     return given_sampling(defaults, given)
+
+
+@cache
+def _shared_fields(body_type: type[GenerationBody]) -> tuple[tuple[str, ...], Callable[[Any], Sequence[Any]]]:
+    """Names of the fields that bodies of a type have in common with SamplingParams, and what gets them."""
+    names = tuple(name for name in SamplingParams.__struct_fields__ if name in body_type.__struct_fields__)
+    return names, attrgetter(*names)
 
 
 def given_sampling(defaults: SamplingDefaults, given: Mapping[str, Any]) -> SamplingParams:

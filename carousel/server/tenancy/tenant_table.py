@@ -15,12 +15,12 @@ class TenantTable:
     def __init__(self, path: Path | None = None) -> None:
         """Read the file. None: there are no keys. Raises OSError, msgspec.MsgspecError."""
         self._file = None if path is None else TenantsFile(path)
-        self._tenants = (self._file and self._file.read_if_changed()) or Tenants()
+        self._take((self._file and self._file.read_if_changed()) or Tenants())
 
-    @property
-    def is_shared(self) -> bool:
-        """True if several tenants may have something generated."""
-        return sum(bool(each.digests) and each.may("user") for each in self._tenants.tenants) > 1
+    def _take(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+        self.is_shared = sum(bool(each.digests) and each.may("user") for each in tenants.tenants) > 1
+        """Several tenants may have something generated."""
 
     def of_key(self, key: bytes) -> Tenant | None:
         """Return who holds this API key; None: nobody."""
@@ -40,4 +40,4 @@ class TenantTable:
             return
         tenants = await asyncio.to_thread(self._file.read_new)
         if tenants is not None:
-            self._tenants = tenants
+            self._take(tenants)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from carousel.server.http.web_origin import WebOriginMiddleware
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.harness.http.http_front import Front, http_front
 from tests.harness.ring.fake_ring import WAIT_S, finish, output, spell
@@ -135,3 +137,21 @@ def test_all_who_ask_for_the_deep_check_at_once_share_one_request(tmp_path: Path
         assert front.http.get("/health_generate").status_code == 200, (
             "the next one who asks has one of his own"
         )
+
+
+async def _nobody(*_: Any) -> Any:
+    raise AssertionError("nothing is served")
+
+
+@pytest.mark.parametrize("host", [b"", b"evil.example"])
+def test_the_first_to_ask_is_refused_as_any_other(host: bytes) -> None:
+    """The latest name that was served is remembered; before it there is none."""
+    middleware = WebOriginMiddleware(_nobody, own_hosts=(), allowed_hosts=(), origins=())
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "headers": [(b"host", host)]}
+    asyncio.run(middleware(scope, _nobody, send))
+    assert sent[0]["status"] == 403
