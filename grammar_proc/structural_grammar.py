@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import llguidance
@@ -46,7 +47,9 @@ class StructuralGrammar:
             case tags.Regex():
                 return self._refer(llguidance.LLMatcher.grammar_from_regex(element.pattern))
             case tags.JsonSchema():
-                schema = _schema(element.json_schema, element.param, element.at, is_object=element.is_object)
+                schema = element_schema(
+                    element.json_schema, element.param, element.at, is_object=element.is_object
+                )
                 return self._refer(self._json_grammar(schema))
             case tags.TaggedArguments():
                 return self._tagged(element)
@@ -78,7 +81,9 @@ class StructuralGrammar:
                 return self._triggered(element)
 
     def _tagged(self, element: tags.TaggedArguments) -> str:
-        arguments = tagged_arguments(element, _schema(element.json_schema, element.param, is_object=True))
+        arguments = tagged_arguments(
+            element, element_schema(element.json_schema, element.param, is_object=True)
+        )
         parts = []
         for argument in arguments:
             begin = element.begin.replace(tags.NAME, argument.name)
@@ -169,16 +174,24 @@ class StructuralGrammar:
         return f"@{name}"
 
 
-def _schema(json_schema: Raw, param: str, at: str = "", *, is_object: bool) -> Any:
-    try:
+def element_schema(json_schema: Raw, param: str, at: str = "", *, is_object: bool) -> Any:
+    """Return the schema of an element. Raises InvalidRequest."""
+    with errors_of(param, at):
         schema = schema_of(bytes(json_schema).decode())
+    if is_object and isinstance(schema, dict):
+        schema.setdefault("type", "object")
+    return schema
+
+
+@contextmanager
+def errors_of(param: str, at: str) -> Iterator[None]:
+    """Give errors of a schema the place that it has in a request."""
+    try:
+        yield
     except SchemaRefused as error:
         where = f"{param}: {at}" if at else param
         message = where + error.message.removeprefix(error.param or "")
         raise InvalidRequest(message, code=error.code, param=param) from None
-    if is_object and isinstance(schema, dict):
-        schema.setdefault("type", "object")
-    return schema
 
 
 def _quoted(text: str) -> str:

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from grammar_proc.guide_grammar import choices_of, refused
 from grammar_proc.xgrammar_backend.expressions import Expression, ExpressionRefused
 from grammar_proc.xgrammar_backend.json_values import JsonValues
-from grammar_proc.xgrammar_backend.nodes import GrammarNode, Rules, chars, literals
+from grammar_proc.xgrammar_backend.nodes import QUOTED, GrammarNode, Rules, chars, literals
+from grammar_proc.xgrammar_backend.tags import TagNodes
+from runtime.guides import structural_tag
 from runtime.guides.json_schema import schema_of
 from runtime.wire.guide import Guide
 
@@ -20,7 +22,6 @@ OF_TOKENS = re.compile(r"\b(?:Token|ExcludeToken|TagDispatch|TokenTagDispatch|Re
 CODE = re.compile(r"((?<!\\)(?:\\\\)*)\\x([0-9a-fA-F]{2})")
 """Code of a character: GBNF's has two digits, xgrammar's any number."""
 WIDE = re.compile(r"\\[uU]")
-QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*')
 
 
 def ebnf_of(guide: Guide, special: Mapping[str, int]) -> str:
@@ -30,13 +31,13 @@ def ebnf_of(guide: Guide, special: Mapping[str, int]) -> str:
     if guide.kind == "ebnf":
         return _checked(guide.text)
     rules = Rules()
-    grammar = rules.ebnf(_node(guide, rules))
+    grammar = rules.ebnf(_node(guide, rules, special))
     if grammar is None:
         raise refused(guide.kind, "no output can match it")
     return grammar
 
 
-def _node(guide: Guide, rules: Rules) -> GrammarNode:
+def _node(guide: Guide, rules: Rules, special: Mapping[str, int]) -> GrammarNode:
     match guide.kind:
         case "json":
             return JsonValues(rules, any_whitespace=guide.any_whitespace).of_schema({"type": "object"})
@@ -49,6 +50,16 @@ def _node(guide: Guide, rules: Rules) -> GrammarNode:
                 raise refused("regex", str(error)) from None
         case "choice":
             return literals(choices_of(guide.text), rules)
+        case "ebnf":
+            return rules.foreign(_checked(guide.text))
+        case "structural_tag":
+            tag = TagNodes(
+                rules,
+                special,
+                JsonValues(rules, any_whitespace=guide.any_whitespace),
+                lambda each: _node(Guide(each.kind, each.text, each.any_whitespace), rules, special),
+            )
+            return tag.of(structural_tag.decode(guide.text))
     raise refused(guide.kind, "--grammar-backend xgrammar does not take it; llguidance does")
 
 

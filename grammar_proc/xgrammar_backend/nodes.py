@@ -6,6 +6,7 @@ grammar is written: a matcher would offer tokens after which no text can end.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,6 +14,9 @@ from typing import TypeAlias
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Characters by their code points, first and last of each range."""
 MAX_CODE = 0x10FFFF
+QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*')
+"""Parts of EBNF in which nothing is the name of a rule."""
+NAME = re.compile(r"[A-Za-z_][\w.-]*")
 SURROGATES = (0xD800, 0xDFFF)
 
 
@@ -64,9 +68,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class AnyToken:
-    """One token of any kind but one; None: of any kind."""
+    """One token of any kind, with text or without."""
 
-    but: int | None
+    but: tuple[int, ...]
+    """Ids that it may not have; at least one."""
 
 
 GrammarNode: TypeAlias = FixedText | Chars | Concatenation | Choice | Repeated | Rule | Token | AnyToken
@@ -155,17 +160,14 @@ class Rules:
 
     def __init__(self) -> None:
         self._nodes: dict[str, GrammarNode] = {}
-        self._limits: dict[str, int] = {}
         self._shared: dict[GrammarNode, Rule] = {}
+        self._foreign: dict[str, str] = {}
+        """Grammars that are written already, by the names of their first rules."""
 
-    def new(self, node: GrammarNode | None = None, *, max_tokens: int | None = None) -> Rule:
-        """Return a new rule. `node`: None where it is `put` later, as a rule that leads to itself is.
-        `max_tokens`: most tokens that it may take.
-        """
+    def new(self, node: GrammarNode | None = None) -> Rule:
+        """Return a new rule. `node`: None where it is `put` later, as a rule that leads to itself is."""
         name = f"r{len(self._nodes)}"
         self._nodes[name] = NEVER if node is None else node
-        if max_tokens is not None:
-            self._limits[name] = max_tokens
         return Rule(name)
 
     def put(self, rule: Rule, node: GrammarNode) -> None:
@@ -179,6 +181,17 @@ class Rules:
             self._shared[node] = self.new(node)
         return self._shared[node]
 
+    def foreign(self, ebnf: str) -> Rule:
+        """Return a rule of a grammar that is written already, as one of the texts that it has."""
+        prefix = f"g{len(self._foreign)}-"
+        parts, at = [], 0
+        for quoted in QUOTED.finditer(ebnf):
+            parts += [NAME.sub(rf"{prefix}\g<0>", ebnf[at : quoted.start()]), quoted[0]]
+            at = quoted.end()
+        parts.append(NAME.sub(rf"{prefix}\g<0>", ebnf[at:]))
+        self._foreign[f"{prefix}root"] = "".join(parts)
+        return Rule(f"{prefix}root")
+
     def ebnf(self, root: GrammarNode) -> str | None:
         """Return the grammar that begins at a node. None: no text matches it."""
         live = self._live()
@@ -189,14 +202,13 @@ class Rules:
         to_do = _rules_of(start)
         while to_do:
             name = to_do.pop()
-            if name not in needed:
+            if name not in needed and name not in self._foreign:
                 needed[name] = _pruned(self._nodes[name], live)
                 to_do += _rules_of(needed[name])
         writer = _Writer()
         lines = [f"root ::= {writer.write(start)}"]
-        for name, node in needed.items():
-            limit = f"[max_tokens={self._limits[name]}]" if name in self._limits else ""
-            lines.append(f"{name}{limit} ::= {writer.write(node)}")
+        lines += [f"{name} ::= {writer.write(node)}" for name, node in needed.items()]
+        lines += self._foreign.values()
         lines += [f"{name} ::= {written}" for written, name in writer.sets.items()]
         return "\n".join(lines)
 
@@ -206,7 +218,7 @@ class Rules:
         for name, node in self._nodes.items():
             for used in _rules_of(node):
                 users.setdefault(used, []).append(name)
-        live: set[str] = set()
+        live = set(self._foreign)
         to_do = list(self._nodes)
         while to_do:
             name = to_do.pop()
@@ -291,7 +303,7 @@ class _Writer:
             case Token(number):
                 return f"Token({number})"
             case AnyToken(but):
-                return f"ExcludeToken({'' if but is None else but})"
+                return f"ExcludeToken({', '.join(map(str, but))})"
 
     def _grouped(self, node: GrammarNode) -> str:
         text = self.write(node)

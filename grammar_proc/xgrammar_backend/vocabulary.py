@@ -14,6 +14,9 @@ from grammar_proc.xgrammar_backend.guides import ebnf_of
 from runtime.wire.format import IntArray
 from runtime.wire.guide import Guide
 
+NO_TEXT = b"\xff"
+"""Bytes of a special token: no text has them, and a token without any could not be taken by its id either."""
+
 
 class XGrammarMatcher:
     """Place of an output in a grammar of xgrammar's."""
@@ -59,7 +62,7 @@ class XGrammarVocabulary:
         tokenizer, self.special = read_tokenizer(directory)
         num_ids = tokenizer.vocab_size
         known = [
-            b"" if tokenizer.is_special_token(number) else tokenizer.decode_bytes([number])
+            NO_TEXT if tokenizer.is_special_token(number) else tokenizer.decode_bytes([number])
             for number in range(num_ids)
         ]
         info = xgrammar.TokenizerInfo(known, xgrammar.VocabType.RAW, stop_token_ids=[])

@@ -39,9 +39,9 @@ OLDER = {
 }
 
 
-@pytest.fixture(scope="module")
-def matching() -> Matching:
-    return Matching("<tool_call>", "</tool_call>")
+@pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
+def matching(request: pytest.FixtureRequest) -> Matching:
+    return Matching("<tool_call>", "</tool_call>", backend=request.param)
 
 
 def params(element: Any) -> StructuredOutputsParams:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import llguidance
 import pytest
 from msgspec import Raw
 from tokenizers import Tokenizer
@@ -21,8 +21,9 @@ from carousel.server.chat.formats import REASONING_FORMATS, TOOL_FORMATS, Thinki
 from carousel.server.chat.output_guide import HeldCalls, output_guide
 from carousel.server.chat.tools import ToolSet
 from carousel.structured_outputs import StructuredOutputsParams
+from grammar_proc.backend import Matcher
 from grammar_proc.compile_child import try_guide
-from grammar_proc.vocabulary import GrammarVocabulary
+from grammar_proc.open_backend import open_vocabulary
 from runtime.base.errors import InvalidRequest
 from runtime.guides import structural_tag as tags
 from runtime.settings.config import DEMO_MODEL
@@ -54,10 +55,15 @@ MARKS = {
 }
 
 
+BACKENDS: list[str] = []
+"""The last is the one that is tried."""
+
+
 class Matching:
     """A vocabulary in which two spellings are special tokens, added tokens, or text like any other."""
 
-    def __init__(self, one: str, two: str, tokens: str = "added") -> None:
+    def __init__(self, one: str, two: str, tokens: str = "added", backend: str = "") -> None:
+        """`backend`: empty for the one that is tried."""
         if tokens == "none":
             one, two = "<x>", "<y>"
         tokenizer: Any = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
@@ -68,11 +74,11 @@ class Matching:
         text = json.dumps(tokenizer)
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "tokenizer.json").write_text(text)
-            self.vocabulary = GrammarVocabulary(Path(folder), num_threads=1)
+            self.vocabulary = open_vocabulary(backend or BACKENDS[-1], Path(folder), num_threads=1)
         self._tokenizer = Tokenizer.from_str(text)
-        self._compiled: tuple[Guide, llguidance.LLMatcher] | None = None
+        self._compiled: tuple[Guide, Matcher] | None = None
 
-    def compile(self, guide: Guide) -> llguidance.LLMatcher:
+    def compile(self, guide: Guide) -> Matcher:
         """Return a matcher at the beginning; of the guide that was asked for last it is a copy."""
         if self._compiled is None or self._compiled[0] != guide:
             compiled = try_guide(guide, self.vocabulary)
@@ -84,7 +90,15 @@ class Matching:
         """Tell whether a whole text matches, as the tokenizer writes it."""
         matcher = self.compile(guide)
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+        return matcher.consume_tokens(ids) and matcher.is_accepting()
+
+
+@pytest.fixture(scope="module", params=["llguidance", "xgrammar"], autouse=True)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    BACKENDS.append(request.param)
+    yield request.param
+    BACKENDS.pop()
+    matching_of.cache_clear()
 
 
 @cache
@@ -178,7 +192,7 @@ def test_in_text_a_trigger_begins_a_call_that_is_held(family: str, tokens: str) 
         StructuredOutputsParams(json_object=True),
     ],
 )
-def test_a_guide_begins_behind_reasoning(params: StructuredOutputsParams, tokens: str) -> None:
+def test_a_guide_begins_behind_reasoning(params: StructuredOutputsParams, tokens: str, backend: str) -> None:
     matching = matching_of("<think>", "</think>", tokens)
     reasoning, value = REASONING_FORMATS["qwen3"], '{"city": "Ulm"}'
     opened = output_guide(params, HeldCalls("none"), reasoning, "open")
@@ -188,6 +202,11 @@ def test_a_guide_begins_behind_reasoning(params: StructuredOutputsParams, tokens
     assert begins is not None
     assert after is not None
     assert after.kind != "structural_tag"
+    if after.kind == "lark" and backend == "xgrammar":
+        error = try_guide(opened, matching.vocabulary).error
+        assert error is not None
+        assert error.message == "lark: --grammar-backend xgrammar does not take it; llguidance does"
+        return
     for end in ("</think>", "</think>\n\n"):
         assert matching.takes(opened, f"So {{\n{end}{value}")
         assert matching.takes(begins, f"<think>So {{\n{end}{value}")

@@ -14,6 +14,7 @@ import pytest
 from grammar_proc.compile_child import try_guide
 from grammar_proc.xgrammar_backend.numbers import Bounds
 from grammar_proc.xgrammar_backend.vocabulary import XGrammarMatcher, XGrammarVocabulary
+from runtime.guides import structural_tag as tags
 from runtime.guides.keywords import KEYWORDS, XGRAMMAR
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.guide import Guide
@@ -107,6 +108,10 @@ def test_a_mask_has_the_tokens_that_the_matcher_takes_and_no_others(
     guides = [Guide("regex", "(x)?[^a-z]-"), Guide("ebnf", 'root ::= "x"? [ -`{-\ud7ff] "-"')]
     guides += [Guide("regex", drawn.next()) for _ in range(count)]
     guides += [schema_guide(schemas.next()) for _ in range(count)]
+    text = tags.AnyText()
+    call = tags.Tag("<call>", tags.Regex("[é-ü]+"), "</call>")
+    guides.append(Guide("structural_tag", tags.encode(tags.TriggeredTags(["<c", "ell"], [call], False))))
+    guides.append(Guide("structural_tag", tags.encode(tags.Tag("", text, "<|im_end|>"))))
     for guide in guides:
         compiled = try_guide(guide, vocabulary)
         if compiled.error is not None:
