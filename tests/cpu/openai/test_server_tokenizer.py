@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,3 +56,17 @@ def test_tokens_up_to_a_mark_are_counted_wherever_it_stands(place: int, num_befo
     num_up_to = place + len(mark)
     if num_before < num_up_to:
         assert vocabulary.num_up_to("</think>", ids, num_before) == num_up_to
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_tokenizer_that_is_loaded_is_looked_through_by_no_collection(is_frozen: bool) -> None:
+    """Frozen, it is treated as all that was there at the start, in a process that has frozen that."""
+    gc.unfreeze()
+    gc.collect()
+    if is_frozen:
+        gc.freeze()
+    try:
+        vocabulary = asyncio.run(ServerTokenizer(str(DEMO_MODEL), "", 64).vocabulary())
+        assert any(each is vocabulary for each in gc.get_objects()) != is_frozen
+    finally:
+        gc.unfreeze()
