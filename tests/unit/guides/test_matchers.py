@@ -189,6 +189,21 @@ def test_masks_behind_guesses_lie_side_by_side_and_those_beyond_are_sent(
     assert ids_in(bytes(memory.slot(5))) == ids_in(bytes(memory.slot(3)))
 
 
+def test_who_makes_no_guesses_does_not_wait_for_the_masks_behind_those_of_others(
+    vocabulary: GrammarVocabulary,
+) -> None:
+    start = vocabulary.compile(try_guide(Guide("regex", "[ab]{90}"), vocabulary).grammar)
+    ids = pack_ids([id_of("a")] * 8)
+    matchers = Matchers(vocabulary)
+    for name in (b"p", b"q"):
+        matchers.open(name, start, b"")
+    matchers.advance(MatcherNews(b"p", 0, guesses=ids))
+    assert [state.handle for state in matchers.news(64)] == [b"q"]
+    assert matchers.has_news
+    assert [state.handle for state in matchers.news(64)] == [b"p"]
+    assert not matchers.has_news
+
+
 def test_guesses_that_take_too_long_are_given_up_and_their_sequence_goes_on(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
