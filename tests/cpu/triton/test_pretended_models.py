@@ -95,17 +95,17 @@ def test_vectors_are_those_of_the_cpu(pooling: str, tmp_path: Path) -> None:
 
 
 def masked_tokens(path: Path, device: str) -> list[list[int]]:
-    """Return the tokens of two rows whose masks come late: after a prompt, after a decode of one of them, and
-    not at all.
+    """Return the tokens of two rows whose masks come late: after a prompt, after a decode of one of them, not
+    at all, and for each place of a row with guesses.
     """
     sizes = {"cuda_graph_bs": "2"} if device == "cuda" else {}
     worker, plans = make_worker(path, device, **sizes), PlanWriter(4)
     for row in range(2):
-        plans.open_row(row, PROMPTS[row], [1 + 3 * row, 2 + 3 * row, 3 + 3 * row], temperature=0.0)
+        plans.open_row(row, PROMPTS[row], [1 + 4 * row + at for at in range(4)], temperature=0.0)
 
-    def masked(plan: BatchPlan, allowed: dict[int, list[int]]) -> WorkerStep:
-        bits = {row: np.bincount(ids, minlength=VOCAB).astype(bool) for row, ids in allowed.items()}
-        masks = [(row, np.packbits(each, bitorder="little").tobytes()) for row, each in bits.items()]
+    def masked(plan: BatchPlan, *allowed: tuple[int, list[int]]) -> WorkerStep:
+        bits = [(row, np.bincount(ids, minlength=VOCAB).astype(bool)) for row, ids in allowed]
+        masks = [(row, np.packbits(each, bitorder="little").tobytes()) for row, each in bits]
         step = worker.launch(plan)
         worker.sample(step, SampleMasks(plan.step, tuple(masks)))
         return step
@@ -113,10 +113,19 @@ def masked_tokens(path: Path, device: str) -> list[list[int]]:
     decodes = [(0, FEEDBACK), (1, FEEDBACK)]
     prompts = [(row, PROMPTS[row], True) for row in range(2)]
     steps = [
-        masked(plans.plan(chunks=prompts, defer_sampling=True), {0: [5, 6], 1: [7, 60]}),
-        masked(plans.plan(decodes=decodes, defer_sampling=True), {1: [8, 9]}),
+        masked(plans.plan(chunks=prompts, defer_sampling=True), (0, [5, 6]), (1, [7, 60])),
+        masked(plans.plan(decodes=decodes, defer_sampling=True), (1, [8, 9])),
         worker.launch(plans.plan(decodes=decodes)),
     ]
+    guesses = plans.plan(
+        decodes=[(1, FEEDBACK)],
+        chunks=[(0, [FEEDBACK, 20, 21], True)],
+        drafts={0: 2},
+        defer_sampling=True,
+    )
+    steps.append(masked(guesses, (1, [30]), (0, [20]), (0, [22, 23])))
+    plans.accept(0, 2)
+    steps.append(worker.launch(plans.plan(decodes=decodes)))
     tokens = [unpack_ids(step.result().tokens).tolist() for step in steps]
     worker.close()
     return tokens
@@ -128,6 +137,9 @@ def test_masks_that_come_late_are_those_of_the_cpu(tmp_path: Path) -> None:
         got = masked_tokens(tmp_path, "cuda")
     assert got == masked_tokens(tmp_path, "cpu")
     assert (got[0][0] in (5, 6), got[0][1] in (7, 60), got[1][1] in (8, 9)) == (True, True, True)
+    assert got[3][:2] == [30, 20]
+    assert got[3][2] in (22, 23)
+    assert len(got[3]) == 3
 
 
 def save_as_fp8(path: Path, kv_scale: KVScale = UNSCALED) -> None:
