@@ -91,7 +91,7 @@ def build_scheduler(
         _settings_in_force(config, executor, limits),
         profile=StepProfile(profile_dir, port),
         snapshots=SnapshotMaker(lifecycle, port.now_s, port.wall_s),
-        calls=WorkerCalls(ranks, output, port),
+        calls=WorkerCalls(ranks, output, port, config.ranks_per_node if config.nnodes > 1 else 0),
         inline=inline,
     )
     features = make_features(config, output, kv, port.now_s, grammar, limits.vocab_size, decoders)

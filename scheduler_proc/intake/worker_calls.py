@@ -48,11 +48,16 @@ class _Open(NamedTuple):
 class WorkerCalls:
     """Calls to ranks that wait for answers, by their numbers."""
 
-    def __init__(self, ranks: CalledRanks | None, output: Output, port: Port) -> None:
-        """Begin without calls. `ranks`: None where none can be called."""
+    def __init__(
+        self, ranks: CalledRanks | None, output: Output, port: Port, ranks_per_node: int = 0
+    ) -> None:
+        """Begin without calls. `ranks`: None where none can be called. `ranks_per_node`: 0 where there is one
+        node, which no error names.
+        """
         self._ranks = ranks
         self._output = output
         self._port = port
+        self._ranks_per_node = ranks_per_node
         self._open: dict[int, _Open] = {}
         self._num_calls = 0
 
@@ -103,7 +108,7 @@ class WorkerCalls:
         for number, call in list(self._open.items()):
             if self._port.now_s() >= call.deadline_s:
                 del self._open[number]
-                self._refuse(call, _late(call))
+                self._refuse(call, self._late(call))
 
     def forget(self, client: int, tenant: str) -> None:
         """Forget the calls of a client that has gone, as this tenant says; nobody waits for their answers."""
@@ -122,7 +127,7 @@ class WorkerCalls:
         answers = [call.answers[rank] for rank in call.ranks]
         failed = next((answer for answer in answers if answer.error), None)
         if failed is not None:
-            text = f"{_name(call)}: rank {failed.rank}: {failed.error}"
+            text = f"{_name(call)}: rank {self._named(failed.rank)}: {failed.error}"
             self._refuse(call, RequestError(text, code="worker_call_failed"))
             return
         values = [msgspec.json.decode(answer.value) for answer in answers]
@@ -131,14 +136,16 @@ class WorkerCalls:
     def _refuse(self, call: _Open, error: RequestError) -> None:
         self._output.reply(reply_to(call.request, error_info(error), ok=False))
 
+    def _late(self, call: _Open) -> RequestError:
+        assert call.request.call is not None
+        silent = ", ".join(self._named(rank) for rank in call.ranks if rank not in call.answers)
+        text = f"{_name(call)}: no answer from rank {silent} in {call.request.call.timeout_s:g} s"
+        return RequestError(text, code="timeout", status=408)
+
+    def _named(self, rank: int) -> str:
+        return f"{rank} on node {rank // self._ranks_per_node}" if self._ranks_per_node else str(rank)
+
 
 def _name(call: _Open) -> str:
     assert call.request.call is not None
     return f"collective_rpc({call.request.call.method!r})"
-
-
-def _late(call: _Open) -> RequestError:
-    assert call.request.call is not None
-    silent = ", ".join(str(rank) for rank in call.ranks if rank not in call.answers)
-    text = f"{_name(call)}: no answer from rank {silent} in {call.request.call.timeout_s:g} s"
-    return RequestError(text, code="timeout", status=408)

@@ -55,13 +55,13 @@ def test_a_method_of_the_extension_keeps_its_state_on_its_rank(client: Client) -
 @pytest.mark.parametrize(
     ("method", "args", "code", "text"),
     [
-        ("raise_on", [0], "worker_call_failed", "rank 0: LookupError: nothing here on 0"),
-        ("raise_on", [1], "worker_call_failed", "rank 1: LookupError: nothing here on 1"),
-        ("missing", [], "worker_call_failed", "rank 0: AttributeError: there is no method missing"),
-        ("_hidden", [], "worker_call_failed", "rank 0: AttributeError: there is no method _hidden"),
-        ("where", [1], "worker_call_failed", "rank 0: TypeError: "),
-        ("huge", [], "worker_call_failed", "rank 0: ValueError: it returned 1048578 bytes of JSON"),
-        ("no_json", [], "worker_call_failed", "rank 0: TypeError: "),
+        ("raise_on", [0], "worker_call_failed", "rank 0 on node 0: LookupError: nothing here on 0"),
+        ("raise_on", [1], "worker_call_failed", "rank 1 on node 1: LookupError: nothing here on 1"),
+        ("missing", [], "worker_call_failed", "rank 0 on node 0: AttributeError: there is no method missing"),
+        ("_hidden", [], "worker_call_failed", "rank 0 on node 0: AttributeError: there is no method _hidden"),
+        ("where", [1], "worker_call_failed", "rank 0 on node 0: TypeError: "),
+        ("huge", [], "worker_call_failed", "rank 0 on node 0: ValueError: it returned 1048578 bytes of JSON"),
+        ("no_json", [], "worker_call_failed", "rank 0 on node 0: TypeError: "),
     ],
 )
 def test_the_first_rank_that_fails_is_named(
@@ -101,7 +101,7 @@ def test_a_rank_that_hangs_is_named_in_time_and_the_others_go_on_after_it(client
     began = time.monotonic()
     error = refusal(client, "sleep_on", 1, 2.0, timeout=0.5)
     assert error.code == "timeout"
-    assert "no answer from rank 1 in 0.5 s" in str(error)
+    assert "no answer from rank 1 on node 1 in 0.5 s" in str(error)
     assert time.monotonic() - began < 2.0
     assert generate(client) == expected  # it waits for the rank, and its late answer is nobody's
     assert client.collective_rpc("sleep_on", [1, 0.0]) == ["awake", "awake"]
@@ -148,8 +148,8 @@ def test_the_ranks_of_stages_on_two_nodes_are_called_between_the_same_steps() ->
     settings = (*POOL, "--worker-extension-cls", "tests.harness.probe:Probe")
     with nodes(*settings, layout=(2, 2)) as both, Client(both.run_dir) as client:
         for method, args, timeout, said in (
-            ("raise_on", [3], TIMEOUT_S, "rank 3: LookupError: nothing here on 3"),
-            ("sleep_on", [3, 4.0], 0.5, "no answer from rank 3 in 0.5 s"),
+            ("raise_on", [3], TIMEOUT_S, "rank 3 on node 1: LookupError: nothing here on 3"),
+            ("sleep_on", [3, 4.0], 0.5, "no answer from rank 3 on node 1 in 0.5 s"),
             ("end_on", [3], TIMEOUT_S, "collective_rpc"),
         ):
             storm(client, 334, NUM_PINGS)
