@@ -9,6 +9,8 @@ quarter as steady, but a quarter of the rows has stop strings and wants the logp
         five most likely ones
 beams   as steady, but every four rows are a beam search, of whose hypotheses three fork in every step
 ruled beams  as beams, with a repetition penalty and n-grams, on rows of logits of 151,936 ids
+all rules    as ruled beams, with a bias, presence and frequency penalties, bad words and min tokens, too
+allowed ids  as ruled beams, and nothing but 100 ids may come
 guesses as steady, but every row makes three guesses in every step from its own output, all right
 sampled as steady and as churn, but every request is sampled for a trace
 waiting as steady, with 5,000 requests waiting for a row, and with as many waiting for pages beside free rows
@@ -82,6 +84,19 @@ WARMUP_STEPS = 30
 STEPS = 200
 NUM_TOP = 5
 NUM_WAITING = 5000
+SOME_RULES: dict[str, object] = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}
+RULES: dict[str, dict[str, object]] = {
+    "some": SOME_RULES,
+    "all": {
+        **SOME_RULES,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "logit_bias": tuple((TOKEN + at, 0.5 - at / 10) for at in range(10)),
+        "bad_words_ids": tuple((100 + at,) for at in range(5)) + tuple((200 + at, 100) for at in range(5)),
+        "min_tokens": 250,
+    },
+    "allowed": {**SOME_RULES, "allowed_token_ids": tuple(range(TOKEN, TOKEN + 100))},
+}
 SHORT_OF_PAGES = 120 * 82
 """Rows are free, but pages are not: in every step somebody is considered, and does not fit."""
 CHURN_OUTPUT = 9
@@ -207,8 +222,8 @@ class Case(NamedTuple):
     """Guesses of each row in each step."""
     num_beams: int = 1
     """Rows of each request, which searches with more than one."""
-    has_rules: bool = False
-    """True for searches with penalties and banned n-grams, which read the logits of their rows."""
+    rules: str = ""
+    """Name of what searches have of RULES; with any of it they read the logits of their rows."""
     is_sampled: bool = False
     """Its requests note their moments."""
 
@@ -225,8 +240,8 @@ class Bench:
         self.rows = Rows(case.num_rows + case.num_idle_rows, max_len)
         port = Port(MemoryChannel("scheduler_in"), [EncodingOutbox()])
         kv = KVCacheManager(num_pages, case.page_size, self.rows, RadixCache(case.page_size, port.now_s))
-        num_top = NUM_TOP if case.num_beams == 1 else 2 * case.num_beams + SLACK * case.has_rules
-        num_logits = LARGE_VOCAB if case.has_rules else 0
+        num_top = NUM_TOP if case.num_beams == 1 else 2 * case.num_beams + SLACK * bool(case.rules)
+        num_logits = LARGE_VOCAB if case.rules else 0
         self._null = NullExecutor(case.num_rows + case.num_idle_rows, num_top, num_logits)
         output = make_output(port.outboxes, port.epoch)
         policy = make_schedule_policy(case.policy, port)
@@ -292,8 +307,8 @@ class Bench:
             sampling = msgspec.structs.replace(
                 sampling, use_beam_search=True, beam_width=self.case.num_beams, temperature=0.0
             )
-        if self.case.has_rules:
-            sampling = msgspec.structs.replace(sampling, repetition_penalty=1.2, no_repeat_ngram_size=3)
+        if self.case.rules:
+            sampling = msgspec.structs.replace(sampling, **RULES[self.case.rules])
         trace = TraceStamps(bytes(TRACE_CONTEXT_BYTES)) if self.case.is_sampled else None
         request = TokenizedRequest(handle, pack_ids(ids), sampling, stream_open, trace=trace)
         return self._codec.encode(request)
@@ -342,7 +357,9 @@ CASES = {
         for rows in (1, 64, 256)
     ],
     "beams": [Case(rows, 16, False, num_beams=4) for rows in (4, 32, 256)],
-    "ruled beams": [Case(rows, 16, False, num_beams=4, has_rules=True) for rows in (4, 32)],
+    "ruled beams": [Case(rows, 16, False, num_beams=4, rules="some") for rows in (4, 32)],
+    "all rules": [Case(rows, 16, False, num_beams=4, rules="all") for rows in (4, 32)],
+    "allowed ids": [Case(rows, 16, False, num_beams=4, rules="allowed") for rows in (4, 32)],
     "sampled": [Case(64, 16, False, is_sampled=True), Case(256, 16, False, is_sampled=True)],
     "sampled churn": [Case(64, 16, True, pool_scale=ROOMY, is_sampled=True)],
     "quarter": [Case(256, 16, False, logprobs_share=0.25)],

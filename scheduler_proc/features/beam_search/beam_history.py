@@ -76,8 +76,21 @@ class BeamHistory:
                 source, lane = lane, free.pop()
                 self._fork(source, lane)
             after.append(lane)
+        cells, size, n, number = self._cells, self._vocab_size, self._num_before, self._next_number
+        in_output = self._in_output
         for lane, (_, token) in zip(after, beams, strict=True):
-            self._append(lane, token)
+            cells[lane * size + token] += 1
+            tokens = self._tokens[lane]
+            if n > 0 and len(tokens) >= n:
+                end, entry = tuple(tokens[-n:]), (len(tokens), number, token)
+                if end in in_output:
+                    in_output[end].append(entry)
+                else:
+                    in_output[end] = [entry]
+            tokens.append(token)
+            self._numbers[lane].append(number)
+            number += 1
+        self._next_number = number
         self._lanes = after
         self._firsts = np.array(after, np.intp)[:, None] * self._vocab_size
 
@@ -120,16 +133,3 @@ class BeamHistory:
             cells[first + token] += 1
         old_tokens[same:] = tokens[same:]
         old_numbers[same:] = numbers[same:]
-
-    def _append(self, lane: int, token: int) -> None:
-        self._cells[lane * self._vocab_size + token] += 1
-        tokens, number = self._tokens[lane], self._next_number
-        self._next_number += 1
-        if self._num_before > 0 and len(tokens) >= self._num_before:
-            end, entry = tuple(tokens[-self._num_before :]), (len(tokens), number, token)
-            if end in self._in_output:
-                self._in_output[end].append(entry)
-            else:
-                self._in_output[end] = [entry]
-        tokens.append(token)
-        self._numbers[lane].append(number)

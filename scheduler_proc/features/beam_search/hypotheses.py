@@ -130,8 +130,8 @@ class _Candidates(NamedTuple):
         ids, parents, logprobs, sums, own_sums = self
         return _Candidates(ids[which], parents[which], logprobs[which], sums[which], own_sums[which])
 
-    def best(self, count: int, diversity: float) -> _Candidates:
-        """Return the best of them, in order: ties to the lower beam, then to the lower id."""
+    def best(self, count: int | None, diversity: float) -> _Candidates:
+        """Return the best of them, or all, in order: ties to the lower beam, then to the lower id."""
         compared = self.sums
         if diversity:
             compared = compared + np.float32(diversity) * self.parents
@@ -149,6 +149,8 @@ class Hypotheses:
         for *before, last in settings.bad_words:
             those = self._ends_of_words.setdefault(tuple(before), frozenset())
             self._ends_of_words[tuple(before)] = those | {last}
+        self._word_sizes = sorted({0, *map(len, self._ends_of_words)})
+        """Numbers of tokens before the last one."""
         self._sums: FloatArray = np.zeros(1, np.float32)
         self._own_sums = self._sums
         """Without what rules make of the model's logprobs."""
@@ -168,22 +170,28 @@ class Hypotheses:
         are kept. Returns the beams that go on, at least as many as rows; none when the search has ended.
         """
         settings, width = self._settings, self._settings.width_at(self.num_tokens)
-        found = self._candidates(next_tokens).best(settings.num_candidates(width), settings.diversity)
+        num_candidates, forbidden = settings.num_candidates(width), self._forbidden()
+        # Nobody knows how many of the best are forbidden.
+        most = None if forbidden else num_candidates
+        found = self._candidates(next_tokens).best(most, settings.diversity)
         ids, parents = found.ids.tolist(), found.parents.tolist()
         self.num_tokens += 1
         is_last = self.num_tokens >= settings.max_output
         length = np.float32(float(self.num_tokens) ** settings.length_penalty)
         ended: list[Hypothesis] = []
         running: list[int] = []
-        texts: list[HypothesisText | None] = []
+        texts: dict[int, HypothesisText | None] = {}
+        rank = -1
         for place, token in enumerate(ids):
-            if place >= width and (is_last or len(running) == width):
+            if forbidden and token in forbidden[parents[place]]:
+                continue
+            rank += 1
+            if rank >= width and (rank >= num_candidates or is_last or len(running) == width):
                 break  # it could neither end nor go on
-            by_stop, text = self._look_at(parents[place], token)
-            texts.append(text)
+            by_stop, texts[place] = self._look_at(parents[place], token)
             if not by_stop and not is_last:
                 running.append(place)
-            elif place < width:
+            elif rank < width:
                 score, path = float(found.sums[place] / length), self._path(found, place, tops, None)
                 ended.append(Hypothesis(score, found.own_sums.item(place), path, by_stop))
         if ended:
@@ -217,13 +225,7 @@ class Hypotheses:
         """Return all that may come next."""
         ids, parents, scores, logprobs = next_tokens
         sums, own_sums = scores + self._sums[parents], logprobs + self._own_sums[parents]
-        found = _Candidates(ids, parents, logprobs, sums, own_sums)
-        is_young = self.num_tokens < self._settings.min_output
-        if is_young or self._settings.bad_words:
-            forbidden = [self._forbidden(beam, is_young=is_young) for beam in range(self.num_beams)]
-            pairs = zip(found.ids.tolist(), found.parents.tolist(), strict=True)
-            found = found.those(np.array([token not in forbidden[beam] for token, beam in pairs], np.bool_))
-        return found
+        return _Candidates(ids, parents, logprobs, sums, own_sums)
 
     def _look_at(self, beam: int, token: int) -> tuple[bool, HypothesisText | None]:
         """Tell whether a stop id, word or string ends a beam's output when this token comes next, and its
@@ -268,17 +270,21 @@ class Hypotheses:
             kept = (top_ids[:num_top].copy(), top[:num_top].copy())
         return Path(found.ids.item(place), found.logprobs.item(place), self._paths[parent], kept, text)
 
-    def _forbidden(self, beam: int, *, is_young: bool) -> Collection[int]:
-        """Return the ids that may not come next in a beam. `is_young`: no stop id may."""
-        forbidden = self._stop_ids if is_young else frozenset[int]()
-        ends = self._ends_of_words
-        if not ends:
-            return forbidden
-        end = self._end_of(self._paths[beam], max(map(len, ends)))
-        for before_size in {len(before) for before in ends}:
-            if before_size <= len(end):
-                forbidden |= ends.get(end[len(end) - before_size :], frozenset())
-        return forbidden
+    def _forbidden(self) -> list[Collection[int]]:
+        """Return the ids that may not come next, by beam; nothing where all may come in all."""
+        settings, ends = self._settings, self._ends_of_words
+        is_young = self.num_tokens < settings.min_output
+        if not is_young and not ends:
+            return []
+        always = self._stop_ids if is_young else frozenset[int]()
+        found: list[Collection[int]] = []
+        for path in self._paths[: self.num_beams]:
+            end, forbidden = self._end_of(path, self._word_sizes[-1]), always
+            for size in self._word_sizes:
+                if size <= len(end) and (lasts := ends.get(end[len(end) - size :])):
+                    forbidden = forbidden | lasts
+            found.append(forbidden)
+        return found
 
     def _end_of(self, path: Path | None, length: int) -> tuple[int, ...]:
         """Return the last ids of prompt and beam."""

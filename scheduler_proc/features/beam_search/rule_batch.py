@@ -7,10 +7,9 @@ those that the rules raise are not provably the best, ScoreRules looks at the wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
 from runtime.wire.format import FloatArray, IntArray
 from scheduler_proc.core.samples import Sampled
@@ -38,16 +37,14 @@ class RuledSearch:
         self.rules = rules
         self.num_best = num_best
         self.is_whole = bool(rules.allowed)
-        """True if nothing but `_further` may come."""
+        """True if nothing but `further` may come."""
         self.found: BeamTokens | None = None
         """Answer to the newest question; None before it is made."""
-        self.limits: FloatArray = np.zeros(0, np.float32)
-        """Logprobs, by beam, that no id has a better score than but those in the pool."""
-        self._num_top = num_top
-        self._width = width
+        self.num_top = num_top
         raised = rules.allowed or [each for each, value in rules.bias if value > 0]
-        self._further: IntArray = np.unique(np.array(raised, np.int32))
+        self.further: IntArray = np.unique(np.array(raised, np.int32))
         """Ids that are looked at beside the likeliest, or alone."""
+        self._width = width
         self._bias: FloatArray | None = None
         self._prompt: IntArray = np.zeros(0, np.int32)
         self._history: BeamHistory | None = None
@@ -68,35 +65,6 @@ class RuledSearch:
         """Go on with (number of a beam now, token) for each of the next beams."""
         assert self._history is not None, "asked first"
         self._history.follow(beams)
-
-    def pool(self) -> tuple[IntArray, FloatArray]:
-        """Return ids [beams, n] that may be the best, and their logprobs. Where an id is there twice it has
-        the logprob -inf once.
-        """
-        likeliest = [one.logprobs for one in self.results if one.logprobs is not None]
-        ids = self._joined([one.top_ids for one in likeliest])
-        logprobs = self._joined([one.top for one in likeliest])
-        further, self.limits = self._further, logprobs[:, -1]
-        if not len(further):
-            return ids, logprobs
-        logits = [logits_of(sampled) for sampled in self.results]
-        shifts = [row[first] for row, first in zip(logits, ids[:, 0].tolist(), strict=True)] - logprobs[:, 0]
-        rest = np.stack([row[further] for row in logits]) - shifts[:, None]
-        places = np.minimum(np.searchsorted(further, ids), len(further) - 1)
-        is_in_both = further[places] == ids
-        beams, columns = is_in_both.nonzero()
-        all_further = np.broadcast_to(further, rest.shape)
-        if self.is_whole:
-            self.limits = np.full(len(rest), -np.inf, np.float32)
-            rest[beams, places[is_in_both]] = logprobs[beams, columns]
-            return all_further, rest
-        rest[beams, places[is_in_both]] = -np.inf
-        return np.concatenate((ids, all_further), axis=1), np.concatenate((logprobs, rest), axis=1)
-
-    def _joined(self, rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Return the numbers [beams, n] of the likeliest ids."""
-        joined: npt.NDArray[Any] = np.concatenate([row[0, : self._num_top] for row in rows])
-        return joined.reshape(len(rows), -1)
 
     def history(self) -> BeamHistory:
         """Return what is known of its beams."""
@@ -127,7 +95,7 @@ class RuledSearch:
     def _all_of(self, beam: int) -> NextTokens:
         sampled = self.results[beam]
         assert sampled.logprobs is not None
-        n = self._num_top
+        n = self.num_top
         top = sampled.logprobs.top_ids[0, :n], sampled.logprobs.top[0, :n]
         tokens = self._tokens_of(beam)
         return self.rules.best(tokens, len(self._prompt), logits_of(sampled), top, self.num_best)
@@ -150,31 +118,27 @@ class RuleBatch:
         """Return what may come next in the beams of a search that has asked."""
         if search.found is None:
             asking, self._asking = self._asking, []
-            by_shape: dict[tuple[int, int], list[tuple[RuledSearch, IntArray, FloatArray]]] = {}
+            by_shape: dict[tuple[int, int, int, bool], list[RuledSearch]] = {}
             for each in asking:
-                ids, logprobs = each.pool()
-                by_shape.setdefault((ids.shape[1], each.num_best), []).append((each, ids, logprobs))
-            for (_, num_best), those in by_shape.items():
-                _score(num_best, *zip(*those, strict=True))
+                shape = (each.num_best, each.num_top, len(each.further), each.is_whole)
+                by_shape.setdefault(shape, []).append(each)
+            for those in by_shape.values():
+                _score(those)
         assert search.found is not None, "it has not asked"
         return search.found
 
 
-def _score(
-    num_best: int,
-    searches: Sequence[RuledSearch],
-    ids_of: Sequence[IntArray],
-    logprobs_of: Sequence[FloatArray],
-) -> None:
-    """Give searches with pools of one size their answers."""
-    sizes = [len(ids) for ids in ids_of]
-    ids, logprobs = np.concatenate(ids_of), np.concatenate(logprobs_of)
-    scores = _scores(searches, ids_of, sizes, logprobs)
+def _score(searches: Sequence[RuledSearch]) -> None:
+    """Give searches whose pools have the same size their answers."""
+    num_best, is_whole = searches[0].num_best, searches[0].is_whole
+    sizes = [len(search.results) for search in searches]
+    ids, logprobs, limits = _pools(searches, sizes)
+    scores = _scores(searches, sizes, ids, logprobs)
     at = scores.shape[1] - num_best
     least = np.partition(scores, at, axis=1)[:, at] if at > 0 else np.full(len(scores), -np.inf, np.float32)
     kept = scores >= np.maximum(least, np.float32(LEAST_SCORE))[:, None]
     # Whatever is not in the pool has no better score than its logprob, which is no better than the last.
-    is_enough = least > np.concatenate([search.limits for search in searches])
+    is_enough = least > limits
     counts = kept.sum(axis=1)
     for beam in (counts > num_best).nonzero()[0].tolist():
         columns = kept[beam].nonzero()[0]
@@ -184,27 +148,62 @@ def _score(
     parents = places // scores.shape[1]
     ids, scores, logprobs = ids.take(places), scores.take(places), logprobs.take(places)
     ends = [0, *counts.cumsum().tolist()]
-    is_all_enough = bool(is_enough.all())
+    is_all_enough = is_whole or bool(is_enough.all())
     first = 0
     for search, size in zip(searches, sizes, strict=True):
         begin, end = ends[first], ends[first + size]
         search.found = BeamTokens(
             ids[begin:end], parents[begin:end] - first, scores[begin:end], logprobs[begin:end]
         )
-        if not is_all_enough and not search.is_whole:
+        if not is_all_enough:
             own = is_enough[first : first + size]
             search.look_at_all(np.flatnonzero(~own).tolist())
         first += size
 
 
+def _pools(searches: Sequence[RuledSearch], sizes: Sequence[int]) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Return ids [beams, n] that may be the best, and their logprobs; where an id is there twice it has the
+    logprob -inf once. And the logprobs [beams] that no other id has a better score than.
+    """
+    rows = [sampled for search in searches for sampled in search.results]
+    likeliest = [row.logprobs for row in rows if row.logprobs is not None]
+    n, is_whole = searches[0].num_top, searches[0].is_whole
+    ids = np.concatenate([one.top_ids[0, :n] for one in likeliest]).reshape(len(rows), -1)
+    logprobs = np.concatenate([one.top[0, :n] for one in likeliest]).reshape(len(rows), -1)
+    if not len(searches[0].further):
+        return ids, logprobs, logprobs[:, -1]
+    logits = [logits_of(row) for row in rows]
+    firsts = [row.item(first) for row, first in zip(logits, ids[:, 0].tolist(), strict=True)]
+    shifts = np.array(firsts, np.float32) - logprobs[:, 0]
+    further_of = [search.further for search, size in zip(searches, sizes, strict=True) for _ in range(size)]
+    further = np.concatenate(further_of).reshape(len(rows), -1)
+    each = [row.take(those) for row, those in zip(logits, further_of, strict=True)]
+    rest = np.concatenate(each).reshape(further.shape) - shifts[:, None]
+    # In one column all are in order, as they are in each row.
+    firsts_of_rows = np.arange(len(rows))[:, None] * len(logits[0])
+    column, wanted = (further + firsts_of_rows).reshape(-1), ids + firsts_of_rows
+    places = np.minimum(column.searchsorted(wanted), len(column) - 1)
+    is_twice = column[places] == wanted
+    twice = places[is_twice]
+    flat = rest.reshape(-1)
+    if is_whole:
+        flat[twice] = logprobs[is_twice]
+        return further, rest, logprobs[:, -1]
+    flat[twice] = -np.inf
+    both = np.concatenate((ids, further), axis=1), np.concatenate((logprobs, rest), axis=1)
+    return *both, logprobs[:, -1]
+
+
 def _scores(
-    searches: Sequence[RuledSearch], ids_of: Sequence[IntArray], sizes: Sequence[int], scores: FloatArray
+    searches: Sequence[RuledSearch], sizes: Sequence[int], ids: IntArray, scores: FloatArray
 ) -> FloatArray:
     """Return the scores of logprobs [beams, n] by the rules of each search: in the order of ScoreRules and
     with its numbers.
     """
-    known = np.concatenate([search.history().look(ids) for search, ids in zip(searches, ids_of, strict=True)])
-    biases = [search.bias_of(ids) for search, ids in zip(searches, ids_of, strict=True)]
+    ends = list(accumulate(sizes))
+    ids_of = [ids[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    known = np.concatenate([search.history().look(own) for search, own in zip(searches, ids_of, strict=True)])
+    biases = [search.bias_of(own) for search, own in zip(searches, ids_of, strict=True)]
     if any(bias is not None for bias in biases):
         n = scores.shape[1]
         no_bias = [np.zeros((size, n), np.float32) for size in sizes]
