@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from grammar_proc.branches import Branches
 from scheduler_proc import committer
 from scheduler_proc.batching.prefill_adder import PrefillAdder
 from scheduler_proc.cache import group_pages
@@ -19,6 +20,8 @@ from scheduler_proc.core.request import RowGroup
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.features.beam_search.beam_history import BeamHistory
 from scheduler_proc.features.beam_search.beam_search import BeamSearch
+from scheduler_proc.features.beam_search.search_guide import SearchGuide
+from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.waiting.width_gate import WidthGate
 from tests.harness.mutants.mutant_table import Mutant
 from tests.harness.mutants.mutants import in_force
@@ -42,6 +45,9 @@ def test_groups_among_other_requests_find_what_a_search_alone_finds() -> None:
         "searches with rules",
         "searches of several widths",
         "width changes",
+        "guided searches",
+        "late masks",
+        "grammar deaths",
         "steps of groups",
         "aborted",
         "replaced",
@@ -50,8 +56,8 @@ def test_groups_among_other_requests_find_what_a_search_alone_finds() -> None:
         assert counts[what], f"the traffic has no {what}: it tests less than it says"
 
 
-def mutant(name: str, owner: Any, attribute: str, old: str, new: str = "None") -> Mutant:
-    return Mutant(name, owner, attribute, old, new, seed=0)
+def mutant(name: str, owner: Any, attribute: str, old: str, new: str = "None", guided: float = 0.0) -> Mutant:
+    return Mutant(name, owner, attribute, old, new, seed=0, changes={"guided": guided})
 
 
 MUTANTS = [
@@ -124,6 +130,53 @@ MUTANTS = [
         "row_opened",
         "self._ruled.begin(req.tokens[: req.num_prompt])",
     ),
+    mutant(
+        "a fork keeps its parent's matcher", Branches, "_go_on", "before.deep_copy()", "before", guided=1.0
+    ),
+    mutant(
+        "a hypothesis goes on from the matcher of another one",
+        SearchGuide,
+        "follow",
+        "FROM_THE_START if is_first else parent",
+        "FROM_THE_START if is_first else 0",
+        guided=1.0,
+    ),
+    mutant(
+        "the matcher of a dead hypothesis is kept",
+        Branches,
+        "branch",
+        "search.matchers = matchers",
+        "search.matchers = matchers + search.matchers[-1:]",
+        guided=1.0,
+    ),
+    mutant(
+        "matchers of a search outlive it", Branches, "close", "self._searches.pop(handle, None)", guided=1.0
+    ),
+    mutant(
+        "the grammar process is not told that a search ends", BeamSearch, "release", "self._guide.close()"
+    ),
+    mutant(
+        "late masks are not waited for",
+        BeamSearch,
+        "_choose",
+        "guide.is_known() if self._is_late else guide.wait()",
+        "True",
+        guided=1.0,
+    ),
+    mutant(
+        "a guide goes on where the last stay of its search ended",
+        BeamSearch,
+        "row_opened",
+        "self._guide.begin()",
+        guided=1.0,
+    ),
+    mutant(
+        "a new grammar process is not told the hypotheses",
+        GrammarClient,
+        "_follow_up",
+        "self._outbox.send(branches)",
+        guided=1.0,
+    ),
     mutant("another width does not wait", WidthGate, "may_start", "_width_of(req) == self._width", "True"),
     mutant("the order is not that of arrival", WidthGate, "in_order", "heappop(order)", "order.pop()"),
     mutant("other sequences get no terminal", BeamSearch, "closing", "self._output.close(other)"),
@@ -144,7 +197,7 @@ def first_to_notice(planted: Mutant) -> int | None:
     with in_force(planted):
         for seed in range(MOST_SEEDS):
             try:
-                group_simulation.run(seed)
+                group_simulation.run(seed, **planted.changes)
             except Exception:
                 return seed
     return None

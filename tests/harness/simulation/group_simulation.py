@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from runtime.wire.format import FloatArray, IntArray, pack_ids
+from runtime.wire.guide import Guide
 from runtime.wire.handle import make_handle, next_sibling, with_attempt
 from runtime.wire.messages import AbortRequest, ControlRequest, TokenizedRequest
 from runtime.wire.sampling_params import SamplingParams
@@ -31,10 +32,12 @@ from scheduler_proc.features.beam_search.hypotheses import (
     Hypothesis,
     SearchSettings,
 )
-from scheduler_proc.features.beam_search.score_rules import BeamTokens, NextTokens, ScoreRules
+from scheduler_proc.features.beam_search.score_rules import NO_RULES, BeamTokens, NextTokens, ScoreRules
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.waiting.waiting_room import FOR_EVER
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE, choose, fake_logprobs, hash_of, seen
+from tests.harness.simulation.sim_branches import FakeMatcher, make_branches, num_matchers
+from tests.harness.simulation.sim_grammar import GUIDES, NUM_SLOTS, REFUSED, FakeGrammar, place_in
 from tests.harness.simulation.sim_reference import EOS_IDS
 from tests.harness.simulation.sim_system import Setting, System
 from tests.harness.simulation.sim_traffic import stream_open
@@ -42,6 +45,7 @@ from tests.harness.simulation.sim_traffic import stream_open
 CLIENT = 5
 MAX_STEPS_EACH = 350
 NUM_TOP = 40
+MAX_WIDTH = 4
 GROUP_POOLS = [(1, 200), (4, 40), (4, 80), (8, 30), (16, 20)]
 
 
@@ -52,13 +56,19 @@ class Asked:
     handle: bytes
     prompt: list[int]
     sampling: SamplingParams
+    guide: Guide | None = None
     ended_from_outside: bool = False
 
     def message(self) -> TokenizedRequest:
         handles = [next_sibling(self.handle, number) for number in range(self.sampling.n)]
         opens = [stream_open(handle, len(self.prompt)) for handle in handles]
         return TokenizedRequest(
-            self.handle, pack_ids(self.prompt), self.sampling, opens[0], more_opens=tuple(opens[1:])
+            self.handle,
+            pack_ids(self.prompt),
+            self.sampling,
+            opens[0],
+            more_opens=tuple(opens[1:]),
+            guide=self.guide,
         )
 
 
@@ -73,12 +83,20 @@ def consistent_logits(h: int) -> FloatArray:
 def next_tokens(
     search: SearchSettings, rules: ScoreRules | None, asked: Asked, tokens: IntArray, h: int
 ) -> NextTokens:
-    """Return what a search may go on with, by looking at the whole vocabulary where it has rules."""
+    """Return what a search may go on with, by looking at the whole vocabulary where it has rules or a
+    guide.
+    """
+    rules = rules or (None if asked.guide is None else NO_RULES)
     _, ids, values = fake_logprobs(h, choose(h, None, ()), VOCAB_SIZE if rules else search.num_wanted)
     top = np.array(ids, np.int32), np.array(values, np.float32)
     if rules is None:
         return NextTokens(*top, top[1])
-    return rules.best(tokens, len(asked.prompt), consistent_logits(h), top, search.num_wanted)
+    may_come = None
+    if asked.guide is not None:
+        place = place_in(asked.guide.text, tokens[len(asked.prompt) :].tolist())
+        may_come = np.zeros(VOCAB_SIZE, np.bool_)
+        may_come[[*place.allowed, *(EOS_IDS if place.is_complete else ())]] = True
+    return rules.best(tokens, len(asked.prompt), consistent_logits(h), top, search.num_wanted, may_come)
 
 
 def expected(asked: Asked, setting: Setting) -> list[Hypothesis]:
@@ -124,6 +142,7 @@ class GroupSimulation:
     def __init__(self, seed: int, num_requests: int = 14, **changes: Any) -> None:
         """changes: of the setting that the seed draws."""
         rng = self.rng = random.Random(seed)
+        self._guides = random.Random(f"guides {seed}")
         drawn = Setting.draw(rng)
         page_size, num_pages = rng.choice(GROUP_POOLS)
         drains_widths = changes.pop("drains_widths", rng.random() < 0.3)
@@ -141,8 +160,8 @@ class GroupSimulation:
                 "tenants": (),
                 "speculation": SpeculationSettings(),
                 "has_adapters": False,
-                "guided": 0.0,
-                "late": 0.0,
+                "guided": self._guides.choice([0.0, 0.5, 0.5]),
+                "late": self._guides.choice([0.0, 0.3, 0.3]),
                 "expiring": 0.0,
                 "num_stages": 1,
                 "max_requests": rng.choice([0, 0, 3]),
@@ -151,9 +170,16 @@ class GroupSimulation:
                 **changes,
             },
         )
-        self.system = System(self.setting, rng)
+        self.grammar = FakeGrammar(self.setting.late, seed=seed, refusal=0.1)
+        self.grammar.branches, self.grammar.start_of = make_branches(), FakeMatcher
+        client = self.grammar.client(lambda: self.system.port.now_s())
+        self.system = System(self.setting, rng, grammar=client)
+        self.grammar.pass_time, self.grammar.now_s = self.system.pass_time, self.system.port.now_s
+        self.grammar.refuse = self.system.inbox.send
         self.system.executor.num_top = NUM_TOP
         self.system.executor.logits_of = consistent_logits
+        self._num_matchers = num_matchers()
+        """Those of others in this process."""
         self.counts: Counter[str] = Counter()
         self.asked: list[Asked] = []
         for number in range(num_requests):
@@ -168,8 +194,8 @@ class GroupSimulation:
         earlier = [each for each in self.asked if each.sampling.num_beams > 1]
         if earlier and rng.random() < 0.4:
             each = rng.choice(earlier)
-            won = expected(each, self.setting)[0]
-            prompt = [*each.prompt, *[link.token for link in won.path.from_the_first()]]
+            won = expected(each, self.setting)[:1]  # nothing where rules and a guide let nothing come
+            prompt = each.prompt + [link.token for best in won for link in best.path.from_the_first()]
             if len(prompt) < self.setting.max_len - 20:
                 return [*prompt, rng.randrange(VOCAB_SIZE)]
         prompt = [(7 * n) % VOCAB_SIZE for n in range(rng.randrange(1, 30))]
@@ -180,7 +206,7 @@ class GroupSimulation:
         rng, prompt = self.rng, self._prompt()
         sampling = SamplingParams(max_tokens=rng.randrange(1, 20), temperature=0.0, seed=7)
         if rng.random() < 0.6:
-            width = rng.randrange(2, min(4, self.setting.max_rows) + 1)
+            width = rng.randrange(2, min(MAX_WIDTH, self.setting.max_rows) + 1)
             sampling = msgspec.structs.replace(
                 sampling,
                 use_beam_search=True,
@@ -200,7 +226,11 @@ class GroupSimulation:
                 sampling = msgspec.structs.replace(
                     sampling, beam_search_diversity_rate=rng.choice([-1.5, 0.5])
                 )
-        return Asked(make_handle(CLIENT, number), prompt, sampling)
+        guide = None
+        if sampling.num_beams > 1 and self._guides.random() < self.setting.guided:
+            guide = Guide("regex", self._guides.choice([*GUIDES, *GUIDES, REFUSED]))
+            self.counts["guided searches"] += guide.text != REFUSED
+        return Asked(make_handle(CLIENT, number), prompt, sampling, guide)
 
     def _with_rules(self, sampling: SamplingParams) -> SamplingParams:
         """Some of them leave fewer tokens than the search is wide."""
@@ -218,6 +248,12 @@ class GroupSimulation:
 
     def _interfere(self) -> None:
         rng, system = self.rng, self.system
+        if self.grammar.is_dead:
+            if self._guides.random() < 0.2:
+                self.grammar.start()
+        elif self.setting.guided and self._guides.random() < 0.02:
+            self.grammar.die()
+            self.counts["grammar deaths"] += 1
         if rng.random() >= self.setting.turbulence:
             return
         draw = rng.random()
@@ -278,6 +314,8 @@ class GroupSimulation:
         if self.setting.drains_widths:
             self._check_order()
         rows = self.system.rows
+        most = self.grammar.num_open * MAX_WIDTH
+        assert num_matchers() - self._num_matchers <= most, "matchers of hypotheses that are no more"
         for req in rows.running_requests():
             if req.group is None:
                 continue
@@ -297,6 +335,11 @@ class GroupSimulation:
         assert system.rows.num_running == 0
         assert system.kv.num_available == system.kv.pages.num_pages, "pages are lost"
         assert not system.kv.pages.num_more_owners.any(), "a page has owners that are no more"
+        self.grammar.catch_up()
+        assert self.grammar.num_open == 0, "a matcher of a search that has ended"
+        assert self.grammar.slots.num_free == NUM_SLOTS, "a slot of a search that has ended"
+        assert num_matchers() == self._num_matchers, "matchers of hypotheses that are no more"
+        self.counts["late masks"] += self.grammar.num_late
         for each in self.asked:
             self._judge_one(each)
 
@@ -311,6 +354,10 @@ class GroupSimulation:
         if closed[0].reason == "error":
             assert closed[0].error is not None
             assert reasons == {"error"}
+            if asked.guide is not None and asked.guide.text == REFUSED:
+                assert closed[0].error.code == "invalid_guide", closed[0].error
+                self.counts["refused"] += 1
+                return
             assert closed[0].error.code == "request_too_large", closed[0].error
             self.counts["too large"] += 1
             return

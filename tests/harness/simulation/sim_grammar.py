@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from grammar_proc.branches import Branches
 from runtime.base.mask_memory import MaskMemory
 from runtime.wire.format import Message, unpack_ids
 from runtime.wire.guide import Guide, MatcherState
+from runtime.wire.hypotheses import BranchMatchers
 from runtime.wire.messages import (
     AdvanceMatchers,
     CloseMatcher,
@@ -74,6 +76,10 @@ class FakeGrammar:
         self.pass_time: Callable[[float], None] = lambda _: None
         self.now_s: Callable[[], float] = lambda: 0.0
         self.refuse: Callable[[GuideRefused], object] = lambda _: None
+        self.branches: Branches | None = None
+        """The hypotheses of searches, if there are any."""
+        self.start_of: Callable[[str], Any] = str
+        """Gives the matcher that the hypotheses of a search in a guide begin with."""
         self.num_waits = 0
         self.num_late = 0
         self._refusal = refusal
@@ -124,8 +130,12 @@ class FakeGrammar:
                 if ids is not None and len(ids) + len(new) == num_tokens:
                     ids += new
                     self._answer(handle, guesses)
+        elif isinstance(message, BranchMatchers):
+            self._branch(message)
         elif isinstance(message, CloseMatcher):
             self._ids.pop(message.handle, None)
+            if self.branches is not None:
+                self.branches.close(message.handle)
             self._unwritten.pop(message.handle, None)
         else:
             assert isinstance(message, ForgetMatchers)
@@ -139,12 +149,24 @@ class FakeGrammar:
         self._ids[handle] = ids
         self._answer(handle)
 
-    def _answer(self, handle: bytes, guesses: bytes = b"") -> None:
-        places, is_short = self._places(handle, guesses)
+    def _branch(self, message: BranchMatchers) -> None:
+        if message.handle not in self._ids:
+            return
+        assert self.branches is not None, "a search without a grammar process that knows branches"
+        states = self.branches.branch(self.start_of(self._guides[message.handle]), message)
+        if states is not None:
+            self._answers.append((self.now_s() + self._delay_s(), states))
+
+    def _delay_s(self) -> float:
         is_late = self._rng.random() < self.late
         self.num_late += is_late
+        return self._rng.uniform(0.0, MAX_DELAY_S) if is_late else 0.0
+
+    def _answer(self, handle: bytes, guesses: bytes = b"") -> None:
+        places, is_short = self._places(handle, guesses)
+        delay_s = self._delay_s()
         self.num_behind_guesses += len(places) - 1
-        due_s = self.now_s() + (self._rng.uniform(0.0, MAX_DELAY_S) if is_late else 0.0)
+        is_late, due_s = delay_s > 0.0, self.now_s() + delay_s
         for earlier_s, earlier in self._answers:  # what was asked first is answered first
             if isinstance(earlier, MatcherStates) and earlier.states[0].handle == handle:
                 due_s, is_late = max(due_s, earlier_s), True
@@ -207,6 +229,8 @@ class FakeGrammar:
         self._slot_of.clear()
         self._unwritten.clear()
         self._answers.clear()
+        if self.branches is not None:
+            self.branches.clear()
 
     def start(self) -> None:
         self.is_dead = False

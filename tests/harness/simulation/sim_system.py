@@ -369,7 +369,7 @@ class System:
                     setting.speculation,
                     step_cost,
                     grammar,
-                    BeamSettings(setting.max_rows, VOCAB_SIZE),
+                    BeamSettings(setting.max_rows, VOCAB_SIZE, grammar=grammar),
                 ),
             ),
             controls=controls,
