@@ -77,6 +77,7 @@ def attach_beam_search(
             settings.early_stopping if stopping is None else EarlyStopping(stopping),
             max(0, req.num_logprobs),
             sampling.min_tokens,
+            req.guide is not None,
             sampling.bad_words_ids,
             _prompt_end(req),
             sampling.beam_search_diversity_rate,

@@ -44,7 +44,9 @@ class SearchSettings(NamedTuple):
     num_top: int = 0
     """Number of most likely ids whose logprobs are kept beside that of each token."""
     min_output: int = 0
-    """Number of tokens before which no stop id comes."""
+    """Number of tokens before which no stop id comes, and no stop word or string ends a hypothesis."""
+    is_guided: bool = False
+    """True where a guide says when stop ids may come, also before so many tokens."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Words of ids: the last id of each comes nowhere behind the others."""
     prompt_end: tuple[int, ...] = ()
@@ -273,7 +275,7 @@ class Hypotheses:
     def _forbidden(self) -> list[Collection[int]]:
         """Return the ids that may not come next, by beam; nothing where all may come in all."""
         settings, ends = self._settings, self._ends_of_words
-        is_young = self.num_tokens < settings.min_output
+        is_young = self.num_tokens < settings.min_output and not settings.is_guided
         if not is_young and not ends:
             return []
         always = self._stop_ids if is_young else frozenset[int]()

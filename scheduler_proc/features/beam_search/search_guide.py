@@ -32,6 +32,7 @@ class SearchGuide:
         self._stop_ids = np.array(sorted(req.stops.ids), np.intp)
         self._own_stop_ids = np.array(sorted(req.sampling.stop_token_ids), np.intp)
         """Stop ids that the request names itself, which a guide may also know as text."""
+        self._min_tokens = req.sampling.min_tokens
         self._num_tokens = 0
         self._num_beams = 1
         self._branches: BranchStates | None = None
@@ -90,7 +91,9 @@ class SearchGuide:
             self._branches = states
 
     def allowed(self, beam: int, vocab_size: int) -> npt.NDArray[np.bool_]:
-        """Return which ids may come next in a beam: what the guide allows, and where it may end stop ids."""
+        """Return which ids may come next in a beam: what the guide allows, and where it may end stop ids. As
+        long as the output has fewer tokens than it must have, it may end only where nothing may follow.
+        """
         if not self._num_tokens:
             assert self.state is not None
             mask, is_complete = self._client.bits_of(self.state.masks[0]), self.state.are_complete[0]
@@ -100,11 +103,14 @@ class SearchGuide:
         allowed = np.zeros(vocab_size, np.bool_)
         bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:vocab_size]
         allowed[: len(bits)] = bits
-        if is_complete:
+        is_young = self._num_tokens < self._min_tokens
+        if is_complete and not (is_young and allowed.any()):
             allowed[self._stop_ids] = True
-        elif len(self._own_stop_ids):
+            return allowed
+        no_text = self._stop_ids if is_young else self._own_stop_ids
+        if len(no_text):
             text = allowed.copy()
-            text[self._own_stop_ids] = False
+            text[no_text] = False
             allowed = text if text.any() else allowed
         return allowed
 
@@ -121,11 +127,10 @@ def guide_of(req: Request, client: GrammarClient | None) -> SearchGuide | None:
         return None
     if client is None:
         raise no_backend(guide)
-    for name in ("min_tokens", "ignore_eos"):
-        if getattr(req.sampling, name):
-            raise InvalidRequest(
-                f"{name}: a search with {guide.kind} ends hypotheses where the guide lets them end; "
-                "leave one of them out",
-                param=name,
-            )
+    if req.sampling.ignore_eos:
+        raise InvalidRequest(
+            f"ignore_eos: a search with {guide.kind} ends hypotheses with an end token where nothing may "
+            "follow; leave one of them out",
+            param="ignore_eos",
+        )
     return SearchGuide(req, guide, client)

@@ -35,7 +35,7 @@ from runtime.wire.messages import (
 from scheduler_proc.features import grammar_client
 from scheduler_proc.features.grammar_client import GrammarClient
 from tests.cpu.beams.test_beams_against_transformers import checkpoint
-from tests.harness.ring.beam_draws import Draw, Found, assert_same, draws, searched
+from tests.harness.ring.beam_draws import Draw, Found, assert_same, draws, plain_draw, searched
 from tests.harness.ring.serving_ring import Generated, Ring, Setting
 
 NUM_TOKENS = 12
@@ -128,7 +128,13 @@ class GuidedRing(Ring):
 def asked(seed: int, count: int, num_tokens: int) -> list[tuple[Draw, Guide]]:
     some = draws(seed, count, CheckpointConfig.read(DEMO_MODEL).vocab_size, num_tokens)
     rng = random.Random(seed)
-    return [(draw._replace(repetition=rng.choice([1.0, 1.3])), rng.choice(GUIDES)) for draw in some]
+    return [
+        (
+            draw._replace(repetition=rng.choice([1.0, 1.3]), min_tokens=rng.choice([0, 3, 6])),
+            rng.choice(GUIDES),
+        )
+        for draw in some
+    ]
 
 
 def found_by(generated: dict[bytes, Generated], handle: bytes, n: int) -> list[Found]:
@@ -165,11 +171,13 @@ def check(seed: int, count: int, num_tokens: int) -> None:
                 return [0]  # a hypothesis that is none: its score is as low as can be
             (mask,) = vocabulary().masks([matcher])
             bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-            is_complete = matcher.is_accepting()
+            # An output that must go on goes on where it can.
+            must_go_on = len(output) < draw.min_tokens and bool(bits.any())  # noqa: B023
+            is_complete = matcher.is_accepting() and not must_go_on
             text = [token for token in np.flatnonzero(bits).tolist() if is_complete or token not in stop_ids]  # noqa: B023
             return sorted({*text, *(stop_ids if is_complete else ())}) or [0]  # noqa: B023
 
-        wanted = searched(model, draw, eos_ids, allowed_after=allowed_after)
+        wanted = searched(model, draw._replace(min_tokens=0), eos_ids, allowed_after=allowed_after)
         assert_same(got, [each for each in wanted if each.score > -1e8], draw)
 
 
@@ -212,7 +220,21 @@ def test_a_mask_that_is_late_and_a_grammar_process_that_dies_change_no_hypothesi
     assert ring.lifecycle.num_retracted
 
 
-@pytest.mark.parametrize("changes", [{"min_tokens": 2}, {"ignore_eos": True}])
+def test_an_output_ends_before_its_min_tokens_only_where_nothing_may_follow() -> None:
+    prompt, letters, word = [5, 6, 7], Guide("regex", "[a-z]{0,40}"), Guide("choice", '["no"]')
+    ends = tuple((each, 30.0) for each in CheckpointConfig.read(DEMO_MODEL).eos_token_ids)
+    early = plain_draw(prompt, NUM_TOKENS)._replace(stopping=1, n=4, bias=ends)
+    late = early._replace(min_tokens=5)
+    some = [(early, letters), (late, letters), (late, word)]
+    at_once, at_least, short = run(GuidedRing(NearGrammar()), some)
+    # The end token is counted.
+    assert min(len(each.tokens) for each in at_once) == 1
+    assert min(len(each.tokens) for each in at_least) == 6
+    assert short
+    assert max(len(each.tokens) for each in short) <= 3
+
+
+@pytest.mark.parametrize("changes", [{"ignore_eos": True}])
 def test_what_does_not_go_with_a_guide_is_refused_by_name(changes: dict[str, object]) -> None:
     ((draw, guide),) = asked(34, 1, 4)
     ring = GuidedRing(NearGrammar())
