@@ -146,7 +146,7 @@ def _elements(one: Plain, other: Plain) -> dict[str, Any]:
 
 
 def _all_of(schemas: Iterable[Any]) -> Any:
-    kept = [each for each in schemas if each is not True]
+    kept = list({canonical(each): each for each in schemas if each is not True}.values())
     if any(each is False for each in kept):
         return False
     return {"allOf": kept} if len(kept) > 1 else kept[0] if kept else True

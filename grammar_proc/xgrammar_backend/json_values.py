@@ -19,6 +19,7 @@ from grammar_proc.xgrammar_backend.formats import FORMATS
 from grammar_proc.xgrammar_backend.nodes import (
     EMPTY,
     NEVER,
+    Chars,
     FixedText,
     GrammarNode,
     Ranges,
@@ -80,9 +81,12 @@ class JsonValues:
         self._colon = self._around(":")
         escape = alt([chars(points('"\\/bfnrt')), seq(FixedText("u"), CODE)])
         self._char = rules.new(alt([chars(PLAIN_CHARS), seq(FixedText("\\"), escape)]))
-        self._string = rules.new(seq(FixedText('"'), many(self._char), FixedText('"')))
+        one, rest = Chars(PLAIN_CHARS, is_inline=True), rules.new()
+        rules.put(rest, alt([FixedText('"'), seq(one, rest), seq(FixedText("\\"), escape, rest)]))
+        self._string = rules.new(seq(FixedText('"'), rest))
         self._key_char = chars(PLAIN_CHARS)
-        self._key_rest = rules.new(seq(many(self._key_char), FixedText('"')))
+        self._key_rest = rules.new()
+        rules.put(self._key_rest, alt([FixedText('"'), seq(one, self._key_rest)]))
         self._any: Rule | None = None
         self._number = rules.new(NUMBER)
         self._refs: dict[str, Rule] = {}

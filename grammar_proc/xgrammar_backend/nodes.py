@@ -32,6 +32,8 @@ class Chars:
     """One character of some; none of them a surrogate, which no text has."""
 
     ranges: Ranges
+    is_inline: bool = False
+    """Written where it stands, in a rule that goes on with itself: see _Writer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,8 @@ class _Writer:
     """Writer of nodes, none of which is NEVER.
 
     A set of characters beyond ASCII is a rule of its own. Where it stood in a series behind what may be left
-    out, masks of xgrammar 0.2.8 had tokens that its matcher then did not take.
+    out, masks of xgrammar 0.2.8 had tokens that its matcher then did not take. In a rule of one character
+    and then itself they are right, and fast: tokens that end within another rule are looked at one by one.
     """
 
     def __init__(self) -> None:
@@ -287,9 +290,9 @@ class _Writer:
         match node:
             case FixedText(value):
                 return '"' + "".join(map(_escaped, value)) + '"'
-            case Chars(ranges):
+            case Chars(ranges, is_inline):
                 written = f"[{''.join(_range(first, last) for first, last in ranges)}]"
-                if ranges[-1][1] < 0x80:
+                if is_inline or ranges[-1][1] < 0x80:
                     return written
                 return self.sets.setdefault(written, f"c{len(self.sets)}")
             case Concatenation(nodes):

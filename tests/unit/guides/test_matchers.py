@@ -140,11 +140,11 @@ def state_of(matchers: Matchers) -> MatcherState:
     return state
 
 
-def test_masks_behind_guesses_are_those_of_the_guessed_ids(vocabulary: GrammarVocabulary) -> None:
+def test_masks_behind_guesses_are_those_of_the_guessed_ids(either: BackendVocabulary[Any]) -> None:
     """Up to the first guess that may not come; to look ahead changes nothing of the sequence itself."""
-    start = vocabulary.compile(try_guide(Guide("regex", "a(b|c){2}(dz)?"), vocabulary).grammar)
+    start = either.compile(try_guide(Guide("regex", "a(b|c){2}(dz)?"), either).grammar)
     a, b, c, d, z = map(id_of, "abcdz")
-    matchers = Matchers(vocabulary)
+    matchers = Matchers(either)
     matchers.open(b"s", start, b"")
     first = state_of(matchers)
     assert (first.are_complete, first.guesses) == ((False,), b"")
@@ -158,7 +158,7 @@ def test_masks_behind_guesses_are_those_of_the_guessed_ids(vocabulary: GrammarVo
     def mask_of(*ids: int) -> bytes:
         matcher = start.deep_copy()
         assert matcher.consume_tokens(list(ids))
-        mask: bytes = vocabulary.masks([matcher]).tobytes()
+        mask: bytes = either.masks([matcher]).tobytes()
         return mask if any(mask) else b""
 
     assert ask(0, [], [a, b, c, d]).masks == tuple(mask_of(*[a, b, c, d][:at]) for at in range(5))

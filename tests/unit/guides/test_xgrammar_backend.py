@@ -208,6 +208,15 @@ def test_bounds_are_those_that_say_most() -> None:
             ["[[],[[]]]"],
             ["[1]"],
         ),
+        (
+            {
+                "allOf": [{"$ref": "#/$defs/n"}] * 9,
+                "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}},
+            },
+            ["[[],[[]]]"],
+            ["[1]"],
+        ),
+        ({"items": {"const": 1}, "allOf": [{"items": {"const": True}}], "type": "array"}, ["[]"], ["[1]"]),
         ({"type": "string", "format": "date"}, ['"2024-12-31"'], ['"2023-02-30"', '"2024-13-01"']),
     ],
 )
