@@ -59,6 +59,10 @@ class Asked:
     guide: Guide | None = None
     ended_from_outside: bool = False
 
+    @property
+    def is_refused(self) -> bool:
+        return self.guide is not None and self.guide.text == REFUSED
+
     def message(self) -> TokenizedRequest:
         handles = [next_sibling(self.handle, number) for number in range(self.sampling.n)]
         opens = [stream_open(handle, len(self.prompt)) for handle in handles]
@@ -354,13 +358,14 @@ class GroupSimulation:
         if closed[0].reason == "error":
             assert closed[0].error is not None
             assert reasons == {"error"}
-            if asked.guide is not None and asked.guide.text == REFUSED:
-                assert closed[0].error.code == "invalid_guide", closed[0].error
+            if closed[0].error.code == "invalid_guide":
+                assert asked.is_refused
                 self.counts["refused"] += 1
                 return
             assert closed[0].error.code == "request_too_large", closed[0].error
             self.counts["too large"] += 1
             return
+        assert not asked.is_refused, "a guide that was refused"
         got = [detokenizer.tokens[handle] for handle in handles]
         if sampling.num_beams == 1:
             assert got == [greedy(asked, self.setting)], "a sequence beside groups is another one"
