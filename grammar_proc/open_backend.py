@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from grammar_proc.backend import BackendVocabulary
-from grammar_proc.vocabulary import GrammarVocabulary
+from runtime.base.registry import resolve
+
+BACKENDS = {
+    "llguidance": "grammar_proc.vocabulary:GrammarVocabulary",
+    "xgrammar": "grammar_proc.xgrammar_backend.vocabulary:XGrammarVocabulary",  # imports torch
+}
 
 
 def open_vocabulary(backend: str, directory: Path, num_threads: int) -> BackendVocabulary[Any]:
-    """Read the tokenizer of a directory for a backend. Raises ModelError."""
-    if backend == "xgrammar":
-        from grammar_proc.xgrammar_backend.vocabulary import XGrammarVocabulary  # imports torch
-
-        return XGrammarVocabulary(directory, num_threads)
-    return GrammarVocabulary(directory, num_threads)
+    """Read the tokenizer of a directory for a backend: one of BACKENDS, or `module:Class`, which is called
+    with the same two arguments. Raises ModelError, ConfigError.
+    """
+    vocabulary: BackendVocabulary[Any] = resolve("grammar backend", backend, BACKENDS)(directory, num_threads)
+    return vocabulary

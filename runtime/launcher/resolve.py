@@ -9,7 +9,6 @@ import re
 import ssl
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -52,6 +51,7 @@ BY_PREFIX = ("lpm", "longest_prefix", "dfs-weight")
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 KEY_FILES = ("api_key_file", "api_keys")
 """Settings of the HTTP server that matter to clients over TCP, too: those have sections, and SIGHUP."""
+GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
 OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 OWN_PATHS = ("/profiles", "/stats", "/timelines", "/v1", "/v1/chat", "/v1/models")
 """Beginnings of the HTTP server's own paths: as a root path they would be taken off those."""
@@ -317,16 +317,22 @@ def _check_task(config: RuntimeConfig, model_path: Path) -> None:
         raise ConfigError(f"pooling: {config.pooling} is for an embedding model; add --task embed")
 
 
-def _grammar_backend(config: RuntimeConfig) -> Literal["llguidance", "xgrammar", "none"]:
+def _grammar_backend(config: RuntimeConfig) -> str:
+    backend = config.grammar_backend
+    if ":" not in backend and backend not in GRAMMAR_BACKENDS:
+        known = ", ".join(GRAMMAR_BACKENDS)
+        raise ConfigError(
+            f"grammar_backend: unknown {backend!r}; known: {known}, or your own as package.module:Class"
+        )
     needed = {"skip_tokenizer_init": config.skip_tokenizer_init, "task embed": config.task == "embed"}
     has_none = [name for name, is_so in needed.items() if is_so]
-    if config.grammar_backend in ("llguidance", "xgrammar") and has_none:
+    if backend not in ("auto", "none") and has_none:
         raise ConfigError(f"grammar_backend: with {has_none[0]} there is no text to guide; leave it out")
-    if config.grammar_backend == "xgrammar" and find_spec("xgrammar") is None:
+    if backend == "xgrammar" and find_spec("xgrammar") is None:
         raise ConfigError("grammar_backend: xgrammar is not installed; pip install 'carousel[xgrammar]'")
-    if has_none or config.grammar_backend == "none":
+    if has_none:
         return "none"
-    return "xgrammar" if config.grammar_backend == "xgrammar" else "llguidance"
+    return "llguidance" if backend == "auto" else backend
 
 
 def _check_profile_dir(config: RuntimeConfig) -> None:

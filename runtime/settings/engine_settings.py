@@ -172,11 +172,12 @@ class SchedulerSettings(KVCacheSettings, frozen=True, forbid_unknown_fields=True
         bool, setting("wait for each step before planning the next", "--no-async-scheduling")
     ] = False
     grammar_backend: Annotated[
-        Literal["auto", "llguidance", "xgrammar", "none"],
+        str,
         setting(
             "what keeps output to a JSON schema, a regular expression or a grammar "
-            "(docs/structured_output.md); xgrammar needs carousel[xgrammar]; none: a request that asks for "
-            "it is refused; auto: llguidance where text is generated",
+            "(docs/structured_output.md): auto, llguidance, xgrammar (needs carousel[xgrammar]), your own as "
+            "package.module:Class, or none: a request that asks for it is refused; auto: llguidance where "
+            "text is generated",
             "--guided-decoding-backend",
         ),
     ] = "auto"

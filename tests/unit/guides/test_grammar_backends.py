@@ -12,6 +12,8 @@ import pytest
 from grammar_proc.backend import BackendVocabulary, Matcher
 from grammar_proc.compile_child import try_guide
 from grammar_proc.open_backend import open_vocabulary
+from grammar_proc.vocabulary import GrammarVocabulary
+from runtime.base.errors import ConfigError
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.guide import Guide
 from tests.harness.guides.drawn_outputs import Outputs
@@ -172,3 +174,15 @@ def test_vocabularies_of_bytes_spell_what_no_token_is(backend: str, kind: str, t
     longer = pieces["Ġthe" if kind == "byte level" else "▁th"]
     matcher = start.deep_copy()
     assert matcher.consume_tokens([pieces[name] for name in names[:2]] + [longer])
+
+
+class OwnVocabulary(GrammarVocabulary):
+    """Stands for a backend of a package of one's own."""
+
+
+def test_a_backend_may_be_a_class_of_your_own() -> None:
+    vocabulary = open_vocabulary(f"{__name__}:OwnVocabulary", DEMO_MODEL, num_threads=1)
+    assert type(vocabulary).__name__ == "OwnVocabulary"
+    assert try_guide(Guide("regex", "a+"), vocabulary).error is None
+    with pytest.raises(ConfigError, match="there is no module 'my_package.grammars'"):
+        open_vocabulary("my_package.grammars:Vocabulary", DEMO_MODEL, num_threads=1)

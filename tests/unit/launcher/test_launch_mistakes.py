@@ -344,3 +344,10 @@ def test_a_grammar_backend_that_is_not_installed_names_its_extra(
     assert "grammar_backend: xgrammar is not installed; pip install 'carousel[xgrammar]'" in (
         capfd.readouterr().err
     )
+
+
+def test_a_grammar_backend_is_a_known_one_or_a_class(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--device=cpu", f"--model={model}"]
+    assert launcher.main([*arguments, "--grammar-backend=my_package.grammars:Vocabulary"]) == STARTED
+    assert launcher.main([*arguments, "--grammar-backend=lark"]) == BAD_SETTINGS
+    assert "grammar_backend: unknown 'lark'; known: auto, llguidance" in capfd.readouterr().err
