@@ -22,9 +22,9 @@ GUIDES = (
 )
 
 
-@pytest.fixture(scope="module")
-def faulty() -> Iterator[FaultyLaunch]:
-    with faulty_launch() as faulty:
+@pytest.fixture(scope="module", params=["llguidance", pytest.param("xgrammar", marks=pytest.mark.full)])
+def faulty(request: pytest.FixtureRequest) -> Iterator[FaultyLaunch]:
+    with faulty_launch(f"--grammar-backend={request.param}") as faulty:
         yield faulty
 
 

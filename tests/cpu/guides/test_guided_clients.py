@@ -20,7 +20,7 @@ from carousel import (
     GuidedDecodingParams,
     SamplingParams,
 )
-from tests.harness.ring.launched import Launched
+from tests.harness.ring.launched import Launched, launched
 
 USER = {"role": "user", "content": "x"}
 MESSAGES: Any = [USER]
@@ -59,9 +59,23 @@ class Owner(BaseModel):
     pets: list[Pet] | None
 
 
+NO_RULE = {"llguidance": "'x' not found", "xgrammar": 'Rule "x" is not defined'}
+
+
+@pytest.fixture(scope="module", params=["llguidance", pytest.param("xgrammar", marks=pytest.mark.full)])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def url(demo_launch: Launched) -> str:
-    return demo_launch.url
+def url(backend: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    if backend == "llguidance":
+        yield request.getfixturevalue("demo_launch").url
+        return
+    arguments = ("--dtype=float32", "--cpu-threads=1", "--served-model-name=demo")
+    with launched(*arguments, f"--grammar-backend={backend}") as launch:
+        yield launch.url
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +102,7 @@ def is_text_with_tags(text: str) -> bool:
     return re.fullmatch(r"[^e]*(e\s*1;[^e]*)+(e\s*1?)?", text) is not None
 
 
+LARK = {"guided_grammar": 'start: "a" | "b"'}
 SPELLINGS: list[tuple[dict[str, Any], Any]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}}, is_schema),
     ({"response_format": {"type": "json_object"}}, is_object),
@@ -100,7 +115,7 @@ SPELLINGS: list[tuple[dict[str, Any], Any]] = [
     ({"guided_json": SCHEMA}, is_schema),
     ({"guided_regex": "[a-c]{3}"}, re.compile("[a-c]{3}").fullmatch),
     ({"guided_choice": ["one", "two"]}, lambda text: text in ("one", "two")),
-    ({"guided_grammar": 'start: "a" | "b"'}, lambda text: text in "ab"),
+    (LARK, lambda text: text in "ab"),
     ({"regex": "[a-c]{3}"}, re.compile("[a-c]{3}").fullmatch),
     ({"ebnf": 'root ::= "a" | "b"'}, lambda text: text in "ab"),
     ({"json_schema": json.dumps(SCHEMA)}, is_schema),
@@ -114,9 +129,15 @@ SPELLINGS: list[tuple[dict[str, Any], Any]] = [
 @pytest.mark.parametrize(
     ("fields", "fits"), SPELLINGS, ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else ""
 )
-def test_each_spelling_is_kept_in_chat_and_completions(url: str, fields: dict[str, Any], fits: Any) -> None:
+def test_each_spelling_is_kept_in_chat_and_completions(
+    url: str, backend: str, fields: dict[str, Any], fits: Any
+) -> None:
     common = {"max_tokens": 400, "seed": 2, **fields}
     chat = httpx.post(f"{url}/v1/chat/completions", json={"messages": [USER], **common}, timeout=60.0)
+    if backend == "xgrammar" and fields == LARK:
+        assert chat.status_code == 400
+        assert "--grammar-backend xgrammar does not take it" in chat.json()["error"]["message"]
+        return
     assert chat.status_code == 200, chat.text
     assert fits in (is_object, is_text_with_tags) or chat.json()["choices"][0]["finish_reason"] == "stop"
     assert fits(chat.json()["choices"][0]["message"]["content"])
@@ -141,7 +162,9 @@ def test_each_spelling_of_sglang_is_kept_by_generate(url: str, fields: dict[str,
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_with_a_guide_is_an_http_error_by_the_fields_name(url: str, stream: bool) -> None:
+def test_what_is_wrong_with_a_guide_is_an_http_error_by_the_fields_name(
+    url: str, backend: str, stream: bool
+) -> None:
     wrong = {
         "type": "json_schema",
         "json_schema": {"name": "s", "schema": {"properties": {"a": {"not": {}}}}},
@@ -149,7 +172,7 @@ def test_what_is_wrong_with_a_guide_is_an_http_error_by_the_fields_name(url: str
     for fields, param, words in (
         ({"response_format": wrong}, "response_format", "/properties/a/not: not is not supported"),
         ({"guided_regex": "(?=a)"}, "guided_regex", "look-ahead"),
-        ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs", "'x' not found"),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs", NO_RULE[backend]),
         (
             {"response_format": {"type": "json_object"}, "regex": "a"},
             "regex",
