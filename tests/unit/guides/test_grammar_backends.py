@@ -184,5 +184,5 @@ def test_a_backend_may_be_a_class_of_your_own() -> None:
     vocabulary = open_vocabulary(f"{__name__}:OwnVocabulary", DEMO_MODEL, num_threads=1)
     assert type(vocabulary).__name__ == "OwnVocabulary"
     assert try_guide(Guide("regex", "a+"), vocabulary).error is None
-    with pytest.raises(ConfigError, match="there is no module 'my_package.grammars'"):
+    with pytest.raises(ConfigError, match=r"there is no module 'my_package\.grammars'"):
         open_vocabulary("my_package.grammars:Vocabulary", DEMO_MODEL, num_threads=1)
