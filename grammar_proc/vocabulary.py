@@ -59,8 +59,7 @@ class GrammarVocabulary:
         is too complex shows there, not before.
         """
         (mask,) = self.masks([matcher])
-        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        for token in ids[:MAX_PROBES].tolist():
+        for token in probes_of(mask):
             copy = matcher.deep_copy()
             copy.consume_token(token)
             if copy.is_error():
@@ -111,6 +110,14 @@ def others_of(tokenizer: llguidance.LLTokenizer) -> IntArray:
     ends.flat[list(tokenizer.eos_tokens)] = 1
     others: IntArray = ~np.packbits(ends, bitorder="little").view(np.int32)
     return others
+
+
+def probes_of(mask: IntArray) -> list[int]:
+    """Return the first few ids of a mask."""
+    ids: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[
+        :MAX_PROBES
+    ].tolist()
+    return ids
 
 
 def reason_of(matcher: Matcher) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import xgrammar
 
-from grammar_proc.vocabulary import MAX_PROBES, WORD_BITS, others_of, read_tokenizer
+from grammar_proc.vocabulary import WORD_BITS, others_of, probes_of, read_tokenizer
 from grammar_proc.xgrammar_backend.guides import ebnf_of
 from runtime.wire.format import IntArray
 from runtime.wire.guide import Guide
@@ -84,8 +84,7 @@ class XGrammarVocabulary:
 
     def after_one(self, matcher: XGrammarMatcher) -> XGrammarMatcher:
         (mask,) = self.masks([matcher])
-        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        for token in ids[:MAX_PROBES].tolist():
+        for token in probes_of(mask):
             copy = matcher.deep_copy()
             copy.consume_token(token)
             if copy.is_error():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,16 @@ class Outputs:
         assert mask.shape == (self._tokenizer.get_vocab_size() // 32,)
         ids: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
         return ids
+
+    def check_texts(self, start: Matcher, right: Sequence[str], wrong: Sequence[str]) -> None:
+        """See that a grammar has the right texts, and none of the wrong ones."""
+        for text in right:
+            matcher = start.deep_copy()
+            assert matcher.consume_tokens(self.ids(text)), text
+            assert matcher.is_accepting(), text
+        for text in wrong:
+            matcher = start.deep_copy()
+            assert not (matcher.consume_tokens(self.ids(text)) and matcher.is_accepting()), text
 
     def draw(self, start: Matcher, most: int = 400) -> str | None:
         """Return one output from the beginning; None: it did not end within so many tokens."""

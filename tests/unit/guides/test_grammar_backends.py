@@ -74,13 +74,7 @@ def test_texts_of_a_guide_are_taken_and_others_are_not(
     guide: Guide, right: list[str], wrong: list[str], vocabulary: BackendVocabulary[Any], outputs: Outputs
 ) -> None:
     start = start_of(guide, vocabulary)
-    for text in right:
-        matcher = start.deep_copy()
-        assert matcher.consume_tokens(outputs.ids(text)), text
-        assert matcher.is_accepting(), text
-    for text in wrong:
-        matcher = start.deep_copy()
-        assert not (matcher.consume_tokens(outputs.ids(text)) and matcher.is_accepting()), text
+    outputs.check_texts(start, right, wrong)
 
 
 def test_an_output_may_end_only_where_it_is_complete(

@@ -162,20 +162,25 @@ def test_a_late_mask_holds_up_a_step_once_and_others_go_on_without_its_row() -> 
         assert len(system.detokenizer.tokens[request(1, "long").handle]) == 30
 
 
+def run_with_deaths(system: System, grammar: FakeGrammar, *, num_turns: int, every: int) -> None:
+    """Let the grammar process die again and again for some turns, then run to the end."""
+    for turn in range(num_turns):
+        if turn % every == every // 2:
+            grammar.die()
+        elif turn % every == every - 2:
+            grammar.start()
+        system.step()
+    grammar.start()
+    run_until_idle(system)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_grammar_process_that_dies_changes_no_token(expected: list[list[int]], depth: int) -> None:
     asked = requests()
     with serving(depth=depth) as (system, grammar):
         for each in asked:
             system.inbox.send(each)
-        for turn in range(200):
-            if turn % 7 == 3:
-                grammar.die()
-            elif turn % 7 == 5:
-                grammar.start()
-            system.step()
-        grammar.start()
-        run_until_idle(system)
+        run_with_deaths(system, grammar, num_turns=200, every=7)
         assert [system.detokenizer.tokens[each.handle] for each in asked] == expected
 
 
@@ -352,14 +357,7 @@ def test_a_grammar_process_that_dies_changes_no_guessed_token(expected: list[lis
         guessing(system, expected, 3, lambda at: at % 4 == 3)
         for each in asked:
             system.inbox.send(each)
-        for turn in range(120):
-            if turn % 5 == 3:
-                grammar.die()
-            elif turn % 5 == 4:
-                grammar.start()
-            system.step()
-        grammar.start()
-        run_until_idle(system)
+        run_with_deaths(system, grammar, num_turns=120, every=5)
         assert [system.detokenizer.tokens[each.handle] for each in asked] == expected
         assert grammar.num_behind_guesses > 0
 
