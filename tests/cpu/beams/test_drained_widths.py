@@ -67,6 +67,6 @@ def test_widths_run_by_turns_or_together_with_the_same_results() -> None:
 @pytest.mark.parametrize("num_requests", [60, pytest.param(1000, marks=pytest.mark.full)])
 def test_many_arrivals_of_several_widths_keep_their_order(num_requests: int) -> None:
     """The simulation looks at it in every step, and at its end nobody is left."""
-    counts = GroupSimulation(3, num_requests, drains_widths=True).run()
+    counts = GroupSimulation(8, num_requests, drains_widths=True).run()
     assert counts["width changes"] > num_requests / 10
     assert counts["searches"] > num_requests / 4
