@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import json
 import math
-import os
 import random
 import re
 import subprocess
@@ -28,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.faults.attacks.attackers import take_lowest_priority
 from tests.faults.attacks.tenant_attempts import (
     ADMIN_PATHS,
     CONTEXT,
@@ -224,7 +224,7 @@ def measure(launch: Launched, seconds: float) -> dict[str, Any]:
         ],
         cwd=ROOT,
         stdout=subprocess.PIPE,
-        preexec_fn=lambda: os.nice(19),
+        preexec_fn=take_lowest_priority,
     )
     time.sleep(3.0)  # Python starts, and the flood fills what it can
     attacked = asyncio.run(be_victim(port, seconds)).report()
