@@ -66,6 +66,15 @@ def return_large_blocks() -> None:
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
+def collect_often() -> None:
+    """Have every second collection be a full one. A request leaves about a hundred objects that refer to each
+    other; after ten collections, as by default, a full one found 19,000 of them, 22 to 43 ms without service.
+    With what is frozen left out it has little else to look through.
+    """
+    gc.set_threshold(*gc.get_threshold()[:2], 1)
+    gc.collect()  # else the first one waits for a quarter as many objects as there were before the freezing
+
+
 def without_query(record: logging.LogRecord) -> bool:
     """A filter of uvicorn's access log: a path's query may hold what is nobody's business."""
     if isinstance(record.args, tuple) and len(record.args) == 5:
@@ -82,6 +91,7 @@ def main(context: ProcessContext) -> None:
     # What has been imported stays. To look through it takes each full collection 29 ms, without service.
     gc.collect()
     gc.freeze()
+    collect_often()
     uvloop.run(serve(context))
 
 
