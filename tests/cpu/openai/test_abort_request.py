@@ -86,11 +86,13 @@ def test_an_aborted_request_is_answered_with_what_there_is(served: tuple[Front, 
 
 def test_a_key_ends_its_own_requests_only_and_an_admin_all(served: tuple[Front, Callers], ask: Ask) -> None:
     front, callers = served
-    for name in ("alice", "bob", "root"):
-        ask(name, "/generate", text=f"of {name}", rid="same")
+    answers = {
+        name: ask(name, "/generate", text=f"of {name}", rid="same") for name in ("alice", "bob", "root")
+    }
     assert callers["mona"].post("/abort_request", json={"abort_all": True}).status_code == 403
     assert abort(front, callers["alice"], 1, rid="same") == {"of alice"}
     assert abort(front, callers["root"], 1, rid="same") == {"of root"}
+    answers["alice"].result()  # until then the name is taken
     again = ask("alice", "/generate", text="again", rid="same")
     assert abort(front, callers["bob"], 1, abort_all=True) == {"of bob"}
     assert not again.done()
