@@ -47,7 +47,7 @@ RETRY_AFTER_S = 1.0
 
 
 def key_of(guide: Guide) -> bytes:
-    """Return what equal guides have in common, with the one backend that a process has."""
+    """Return the key by which a process remembers a guide: the same for equal guides."""
     return hashlib.blake2b(msgspec.msgpack.encode(guide), digest_size=16).digest()
 
 

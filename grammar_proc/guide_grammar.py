@@ -72,7 +72,7 @@ def _choices(text: str) -> str:
 
 
 def choices_of(text: str) -> list[str]:
-    """Raises InvalidRequest."""
+    """Return the texts of a choice, which `text` has as a JSON list. Raises InvalidRequest."""
     try:
         choices = json.loads(text)
     except (ValueError, RecursionError):
