@@ -59,7 +59,7 @@ class AdaptedGate:
         self,
         kernels: NativeKernels,
         num_adapted: Tensor,
-        joined: PackedLinear,
+        joined: PackedLinear | Int8Linear,
         product: AdaptedProduct,
         gate: operators.Activate,
     ) -> None:
@@ -202,12 +202,12 @@ class NativeOps(Ops):
         """Make the product, [T, K] -> [T, 2 * width] of a gate, then what it multiplies; and the gate."""
         if reason := _reason_of_width(width):
             return self._instead("gate", reason).gated(product, name, width)
-        joined = product.gated(name) if isinstance(product, PackedLinear) else None
+        joined = product.gated(name) if isinstance(product, PackedLinear | Int8Linear) else None
         if joined is not None:
             self._note("gate, in linear")
             return joined
         gate = operators.Activate(self._kernels, name, has_up=True)
-        if isinstance(product, AdaptedProduct) and isinstance(product.product, PackedLinear):
+        if isinstance(product, AdaptedProduct) and isinstance(product.product, PackedLinear | Int8Linear):
             joined = product.product.gated(name)
             if joined is not None and isinstance(product.adapters, NativeLora):
                 self._note("gate, in linear without adapters")

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from model_worker.kernels.native.library import DTYPES, LinearCall, NativeKernels, QuantizeCall
-from model_worker.kernels.native.operators import LANES, can_fill, pack_panels, round_up
+from model_worker.kernels.native.operators import (
+    LANES,
+    NATIVE_ACTIVATIONS,
+    PANEL,
+    can_fill,
+    pack_panels,
+    round_up,
+)
+from runtime.checkpoint.model_config import Activation
 
 OFFSET = 128  # of the kernel's quantised rows, which are unsigned
 MAX_IN_FEATURES = 1 << 16  # sums of 255 * 127 stay below 2^31
@@ -66,10 +76,11 @@ class Int8Linear:
             num_threads=num_threads,
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [T, K] -> [T, N]."""
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x [T, K] -> [T, N], in `out` if it is given."""
         quantized, scale = self.quantize(x)
-        out = torch.empty(x.shape[0], self._width, dtype=self._out_dtype)
+        if out is None:
+            out = self.empty(x.shape[0])
         call = self._call
         call.x = quantized.data_ptr()
         call.x_scale = scale.data_ptr()
@@ -77,6 +88,23 @@ class Int8Linear:
         call.num_rows = x.shape[0]
         self._run(call)
         return out
+
+    def empty(self, num_rows: int) -> Tensor:
+        """Return memory for so many rows of the output."""
+        return torch.empty(num_rows, self._width, dtype=self._out_dtype)
+
+    def gated(self, activation: Activation) -> Int8Linear | None:
+        """This layer and Activate(activation, has_up=True) behind it as one operator of the same bits: [T, K]
+        -> [T, N / 2]. None where there is no such kernel.
+        """
+        n = self._width
+        if n % (2 * PANEL) or self._out_dtype is not self._dtype or activation not in NATIVE_ACTIVATIONS:
+            return None
+        gated = copy(self)
+        gated._width = n // 2
+        gated._call = LinearCall.from_buffer_copy(self._call)
+        gated._call.gate = 1 + NATIVE_ACTIVATIONS.index(activation)
+        return gated
 
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, K] -> uint8 [T, K], OFFSET added, and the rows' scales [T] float32."""

@@ -13,7 +13,7 @@ from model_worker.kernels.native.library import NativeKernels
 from model_worker.layers.stored_weight import StoredWeight
 from model_worker.loading.loader import load_model
 from model_worker.models.transformer import CausalLM
-from model_worker.ops.native_ops import NativeOps
+from model_worker.ops.native_ops import BY_CPP, NativeOps
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.int8 import Int8
 from model_worker.quant.unquantized import UNQUANTIZED
@@ -137,6 +137,15 @@ def test_ranks_quantise_their_own_parts(tmp_path: Path) -> None:
     )
     assert not len(follower), "logits are gathered to rank 0 alone"
     assert relative(leader, expected) < max(1.5 * alone, 0.05)
+
+
+@needs_compiler
+def test_gates_are_computed_with_their_products() -> None:
+    ops = NativeOps(native_kernels())
+    model = load(DEMO_MODEL, torch.bfloat16)
+    model.bind(ops)
+    assert ops.table.counts["gate, in linear", BY_CPP, ""] == len(model.model.layers)
+    assert not any(operation == "gate" for operation, *_ in ops.table.counts)
 
 
 def test_a_quantised_layer_holds_one_byte_a_weight_and_a_scale_an_output() -> None:

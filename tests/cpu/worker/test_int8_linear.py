@@ -14,7 +14,7 @@ from model_worker.kernels.embedding import embed_int8
 from model_worker.kernels.int8_linear import int8_linear, quantize_rows
 from model_worker.kernels.native.int8_linear import OFFSET, Int8Linear, can_pack_int8
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import NativeTakeRows, pack_panels
+from model_worker.kernels.native.operators import NATIVE_ACTIVATIONS, Activate, NativeTakeRows, pack_panels
 from tests.harness.models.native import NATIVE_ISAS, native_kernels, needs_compiler
 
 pytestmark = needs_compiler
@@ -86,6 +86,29 @@ def test_a_head_keeps_the_float32_of_its_sums(kernels: NativeKernels, dtype: tor
     sums = F.linear(quantized.double() - OFFSET, weight.double())
     expected = (sums * x_scale.double().unsqueeze(1) * scale.double()).float()
     torch.testing.assert_close(head(rows), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("width", "k"), [(16, 32), (80, 96), (1040, 144), (80, 4128)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gate_beside_its_product_gives_the_bits_of_the_two_operators(
+    kernels: NativeKernels, dtype: torch.dtype, width: int, k: int, with_bias: bool
+) -> None:
+    linear, *_ = _linear(kernels, 2 * width, k, dtype, with_bias=with_bias)
+    rows = _normal(97, k, dtype=dtype, seed=2)
+    for activation in NATIVE_ACTIVATIONS:
+        gated = linear.gated(activation)
+        assert gated is not None
+        expected = Activate(kernels, activation, has_up=True)(linear(rows))
+        for num_rows in (0, 1, 3, 5, 6, 7, 16, 50, 97):
+            assert torch.equal(gated(rows[:num_rows]), expected[:num_rows])
+
+
+def test_a_gate_takes_halves_of_whole_panels_and_a_result_of_the_rows_dtype(kernels: NativeKernels) -> None:
+    for n, out_dtype in ((48, torch.bfloat16), (64, torch.float32)):
+        weight, scale = quantize_rows(_normal(n, 32))
+        linear = Int8Linear(kernels, weight, scale, None, torch.bfloat16, out_dtype=out_dtype)
+        assert linear.gated("silu") is None
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
