@@ -51,7 +51,7 @@ void check_shape(int rows, int n, int k, bool is_extreme) {
   call.x = bytes.data(), call.weight = (uint32_t*)weight.data(), call.x_scale = x_scale.data();
   call.weight_scale = weight_scale.data(), call.weight_sum = weight_sum.data(), call.bias = bias.data();
   call.out = out.data(), call.num_rows = rows, call.n = n, call.k = k, call.dtype = check::kType<T>;
-  call.out_is_float = 1, call.num_threads = 2;
+  call.out_is_float = 1, call.is_symmetric = 1, call.num_threads = 2;
   carousel_int8_linear(&call);
   check::near("int8 linear", out, expected, 1e-6);
 }

@@ -20,6 +20,7 @@ from model_worker.kernels.native.operators import (
 from runtime.checkpoint.model_config import Activation
 
 OFFSET = 128  # of the kernel's quantised rows, which are unsigned
+LOWEST = -128  # which has no opposite in int8: some kernels can do without it alone
 MAX_IN_FEATURES = 1 << 16  # sums of 255 * 127 stay below 2^31
 
 
@@ -54,6 +55,7 @@ class Int8Linear:
         missing = round_up(len(weight)) - len(weight)
         scale = F.pad(scale, (0, missing))
         sums = F.pad(weight.sum(1, dtype=torch.int32), (0, missing))
+        is_symmetric = bool(weight.min() > LOWEST)
         pack_panels(kernels, weight)
         self._kept = (weight.data, scale, sums, bias)
         self._dtype = dtype
@@ -73,6 +75,7 @@ class Int8Linear:
             k=size,
             dtype=number,
             out_is_float=self._out_dtype is torch.float32,
+            is_symmetric=is_symmetric,
             num_threads=num_threads,
         )
 

@@ -126,15 +126,22 @@ def test_embeddings_in_int8_are_the_rows_times_their_scales(
     assert torch.equal(got, expected)
 
 
-def test_the_largest_products_do_not_overflow(kernels: NativeKernels) -> None:
-    """127 * 127 and -127 * 127 everywhere, where instructions that saturate at 16 bits would be wrong."""
+@pytest.mark.parametrize("lowest", [-127, -128])
+def test_the_largest_products_do_not_overflow(kernels: NativeKernels, lowest: int) -> None:
+    """127 * 127 and -127 * 127 everywhere, where instructions that saturate at 16 bits would be wrong; and
+    -128, which a checkpoint of int8 may have and which has no opposite. For each way in which rows pass.
+    """
     k = 4096
-    weight = torch.full((32, k), 127, dtype=torch.int8)
-    weight[1::2] = -127
-    linear = Int8Linear(kernels, weight.clone(), torch.ones(32), None, torch.float32)
-    x = torch.full((3, k), 127.0)
-    x[1] = -127.0
-    assert torch.equal(linear(x), x[:, :1] * 127.0 * k * torch.tensor([1.0, -1.0]).repeat(16))
+    weight = torch.full((48, k), 127, dtype=torch.int8)
+    weight[1::3] = -127
+    weight[2::3] = lowest
+    of_weights = weight[:, :1].T.float()
+    linear = Int8Linear(kernels, weight, torch.ones(48), None, torch.float32)
+    for num_rows in (1, 2, 3, 4, 5, 6, 13):
+        for first in (127.0, -127.0):
+            x = torch.full((num_rows, k), first)
+            x[1::2] = -first
+            assert torch.equal(linear(x), x[:, :1] * k * of_weights)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -30,7 +30,6 @@ struct ProductOf<bf16> : Bf16Pairs {};
 #endif
 
 constexpr int kVectors = kPanel / kLanes;  // of a panel
-constexpr int kTaskRows = 96;
 constexpr int kTaskPanels = 16;
 constexpr int kFewPanels = 4;    // of a task of rows that pass at once
 constexpr int kPartSize = 256;   // units of k that stay in a cache while rows pass
@@ -95,7 +94,7 @@ void multiply(const Block<Product>& block) {
   }
   for (int word = 0; word < block.words; ++word) {
 #pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) {
+    for (int p = 0; Product::kAsksAhead && p < Panels; ++p) {
       __builtin_prefetch(block.ahead[p] + word * block.ahead_step, 0, 2);
     }
     add_products<Product, 0>(block, word, sum);
@@ -235,7 +234,7 @@ class Task {
         const vfloat scale = load(call_.weight_scale + column);
         for (int r = 0; r < num_rows_; ++r) {
           float* sums = sums_ + r * kSumStride + i * kPanel + lane;
-          const vint sum = (vint)load(sums) - of_weights * 128;
+          const vint sum = (vint)load(sums) - of_weights * Product::kOffset;
           store(sums, __builtin_convertvector(sum, vfloat) * (scale * call_.x_scale[row_ + r]));
         }
       }
@@ -273,8 +272,8 @@ class Task {
   const int num_panels_;
   const bool is_widened_;  // W is, before its product
   const int part_depth_;   // of k
-  alignas(64) typename Product::Unit x_[kTaskRows * kRowStride];
-  alignas(64) float sums_[kTaskRows * kSumStride];
+  alignas(64) typename Product::Unit x_[Product::kMostRows * kRowStride];
+  alignas(64) float sums_[Product::kMostRows * kSumStride];
   alignas(64) float panels_[kUnits > 1 ? kMaxPanels : 1][kPartSize * kPanel];
 };
 
@@ -282,7 +281,7 @@ class Task {
 template <class Product, class X, class T = X>
 void multiply_all(const LinearCall& call, int first_panel = 0) {
   const int panels = call.num_rows <= kMaxRows<typename Product::Plain> ? kFewPanels : kTaskPanels;
-  const TaskSize most{call.gate ? panels / 2 : panels, kTaskRows};
+  const TaskSize most{call.gate ? panels / 2 : panels, Product::kMostRows};
   const auto multiply = [&](int row, int end_row, int panel, int columns) {
     Task<Product, X, T>(call, row, end_row, first_panel + panel, columns).run();
   };
