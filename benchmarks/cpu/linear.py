@@ -5,11 +5,11 @@
 
 A shape is outputs x inputs. A build is a folder of C++ sources, such as another checkout's whose calls have
 the same fields; without --builds this checkout's alone. As many weights of a shape as fill --megabytes are
-taken in turn, as in a step, so that what one has read of a cache is not there the next time. Weights of int8
-multiply rows of bfloat16, whose time to become int8 counts. One layer's
-microseconds, the least of all turns (with one thread its CPU time, which other work disturbs less), the rate
-at which weights are read, and that of multiplying and adding; with the two figures of benchmarks.cpu.machine
-also what share of those this is. The last line is JSON.
+taken in turn, recorded as a step is, so that what one has read of a cache is not there the next time and no
+Python comes between them. Weights of int8 multiply rows of bfloat16, whose time to become int8 counts.
+Printed are one layer's microseconds, the least of all turns (with one thread its CPU time, which other work
+disturbs less), the rate at which weights are read, and that of multiplying and adding; with the two figures
+of benchmarks.cpu.machine also what share of those this is. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ from model_worker.kernels.native.build import SOURCE_DIR, build_library, trusted
 from model_worker.kernels.native.int8_linear import Int8Linear
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import PackedLinear, pack
+from model_worker.kernels.native.program import Program
 from runtime.base.cpu_isa import cpu_isa, usable_isas
 from runtime.base.environment import kernel_cache_dir
 
@@ -37,7 +39,7 @@ MAX_WEIGHTS = 64
 def one_after_another(
     kernels: NativeKernels, outputs: int, inputs: int, rows: int, dtype: torch.dtype, megabytes: float
 ) -> tuple[Callable[[], object], int]:
-    """Multiply the same rows by each of many weights; and by how many."""
+    """Multiply the same rows by each of many weights, in one call; and by how many."""
     torch.manual_seed(0)
     count = min(MAX_WEIGHTS, max(1, round(megabytes * 1e6 / (outputs * inputs * dtype.itemsize))))
     layers: list[PackedLinear | Int8Linear] = []
@@ -51,11 +53,11 @@ def one_after_another(
         layers.append(PackedLinear(kernels, weight, None, out_dtype=dtype))
     x = torch.randn(rows, inputs).to(torch.bfloat16 if dtype is torch.int8 else dtype)
 
-    def run() -> None:
-        for layer in layers:
-            layer(x)
+    def multiply() -> torch.Tensor:
+        return [layer(x) for layer in layers][-1]
 
-    return run, count
+    program = Program(kernels, multiply, (layers, x), num_tokens=rows, num_outputs=0, num_seqs=0)
+    return partial(program.run, num_tokens=rows, num_outputs=0, num_seqs=0), count
 
 
 def least_s(functions: list[Callable[[], object]], seconds: float, clock: Callable[[], float]) -> list[float]:

@@ -2,7 +2,7 @@
 
 The most of several sizes and shapes, with all threads of torch: a sum over memory of about the model's size,
 and matrix products in bf16 and in float32, which is the faster one without AVX512-BF16. Run:
-python -m benchmarks.cpu.machine [--megabytes 56]
+python -m benchmarks.cpu.machine [--megabytes 56] [--cpu-isa avx2]
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 
 import torch
+
+from runtime.base.cpu_isa import choose_cpu_isa, usable_isas
 
 SHAPES = ((2048, 1408, 512), (1024, 4864, 896), (2048, 2048, 2048))  # rows, outputs, depth
 DTYPES = (torch.bfloat16, torch.float32)
@@ -43,7 +45,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--megabytes", type=int, default=56, help="that a decode step reads")
+    parser.add_argument(
+        "--cpu-isa", choices=("auto", *usable_isas()), default="auto", help="that torch may use and no more"
+    )
     args = parser.parse_args()
+    choose_cpu_isa(args.cpu_isa)
     with torch.inference_mode():
         read = memory_gb_per_s(args.megabytes)
         computed = max(gflop_per_s(*shape, dtype) for shape in SHAPES for dtype in DTYPES)
