@@ -21,6 +21,7 @@ from model_worker.loading.loader import load_model
 from model_worker.models.transformer import CausalLM
 from model_worker.ops.native_ops import NativeOps
 from model_worker.transformers_backend.load import load_transformers_model
+from runtime.base.cpu_isa import CpuIsa, usable_isas
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.overrides import with_overrides
@@ -129,9 +130,15 @@ def test_an_absent_key_means_what_the_reference_means_by_it(architecture: str, t
 
 
 @pytest.fixture(scope="module")
-def demo(kernels: NativeKernels | None) -> tuple[PreTrainedModel, CausalLM]:
+def demo_reference() -> PreTrainedModel:
     hf = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32, attn_implementation="eager")
-    return hf.eval(), _load(DEMO_MODEL, torch.float32, kernels)
+    model: PreTrainedModel = hf.eval()
+    return model
+
+
+@pytest.fixture(scope="module")
+def demo(demo_reference: PreTrainedModel, kernels: NativeKernels | None) -> tuple[PreTrainedModel, CausalLM]:
+    return demo_reference, _load(DEMO_MODEL, torch.float32, kernels)
 
 
 def _demo_prompts() -> list[list[int]]:
@@ -142,15 +149,21 @@ def _demo_prompts() -> list[list[int]]:
     return [tokenizer.encode(text).ids for text in texts]
 
 
-def test_demo_model_greedy_tokens_equal_generate(
-    demo: tuple[PreTrainedModel, CausalLM], kernels: NativeKernels | None
-) -> None:
-    hf, model = demo
+@pytest.fixture(scope="module")
+def demo_tokens(demo_reference: PreTrainedModel) -> list[list[int]]:
+    """Return what the reference generates."""
+    return [generated(demo_reference, ids, 32) for ids in _demo_prompts()]
+
+
+@pytest.mark.parametrize("isa", [None, *(pytest.param(isa, marks=needs_compiler) for isa in usable_isas())])
+def test_demo_model_greedy_tokens_equal_generate(isa: CpuIsa | None, demo_tokens: list[list[int]]) -> None:
+    """By torch (None), and by the kernels for each set of instructions."""
     prompts = _demo_prompts()
-    forward = paged(model, 16, kernels)
+    kernels = None if isa is None else native_kernels(isa)
+    forward = paged(_load(DEMO_MODEL, torch.float32, kernels), 16, kernels)
     first = [forward.prefill(row, ids, chunk=64) for row, ids in enumerate(prompts)]
     outputs = forward.decode(range(len(prompts)), first, num_steps=31)
-    assert outputs == [generated(hf, ids, 32) for ids in prompts]
+    assert outputs == demo_tokens
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

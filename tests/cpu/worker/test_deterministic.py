@@ -14,10 +14,10 @@ from model_worker.attention import cpu_native
 from model_worker.device import make_device
 from model_worker.load_worker import load_worker
 from model_worker.runner.model_runner import ModelRunner
-from runtime.base.cpu_isa import CpuIsa
+from runtime.base.cpu_isa import CpuIsa, usable_isas
 from runtime.base.errors import ConfigError
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
-from tests.harness.models.native import NATIVE_ISAS, native_kernels, needs_compiler
+from tests.harness.models.native import native_kernels, needs_compiler
 from tests.harness.models.plans import PlanWriter, save_tiny_llama
 
 pytestmark = needs_compiler
@@ -70,7 +70,7 @@ class _Rows:
             self.logits[row][self.done[row]] = own.clone()
 
 
-@pytest.mark.parametrize("isa", NATIVE_ISAS)
+@pytest.mark.parametrize("isa", usable_isas())
 def test_logits_are_the_same_bits_whatever_the_batch_the_chunks_and_the_retractions(
     isa: CpuIsa, monkeypatch: pytest.MonkeyPatch
 ) -> None:

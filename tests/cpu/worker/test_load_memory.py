@@ -61,7 +61,7 @@ def weight_bytes(checkpoint: Path, dtype: str, quantization: str) -> int:
     with safe_open(checkpoint / "model.safetensors", "pt") as file:
         for name in file.keys():  # noqa: SIM118 -- a file is no mapping
             shape = file.get_slice(name).get_shape()
-            if quantization == "int8" and name.endswith("proj.weight"):
+            if quantization == "int8" and name.endswith(("proj.weight", "embed_tokens.weight")):
                 total += prod(shape) + 4 * shape[0]
             else:
                 total += prod(shape) * getattr(torch, dtype).itemsize
