@@ -4,6 +4,7 @@ send anything. Answered from memory, whatever state the processes are in.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 
@@ -74,6 +75,7 @@ async def get_load(request: Request) -> Response:
     return _json([Load(0, load.num_running + load.num_waiting, load.num_waiting, num_tokens)])
 
 
+@cache
 def _version() -> str:
     try:
         return installed_version("carousel")

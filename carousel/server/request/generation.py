@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
 import msgspec
 from starlette.responses import Response
@@ -47,6 +47,7 @@ LEAVE_S = 1.0
 LARGE_WRITE_BYTES = 64 << 10
 DELTAS_AT_ONCE = 128
 """Events of one step that are spelled before other tasks of the event loop run: about 2 ms."""
+T = TypeVar("T")
 EncodingOption: TypeAlias = Literal[
     "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"
 ]
@@ -239,7 +240,7 @@ class Generation(Response):
             is_traced = self._trace.traceparent is not None
             await run_until_disconnect(receive, work, self._leave if is_traced else None)
         except RequestError as error:
-            failure = error
+            failure = error.with_traceback(None)  # its frames refer to it: a cycle waits for the collector
             raise respelled(error, self._param_names) from None
         finally:
             if self._trace.traceparent is not None:
@@ -247,6 +248,7 @@ class Generation(Response):
                 if self._server.http_spans is not None:
                     self._server.http_spans.note(self._labels, self._received_s, time.perf_counter())
             self._open.clear()
+            failure = None
 
     def _ended(self) -> list[EndedSequence]:
         """The sequences that have ended, for its trace."""
@@ -288,15 +290,11 @@ class Generation(Response):
         at_once = min(num_prompts, max(1, most_at_once // num_sequences))
         with self._hold(at_once) as (submissions, places):
             room, self._num_unbegun = asyncio.Semaphore(at_once), num_prompts - at_once
-            try:
-                async with asyncio.TaskGroup() as group:
-                    calls = [
-                        group.create_task(self._generate(number, submission, room, places))
-                        for number, submission in enumerate(submissions)
-                    ]
-            except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None
-        completions = [call.result() for call in calls]
+            calls = [
+                self._generate(number, submission, room, places)
+                for number, submission in enumerate(submissions)
+            ]
+            completions = await all_results(calls)
         # Spelling many log-probabilities or vectors takes long: nobody else's tokens wait for it.
         is_long = self._submissions[0].options.get("task") == "embed" or _is_long(self._sampling)
         body = await asyncio.to_thread(self._body, completions) if is_long else self._body(completions)
@@ -342,6 +340,7 @@ class Generation(Response):
             if not writer.has_begun:
                 raise
             last = b"data: %b\n\n" % error_body(as_request_error(error))
+            error.__traceback__ = None  # its frames refer to it: a cycle waits for the collector
         await writer.end(last)
 
     async def _write_events(
@@ -417,6 +416,25 @@ def _is_long(sampling: SamplingParams) -> bool:
 
 def _aborted() -> RequestError:
     return RequestError("the server ended this request early", code="aborted", status=503)
+
+
+async def all_results(calls: Collection[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all of them, side by side. Raises the first error of any, which ends the others."""
+    failure: Exception | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except ExceptionGroup as errors:
+        # Raised from here it would refer to the group, which refers to it, and so do the frames: a cycle of
+        # all that the request has would wait for the collector.
+        failure = errors.exceptions[0]
+        errors.__traceback__ = None
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure, tasks
+    return [task.result() for task in tasks]
 
 
 async def run_until_disconnect(
