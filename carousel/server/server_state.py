@@ -14,6 +14,7 @@ from carousel.lora import LoRARequest
 from carousel.server.admin.metrics import Metrics
 from carousel.server.admin.siblings import Siblings
 from carousel.server.admin.snapshot import SharedSnapshot
+from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.body_pool import BodyPool
 from carousel.server.http.write_pace import WritePace
 from carousel.server.request.tokenizer import ServerTokenizer
@@ -75,6 +76,7 @@ class ServerState:
     """The latest request that /health_generate has made up."""
     snapshots: SharedSnapshot = field(init=False)
     bodies: BodyPool = field(init=False)
+    body_pace: BodyPace = field(init=False)
     places: Places = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -90,6 +92,7 @@ class ServerState:
         self.adapters = AdaptersFile(None, config.adapter_paths)
         self.snapshots = SharedSnapshot(lambda: self.ask(self.client.snapshot))
         self.bodies = BodyPool(self._has_several_tenants)
+        self.body_pace = BodyPace(lambda: self.bodies.num_bodies)
         self.places = Places(config, self._has_several_tenants, self._is_only_client)
 
     def begin_trace(self, asked: TracedRequest) -> RequestTrace:

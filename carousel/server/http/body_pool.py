@@ -48,6 +48,11 @@ class BodyPool:
         """Bytes that large bodies have now."""
         return self._bytes.total
 
+    @property
+    def num_bodies(self) -> int:
+        """Large bodies that are being read or decoded."""
+        return len(self._shares)
+
     def share(self, tenant: str) -> BodyShare:
         """The share of a new body, which its owner releases."""
         return BodyShare(self, tenant)

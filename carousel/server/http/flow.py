@@ -12,12 +12,13 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 class Flow(FlowControl):
-    """Flow control that reads while both uvicorn and the protocol want to."""
+    """Flow control that reads while uvicorn, the protocol and the pace of large bodies all want to."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
         self._is_paused = False
         self._is_held = False
+        self._is_resting = False
 
     @property
     def is_held(self) -> bool:
@@ -29,6 +30,16 @@ class Flow(FlowControl):
         self._is_held = is_held
         self._change()
 
+    @property
+    def is_resting(self) -> bool:
+        """True while the next piece of a large body waits for others."""
+        return self._is_resting
+
+    @is_resting.setter
+    def is_resting(self, is_resting: bool) -> None:
+        self._is_resting = is_resting
+        self._change()
+
     def pause_reading(self) -> None:
         self._is_paused = True
         self._change()
@@ -38,7 +49,7 @@ class Flow(FlowControl):
         self._change()
 
     def _change(self) -> None:
-        if self._is_paused or self._is_held:
+        if self._is_paused or self._is_held or self._is_resting:
             super().pause_reading()
         else:
             super().resume_reading()

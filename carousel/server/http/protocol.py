@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from carousel.server.http.body_pace import BodyPace
+from carousel.server.http.body_pool import SMALL_BYTES
 from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.http.connection_turns import BYTES_PER_COST, HEAD_COST, REQUEST_COST, ConnectionTurns
 from carousel.server.http.errors import error_body, error_headers
 from carousel.server.http.flow import Flow, with_short_cuts
+from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import Overloaded, RequestError
 
 MAX_HEAD_BYTES = 32 << 10
@@ -43,16 +46,23 @@ class HttpProtocol(HttpToolsProtocol):
     flow: Flow
 
     def __init__(
-        self, count: ConnectionCount, turns: ConnectionTurns, root_path: bytes, *args: Any, **kwargs: Any
+        self,
+        count: ConnectionCount,
+        turns: ConnectionTurns,
+        pace: BodyPace,
+        root_path: bytes,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
-        """count, turns: those of all connections of this process. root_path: what the application takes off
-        a path.
+        """count, turns, pace: those of all connections of this process. root_path: what the application takes
+        off a path.
         """
         super().__init__(*args, **kwargs)
         self._root_path = root_path
         self._count = count
         self._logs_access: bool = self.access_log
         self._turns = turns
+        self._pace = pace
         self._unparsed = b""
         """Bytes received that wait for a turn."""
         self._cost = 0
@@ -66,6 +76,8 @@ class HttpProtocol(HttpToolsProtocol):
         """The piece being parsed is of one body, but for that body's framing."""
         self._chunk_bytes = 0
         """Bytes of a body in the piece being parsed."""
+        self._body_bytes = 0
+        """Bytes that have come of the body being parsed."""
         self._framing_room = 0
         """Bytes of framing that may still come before others of the body."""
         self._plain_head = b""
@@ -136,6 +148,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _parse(self, data: memoryview) -> None:
         """Parse a piece, and more while this turn of the loop has room. The rest waits for another turn."""
+        if self._is_in_large_body:
+            self._pace.begin()
         at = 0
         while at < len(data) and not self.transport.is_closing():
             if at and not self._turns.has_room():
@@ -147,6 +161,22 @@ class HttpProtocol(HttpToolsProtocol):
             # What comes behind a refusal is thrown away, no faster than it would be parsed.
             at += self._feed(piece) if self._last_words is None else len(piece)
             self._turns.spend(self._cost)
+        if self._is_in_large_body and not self._pace.is_alone:
+            self._rest()
+
+    @property
+    def _is_in_large_body(self) -> bool:
+        return self._body_bytes > SMALL_BYTES
+
+    def _rest(self) -> None:
+        """Read no more of a large body until the loop has time for its next piece."""
+        if not (self.flow.is_resting or self.transport.is_closing()):
+            self.flow.is_resting = True
+            self._pace.wait(self._end_rest, tenant_of(cast(Any, self.cycle.scope)).name)
+
+    def _end_rest(self) -> None:
+        if self.parser is not None:  # the connection is not lost
+            self.flow.is_resting = False
 
     def _feed(self, piece: memoryview) -> int:
         """Return how much of the piece has been parsed."""
@@ -259,6 +289,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._cost += 1
         self._chunk_bytes += len(body)
+        self._body_bytes += len(body)
         super().on_body(body)
         if self.pipeline:
             self._waiting_bytes += len(body)
@@ -274,6 +305,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._is_all_body = False
+        self._body_bytes = 0
         if self._plain_head:
             return
         self._awaits_head = True

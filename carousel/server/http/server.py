@@ -14,6 +14,7 @@ from typing import Any, cast
 import uvicorn
 
 from carousel.client.core.mailbox import call_in_loop
+from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.connection_count import RESERVED_DESCRIPTORS, ConnectionCount, openable
 from carousel.server.http.connection_turns import ConnectionTurns
 from carousel.server.http.paced_reader import READ_BYTES, PacedReader
@@ -42,11 +43,13 @@ class HttpServer(uvicorn.Server):
         *,
         max_connections: int,
         max_per_address: int,
+        body_pace: BodyPace,
         own_root_path: str = "",
         **settings: Any,
     ) -> None:
-        """max_per_address: 0 for any number; one more is answered with 503. own_root_path: what the
-        application takes off a path. settings: those of uvicorn.
+        """max_per_address: 0 for any number; one more is answered with 503. body_pace: the application's; it
+        gets to know here what is served. own_root_path: what the application takes off a path. settings:
+        those of uvicorn.
         """
         self._root_path = own_root_path.encode()
         most = openable(max_connections)
@@ -58,10 +61,12 @@ class HttpServer(uvicorn.Server):
             )
         self._count = ConnectionCount(most, max_per_address, self._stop_accepting, self._accept_again)
         self._turns = ConnectionTurns()
+        self._body_pace = body_pace
         self._buffer = memoryview(bytearray(READ_BYTES))
         # Called as a protocol's class would be.
         protocol = cast(type[HttpProtocol], self._read_connection)
         super().__init__(uvicorn.Config(app, http=protocol, **settings))
+        body_pace.requests = self.server_state.tasks
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
 
@@ -121,7 +126,9 @@ class HttpServer(uvicorn.Server):
         return any(server.is_serving() for server in self.servers)
 
     def _read_connection(self, **about: Any) -> PacedReader:
-        make_protocol = partial(HttpProtocol, self._count, self._turns, self._root_path, **about)
+        make_protocol = partial(
+            HttpProtocol, self._count, self._turns, self._body_pace, self._root_path, **about
+        )
         reader = PacedReader(make_protocol, self._turns, self._buffer)
         if self.config.ssl is not None:
             reader.on_made = self._count_handshake(reader)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -12,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from carousel.server.http.body_pool import MAX_BODY_BYTES, BodyShare
 from carousel.server.request.decode import decode_body
 from carousel.server.request.large_fields import PromptLimits
-from carousel.server.request.large_json import BodyBytes
+from carousel.server.request.large_json import BodyBytes, Wait
 from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
@@ -20,6 +19,10 @@ from runtime.base.errors import RequestAborted, RequestError
 
 BODY_TIMEOUT_S = 30.0
 IGNORED_HEADER = b"x-carousel-ignored"
+PACED_BYTES = 64 << 10
+"""Bytes of a large body that are decoded as one of its pieces (`BodyPace`)."""
+LEAST_BYTES = 1 << 10
+"""Bytes that what is decoded at a time counts for at least: its work does not all grow with them."""
 
 T = TypeVar("T")
 
@@ -49,11 +52,26 @@ async def _decoded(request: Request, data: BodyBytes, kind: type[T]) -> T:
             raise RequestAborted("the client has left")
         fields = FieldFilter(server.config.unknown_fields)
         limits = PromptLimits(server.max_ids, server.tokenizer.max_prompt_chars)
-        body = await decode_body(data, kind, limits, partial(entrance.go_on, tenant=tenant), fields)
+        body = await decode_body(data, kind, limits, _turns_of_pieces(server, tenant), fields)
         if names := fields.ignored:
             server.ignored.note(request.url.path, names)
             request.state.answer_headers = [(IGNORED_HEADER, ",".join(names).encode())]
         return body
+
+
+def _turns_of_pieces(server: ServerState, tenant: str) -> Wait:
+    """Return what waits for the next turn of a large body that is being decoded."""
+    num_unpaid = 0
+
+    async def go_on(num_bytes: int) -> None:
+        nonlocal num_unpaid
+        await server.entrance.go_on(num_bytes, tenant)
+        num_unpaid += max(num_bytes, LEAST_BYTES)
+        if num_unpaid >= PACED_BYTES:
+            num_unpaid = 0
+            await server.body_pace.take_piece(tenant)
+
+    return go_on
 
 
 async def read_optional_body(request: Request, kind: type[T]) -> T:

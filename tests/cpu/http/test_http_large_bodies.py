@@ -9,27 +9,40 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from carousel.server.http.body_pace import REST_RATIO, BodyPace
+from carousel.server.http.paced_reader import READ_BYTES
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.request import decode
 from carousel.server.request.decode import SMALL_BODY_BYTES, decode_body
 from carousel.server.request.large_fields import PromptLimits, count_strings
-from carousel.server.request.large_json import SEGMENT_BYTES, BodyBytes
+from carousel.server.request.large_json import PIECE_BYTES, SEGMENT_BYTES, BodyBytes
 from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from carousel.server.tenancy.entrance import Entrance
 from runtime.base.errors import InvalidRequest
+from runtime.wire.messages import GenerateRequest, SequenceOutput
+from tests.harness.http.http_front import Front, http_front
+from tests.harness.ring.fake_ring import spell
 from tests.harness.ring.launched import ROOT
 
 BODY_BYTES = 2 << 20
 LARGEST_BODY_BYTES = 8 << 20
+UPLOAD_BYTES = 4 << 20
+COST_S = 0.001
+"""CPU time that each few pieces of an upload are said to take."""
 MAX_IDS = 1 << 16
 MESSAGE = b'{"role":"user","content":"x"}'
 
@@ -253,3 +266,53 @@ def test_a_long_text_that_may_be_cut_or_is_not_for_the_model_is_taken() -> None:
     assert len(decoded_for_few(TokenizeBody, BodyBytes(messages)).messages[0].content) == len(text)
     fits = b'{"prompt":"%b"}' % text[:300_000]
     assert len(decoded_for_few(CompletionBody, BodyBytes(fits)).prompt) == 300_000
+
+
+def answer(request: GenerateRequest) -> list[SequenceOutput]:
+    return [] if request.text == "silence" else spell("abc")(request)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the calls of the server's BodyPace."""
+    counted: Counter[str] = Counter()
+
+    class Counted(BodyPace):
+        def wait(self, go_on: Callable[[], None], tenant: str = "") -> None:
+            counted["wait"] += 1
+            super().wait(go_on, tenant)
+
+        async def take_piece(self, tenant: str = "") -> None:
+            counted["take_piece"] += 1
+            await super().take_piece(tenant)
+
+    times = count()
+    counting = partial(Counted, cpu_time=lambda: next(times) * COST_S)
+    monkeypatch.setattr("carousel.server.server_state.BodyPace", counting)
+    return counted
+
+
+def upload(front: Front) -> None:
+    body = b'{"prompt": "x"' + b" " * UPLOAD_BYTES + b"}"
+    response = front.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200, response.text
+
+
+def test_a_large_body_waits_after_each_piece_while_something_else_is_served(
+    tmp_path: Path, calls: Counter[str]
+) -> None:
+    num_reads = UPLOAD_BYTES // READ_BYTES - 2
+    with http_front(tmp_path, answer) as front:
+        upload(front)
+        assert calls["wait"] < num_reads / 4, "nothing else was served"
+        with front.open_raw("/v1/completions", prompt="silence"):
+            front.ring.wait_request(1)
+            calls.clear()
+            began_s = time.monotonic()
+            upload(front)
+            assert time.monotonic() - began_s > REST_RATIO * COST_S * num_reads * 0.9
+            assert calls["wait"] >= num_reads
+            assert calls["take_piece"] >= UPLOAD_BYTES // PIECE_BYTES
+            calls.clear()
+            assert front.complete().status_code == 200
+            assert not calls, "of a small body"

@@ -9,6 +9,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
+from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.http.connection_turns import TURN_COST, ConnectionTurns
 from carousel.server.http.protocol import MAX_HEADERS, MAX_PIPELINED, HttpProtocol
@@ -84,6 +85,8 @@ class BareServer:
         self._state = ServerState()
         self._count = ConnectionCount(1 << 20, 0, lambda: None, lambda: None)
         self._turns = Turns()
+        # There is always something else to serve, and a rest takes no time.
+        self._pace = BodyPace(lambda: -1, cpu_time=lambda: 0.0)
         self._served: dict[int, bytes] = {}
         """By number, what the application was given to read."""
 
@@ -119,7 +122,13 @@ class BareServer:
         transport = Transport()
         state = {"wild": True} if stream.is_wild else {}
         protocol = HttpProtocol(
-            self._count, self._turns, b"", config=self._config, server_state=self._state, app_state=state
+            self._count,
+            self._turns,
+            self._pace,
+            b"",
+            config=self._config,
+            server_state=self._state,
+            app_state=state,
         )
         transport.protocol = protocol
         protocol.connection_made(transport)
