@@ -44,6 +44,7 @@ FULL_HEAD = b"GET /live HTTP/1.1\r\nHost: x\r\n" + b"x-field: %b\r\n" % (b"v" * 
 MANY_FIELDS = b"GET /live HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * 63 + b"\r\n"
 UPGRADE = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 STATUS = re.compile(rb"HTTP/1\.1 (\d\d\d) ")
+FAILED_EVENT = b'data: {"error"'
 
 
 def take_lowest_priority() -> None:
@@ -124,6 +125,8 @@ class Attack:
     def _read(self, connection: socket.socket) -> bool:
         data = connection.recv(1 << 18)
         self.statuses.update(status.decode() for status in STATUS.findall(data))
+        if failed := data.count(FAILED_EVENT):
+            self.statuses["failed stream"] += failed
         return bool(data)
 
 

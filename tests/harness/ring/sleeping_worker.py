@@ -1,5 +1,5 @@
-"""A model worker that sleeps: every step takes STEP_S whatever is in it, every token is the same one. So a
-launch has a known capacity, and the cores are left for the load.
+"""A model worker that sleeps: every step takes STEP_S whatever is in it, every token is the same one, and so
+are all log-probabilities. So a launch has a known capacity, and the cores are left for the load.
 
 `python -m tests.harness.ring.sleeping_worker ARGUMENT ...` is `launch.py` with this worker in the place of
 its own.
@@ -13,26 +13,73 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.launcher import main as launcher
 from runtime.launcher.hosts import local
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
+from runtime.sampling.features import LOGPROBS
 from runtime.wire.format import pack_ids, unpack_ids
-from runtime.wire.plan import BatchPlan, SampleMasks, StepResult, WorkerReady
+from runtime.wire.plan import (
+    BatchPlan,
+    ChunkLogprobs,
+    PromptPositions,
+    SampleMasks,
+    StepResult,
+    WorkerReady,
+)
 from runtime.wire.transport import Waiter
 
 STEP_S = 0.05
 TOKEN = 65
+NUM_TOP, LOGPROB = 20, -1.0
+ID_BYTES = 4
 PAGE_SIZE = 16
 
 
 def main(context: ProcessContext) -> None:
-    serve(context, STEP_S, same_token)
+    serve(context, STEP_S, SameToken().step)
 
 
-def same_token(plan: BatchPlan) -> StepResult:
-    num_tokens = plan.num_decodes + int(unpack_ids(plan.samples).sum())
-    return StepResult(plan.step, pack_ids([TOKEN] * num_tokens), plan.samples)
+class SameToken:
+    """Rows of a worker that all say TOKEN, those that ask for logprobs with as many as may be asked for."""
+
+    def __init__(self) -> None:
+        self._with_logprobs: set[int] = set()
+        """Rows that ask for them."""
+
+    def step(self, plan: BatchPlan) -> StepResult:
+        for setup in plan.setups:
+            if setup.features & LOGPROBS:
+                self._with_logprobs.add(setup.row)
+            else:
+                self._with_logprobs.discard(setup.row)
+        samples = [1] * plan.num_decodes + unpack_ids(plan.samples).tolist()
+        rows = unpack_ids(plan.rows).tolist()
+        chosen = sum(count for row, count in zip(rows, samples, strict=True) if row in self._with_logprobs)
+        return StepResult(
+            plan.step,
+            pack_ids([TOKEN] * sum(samples)),
+            plan.samples,
+            _same_logprobs(chosen),
+            NUM_TOP,
+            pack_ids([TOKEN] * chosen * NUM_TOP),
+            _same_logprobs(chosen * NUM_TOP),
+            prompts=tuple(
+                map(_prompt_logprobs, (each for each in plan.prompt_positions if each.num_logprobs >= 0))
+            ),
+        )
+
+
+def _prompt_logprobs(positions: PromptPositions) -> ChunkLogprobs:
+    count, num_top = len(positions.targets) // ID_BYTES, positions.num_logprobs
+    top_ids = pack_ids([TOKEN] * count * num_top)
+    return ChunkLogprobs(positions.index, _same_logprobs(count), top_ids, _same_logprobs(count * num_top))
+
+
+def _same_logprobs(count: int) -> bytes:
+    return np.full(count, LOGPROB, np.float32).tobytes()
 
 
 def serve(context: ProcessContext, step_s: float, step: Callable[[BatchPlan], StepResult]) -> None:
