@@ -252,13 +252,17 @@ def same_distribution(first: list[float], second: list[float]) -> float:
             distance = max(distance, abs(gap))
     scale: float = math.sqrt(n * m / (n + m))
     x = (scale + 0.12 + 0.11 / scale) * distance
+    if x < 0.2:  # where p is 1 and its series does not converge
+        return 1.0
     p: float = 2 * sum((1 if k % 2 else -1) * math.exp(-2 * k * k * x * x) for k in range(1, 101))
     return min(1.0, max(0.0, p))
 
 
-def measure_warm(launch: Launched, num_samples: int) -> dict[str, Any]:
-    """Compare the attacker's time for prompts that the victim has just asked with that for new ones."""
-    port, draw = launch.state()["port"], random.Random(3)
+def measure_warm(launch: Launched, num_samples: int, seed: int = 3) -> dict[str, Any]:
+    """Compare the attacker's time for prompts that the victim has just asked with that for new ones. seed: of
+    the prompts.
+    """
+    port, draw = launch.state()["port"], random.Random(seed)
     warm: list[float] = []
     cold: list[float] = []
     own: list[float] = []
