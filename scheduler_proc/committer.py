@@ -187,7 +187,8 @@ class Committer:
         """Keep what one row of a group has got. With those of all the group goes on, or it ends: what it has
         found the feature says then.
         """
-        self.rows.in_flight[member.row] -= 1
+        in_flight, row = self.rows.in_flight, member.row
+        in_flight[row] = in_flight.item(row) - 1  # `-= 1` takes three times as long
         if member is group.head:
             for feature in member.features:
                 feature.accept(sampled)

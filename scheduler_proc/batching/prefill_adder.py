@@ -139,8 +139,9 @@ class PrefillAdder:
         """Add the next chunk (or decode token) of a request that holds a row, as much as the budget leaves.
         False: pages are short.
         """
-        start = req.kv_len
-        num_left = req.predicted_len - start
+        rows, row = self._rows, req.row
+        start = rows.kv_len.item(row)
+        num_left = rows.num_tokens.item(row) + rows.in_flight.item(row) - start
         if num_left <= 0 or self._token_budget <= 0 or self._request_budget <= 0:
             return True
         num_new = self._chunk_len(req, start, num_left)

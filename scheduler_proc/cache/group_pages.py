@@ -67,14 +67,40 @@ def go_on(kv: KVCacheManager, group: RowGroup, beams: Sequence[tuple[int, int]])
             after.append(source)
         else:
             other = free.pop()
-            _fork(kv, source, other)
+            if not _fork_in_place(kv, source, other):
+                _fork(kv, source, other)
             after.append(other)
-    rows = kv.rows
-    for beam, (_, token) in zip(after, beams, strict=True):
-        at = rows.num_tokens.item(beam.row)
-        rows.tokens[beam.row, at] = token
-        rows.num_tokens[beam.row] = at + 1
+    if after:
+        tokens, num_tokens = kv.rows.tokens, kv.rows.num_tokens
+        at = num_tokens.item(after[0].row)  # of all of them
+        for beam, (_, token) in zip(after, beams, strict=True):
+            row = beam.row
+            tokens[row, at] = token
+            num_tokens[row] = at + 1
     group.beams = after
+
+
+def _fork_in_place(kv: KVCacheManager, source: Request, other: Request) -> bool:
+    """Make the other row a second continuation of source, if the two differ in the page in progress alone, as
+    they nearly always do: then its table stays as it is, and the device need not be told of it. Returns
+    whether they do.
+    """
+    rows, table = kv.rows, kv.table
+    src, row = source.row, other.row
+    kv_len = rows.kv_len.item(src)
+    num_full, tail = divmod(kv_len, kv.page_size)
+    if not tail or rows.kv_len.item(row) != kv_len or other.lease is not source.lease:
+        return False
+    shared, first = kv.num_shared.item(row), _first_private(kv, row)
+    if shared != kv.num_shared.item(src) or first != _first_private(kv, src):
+        return False
+    if table[row, first:num_full].tobytes() != table[src, first:num_full].tobytes():
+        return False
+    spare = table.item(row, num_full)
+    assert not kv.pages.num_more_owners.item(spare), "a page in progress is shared"
+    kv.tables.copies.append((row, table.item(src, num_full), spare))
+    rows.tokens[row, source.num_prompt : kv_len] = rows.tokens[src, source.num_prompt : kv_len]
+    return True
 
 
 def _fork(kv: KVCacheManager, source: Request, other: Request) -> None:

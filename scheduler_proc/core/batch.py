@@ -39,10 +39,16 @@ class PlanColumns(NamedTuple):
 
 def _columns_of(each: list[ScheduledRow[Request]], rows: Rows) -> PlanColumns:
     drafts = np.array([len(scheduled.guesses) for scheduled in each], np.int32)
+    row_of = np.array([scheduled.row for scheduled in each], np.intp)
+    num_known = [scheduled.num_known for scheduled in each]
+    if num_known.count(1) == len(each) and not np.count_nonzero(drafts):  # as of beams
+        ids = rows.next_ids(row_of, FUTURE).tobytes()
+    else:
+        ids = b"".join([scheduled.input_ids(rows) for scheduled in each])
     return PlanColumns(
-        np.array([scheduled.row for scheduled in each], np.intp),
-        b"".join([scheduled.input_ids(rows) for scheduled in each]),
-        np.array([scheduled.num_known for scheduled in each], np.int32) + drafts,
+        row_of,
+        ids,
+        np.array(num_known, np.int32) + drafts,
         np.array([scheduled.samples for scheduled in each], np.int32),
         drafts,
     )

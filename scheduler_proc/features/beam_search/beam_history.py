@@ -91,8 +91,9 @@ class BeamHistory:
             self._numbers[lane].append(number)
             number += 1
         self._next_number = number
+        if after != before:
+            self._firsts = np.array(after, np.intp)[:, None] * self._vocab_size
         self._lanes = after
-        self._firsts = np.array(after, np.intp)[:, None] * self._vocab_size
 
     def look(self, ids: IntArray) -> IntArray:
         """Return what is known of ids [beams, n], in the lane of each beam: an int32 of the bits above."""

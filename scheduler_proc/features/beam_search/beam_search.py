@@ -8,17 +8,15 @@ rows are planned when their tokens are here. A request that loses its rows begin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from runtime.sampling.table import PARAMETERS
 from runtime.wire.format import FloatArray, IntArray, pack_ids
 from runtime.wire.handle import next_sibling, split_handle
 from runtime.wire.hypotheses import BeamScore, HypothesisSoFar
 from runtime.wire.messages import Closed, CloseReason, TokenLogprobs
-from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.cache.group_pages import keep_best, most_further_pages
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.request import Request, RowGroup
@@ -32,6 +30,7 @@ from scheduler_proc.features.beam_search.score_rules import (
     BeamTokens,
     NextTokens,
     ScoreRules,
+    device_sampling,
 )
 from scheduler_proc.features.beam_search.search_guide import SearchGuide
 
@@ -80,7 +79,7 @@ class BeamSearch(RequestFeature):
         if self._rules is not None and guide is None and not self._rules.raises_what_was:
             most = self._num_wanted
             self._ruled = RuledSearch(self._rules, most, most + SLACK, search.width)
-        req.sampling = _device_sampling(req.sampling, search, self._rules)
+        req.sampling = device_sampling(req.sampling, self._num_wanted, self._rules)
         req.min_len = 0
         req.group = RowGroup(req, search.width, self._choose, self._foresee)
 
@@ -168,6 +167,10 @@ class BeamSearch(RequestFeature):
         """Return what may come next in the beams, without those that run for nothing."""
         if self._ruled is not None:
             return self._batch.answer(self._ruled)
+        if self._rules is None:
+            each = [one.logprobs for one in results[: self.num_beams] if one.logprobs is not None]
+            most = self._num_wanted
+            return BeamTokens.likeliest([one.top_ids for one in each], [one.top for one in each], most)
         assert self._req.group is not None
         live = zip(self._req.group.beams[: self.num_beams], results, strict=False)
         return BeamTokens.joined(
@@ -181,12 +184,10 @@ class BeamSearch(RequestFeature):
         return [(one.logprobs.top_ids[0], one.logprobs.top[0]) for one in results if one.logprobs]
 
     def _one_by_one(self, number: int, beam: Request, sampled: Sampled) -> NextTokens:
+        assert self._rules is not None
         assert sampled.logprobs is not None, "the row was planned without logprobs"
         most = self._num_wanted
         top_ids, top = sampled.logprobs.top_ids[0], sampled.logprobs.top[0]
-        if self._rules is None:
-            top_ids, top = top_ids[:most], top[:most]
-            return NextTokens(top_ids, top, top)
         row, num_top = logits_of(sampled), most + SLACK
         allowed = None if self._guide is None else self._guide.allowed(number, len(row))
         likeliest = top_ids[:num_top], top[:num_top]
@@ -220,14 +221,3 @@ class BeamSearch(RequestFeature):
             stop_token=stop_token,
             beam=BeamScore(won.score, won.logprob),
         )
-
-
-def _device_sampling(
-    sampling: SamplingParams, search: SearchSettings, rules: ScoreRules | None
-) -> SamplingParams:
-    """Return what the device is asked for: to report, as it draws nothing that anybody looks at."""
-    neutral = {p.name: p.neutral for p in PARAMETERS if p.example is not None}
-    changes: dict[str, Any] = {"temperature": 0.0, "seed": sampling.seed, "logprobs": search.num_wanted}
-    if rules is not None:
-        changes |= {"logprobs": search.num_wanted + SLACK, "return_generation_logits": True}
-    return msgspec.structs.replace(sampling, **(neutral | changes))

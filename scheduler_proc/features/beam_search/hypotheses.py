@@ -105,7 +105,9 @@ class Hypothesis(NamedTuple):
     """Sum of the logprobs of its tokens, by the model's own distribution."""
     path: Path
     by_stop: bool
-    """True if its last token is a stop id, or completes a stop word or a stop string."""
+    """True if its last token is a stop id, or completes a stop word, a stop string or all that a guide lets
+    come.
+    """
 
 
 class Continuation(NamedTuple):
@@ -127,18 +129,6 @@ class _Candidates(NamedTuple):
     sums: FloatArray
     own_sums: FloatArray
 
-    def those(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> _Candidates:
-        """Return some of them."""
-        ids, parents, logprobs, sums, own_sums = self
-        return _Candidates(ids[which], parents[which], logprobs[which], sums[which], own_sums[which])
-
-    def best(self, count: int | None, diversity: float) -> _Candidates:
-        """Return the best of them, or all, in order: ties to the lower beam, then to the lower id."""
-        compared = self.sums
-        if diversity:
-            compared = compared + np.float32(diversity) * self.parents
-        return self.those(np.lexsort((self.ids, self.parents, -compared))[:count])
-
 
 class Hypotheses:
     """Beams of one search, numbered from the best to the worst, and its hypotheses that have ended."""
@@ -146,6 +136,8 @@ class Hypotheses:
     def __init__(self, settings: SearchSettings) -> None:
         self._settings = settings
         self._stop_ids = frozenset(settings.stop_ids)
+        self._looks_back = bool(settings.stop_words) or settings.text is not None
+        """True if more than a stop id may end a hypothesis."""
         self._ends_of_words: dict[tuple[int, ...], frozenset[int]] = {}
         """Last ids of the bad words by the others."""
         for *before, last in settings.bad_words:
@@ -174,15 +166,20 @@ class Hypotheses:
         settings, width = self._settings, self._settings.width_at(self.num_tokens)
         num_candidates, forbidden = settings.num_candidates(width), self._forbidden()
         # Nobody knows how many of the best are forbidden.
-        most = None if forbidden else num_candidates
-        found = self._candidates(next_tokens).best(most, settings.diversity)
-        ids, parents = found.ids.tolist(), found.parents.tolist()
+        found = self._candidates(next_tokens, None if forbidden else num_candidates)
+        ids, parents, logprobs = found.ids.tolist(), found.parents.tolist(), found.logprobs.tolist()
+        before, num_top, stop_ids = self._paths, settings.num_top, self._stop_ids
         self.num_tokens += 1
         is_last = self.num_tokens >= settings.max_output
-        length = np.float32(float(self.num_tokens) ** settings.length_penalty)
         ended: list[Hypothesis] = []
         running: list[int] = []
         texts: dict[int, HypothesisText | None] = {}
+
+        def path_of(place: int) -> Path:
+            parent = parents[place]
+            top = self._top(tops[parent]) if num_top else NO_TOP
+            return Path(ids[place], logprobs[place], before[parent], top, texts.get(place))
+
         rank = -1
         for place, token in enumerate(ids):
             if forbidden and token in forbidden[parents[place]]:
@@ -190,31 +187,37 @@ class Hypotheses:
             rank += 1
             if rank >= width and (rank >= num_candidates or is_last or len(running) == width):
                 break  # it could neither end nor go on
-            by_stop, texts[place] = self._look_at(parents[place], token)
+            by_stop = token in stop_ids  # it stands for no text
+            if self._looks_back and not by_stop:
+                by_stop, texts[place] = self._look_at(parents[place], token)
             if not by_stop and not is_last:
                 running.append(place)
             elif rank < width:
-                score, path = float(found.sums[place] / length), self._path(found, place, tops, None)
-                ended.append(Hypothesis(score, found.own_sums.item(place), path, by_stop))
+                texts.pop(place, None)
+                score = self._score(found.sums[place])
+                ended.append(Hypothesis(score, found.own_sums.item(place), path_of(place), by_stop))
         if ended:
             self._take_ended(ended)
         if is_last or not running:
             return []
-        self.num_beams = len(running)
+        num_beams = self.num_beams = len(running)
+        are_first = running[-1] == num_beams - 1
         # A row that has run goes on, for nothing where there are fewer beams: it has the pages for it.
-        running += running[:1] * (num_rows - len(running))
-        self._paths = [self._path(found, place, tops, texts[place]) for place in running]
-        self._sums, self._own_sums = found.sums[running], found.own_sums[running]
-        self._sums[self.num_beams :] = -np.inf
+        running += running[:1] * (num_rows - num_beams)
+        self._paths = [path_of(place) for place in running]
+        if are_first and len(running) == num_beams:  # nearly always
+            self._sums, self._own_sums = found.sums[:num_beams], found.own_sums[:num_beams]
+        else:
+            self._sums, self._own_sums = found.sums[running], found.own_sums[running]
+            self._sums[num_beams:] = -np.inf
         if not self._may_improve():
             return []
         return [Continuation(parents[place], ids[place]) for place in running]
 
     def so_far(self) -> list[Hypothesis]:
         """Return what the search would have found if the tokens of its beams were the last, best first."""
-        length = np.float32(float(self.num_tokens) ** self._settings.length_penalty)
         running = [
-            Hypothesis(float(self._sums[beam] / length), self._own_sums.item(beam), path, False)
+            Hypothesis(self._score(self._sums[beam]), self._own_sums.item(beam), path, False)
             for beam, path in enumerate(self._paths[: self.num_beams])
             if path is not None
         ]
@@ -223,19 +226,24 @@ class Hypotheses:
     def _best_of(self, ended: Sequence[Hypothesis]) -> list[Hypothesis]:
         return sorted(ended, key=lambda each: -each.score)[: self._settings.width]
 
-    def _candidates(self, next_tokens: BeamTokens) -> _Candidates:
-        """Return all that may come next."""
+    def _candidates(self, next_tokens: BeamTokens, most: int | None) -> _Candidates:
+        """Return the best that may come next, or all, in order: ties to the lower beam, then to the lower
+        id.
+        """
         ids, parents, scores, logprobs = next_tokens
-        sums, own_sums = scores + self._sums[parents], logprobs + self._own_sums[parents]
-        return _Candidates(ids, parents, logprobs, sums, own_sums)
+        sums = scores + self._sums[parents]
+        compared = sums
+        if self._settings.diversity:
+            compared = sums + np.float32(self._settings.diversity) * parents
+        order = np.lexsort((ids, parents, -compared))[:most]
+        parents, logprobs = parents[order], logprobs[order]
+        return _Candidates(ids[order], parents, logprobs, sums[order], logprobs + self._own_sums[parents])
 
     def _look_at(self, beam: int, token: int) -> tuple[bool, HypothesisText | None]:
-        """Tell whether a stop id, word or string ends a beam's output when this token comes next, and its
-        text if it goes on. `num_tokens` counts the token already.
+        """Tell whether a stop word or string ends a beam's output when this token comes next, and its text if
+        it goes on. `num_tokens` counts the token already.
         """
         settings = self._settings
-        if token in settings.stop_ids:  # it stands for no text
-            return True, None
         if settings.stop_words and self._completes_word(beam, token):
             return True, None
         path = self._paths[beam]
@@ -258,19 +266,15 @@ class Hypotheses:
                     return True
         return False
 
-    def _path(
-        self,
-        found: _Candidates,
-        place: int,
-        tops: Sequence[tuple[IntArray, FloatArray]],
-        text: HypothesisText | None,
-    ) -> Path:
-        parent, num_top = found.parents.item(place), self._settings.num_top
-        kept = NO_TOP
-        if num_top:
-            top_ids, top = tops[parent]
-            kept = (top_ids[:num_top].copy(), top[:num_top].copy())
-        return Path(found.ids.item(place), found.logprobs.item(place), self._paths[parent], kept, text)
+    def _score(self, total: np.float32) -> float:
+        """Return the score of a hypothesis of `num_tokens` tokens with this sum."""
+        return float(total / np.float32(float(self.num_tokens) ** self._settings.length_penalty))
+
+    def _top(self, likeliest: tuple[IntArray, FloatArray]) -> tuple[IntArray, FloatArray]:
+        """Return what is kept of the most likely ids of a beam and their logprobs."""
+        num_top = self._settings.num_top
+        top_ids, top = likeliest
+        return top_ids[:num_top].copy(), top[:num_top].copy()
 
     def _forbidden(self) -> list[Collection[int]]:
         """Return the ids that may not come next, by beam; nothing where all may come in all."""

@@ -19,6 +19,7 @@ from scheduler_proc.features.beam_search.score_rules import (
     BeamTokens,
     NextTokens,
     ScoreRules,
+    first_columns,
 )
 
 
@@ -168,8 +169,8 @@ def _pools(searches: Sequence[RuledSearch], sizes: Sequence[int]) -> tuple[IntAr
     rows = [sampled for search in searches for sampled in search.results]
     likeliest = [row.logprobs for row in rows if row.logprobs is not None]
     n, is_whole = searches[0].num_top, searches[0].is_whole
-    ids = np.concatenate([one.top_ids[0, :n] for one in likeliest]).reshape(len(rows), -1)
-    logprobs = np.concatenate([one.top[0, :n] for one in likeliest]).reshape(len(rows), -1)
+    ids: IntArray = first_columns([one.top_ids for one in likeliest], n)
+    logprobs: FloatArray = first_columns([one.top for one in likeliest], n)
     if not len(searches[0].further):
         return ids, logprobs, logprobs[:, -1]
     logits = [logits_of(row) for row in rows]

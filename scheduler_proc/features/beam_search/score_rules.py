@@ -9,11 +9,14 @@ no page and no request.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from runtime.sampling.table import PARAMETERS
 from runtime.wire.format import BoolArray, FloatArray, IntArray
 from runtime.wire.sampling_params import SamplingParams
 
@@ -45,6 +48,13 @@ class BeamTokens(NamedTuple):
     """Number of the beam in which each may come; in order."""
     scores: FloatArray
     logprobs: FloatArray
+
+    @staticmethod
+    def likeliest(ids: Sequence[IntArray], logprobs: Sequence[FloatArray], most: int) -> BeamTokens:
+        """Return the first of the most likely ids [1, n] of each beam, with their logprobs [1, n]."""
+        found: IntArray = first_columns(ids, most)
+        scores: FloatArray = first_columns(logprobs, most).reshape(-1)
+        return BeamTokens(found.reshape(-1), _parents(*found.shape), scores, scores)
 
     def of(self, beam: int) -> NextTokens:
         """Return those of one beam."""
@@ -199,6 +209,18 @@ class ModelLogprobs(NamedTuple):
         return found
 
 
+def first_columns(each: Sequence[npt.NDArray[Any]], n: int) -> npt.NDArray[Any]:
+    """Return the first n columns of arrays of one row, which may have more of them, below one another."""
+    if len({one.size for one in each}) > 1:  # results of several steps
+        each = [one[:, :n] for one in each]
+    return np.concatenate(each)[:, :n]
+
+
+@cache
+def _parents(num_beams: int, num_each: int) -> npt.NDArray[np.intp]:
+    return np.arange(num_beams).repeat(num_each)
+
+
 def _places(
     ids: npt.NDArray[np.integer[Any]], wanted: npt.NDArray[np.integer[Any]]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
@@ -225,3 +247,14 @@ RULE_NAMES = (
     *("logit_bias", "allowed_token_ids", "no_repeat_ngram_size"),
 )
 """Their sampling parameters, in the order of the fields."""
+
+
+def device_sampling(sampling: SamplingParams, num_wanted: int, rules: ScoreRules | None) -> SamplingParams:
+    """Return what the device is asked for of a search that wants so many of the most likely tokens: to
+    report, as it draws nothing that anybody looks at.
+    """
+    neutral = {p.name: p.neutral for p in PARAMETERS if p.example is not None}
+    changes: dict[str, Any] = {"temperature": 0.0, "seed": sampling.seed, "logprobs": num_wanted}
+    if rules is not None:
+        changes |= {"logprobs": num_wanted + SLACK, "return_generation_logits": True}
+    return msgspec.structs.replace(sampling, **(neutral | changes))

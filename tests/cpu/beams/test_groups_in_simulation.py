@@ -84,6 +84,25 @@ MUTANTS = [
         "_fork",
         "rows.tokens[row, source.num_prompt : kv_len] = rows.tokens[src, source.num_prompt : kv_len]",
     ),
+    mutant(
+        "the page in progress is not copied where nothing else changes",
+        group_pages,
+        "_fork_in_place",
+        "kv.tables.copies.append((row, table.item(src, num_full), spare))",
+    ),
+    mutant(
+        "tokens do not move with a fork in place",
+        group_pages,
+        "_fork_in_place",
+        "rows.tokens[row, source.num_prompt : kv_len] = rows.tokens[src, source.num_prompt : kv_len]",
+    ),
+    mutant(
+        "a fork in place of a row with other pages",
+        group_pages,
+        "_fork_in_place",
+        "table[row, first:num_full].tobytes() != table[src, first:num_full].tobytes()",
+        "False",
+    ),
     mutant("two beams in one row", committer, "go_on", "kept.remove(source.row)"),
     mutant("a group goes on before all results are here", RowGroup, "has_all", "== len(self.beams)", ">= 1"),
     mutant(
