@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
+from runtime.wire.handle import next_sibling
 from runtime.wire.sampling_params import SamplingParams
 from tests.harness.models.model_registry import CASES
 from tests.harness.models.reference import make_checkpoint
@@ -163,6 +165,7 @@ SETTINGS = {
     "no evict": Setting(beams=8, capacity="guaranteed_no_evict", pool_tokens=2048),
     "inflight": Setting(beams=8, batching="inflight"),
     "taken back": Setting(beams=8),
+    "asked again": Setting(beams=8),
 }
 
 
@@ -182,6 +185,11 @@ def test_hypotheses_do_not_depend_on_the_setting(name: str) -> None:
     ring = Ring(DEMO_MODEL, SETTINGS[name])
     lifecycle, kv = ring.lifecycle, ring.lifecycle.kv
     try:
+        if name == "asked again":  # what the prefix cache has is not computed
+            for draw in asked():
+                ring.submit(draw.prompt, draw.sampling)
+            ring.run()
+            assert kv.cache.num_pages
         handles = [ring.submit(draw.prompt, draw.sampling) for draw in asked()]
         plain_one = ring.submit([5, 6, 7], SamplingParams(max_tokens=9, temperature=0.0, seed=0))
         if name == "taken back":
@@ -198,6 +206,50 @@ def test_hypotheses_do_not_depend_on_the_setting(name: str) -> None:
         ring.close()
     for draw, handle, wanted in zip(asked(), handles, plain(), strict=True):
         assert_same(found_by(generated, handle, draw.n), wanted, draw)
+
+
+def test_logprobs_are_the_models_own_whatever_rules_make_of_them() -> None:
+    """Those of each token and of the likeliest in its place; the sum of them is with the hypothesis."""
+    model, _ = checkpoint("demo", DEMO_MODEL)
+    free = Draw([5, 6, 7, 8], 4, 1.0, 0, NUM_TOKENS, (), 3)
+    some = [free, free._replace(repetition=1.5, ngram=2, bias=((40, 3.0),))]
+    ring = Ring(DEMO_MODEL, Setting(beams=8))
+    try:
+        handles = [
+            ring.submit(draw.prompt, msgspec.structs.replace(draw.sampling, logprobs=2)) for draw in some
+        ]
+        generated = ring.run()
+    finally:
+        ring.close()
+    for handle, draw in zip(handles, some, strict=True):
+        for number in range(draw.n):
+            got = generated[next_sibling(handle, number)]
+            with torch.inference_mode():
+                logits = model(torch.tensor([[*draw.prompt, *got.tokens]])).logits[0]
+            wanted = logits.log_softmax(-1)[len(draw.prompt) - 1 : -1]
+            chosen = wanted.gather(1, torch.tensor(got.tokens)[:, None])[:, 0].numpy()
+            top = wanted.topk(2).values.numpy()
+            assert np.allclose(np.concatenate(got.logprobs.chosen), chosen, atol=1e-4)
+            assert np.allclose(np.concatenate(got.logprobs.top), top, atol=1e-4)
+            assert got.closed is not None
+            assert got.closed.beam is not None
+            assert got.closed.beam.logprob == pytest.approx(chosen.sum().item(), abs=1e-4)
+
+
+def test_a_search_waits_for_the_rows_of_another_one() -> None:
+    draw = Draw([5, 6, 7], 8, 1.0, 0, NUM_TOKENS, (), 2)
+    ring = Ring(DEMO_MODEL, Setting(beams=8, max_rows=8))
+    most = 0
+    try:
+        handles = [ring.submit(draw.prompt, draw.sampling) for _ in range(2)]
+        while not ring.scheduler.is_idle and ring.lifecycle.requests:
+            ring.scheduler.step([])
+            most = max(most, len(ring.lifecycle.kv.rows.running_requests()))
+        generated = ring.run()
+    finally:
+        ring.close()
+    assert most == 1
+    assert found_by(generated, handles[0], 2) == found_by(generated, handles[1], 2)
 
 
 def test_a_long_prompt_is_held_once_and_a_fork_takes_no_page() -> None:
@@ -236,6 +288,17 @@ def test_what_cannot_be_searched_is_refused_by_name(changes: dict[str, Any], nam
     try:
         ring.submit(draw.prompt, msgspec.structs.replace(draw.sampling, **changes))
         with pytest.raises(AssertionError, match=named):
+            ring.run()
+    finally:
+        ring.close()
+
+
+def test_a_width_above_the_rows_is_refused_with_both_numbers() -> None:
+    ring = Ring(DEMO_MODEL, Setting(beams=8, max_rows=4))
+    draw = Draw([1, 2, 3], 8, 1.0, 0, 4, (), 2)
+    try:
+        ring.submit(draw.prompt, draw.sampling)
+        with pytest.raises(AssertionError, match="beam_width is 8, more than the 4 rows"):
             ring.run()
     finally:
         ring.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from carousel import CompletionOutput
 from runtime.wire.handle import next_sibling
@@ -62,6 +62,8 @@ class Draw(NamedTuple):
 class Found(NamedTuple):
     tokens: list[int]
     score: float
+    is_stopped: bool | None = None
+    """True if its last token ends it; None: nobody knows."""
 
 
 def draws(seed: int, count: int, vocab_size: int, max_tokens: int) -> list[Draw]:
@@ -91,7 +93,10 @@ def plain_draw(prompt: list[int], num_tokens: int) -> Draw:
 
 def found_of(outputs: Sequence[CompletionOutput]) -> list[Found]:
     """Return the hypotheses of a client's completion."""
-    return [Found(list(output.token_ids), output.score or 0.0) for output in outputs]
+    return [
+        Found(list(output.token_ids), output.score or 0.0, output.finish_reason == "stop")
+        for output in outputs
+    ]
 
 
 def searched(
@@ -100,9 +105,11 @@ def searched(
     eos_ids: Sequence[int],
     tokenizer: PreTrainedTokenizerBase | None = None,
     allowed_after: Callable[[list[int]], list[int]] | None = None,
+    processors: LogitsProcessorList | None = None,
 ) -> list[Found]:
     """Return what `generate` finds, best first. `tokenizer`: for stop strings. `allowed_after`: gives some
-    id at least that may follow an output; None: those of `draw.allowed` may.
+    id at least that may follow an output; None: those of `draw.allowed` may. `processors`: come behind those
+    that the draw asks for.
     """
     stop_ids = [*eos_ids, *draw.more_stop_ids]
 
@@ -132,6 +139,7 @@ def searched(
             prefix_allowed_tokens_fn=allowed if draw.allowed or allowed_after is not None else None,
             stop_strings=list(draw.stop) or None,
             tokenizer=tokenizer,
+            logits_processor=processors,
         )
     found = []
     for ids, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
@@ -141,7 +149,7 @@ def searched(
             for at, token in enumerate(new)
             if token in stop_ids or _is_stopped(tokenizer, new[: at + 1], draw)
         ]
-        found.append(Found(new[: ends[0] + 1] if ends else new, score))
+        found.append(Found(new[: ends[0] + 1] if ends else new, score, bool(ends)))
     return found
 
 
@@ -160,13 +168,14 @@ def found_by(generated: dict[bytes, Generated], handle: bytes, n: int) -> list[F
         each = generated[next_sibling(handle, number)]
         assert each.closed is not None
         assert each.closed.beam is not None
-        found.append(Found(each.tokens, each.closed.beam.score))
+        found.append(Found(each.tokens, each.closed.beam.score, each.closed.reason == "stop"))
     return found
 
 
 def assert_same(got: list[Found], wanted: list[Found], draw: Draw) -> None:
     assert [each.tokens for each in got] == [each.tokens for each in wanted], draw
     for one, other in zip(got, wanted, strict=True):
+        assert None in (one.is_stopped, other.is_stopped) or one.is_stopped is other.is_stopped, draw
         # With a bias terms of both signs cancel out, and what each is off by does not.
         least = float(len(other.tokens)) if draw.bias else 1.0
         assert abs(one.score - other.score) <= SCORE_TOLERANCE * max(least, abs(other.score)), draw
