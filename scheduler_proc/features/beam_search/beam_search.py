@@ -147,6 +147,8 @@ class BeamSearch(RequestFeature):
             self._is_late = not is_known
             if self._is_late:
                 return None
+        if guide is not None and (over := [beam for beam in range(self.num_beams) if guide.is_over(beam)]):
+            self._hypotheses.end(over)
         beams = self._hypotheses.advance(self._next_tokens(results), len(results), self._tops(results))
         self._is_over = not beams
         if beams and guide is not None:

@@ -5,6 +5,7 @@
     ended        a candidate with a stop id, one that completes a stop word or a stop string, or one with the
                  last token there is room for; only the first `width` candidates may end. Its score is
                  sum / length ** length_penalty, the stop id counted
+    complete     a running beam behind which a guide lets nothing come, not even a stop id; it has ended, too
     goes on      the first `width` candidates that have not ended
 
 Knows no row, no page and no request.
@@ -213,6 +214,17 @@ class Hypotheses:
         if not self._may_improve():
             return []
         return [Continuation(parents[place], ids[place]) for place in running]
+
+    def end(self, beams: Sequence[int]) -> None:
+        """End some of the beams as they are: nothing may come next, and their output is complete. Call it
+        before `advance`, for which they have no next token.
+        """
+        ended = [
+            Hypothesis(self._score(self._sums[beam]), self._own_sums.item(beam), path, True)
+            for beam in beams
+            if (path := self._paths[beam]) is not None
+        ]
+        self._take_ended(ended)
 
     def so_far(self) -> list[Hypothesis]:
         """Return what the search would have found if the tokens of its beams were the last, best first."""

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from runtime.base.errors import InvalidRequest
 from runtime.wire.format import pack_ids
 from runtime.wire.guide import Guide, MatcherState
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates
@@ -90,16 +89,28 @@ class SearchGuide:
         if states.num_tokens == self._num_tokens:
             self._branches = states
 
+    def is_over(self, beam: int) -> bool:
+        """Tell whether the output of a beam is complete, and nothing may follow it: not even a stop id, as
+        there is none.
+        """
+        if len(self._stop_ids):
+            return False
+        mask, is_complete = self._of(beam)
+        return is_complete and not np.frombuffer(mask, np.uint8).any()
+
+    def _of(self, beam: int) -> tuple[bytes | memoryview, bool]:
+        """Return the mask of what may come next in a beam, and whether it is complete."""
+        if not self._num_tokens:
+            assert self.state is not None
+            return self._client.bits_of(self.state.masks[0]), self.state.are_complete[0]
+        assert self._branches is not None
+        return self._branches.masks[beam], self._branches.are_complete[beam]
+
     def allowed(self, beam: int, vocab_size: int) -> npt.NDArray[np.bool_]:
         """Return which ids may come next in a beam: what the guide allows, and where it may end stop ids. As
         long as the output has fewer tokens than it must have, it may end only where nothing may follow.
         """
-        if not self._num_tokens:
-            assert self.state is not None
-            mask, is_complete = self._client.bits_of(self.state.masks[0]), self.state.are_complete[0]
-        else:
-            assert self._branches is not None
-            mask, is_complete = self._branches.masks[beam], self._branches.are_complete[beam]
+        mask, is_complete = self._of(beam)
         allowed = np.zeros(vocab_size, np.bool_)
         bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:vocab_size]
         allowed[: len(bits)] = bits
@@ -127,10 +138,4 @@ def guide_of(req: Request, client: GrammarClient | None) -> SearchGuide | None:
         return None
     if client is None:
         raise no_backend(guide)
-    if req.sampling.ignore_eos:
-        raise InvalidRequest(
-            f"ignore_eos: a search with {guide.kind} ends hypotheses with an end token where nothing may "
-            "follow; leave one of them out",
-            param="ignore_eos",
-        )
     return SearchGuide(req, guide, client)

@@ -234,13 +234,33 @@ def test_an_output_ends_before_its_min_tokens_only_where_nothing_may_follow() ->
     assert max(len(each.tokens) for each in short) <= 3
 
 
-@pytest.mark.parametrize("changes", [{"ignore_eos": True}])
-def test_what_does_not_go_with_a_guide_is_refused_by_name(changes: dict[str, object]) -> None:
-    ((draw, guide),) = asked(34, 1, 4)
+def test_without_an_end_token_a_hypothesis_ends_where_nothing_may_follow() -> None:
+    """Its score is of what it says alone, and it ends before its tokens are used up."""
+    torch.set_num_threads(1)
+    model, _ = checkpoint("demo", DEMO_MODEL)
+    words = [f"{word}{n}" for word in ("red", "green") for n in range(4)]
+    guides = (Guide("choice", json.dumps(words)), Guide("regex", "[a-z]{2}"))
+    draw = plain_draw([5, 6, 7], 30)._replace(n=4, stopping=2, penalty=0.7)
+    sampling = msgspec.structs.replace(draw.sampling, ignore_eos=True)
     ring = GuidedRing(NearGrammar())
     try:
-        ring.submit(draw.prompt, msgspec.structs.replace(draw.sampling, **changes), guide=guide)
-        with pytest.raises(AssertionError, match=f"{next(iter(changes))}: a search with"):
-            ring.run()
+        handles = [ring.submit(draw.prompt, sampling, guide=guide) for guide in guides]
+        generated = ring.run()
     finally:
         ring.close()
+    for handle, guide in zip(handles, guides, strict=True):
+        found = found_by(generated, handle, draw.n)
+        assert len({tuple(each.tokens) for each in found}) == draw.n
+        for number, each in enumerate(found):
+            closed = generated[next_sibling(handle, number)].closed
+            assert closed is not None
+            assert (closed.reason, closed.stop_token) == ("stop", -1)
+            matcher = vocabulary().compile(grammar_for(guide)).deep_copy()
+            assert matcher.consume_tokens(each.tokens)
+            assert matcher.is_accepting()
+            whole = torch.tensor([[*draw.prompt, *each.tokens]])
+            with torch.inference_mode():
+                logprobs = model(whole).logits[0].log_softmax(-1)[len(draw.prompt) - 1 : -1]
+            total = logprobs.gather(1, torch.tensor(each.tokens)[:, None]).sum().item()
+            assert each.score == pytest.approx(total / len(each.tokens) ** 0.7, abs=1e-4)
+        assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
