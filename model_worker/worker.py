@@ -26,6 +26,7 @@ from runtime.wire.format import RowMasks
 from runtime.wire.plan import (
     BatchPlan,
     LoadAdapter,
+    ProcessedRow,
     SampleMasks,
     SpanName,
     StepResult,
@@ -161,7 +162,7 @@ class ModelWorker:
         step: WorkerStep,
         forward: Callable[[], ForwardOutput | StepOutput],
         masks: RowMasks = NO_MASKS,
-        processed: Sequence[tuple[int, bytes]] = (),
+        processed: Sequence[ProcessedRow] = (),
     ) -> None:
         runner = self._runner
 

@@ -26,7 +26,7 @@ from model_worker.runner.step_tables import StepTables, StepTokens
 from model_worker.runner.taps import Taps
 from runtime.base.errors import ConfigError
 from runtime.wire.format import RowMasks
-from runtime.wire.plan import BatchPlan
+from runtime.wire.plan import BatchPlan, ProcessedRow
 
 NO_MASKS: RowMasks = MappingProxyType({})
 
@@ -130,7 +130,7 @@ class ModelRunner:
         self,
         forward: ForwardOutput | StepOutput,
         masks: RowMasks,
-        processed: Sequence[tuple[int, bytes]] = (),
+        processed: Sequence[ProcessedRow] = (),
     ) -> StepOutput:
         """Sample the step's tokens, and remember them for plans that say -1. See StepSampler."""
         return self._sampler.sample(forward, masks, processed)

@@ -27,7 +27,7 @@ from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.runner.step_tables import StepTokens
 from model_worker.sampling.columns import SampleRows
 from runtime.wire.format import TOKEN_BYTES, RowMasks, unpack_ids
-from runtime.wire.plan import BatchPlan
+from runtime.wire.plan import BatchPlan, ProcessedRow
 
 
 class StageRunner(ModelRunner):
@@ -124,7 +124,7 @@ class StageRunner(ModelRunner):
         self,
         forward: ForwardOutput | StepOutput,
         masks: RowMasks,
-        processed: Sequence[tuple[int, bytes]] = (),
+        processed: Sequence[ProcessedRow] = (),
     ) -> StepOutput:
         """See ModelRunner; only the last stage has something to sample from."""
         output = super().sample(forward, masks, processed)

@@ -18,7 +18,7 @@ from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.guesses import places_that_count
 from model_worker.sampling.logprobs import Logprobs
 from runtime.wire.format import TOKEN_BYTES, LongArray, pack_ids, unpack_ids
-from runtime.wire.plan import BatchPlan, ChunkLogprobs, StepResult, StepTensor
+from runtime.wire.plan import PROCESSED_SCORES, BatchPlan, ChunkLogprobs, StepResult, StepTensor
 
 if TYPE_CHECKING:  # a step is measured where ZMQ need not be installed
     from runtime.wire.transport import Frame
@@ -50,6 +50,8 @@ class StepOutput:
     logprobs_of: LongArray | None = None  # [m] which of S they belong to
     logits: Tensor | None = None  # [m, V] float32, raw, of the rows that asked
     logits_of: LongArray | None = None  # [m] which of S they belong to
+    scores: Tensor | None = None  # [m, V] float32, that logits processors left of rows of beam searches
+    scores_of: LongArray | None = None  # [m] which of S they belong to
     prompt: PromptOutput | None = None
     embeddings: Tensor | None = None  # [S, hidden_size] float32, of an embedding model
     errors: Sequence[tuple[int, str]] = ()  # which of S have no token, and why
@@ -68,6 +70,8 @@ class StepOutput:
             logprobs_of=self.logprobs_of,
             logits=None if self.logits is None else device.download(self.logits),
             logits_of=self.logits_of,
+            scores=None if self.scores is None else device.download(self.scores),
+            scores_of=self.scores_of,
             prompt=prompt,
             embeddings=None if self.embeddings is None else device.download(self.embeddings),
             errors=self.errors,
@@ -97,12 +101,15 @@ class StepOutput:
         if self.logits is not None and self.logits_of is not None:
             accepted.logits_of = self.logits_of[kept[self.logits_of]]
             accepted.logits = self.logits[torch.from_numpy(kept[self.logits_of])]
+        if self.scores is not None and self.scores_of is not None:
+            accepted.scores_of = self.scores_of[kept[self.scores_of]]
+            accepted.scores = self.scores[torch.from_numpy(kept[self.scores_of])]
         if self.tapped is not None:
             accepted.tapped = self.tapped.accepted(kept)
         return accepted, pack_ids(counts)
 
     def _to_result(self, plan: BatchPlan, counts: bytes) -> tuple[StepResult, tuple[Frame, ...]]:
-        described = [*self._context_logits(plan), *self._generation_logits(plan), *self._embeddings(plan)]
+        described = [*self._context_logits(plan), *self._sampled_rows(plan), *self._embeddings(plan)]
         if self.tapped is not None:
             rows = self.tapped.described(plan, MAX_FRAME_BYTES)
             described += [(tensor, _to_frame(values)) for tensor, values in rows]
@@ -156,14 +163,19 @@ class StepOutput:
                 shape = (logits.shape[0], vocab_size)
                 yield StepTensor(entry.index, "context_logits", start + low, shape), _to_frame(logits)
 
-    def _generation_logits(self, plan: BatchPlan) -> Iterator[tuple[StepTensor, Frame]]:
-        if self.logits is None or self.logits_of is None:
-            return
-        index, position, _ = sampled_places(plan)
-        shape = (1, self.logits.shape[1])
-        for n, at in enumerate(self.logits_of.tolist()):
-            tensor = StepTensor(index.item(at), "generation_logits", position.item(at), shape)
-            yield tensor, _to_frame(self.logits[n : n + 1])
+    def _sampled_rows(self, plan: BatchPlan) -> Iterator[tuple[StepTensor, Frame]]:
+        """Raw logits of sampled tokens, and what logits processors left of rows of beam searches."""
+        for name, values, which in (
+            ("generation_logits", self.logits, self.logits_of),
+            (PROCESSED_SCORES, self.scores, self.scores_of),
+        ):
+            if values is None or which is None:
+                continue
+            index, position, _ = sampled_places(plan)
+            shape = (1, values.shape[1])
+            for n, at in enumerate(which.tolist()):
+                tensor = StepTensor(index.item(at), name, position.item(at), shape)
+                yield tensor, _to_frame(values[n : n + 1])
 
     def _embeddings(self, plan: BatchPlan) -> Iterator[tuple[StepTensor, Frame]]:
         if self.embeddings is None:

@@ -15,6 +15,7 @@ from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.rank_samplers import make_sampler
 from model_worker.sampling.sampler import Sampler
 from runtime.wire.format import RowMasks
+from runtime.wire.plan import ProcessedRow
 
 
 class StepSampler:
@@ -69,7 +70,7 @@ class StepSampler:
         self,
         forward: ForwardOutput | StepOutput,
         masks: RowMasks,
-        processed: Sequence[tuple[int, bytes]] = (),
+        processed: Sequence[ProcessedRow] = (),
     ) -> StepOutput:
         """Sample the step's tokens, and remember them for plans that say -1. processed: see SampleMasks."""
         if processed and self._processors is not None:
@@ -97,6 +98,8 @@ class StepSampler:
             sampled.logprobs_of,
             sampled.logits,
             sampled.logits_of,
+            sampled.scores,
+            sampled.scores_of,
             forward.prompt,
             errors=sampled.errors,
             tapped=forward.tapped,

@@ -31,6 +31,8 @@ class StepSample:
     logprobs_of: LongArray = field(default_factory=lambda: NO_ROWS)  # [m] which of S they belong to
     logits: Tensor | None = None  # [m, V] float32, raw, of the rows that asked
     logits_of: LongArray = field(default_factory=lambda: NO_ROWS)  # [m] which of S they belong to
+    scores: Tensor | None = None  # [m, V] float32, that logits processors left of rows of beam searches
+    scores_of: LongArray = field(default_factory=lambda: NO_ROWS)  # [m] which of S they belong to
     errors: Sequence[tuple[int, str]] = ()  # which of S have no token, and why
 
 

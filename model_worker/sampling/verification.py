@@ -71,6 +71,10 @@ def _joined(tokens: Tensor, turns: list[tuple[LongArray, StepSample]], device: D
     if raw := [(places[s.logits_of], s.logits) for places, s in turns if s.logits is not None]:
         joined.logits_of, order = _in_order([of for of, _ in raw], device)
         joined.logits = torch.cat([logits for _, logits in raw])[order]
+    # All rows that processors are called for are in the first turn.
+    if turns and turns[0][1].scores is not None:
+        places, first = turns[0]
+        joined.scores, joined.scores_of = first.scores, places[first.scores_of]
     return joined
 
 

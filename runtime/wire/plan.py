@@ -37,6 +37,8 @@ BATCHED = "batched"
 """Name of the logits processor that is called once a step, with all rows that have it."""
 PROCESSORS = "logits_processors"
 """Field of a request that names its logits processors."""
+PROCESSED_SCORES = "processed_scores"
+"""Name of the tensor of what logits processors leave of a row of a beam search."""
 
 MAX_CALL_BYTES = 1 << 20
 """Most bytes of JSON of the arguments of a call to ranks, and of what a rank returns."""
@@ -89,6 +91,25 @@ class RowProcessing(Record, frozen=True):
     client_id: Label
     """The label of its request; empty for none."""
     calls: ProcessorCalls
+    searches: bool = False
+    """True for the rows of a beam search: its processors are called for all of them at once, with
+    log-probabilities, and the scores that they leave are returned.
+    """
+
+
+class ProcessedRow(Record, frozen=True):
+    """A row whose logits processors are called in a step, and the tokens that they see: the first `start` of
+    another row, or of its own, and `ids`.
+    """
+
+    row: Count
+    source: Count
+    """Row that it goes on from: another one where a beam search has forked."""
+    start: Count
+    ids: bytes
+    """Tokens [n] int32 that the worker has not been told yet."""
+    beam: Count = 0
+    """Number of its hypothesis among those of the search."""
 
 
 class RowSetup(Record, frozen=True):
@@ -244,10 +265,8 @@ class SampleMasks(Message, frozen=True):
     in which the mask lies. Of a row with guesses the next one is for the place behind its first guess, and so
     on; places behind the last one have none, and their tokens are not wanted.
     """
-    processed: tuple[tuple[int, bytes], ...] = ()
-    """Rows whose logits processors are called, and [n] int32: the tokens that each has got since it was last
-    one of them, or since its setup.
-    """
+    processed: tuple[ProcessedRow, ...] = ()
+    """Rows whose logits processors are called."""
     memory: Label = ""
     """See runtime.base.mask_memory."""
 

@@ -275,6 +275,9 @@ class PrefillAdder:
                 self._num_recomputed_tokens += num_new - max(0, first_time)
         if req.features:
             self._plan_features(scheduled)
+        group = req.group
+        if group is not None and samples and group.plan_row is not None:
+            group.plan_row(scheduled)
         self._batch.add(scheduled)
 
     def _plan_features(self, scheduled: ScheduledRow[Request]) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from runtime.wire.format import BoolArray, IntArray, pack_ids
-from runtime.wire.plan import BatchPlan, PromptPositions
+from runtime.wire.plan import BatchPlan, ProcessedRow, PromptPositions
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.guesses import Guesses
 from scheduler_proc.core.request import Request
@@ -136,7 +136,7 @@ class ScheduleBatch:
             self._prompt_positions() if self.loose else (),
             bool(self.loose)
             and any(
-                scheduled.make_masks is not None or scheduled.new_ids is not None for scheduled in self.loose
+                scheduled.make_masks is not None or scheduled.unseen is not None for scheduled in self.loose
             ),
         )
         rows.count_as_launched(decodes)
@@ -191,7 +191,7 @@ class ScheduleBatch:
         return any(
             in_flight.item(scheduled.row) > 1
             for scheduled in self.loose
-            if scheduled.make_masks is not None or scheduled.new_ids is not None
+            if scheduled.make_masks is not None or scheduled.unseen is not None
         )
 
     def masked(self) -> list[ScheduledRow[Request]]:
@@ -203,15 +203,15 @@ class ScheduleBatch:
             if scheduled.make_masks is not None and is_held
         ]
 
-    def processed(self) -> tuple[tuple[int, bytes], ...]:
+    def processed(self) -> tuple[ProcessedRow, ...]:
         """Return the rows whose logits processors are called, those that still want their token, with the
         tokens that these have not seen.
         """
-        if all(scheduled.new_ids is None for scheduled in self.loose):
+        if all(scheduled.unseen is None for scheduled in self.loose):
             return ()
         held = self.still_held()[len(self.order) - len(self.loose) :].tolist()
         return tuple(
-            (scheduled.row, scheduled.new_ids())
+            scheduled.unseen()
             for scheduled, is_held in zip(self.loose, held, strict=True)
-            if scheduled.new_ids is not None and is_held
+            if scheduled.unseen is not None and is_held
         )

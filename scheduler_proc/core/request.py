@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from scheduler_proc.cache.base import CacheNode
     from scheduler_proc.cache.pages.retained_pages import RetainedPages
     from scheduler_proc.core.samples import Sampled
+    from scheduler_proc.core.scheduled_row import ScheduledRow
     from scheduler_proc.features.base import RequestFeature
     from scheduler_proc.waiting.account import Account
 
@@ -77,6 +78,8 @@ class RowGroup:
         self.width = width
         self.choose = choose
         self.foresee = foresee
+        self.plan_row: Callable[[ScheduledRow[Request]], None] | None = None
+        """Function that is told of each row that is about to sample; None: nobody is."""
         self.members = [head]
         self.beams: list[Request] = []
         """The members whose rows run, the best first."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from runtime.wire.format import FloatArray, IntArray, unpack_floats, unpack_ids
-from runtime.wire.plan import StepResult
+from runtime.wire.plan import PROCESSED_SCORES, StepResult
 from runtime.wire.transport import Frame
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.request import Request
@@ -14,7 +12,7 @@ from scheduler_proc.core.scheduled_row import ScheduledRow
 
 CONTEXT = "context_"
 """Beginning of the name of a tensor whose rows are the prompt's."""
-LOGITS = frozenset({"context_logits", "generation_logits", "embedding"})
+LOGITS = ("context_logits", "generation_logits", "embedding", PROCESSED_SCORES)
 """Names of the tensors that are no additional outputs."""
 
 
@@ -38,16 +36,19 @@ class LooseResults:
         self._logprob_at = 0
         self._prompts = {entry.index: entry for entry in result.prompts}
         self._errors = dict(result.errors)
-        self._logits: dict[tuple[int, str], list[SampledLogits]] = {}
+        tensors: dict[str, dict[int, list[SampledLogits]]] = {name: {} for name in LOGITS}
+        """By name and row."""
+        self._context, self._generation, self._vectors, self._scores = (tensors[name] for name in LOGITS)
         self._outputs: dict[tuple[int, bool], list[tuple[str, SampledLogits]]] = {}
         """By row, and whether they are of the prompt."""
         for tensor, frame in zip(result.tensors, frames, strict=True):
-            name, logits = tensor.name, SampledLogits(tensor.start, *tensor.shape, frame)
-            if name in LOGITS:
-                self._logits.setdefault((tensor.index, name), []).append(logits)
+            name, place, (num_rows, width) = tensor.name, tensor.index, tensor.shape
+            logits = SampledLogits(tensor.start, num_rows, width, frame)
+            if name in tensors:
+                tensors[name].setdefault(place, []).append(logits)
             else:
                 is_context = name.startswith(CONTEXT)
-                self._outputs.setdefault((tensor.index, is_context), []).append((name, logits))
+                self._outputs.setdefault((place, is_context), []).append((name, logits))
 
     def take_next(self, scheduled: ScheduledRow[Request]) -> tuple[Sampled, PromptResult | None]:
         """Return what the next loose row has got."""
@@ -61,16 +62,14 @@ class LooseResults:
             at = slice(self._logprob_at, self._logprob_at + count)
             self._logprob_at += count
             logprobs = RowLogprobs(self._chosen[at], self._top_ids[at], self._top[at])
-        logits: Sequence[SampledLogits] = ()
-        vector = None
-        if self._logits:
-            logits = self._logits.get((place, "generation_logits"), ())
-            vectors = self._logits.get((place, "embedding"))
-            vector = None if vectors is None else vectors[0].frame
+        vectors = self._vectors.get(place)
+        vector = None if vectors is None else vectors[0].frame
+        logits, scores = self._generation.get(place, ()), self._scores.get(place, ())
         prompt = None if scheduled.wanted is None else self._prompt_result(place, scheduled)
         outputs = self._outputs.get((place, False), ()) if self._outputs else ()
         num_guesses, error = len(scheduled.guesses), self._errors.get(place, "")
-        return Sampled(ids, logprobs, vector, logits, outputs, self._step, num_guesses, error), prompt
+        sampled = Sampled(ids, logprobs, vector, logits, outputs, self._step, num_guesses, error, scores)
+        return sampled, prompt
 
     def _prompt_result(self, place: int, scheduled: ScheduledRow[Request]) -> PromptResult:
         wanted = scheduled.wanted
@@ -81,6 +80,6 @@ class LooseResults:
             shape = (len(chosen), -1)
             top_ids = unpack_ids(entry.top_ids).reshape(shape)
             logprobs = RowLogprobs(chosen, top_ids, unpack_floats(entry.top_logprobs).reshape(shape))
-        logits = self._logits.get((place, "context_logits"), ())
+        logits = self._context.get(place, ())
         outputs = self._outputs.get((place, True), ())
         return PromptResult(scheduled.start + wanted.first, wanted.num_positions, logprobs, logits, outputs)

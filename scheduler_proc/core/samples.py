@@ -58,6 +58,8 @@ class Sampled(NamedTuple):
     """Number of guesses that were verified; `ids` has those that were right, and one more."""
     error: str = ""
     """Reason why `ids` counts for nothing; empty where it counts."""
+    scores: Sequence[SampledLogits] = ()
+    """Scores that logits processors have left of the logprobs of a row of a beam search, one row of them."""
 
 
 class PromptResult(NamedTuple):

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from runtime.wire.format import TOKEN_BYTES
+from runtime.wire.plan import ProcessedRow
 from scheduler_proc.core.row_columns import RowColumns
 
 R = TypeVar("R")
@@ -69,8 +70,9 @@ class ScheduledRow(Generic[R]):
     """Function that is told the guesses which are verified, before masks are asked for. Without it a row with
     masks has no guesses.
     """
-    new_ids: Callable[[], bytes] | None = None
-    """Function that gives the packed tokens which its logits processors have not seen; asked when masks are.
+    unseen: Callable[[], ProcessedRow] | None = None
+    """Function that says what tokens its logits processors have not seen; asked when masks are. None: no call
+    of them is made.
     """
     wanted: WantedPositions | None = None
 

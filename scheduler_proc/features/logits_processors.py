@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from runtime.base.errors import InvalidRequest, RequestError
-from runtime.wire.plan import PROCESSORS
+from runtime.wire.plan import PROCESSORS, ProcessedRow
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.samples import Sampled
 from scheduler_proc.core.scheduled_row import ScheduledRow
@@ -30,24 +30,25 @@ class Processed(RequestFeature):
         self._num_seen = self._req.num_tokens
 
     def plan_row(self, row: ScheduledRow[Any]) -> None:
-        row.new_ids = self._new_ids
+        row.unseen = self._unseen
 
     def accept(self, sampled: Sampled) -> list[int]:
         if sampled.error:
             raise RequestError(sampled.error, param=PROCESSORS, code="logits_processor_failed")
         return sampled.ids
 
-    def _new_ids(self) -> bytes:
-        tokens = self._req.tokens
+    def _unseen(self) -> ProcessedRow:
+        row, tokens = self._req.row, self._req.tokens
         start, self._num_seen = self._num_seen, len(tokens)
-        return tokens[start:].tobytes()
+        return ProcessedRow(row, row, start, tokens[start:].tobytes())
 
 
 def attach_logits_processors(
     names: Collection[str], *, speculates: bool = False, is_static: bool = False
 ) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake: gives Processed to each request with processors. `names`: those that there
-    are; `speculates`: whether rows guess unless they say otherwise; `is_static`: whether batching is.
+    """A factory for the intake: gives Processed to each request with processors, but for beam searches, which
+    tell them themselves. `names`: those that there are; `speculates`: whether rows guess unless they say
+    otherwise; `is_static`: whether batching is.
     """
 
     def attach(req: Request) -> RequestFeature | None:
@@ -61,6 +62,8 @@ def attach_logits_processors(
                 _refuse(f"no logits processor is called {call.name!r}; {known} (--logits-processor)", number)
         if req.draft_ids:
             _refuse("not supported together with draft_token_ids")
+        if req.processing.searches:
+            return None
         if speculates and req.sampling.speculative_num_draft_tokens != 0:
             _refuse("not supported together with speculation; set speculative_num_draft_tokens to 0")
         return Processed(req)

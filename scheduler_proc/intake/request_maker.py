@@ -81,7 +81,7 @@ class RequestMaker:
             cached_tokens=cached_tokens,
             retained=() if message.retention is None else self._retained(message.retention, num_prompt),
             guide=message.guide,
-            processing=RowProcessing(self._num_requests, message.label, message.processors)
+            processing=RowProcessing(self._num_requests, message.label, message.processors, is_search)
             if message.processors
             else None,
             tenant=message.tenant,

@@ -11,14 +11,20 @@ from typing import Any
 from torch import Tensor
 
 
+def ban(logits: Tensor, token_ids: list[list[int]]) -> None:
+    """Forbid each beam its own tokens."""
+    assert logits.shape[:2] == (1, len(token_ids))
+    for beam, ids in enumerate(token_ids):
+        logits[0, beam, ids] = float("-inf")
+
+
 class BanRepeats:
     """No token comes twice, and none of the prompt."""
 
     def __call__(
         self, request_id: int, logits: Tensor, token_ids: list[list[int]], stream: Any, client_id: Any
     ) -> None:
-        assert logits.dim() == 3
-        logits[..., token_ids[0]] = float("-inf")
+        ban(logits, token_ids)
 
 
 class Force:
@@ -59,7 +65,8 @@ class Record:
         client_id: Any,
         folder: str,
     ) -> None:
-        call = [request_id, list(logits.shape), token_ids[0], stream, client_id, float(logits.sum())]
+        tokens = token_ids[0] if len(token_ids) == 1 else token_ids
+        call = [request_id, list(logits.shape), tokens, stream, client_id, float(logits.sum())]
         with (Path(folder) / f"{os.getpid()}").open("a") as file:
             file.write(json.dumps(call) + "\n")
 
@@ -77,6 +84,25 @@ class AtRandom:
         logits[..., chosen] = kept
 
 
+class Bend:
+    """Multiplies what it gets, and takes something off ids that stand among the newest ones of a beam."""
+
+    def __call__(
+        self,
+        request_id: int,
+        logits: Tensor,
+        token_ids: list[list[int]],
+        stream: Any,
+        client_id: Any,
+        factor: float = 1.0,
+        newest: int = 3,
+        less: float = 0.5,
+    ) -> None:
+        logits *= factor
+        for beam, ids in enumerate(token_ids):
+            logits[0, beam, sorted(set(ids[-newest:]))] -= less
+
+
 class BanRepeatsTogether:
     """BanRepeats for all rows of a step; fails where a client is called `bad`."""
 
@@ -90,7 +116,7 @@ class BanRepeatsTogether:
     ) -> None:
         assert len(request_ids) == len(logits) == len(token_ids) == len(client_ids)
         for each, ids in zip(logits, token_ids, strict=True):
-            each[..., ids[0]] = float("-inf")
+            ban(each, ids)
         if "bad" in client_ids:
             raise ValueError("a bad client")
 

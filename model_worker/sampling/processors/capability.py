@@ -26,8 +26,10 @@ class LogitsProcessors(SamplingCapability):
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
         """Call them."""
-        self._errors = self._runner.run(logits, step.who.rows_host)
+        self._made = self._runner.run(logits, step.who.rows_host)
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
-        """Report what has failed."""
-        sampled.errors = self._errors
+        """Report what has failed, and the scores that beam searches read."""
+        made = self._made
+        sampled.errors, sampled.scores, sampled.scores_of = made.errors, made.scores, made.scores_of
+        del self._made

@@ -1,30 +1,37 @@
 """ProcessorRunner: calls the launch's logits processors, as TensorRT-LLM's Executor does, on one rank.
 
-Knows rows and their tokens, as plans and SampleMasks tell of them. Of several ranks all call them, with rank
-0's logits, or rank 0 alone; what comes out on rank 0 is what is sampled from.
+Knows rows and their tokens, as plans and SampleMasks tell of them. The rows of a beam search have one call,
+with a beam each. Of several ranks all call them, with rank 0's logits, or rank 0 alone; what comes out on
+rank 0 is what is sampled from, or what the search reads.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
+from model_worker.sampling.step import NO_ROWS
 from runtime.base.errors import ConfigError
 from runtime.base.registry import resolve
 from runtime.wire.format import LongArray, unpack_ids
-from runtime.wire.plan import BATCHED, RowSetup
+from runtime.wire.plan import BATCHED, ProcessedRow, RowSetup
 
 logger = logging.getLogger(__name__)
 
 SHARED_AT_ONCE = 1 << 18
 """Logits of one broadcast: as many as a slot of shared memory holds."""
 MAX_ERROR_CHARS = 500
+MAX_SCORE = 1e30
+"""Most that a processor may leave of a beam's token: sums of it are still numbers."""
 Processor: TypeAlias = Callable[..., Any]
 
 
@@ -33,17 +40,34 @@ class _Row:
     request_id: int
     client_id: str | None
     calls: list[tuple[str, dict[str, Any]]]
+    searches: bool
     tokens: list[int]
 
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """One row of a step."""
+    """One sequence of a step, or one beam search, whose beams are in order."""
 
     row: _Row
-    place: int
-    logits: Tensor  # [1, 1, V], a view
+    beams: list[_Row]
+    places: list[int]
+    logits: Tensor  # [1, beams, V]; of a sequence a view
     error: str = ""
+
+    def tokens(self) -> list[list[int]]:
+        """Return the tokens of each beam, which are the processor's to change."""
+        return [beam.tokens.copy() for beam in self.beams]
+
+
+class ProcessorResults(NamedTuple):
+    """Results of the calls of a step, besides the logits of sequences that are not searched for."""
+
+    errors: Sequence[tuple[int, str]] = ()
+    """Places among the rows of the step where a processor has failed, and how."""
+    scores: Tensor | None = None
+    """Scores [m, V] float32 that are left of the log-probabilities of rows of beam searches."""
+    scores_of: LongArray = NO_ROWS
+    """Places [m] of these rows."""
 
 
 class ProcessorRunner:
@@ -63,7 +87,8 @@ class ProcessorRunner:
         self._group = group
         self._shares = is_replicated and group.size > 1
         self._rows: dict[int, _Row] = {}
-        self._asked: Sequence[int] = ()
+        self._asked: Sequence[Sequence[int]] = ()
+        """Rows of each call of the next step."""
 
     def open_row(self, setup: RowSetup) -> None:
         """A row has a new tenant; one without processors is none of ours."""
@@ -71,25 +96,31 @@ class ProcessorRunner:
         if (processing := setup.processing) is not None:
             calls = [(call.name, call.keywords()) for call in processing.calls]
             tokens = unpack_ids(setup.history_ids).tolist()
-            self._rows[setup.row] = _Row(processing.request_id, processing.client_id or None, calls, tokens)
+            self._rows[setup.row] = _Row(
+                processing.request_id, processing.client_id or None, calls, processing.searches, tokens
+            )
 
-    def expect(self, processed: Sequence[tuple[int, bytes]]) -> None:
+    def expect(self, processed: Sequence[ProcessedRow]) -> None:
         """Take the tokens of the rows whose processors are called in the step that is sampled next."""
-        for row, ids in processed:
-            self._rows[row].tokens += unpack_ids(ids).tolist()
-        self._asked = [row for row, _ in processed]
+        by_request: dict[int, list[ProcessedRow]] = {}
+        for each in processed:
+            row = self._rows[each.row]
+            if each.source != each.row:
+                row.tokens = self._rows[each.source].tokens[: each.start]
+            row.tokens[each.start :] = unpack_ids(each.ids).tolist()
+            by_request.setdefault(row.request_id, []).append(each)
+        self._asked = [
+            [each.row for each in sorted(beams, key=lambda each: each.beam)] for beams in by_request.values()
+        ]
 
-    def run(self, logits: Tensor, rows_host: LongArray) -> list[tuple[int, str]]:
-        """Call the processors of the rows that are expected, among logits [S, V] of rows_host, in place; on
-        ranks other than 0 the logits have no rows. Returns where one has failed, and how.
+    def run(self, logits: Tensor, rows_host: LongArray) -> ProcessorResults:
+        """Call the processors of the rows that are expected, among logits [S, V] of rows_host, in place where
+        they are no search's; on ranks other than 0 the logits have no rows.
         """
         if not self._asked:
-            return []
+            return ProcessorResults()
         place_of = {row: place for place, row in enumerate(rows_host.tolist())}
-        asked = [
-            _Asked(self._rows[row], place_of[row], self._logits_of(logits, place_of[row]))
-            for row in self._asked
-        ]
+        asked = [self._ask(rows, [place_of[row] for row in rows], logits) for rows in self._asked]
         self._asked = ()
         stream = self._device.current_stream()
         for each in asked:
@@ -98,27 +129,39 @@ class ProcessorRunner:
         failed = [each for each in asked if each.error]
         for each in failed:
             each.logits.zero_()  # what is drawn counts for nothing, but is drawn
-        return [(each.place, each.error) for each in failed]
+        errors = [(place, each.error) for each in failed for place in each.places]
+        searches = [each for each in asked if each.row.searches]
+        if not searches:
+            return ProcessorResults(errors)
+        scores = torch.cat([each.logits[0] for each in searches])
+        scores.nan_to_num_(nan=-math.inf, posinf=MAX_SCORE, neginf=-math.inf).clamp_(max=MAX_SCORE)
+        places = [place for each in searches for place in each.places]
+        return ProcessorResults(errors, scores, np.array(places, np.int64))
 
-    def _logits_of(self, logits: Tensor, place: int) -> Tensor:
+    def _ask(self, rows: Sequence[int], places: list[int], logits: Tensor) -> _Asked:
+        beams = [self._rows[row] for row in rows]
         is_first = self._group.rank == 0
-        own = logits[place] if is_first else logits.new_empty(logits.shape[1])
+        if not is_first:
+            own = logits.new_empty((len(places), logits.shape[1]))
+        elif beams[0].searches:
+            own = torch.log_softmax(logits[places], dim=1)
+        else:
+            own = logits[places[0] : places[0] + 1]
         if self._shares:
-            for part in own.split(SHARED_AT_ONCE):
+            for part in own.view(-1).split(SHARED_AT_ONCE):
                 shared = self._group.broadcast(part)
                 if shared is not part:
                     part.copy_(shared)
-        return own.view(1, 1, -1)
+        return _Asked(beams[0], beams, places, own.unsqueeze(0))
 
     def _call_single(self, asked: _Asked, stream: int | None) -> None:
         row = asked.row
         for name, keywords in row.calls:
             if name == BATCHED:
                 continue
-            tokens = [row.tokens.copy()]
             try:
                 made = self._processors[name](
-                    row.request_id, asked.logits, tokens, stream, row.client_id, **keywords
+                    row.request_id, asked.logits, asked.tokens(), stream, row.client_id, **keywords
                 )
                 _take(made, asked.logits)
             except Exception as error:
@@ -129,14 +172,13 @@ class ProcessorRunner:
         batch = [each for each in asked if any(name == BATCHED for name, _ in each.row.calls)]
         if not batch:
             return
-        rows = [each.row for each in batch]
         try:
             made = self._processors[BATCHED](
-                [row.request_id for row in rows],
+                [each.row.request_id for each in batch],
                 [each.logits for each in batch],
-                [[row.tokens.copy()] for row in rows],
+                [each.tokens() for each in batch],
                 stream,
-                [row.client_id for row in rows],
+                [each.row.client_id for each in batch],
             )
             for each, one in zip(batch, [None] * len(batch) if made is None else made, strict=True):
                 _take(one, each.logits)

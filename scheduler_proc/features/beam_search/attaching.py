@@ -156,7 +156,6 @@ def _check_alone(req: Request) -> None:
     given += [
         name
         for name, value in (
-            ("logits_processors", req.processing),
             ("draft_token_ids", req.draft_ids),
             ("prediction", req.prediction_ids),
         )

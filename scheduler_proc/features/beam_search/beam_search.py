@@ -33,6 +33,7 @@ from scheduler_proc.features.beam_search.score_rules import (
     device_sampling,
 )
 from scheduler_proc.features.beam_search.search_guide import SearchGuide
+from scheduler_proc.features.beam_search.search_processors import SearchProcessors, scores_of
 
 
 class Said(Protocol):
@@ -72,16 +73,20 @@ class BeamSearch(RequestFeature):
         self._is_late = False
         """True if the masks of its hypotheses were not there when they were wanted."""
         self._num_wanted = search.num_wanted
-        self._rules = ScoreRules.of(req.sampling) or (None if guide is None else NO_RULES)
+        self._processors = None if req.processing is None else SearchProcessors(req)
+        is_alone = guide is not None or self._processors is not None
+        self._rules = ScoreRules.of(req.sampling) or (NO_RULES if is_alone else None)
         self._batch = batch
         self._ruled: RuledSearch | None = None
         """Its place in the batch, if it has rules that are asked there."""
-        if self._rules is not None and guide is None and not self._rules.raises_what_was:
+        if self._rules is not None and not is_alone and not self._rules.raises_what_was:
             most = self._num_wanted
             self._ruled = RuledSearch(self._rules, most, most + SLACK, search.width)
         req.sampling = device_sampling(req.sampling, self._num_wanted, self._rules)
         req.min_len = 0
         req.group = RowGroup(req, search.width, self._choose, self._foresee)
+        if self._processors is not None:
+            req.group.plan_row = self._processors.plan
 
     @property
     def num_beams(self) -> int:
@@ -106,6 +111,8 @@ class BeamSearch(RequestFeature):
         req = self._req
         if self._ruled is not None:
             self._ruled.begin(req.tokens[: req.num_prompt])
+        if self._processors is not None:
+            self._processors.begin()
         for held in req.held_rows:
             req.rows.plan_when_committed(held, True, self)
 
@@ -147,6 +154,8 @@ class BeamSearch(RequestFeature):
             self._is_late = not is_known
             if self._is_late:
                 return None
+        if self._processors is not None:
+            self._processors.check(results[: self.num_beams])
         if guide is not None and (over := [beam for beam in range(self.num_beams) if guide.is_over(beam)]):
             self._hypotheses.end(over)
         beams = self._hypotheses.advance(self._next_tokens(results), len(results), self._tops(results))
@@ -155,6 +164,8 @@ class BeamSearch(RequestFeature):
             guide.follow(beams[: self.num_beams])
         if beams and self._ruled is not None:
             self._ruled.follow(beams[: self.num_beams])
+        if beams and self._processors is not None:
+            self._processors.follow(beams[: self.num_beams])
         if beams and self._req.shows_hypotheses:
             self._show()
         return beams
@@ -193,7 +204,8 @@ class BeamSearch(RequestFeature):
         row, num_top = logits_of(sampled), most + SLACK
         allowed = None if self._guide is None else self._guide.allowed(number, len(row))
         likeliest = top_ids[:num_top], top[:num_top]
-        return self._rules.best(beam.tokens, beam.num_prompt, row, likeliest, most, allowed)
+        processed = None if self._processors is None else scores_of(sampled)
+        return self._rules.best(beam.tokens, beam.num_prompt, row, likeliest, most, allowed, processed)
 
     def _closed(self, number: int, closed: Closed, winners: Sequence[Hypothesis]) -> Closed:
         handle = next_sibling(self._req.handle, number)

@@ -101,11 +101,13 @@ class ScoreRules(NamedTuple):
         top: tuple[IntArray, FloatArray],
         num_best: int,
         by_guide: BoolArray | None = None,
+        processed: FloatArray | None = None,
     ) -> NextTokens:
         """Return the best next tokens of one beam, fewer where fewer may come.
 
         tokens: its prompt and output. logits [vocabulary]: the model's. top: the most likely ids and logprobs
         of these, the most likely first. by_guide [vocabulary]: which ids may come at all; None: all.
+        processed [vocabulary]: scores that the rules begin with; None: the logprobs.
         """
         top_ids, top_logprobs = top
         logprobs_of = ModelLogprobs(logits, top_ids, top_logprobs)
@@ -117,14 +119,17 @@ class ScoreRules(NamedTuple):
                 pool, is_whole = ids, True
 
         def scores_of(ids: npt.NDArray[np.integer[Any]]) -> FloatArray:
-            scores = self._scores(ids, logprobs_of(ids), tokens, num_prompt, len(logits))
+            scores = logprobs_of(ids) if processed is None else processed[ids]
+            scores = self._scores(ids, scores, tokens, num_prompt, len(logits))
             if by_guide is not None:
                 scores[~by_guide[ids]] = -np.inf
             return scores
 
         values = scores_of(pool)
-        # Whatever is not in the pool has no better score than its logprob, which is no better than the last.
-        if not is_whole and not _least_of_best(values, num_best) > top_logprobs[-1]:
+        # Whatever is not in the pool has no better score than its logprob, which is no better than the last;
+        # but of what processors have made of it nothing is known.
+        limit = top_logprobs[-1] if processed is None else np.inf
+        if not is_whole and not _least_of_best(values, num_best) > limit:
             pool = np.arange(len(logits))
             values = scores_of(pool)
             kept = values >= max(_least_of_best(values, num_best), LEAST_SCORE)

@@ -21,6 +21,7 @@ from scheduler_proc.core.rows import Rows
 from scheduler_proc.features.beam_search.beam_history import BeamHistory
 from scheduler_proc.features.beam_search.beam_search import BeamSearch
 from scheduler_proc.features.beam_search.search_guide import SearchGuide
+from scheduler_proc.features.beam_search.search_processors import SearchProcessors
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.waiting.width_gate import WidthGate
 from tests.harness.mutants.mutant_table import Mutant
@@ -46,6 +47,9 @@ def test_groups_among_other_requests_find_what_a_search_alone_finds() -> None:
         "searches of several widths",
         "width changes",
         "guided searches",
+        "guided searches without end tokens",
+        "searches with processors",
+        "processors that raised",
         "late masks",
         "grammar deaths",
         "steps of groups",
@@ -56,8 +60,17 @@ def test_groups_among_other_requests_find_what_a_search_alone_finds() -> None:
         assert counts[what], f"the traffic has no {what}: it tests less than it says"
 
 
-def mutant(name: str, owner: Any, attribute: str, old: str, new: str = "None", guided: float = 0.0) -> Mutant:
-    return Mutant(name, owner, attribute, old, new, seed=0, changes={"guided": guided})
+def mutant(
+    name: str,
+    owner: Any,
+    attribute: str,
+    old: str,
+    new: str = "None",
+    guided: float = 0.0,
+    processed: float = 0.0,
+) -> Mutant:
+    changes = {"guided": guided, "processed": processed}
+    return Mutant(name, owner, attribute, old, new, seed=0, changes=changes)
 
 
 MUTANTS = [
@@ -194,6 +207,43 @@ MUTANTS = [
         GrammarClient,
         "_follow_up",
         "self._outbox.send(branches)",
+        guided=1.0,
+    ),
+    mutant(
+        "processors see the tokens of the hypothesis whose row was taken over",
+        SearchProcessors,
+        "_unseen",
+        "self._sources[number]",
+        "row",
+        processed=1.0,
+    ),
+    mutant(
+        "processors are told tokens of a search's last stay",
+        SearchProcessors,
+        "begin",
+        "self._sources = None",
+        processed=1.0,
+    ),
+    mutant(
+        "a search goes on though a processor has failed",
+        SearchProcessors,
+        "check",
+        "if sampled.error:",
+        "if False:",
+        processed=1.0,
+    ),
+    mutant(
+        "a search reads what was there before its processors",
+        BeamSearch,
+        "_one_by_one",
+        "None if self._processors is None else scores_of(sampled)",
+        processed=1.0,
+    ),
+    mutant(
+        "a complete output that nothing may follow is lost",
+        BeamSearch,
+        "_choose",
+        "self._hypotheses.end(over)",
         guided=1.0,
     ),
     mutant("another width does not wait", WidthGate, "may_start", "_width_of(req) == self._width", "True"),

@@ -23,6 +23,7 @@ RULES = msgspec.structs.replace(
 
 GUIDED = msgspec.structs.replace(SEARCH, ignore_eos=False)
 LETTERS = StructuredOutputsParams(regex=r"[a-z \n]{4000}")
+BAN, BAN_PATH = [{"name": "ban"}], "ban=tests.harness.processors:BanRepeats"
 
 
 def check_stop_string(client: Client, prompt: str) -> None:
@@ -41,18 +42,22 @@ def check_stop_string(client: Client, prompt: str) -> None:
 
 @pytest.mark.parametrize("role", [pytest.param("scheduler", marks=pytest.mark.full), "worker"])
 def test_hypotheses_are_the_same_when_the_engine_is_killed(role: str) -> None:
-    with faulty_launch("--max-beam-width", "4") as faulty:
+    with faulty_launch("--max-beam-width", "4", "--logits-processor", BAN_PATH) as faulty:
         faulty.wait_ready()
         with Client(faulty.launch.run_dir) as client, ThreadPoolExecutor(len(PROMPTS)) as threads:
 
             def search(prompt: str) -> Completion:
-                kind = PROMPTS.index(prompt) % 3
+                kind = PROMPTS.index(prompt) % 4
                 if kind == 2:
                     return client.generate(prompt, GUIDED, structured_outputs=LETTERS, timeout=TIMEOUT_S)
+                if kind == 3:
+                    return client.generate(prompt, SEARCH, logits_processors=BAN, timeout=TIMEOUT_S)
                 return client.generate(prompt, (SEARCH, RULES)[kind], timeout=TIMEOUT_S)
 
             assert search(PROMPTS[1]).token_ids != client.generate(PROMPTS[1], SEARCH).token_ids
             assert set(search(PROMPTS[2]).text) <= set("abcdefghijklmnopqrstuvwxyz \n")
+            banned = search(PROMPTS[3]).token_ids
+            assert len(set(banned)) == NUM_TOKENS
             check_stop_string(client, PROMPTS[0])
             expected = list(threads.map(search, PROMPTS))
             assert all(each.outputs[0].score is not None for each in expected)

@@ -28,12 +28,13 @@ PROCESSORS = (
 SMALL = ("--dtype", "float32", "--cpu-threads", "1", "--max-running-requests", "8")
 GREEDY: dict[str, Any] = {"max_tokens": 60, "temperature": 0.0, "ignore_eos": True}
 PROMPTS = ["def f(x):\n", "import os\n", "class A:\n    def", "for i in range("]
+SEARCH = SamplingParams(max_tokens=20, n=2, use_beam_search=True, beam_width=4, ignore_eos=True)
 TIMEOUT_S = 120.0
 
 
 @pytest.fixture(scope="module")
 def launch() -> Iterator[Launched]:
-    with launched(*SMALL, "--gather-generation-logits", *PROCESSORS) as launch:
+    with launched(*SMALL, "--max-beam-width", "4", "--gather-generation-logits", *PROCESSORS) as launch:
         yield launch
 
 
@@ -98,6 +99,35 @@ def test_a_processor_is_called_once_for_each_token_with_what_the_executor_gives(
         assert all(call[1][:2] == [1, 1] and call[3] is None and call[4] == "mine" for call in own)
         got.append(own[-1][2])
     assert sorted(got) == sorted(prompt + list(each.token_ids[:-1]) for each in done.outputs)
+
+
+def check_search(launch: Launched, client: Client, processors: Any) -> None:
+    """No hypothesis has a token twice, or one of the prompt."""
+    prompt = prompt_ids(launch, PROMPTS[0])
+    done = client.generate(PROMPTS[0], SEARCH, logits_processors=processors, timeout=TIMEOUT_S)
+    assert len({tuple(each.token_ids) for each in done.outputs}) == 2
+    for each in done.outputs:
+        assert len({*each.token_ids, *prompt}) == 20 + len(set(prompt))
+    free = client.generate(PROMPTS[0], SEARCH, timeout=TIMEOUT_S).outputs[0]
+    assert len({*free.token_ids, *prompt}) < 20 + len(set(prompt)), "otherwise nothing was banned"
+
+
+@pytest.mark.parametrize("name", ["ban", "batched"])
+def test_a_search_has_a_call_for_all_its_beams(
+    launch: Launched, client: Client, name: str, tmp_path: Path
+) -> None:
+    record = {"name": "record", "args": {"folder": str(tmp_path)}}
+    check_search(launch, client, [{"name": name}, record] if name == "ban" else [record, {"name": name}])
+    calls = [json.loads(line) for (file,) in [tmp_path.iterdir()] for line in file.read_text().splitlines()]
+    assert [call[1][1] for call in calls] == [1] + [4] * 19
+    assert len({call[0] for call in calls}) == 1
+    body = {"prompt": PROMPTS[0], "max_tokens": 5, "use_beam_search": True, "best_of": 4, "temperature": 0}
+    both = [
+        httpx.post(launch.url + "/v1/completions", json=body | more, timeout=TIMEOUT_S).json()["choices"]
+        for more in ({"logits_processors": [{"name": "force", "args": {"token": 42}}]}, {})
+    ]
+    assert both[0][0]["text"] != both[1][0]["text"]
+    assert both[0][0]["score"] == 0.0
 
 
 def test_no_call_comes_behind_the_end(client: Client, tmp_path: Path) -> None:
@@ -272,12 +302,14 @@ def processes_that_called(folder: Path) -> dict[str, list[str]]:
 
 
 def test_ranks_all_call_them_with_the_same_logits(tmp_path: Path) -> None:
-    with launched(*SMALL, "--tp-size", "2", *PROCESSORS) as launch, Client(launch.run_dir) as client:
+    options = (*SMALL, "--max-beam-width", "4", "--tp-size", "2", *PROCESSORS)
+    with launched(*options) as launch, Client(launch.run_dir) as client:
         processors: Any = [{"name": "record", "args": {"folder": str(tmp_path)}}, {"name": "ban"}]
         done = client.generate(
             PROMPTS[0], SamplingParams(**GREEDY), logits_processors=processors, timeout=TIMEOUT_S
         )
         assert len(set(done.token_ids)) == 60
+        check_search(launch, client, processors)
         called = processes_that_called(tmp_path)
         assert set(called) == {str(launch.pid_of("worker", rank)) for rank in range(2)}
         first, second = called.values()
@@ -286,7 +318,7 @@ def test_ranks_all_call_them_with_the_same_logits(tmp_path: Path) -> None:
 
 def test_rank_0_alone_may_call_them_and_the_others_follow_for_a_thousand_steps(tmp_path: Path) -> None:
     options = (
-        *("--tp-size", "2", "--disable-logits-processor-replicate", *PROCESSORS),
+        *("--max-beam-width", "4", "--tp-size", "2", "--disable-logits-processor-replicate", *PROCESSORS),
         *("--logits-processor", f"random={OURS}:AtRandom"),
     )
     with launched(*SMALL, *options) as launch, Client(launch.run_dir) as client:
@@ -300,6 +332,7 @@ def test_rank_0_alone_may_call_them_and_the_others_follow_for_a_thousand_steps(t
         assert len(ids) == 1000
         assert set(ids) <= set(range(40, 90))
         assert list(beside) == list(plain)
+        check_search(launch, client, [{"name": "ban"}])
         called = processes_that_called(tmp_path)
         assert list(called) == [str(launch.pid_of("worker", 0))]
         assert json.loads(called[next(iter(called))][-1])[2][-999:] == ids[:-1]

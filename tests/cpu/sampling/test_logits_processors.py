@@ -17,7 +17,7 @@ from model_worker.sampling.sampler import Sampler
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.features import PROCESSED
 from runtime.wire.format import pack_ids
-from runtime.wire.plan import ProcessorCall, RowProcessing, check_calls
+from runtime.wire.plan import ProcessedRow, ProcessorCall, RowProcessing, check_calls
 from tests.harness.models.native import native_kernels
 from tests.harness.models.sampler_driver import (
     CPU,
@@ -43,12 +43,13 @@ def sampler_of(device: CpuDevice = CPU, **processors: Callable[..., Any]) -> tup
     return sampler, runner
 
 
-def open_row(sampler: Sampler, row: int, *names: str, **fields: Any) -> None:
-    """A greedy row that has these processors."""
+def open_row(sampler: Sampler, row: int, *names: str, search: int = 0, **fields: Any) -> None:
+    """A greedy row that has these processors. search: number of the beam search whose it is."""
     fields = {"temperature": 0.0, "history_ids": pack_ids(PROMPT), **fields}
     made = setup(row, **fields).setup()
     if names:
-        processing = RowProcessing(100 + row, "", tuple(ProcessorCall(name) for name in names))
+        calls = tuple(ProcessorCall(name) for name in names)
+        processing = RowProcessing(search or 100 + row, "", calls, search > 0)
         made = msgspec.structs.replace(
             made, features=made.features | PROCESSED, processing=processing, history_ids=pack_ids(PROMPT)
         )
@@ -57,7 +58,7 @@ def open_row(sampler: Sampler, row: int, *names: str, **fields: Any) -> None:
 
 
 def expect(runner: ProcessorRunner, *rows: int) -> None:
-    runner.expect([(row, b"") for row in rows])
+    runner.expect([ProcessedRow(row, row, len(PROMPT), b"") for row in rows])
 
 
 def only(*allowed: int) -> Callable[..., None]:
@@ -94,6 +95,39 @@ def test_a_row_that_is_not_asked_for_is_left_as_it_is() -> None:
     best = logits.argmax(-1).tolist()
     assert sample(sampler, logits, [2, 0, 1], [4, 4, 4]).tokens.tolist() == [3, best[1], best[2]]
     assert sample(sampler, logits, [2, 0, 1], [5, 5, 5]).tokens.tolist() == best
+
+
+def test_rows_of_a_search_are_one_call_on_log_probabilities_with_the_tokens_of_each_beam() -> None:
+    seen: list[tuple[Tensor, list[list[int]]]] = []
+
+    def watch(request_id: int, logits: Tensor, token_ids: list[list[int]], *rest: Any) -> Tensor:
+        seen.append((logits.clone(), token_ids))
+        token_ids[0].clear()  # it is the processor's own
+        changed = logits * 2
+        changed[..., :3] = torch.tensor([math.nan, math.inf, -math.inf])
+        return changed
+
+    sampler, runner = sampler_of(watch=watch, few=only(3))
+    for row in range(3):
+        open_row(sampler, row, "watch", search=7)
+    open_row(sampler, 3, "few")
+    logits = random_logits(4)
+    # Beam 1 stays in row 0, and beam 0 has forked from it to row 2.
+    first = [ProcessedRow(0, 0, 4, pack_ids([9]), 1), ProcessedRow(2, 0, 4, pack_ids([10]), 0)]
+    runner.expect([*first, ProcessedRow(3, 3, 4, b"")])
+    sampled = sample(sampler, logits, [0, 1, 2, 3], [4] * 4)
+    assert sampled.tokens.tolist()[:2] == logits[:2].argmax(1).tolist()
+    assert sampled.tokens[3] == 3
+    runner.expect([ProcessedRow(2, 2, 5, pack_ids([11]), 0), ProcessedRow(1, 2, 5, pack_ids([12]), 1)])
+    sample(sampler, logits, [0, 1, 2, 3], [5] * 4)
+    (called, tokens), (_, next_tokens) = seen
+    assert tokens[1] == [*PROMPT, 9]
+    assert next_tokens[1] == [*PROMPT, 10, 12]
+    assert torch.allclose(called, logits[[2, 0]].log_softmax(1)[None])
+    assert sampled.scores is not None
+    assert sampled.scores_of.tolist() == [2, 0]
+    assert sampled.scores[0, :3].tolist() == [-math.inf, pytest.approx(1e30), -math.inf]
+    assert torch.equal(sampled.scores[:, 3:], called[0, :, 3:] * 2)
 
 
 def test_a_row_that_fails_is_named_and_no_other_changes() -> None:

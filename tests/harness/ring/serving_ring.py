@@ -21,6 +21,7 @@ from runtime.wire.format import FloatArray, IntArray, pack_ids, unpack_floats, u
 from runtime.wire.guide import Guide
 from runtime.wire.handle import HANDLE_BYTES, make_handle
 from runtime.wire.messages import Closed, StreamOpen, TensorBatch, TokenBatch, TokenizedRequest, TokenLogprobs
+from runtime.wire.plan import ProcessorCall
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import Framed, MemoryChannel
 from scheduler_proc.build_scheduler import build_scheduler
@@ -160,6 +161,7 @@ class Ring:
         *,
         shows: bool = False,
         guide: Guide | None = None,
+        processors: Sequence[ProcessorCall] = (),
     ) -> bytes:
         """Hand a request to the scheduler; returns its handle. `shows`: hypotheses of a search."""
         number = self._num_requests
@@ -178,6 +180,7 @@ class Ring:
                 more_opens=tuple(more),
                 shows_hypotheses=shows,
                 guide=guide,
+                processors=tuple(processors),
             )
         )
         return handles[0]

@@ -24,10 +24,12 @@ from runtime.sampling.features import LOGITS, LOGPROBS
 from runtime.wire.format import FloatArray, MaskBits, Message, RowMasks, pack_ids, unpack_ids
 from runtime.wire.messages import ToDetokenizer
 from runtime.wire.plan import (
+    PROCESSED_SCORES,
     AdapterFailed,
     AdapterLoaded,
     BatchPlan,
     ChunkLogprobs,
+    ProcessedRow,
     RowSetup,
     SampleMasks,
     StepResult,
@@ -99,6 +101,20 @@ class FakeRow:
         return (seed >> NAMESPACE_SHIFT) * 1000 + self.adapter_salt
 
     @property
+    def searches(self) -> bool:
+        """Its logits processors leave scores to a beam search; nothing is drawn with them."""
+        return self.setup.processing is not None and self.setup.processing.searches
+
+    def scores(self, h: int) -> FloatArray:
+        """[VOCAB_SIZE] float32: what processors leave of the logprobs that a hash stands for."""
+        assert self.told is not None
+        _, ids, values = fake_logprobs(h, choose(h, None, ()), VOCAB_SIZE)
+        scores = np.empty(VOCAB_SIZE, np.float32)
+        scores[ids] = values
+        scores[sorted(banned_ids(self.told))] = -np.inf
+        return scores
+
+    @property
     def raises(self) -> bool:
         """A logits processor raises for its next token."""
         processing = self.setup.processing
@@ -119,7 +135,7 @@ class FakeRow:
         forbidden = forbidden_ids(self.history, self.bad_words, numbers.ngram)
         if self.is_told and self.told is not None:
             assert len(self.told) == len(context), "processors see other tokens than there are"
-            forbidden |= banned_ids(self.told)
+            forbidden |= set() if self.searches else banned_ids(self.told)
         if len(context) < numbers.min_len:
             forbidden |= self.stop_ids
         decays = numbers.top_p_decay != 1.0
@@ -145,7 +161,7 @@ class FakeHandle:
         """None: they have not come."""
         self.told: dict[int, list[bytes]] = {}
         """Those masks when the worker was told of them. It reads them later."""
-        self.processed: dict[int, bytes] = {}
+        self.processed: dict[int, ProcessedRow] = {}
         self.adapters: dict[int, Any] = {}
         """Return what the slots held when the step was launched, by row."""
 
@@ -270,7 +286,8 @@ class FakeExecutor:
         masks = msgspec.msgpack.decode(msgspec.msgpack.encode(masks), type=SampleMasks)
         handle.masks = MaskMap(masks, MaskReader())
         handle.told = {row: list(map(bytes, masks)) for row, masks in handle.masks.items()}
-        handle.processed = dict(masks.processed)
+        handle.processed = {each.row: each for each in masks.processed}
+        assert len(handle.processed) == len(masks.processed), "a row whose processors are called twice"
 
     def close(self) -> None:
         self._launched.clear()
@@ -337,12 +354,21 @@ class FakeExecutor:
         masks = self._read_masks(handle)
         for row in rows:
             self._rows[row].is_told = row in handle.processed
-        for row, new_ids in handle.processed.items():
-            told = self._rows[row].told
-            assert told is not None, "tokens for processors that the row has not"
-            told += unpack_ids(new_ids).tolist()
+        for each in handle.processed.values():
+            self._tell(each)
         result = self._sample_all(plan, rows, starts, lens, samples, drafts, masks, logits)
         return msgspec.structs.replace(result, prompts=prompts, tensors=tuple(logits.tensors)), logits.frames
+
+    def _tell(self, news: ProcessedRow) -> None:
+        """Tell the processors of a row of the tokens that they have not seen."""
+        state, source = self._rows[news.row], self._rows[news.source]
+        assert state.told is not None, "tokens for processors that the row has not"
+        assert source.told is not None
+        if news.source != news.row:
+            assert source.setup.processing == state.setup.processing, "tokens of another request"
+            state.told = source.told[: news.start]
+        assert len(state.told) == news.start, "tokens that processors see are missing, or come twice"
+        state.told += unpack_ids(news.ids).tolist()
 
     def _read_masks(self, handle: FakeHandle) -> dict[int, list[bytes]]:
         """Read them as late as a worker may. A row whose masks were written over meanwhile may draw one id
@@ -408,6 +434,8 @@ class FakeExecutor:
             if got and self._rows[row].setup.features & LOGITS:
                 position = start + n - num_drafts
                 logits.add(index, "generation_logits", position, [h for _, h in got])
+            if got and self._rows[row].searches and self._rows[row].is_told:
+                logits.put(index, PROCESSED_SCORES, start + n, self._rows[row].scores(got[0][1])[None])
             if got and self._rows[row].setup.outputs:
                 self._tap(index, row, start + n - num_drafts, len(got), logits)
             if self._rows[row].setup.features & LOGPROBS:
@@ -493,8 +521,11 @@ class FakeLogits:
         self.frames: list[Frame] = []
 
     def add(self, index: int, name: str, start: int, hashes: list[int]) -> None:
-        values = np.stack([self._logits_of(h) for h in hashes])
-        self.tensors.append(StepTensor(index, name, start, (len(hashes), VOCAB_SIZE)))
+        self.put(index, name, start, np.stack([self._logits_of(h) for h in hashes]))
+
+    def put(self, index: int, name: str, start: int, values: FloatArray) -> None:
+        """values: rows of consecutive positions."""
+        self.tensors.append(StepTensor(index, name, start, (len(values), VOCAB_SIZE)))
         self.frames.append(values.data if len(self.frames) % 2 else values.tobytes())
 
 

@@ -19,11 +19,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from runtime.wire.format import FloatArray, IntArray, pack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.handle import make_handle, next_sibling, with_attempt
 from runtime.wire.messages import AbortRequest, ControlRequest, TokenizedRequest
+from runtime.wire.plan import ProcessorCall
 from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.features.beam_search.beam_search import BeamSearch
 from scheduler_proc.features.beam_search.hypotheses import (
@@ -35,7 +37,17 @@ from scheduler_proc.features.beam_search.hypotheses import (
 from scheduler_proc.features.beam_search.score_rules import NO_RULES, BeamTokens, NextTokens, ScoreRules
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.waiting.waiting_room import FOR_EVER
-from tests.harness.simulation.fake_sampling import VOCAB_SIZE, choose, fake_logprobs, hash_of, seen
+from tests.harness.simulation.fake_sampling import (
+    BANS,
+    RAISES,
+    RAISES_AT,
+    VOCAB_SIZE,
+    banned_ids,
+    choose,
+    fake_logprobs,
+    hash_of,
+    seen,
+)
 from tests.harness.simulation.sim_branches import FakeMatcher, make_branches, num_matchers
 from tests.harness.simulation.sim_grammar import GUIDES, NUM_SLOTS, REFUSED, FakeGrammar, place_in
 from tests.harness.simulation.sim_reference import EOS_IDS
@@ -57,7 +69,12 @@ class Asked:
     prompt: list[int]
     sampling: SamplingParams
     guide: Guide | None = None
+    processors: tuple[str, ...] = ()
     ended_from_outside: bool = False
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return frozenset() if self.sampling.ignore_eos else EOS_IDS
 
     @property
     def is_refused(self) -> bool:
@@ -73,7 +90,12 @@ class Asked:
             opens[0],
             more_opens=tuple(opens[1:]),
             guide=self.guide,
+            processors=tuple(map(ProcessorCall, self.processors)),
         )
+
+
+class ProcessorRaised(Exception):
+    """The search comes to a token for which a processor raises."""
 
 
 def consistent_logits(h: int) -> FloatArray:
@@ -90,7 +112,7 @@ def next_tokens(
     """Return what a search may go on with, by looking at the whole vocabulary where it has rules or a
     guide.
     """
-    rules = rules or (None if asked.guide is None else NO_RULES)
+    rules = rules or (NO_RULES if asked.guide is not None or asked.processors else None)
     _, ids, values = fake_logprobs(h, choose(h, None, ()), VOCAB_SIZE if rules else search.num_wanted)
     top = np.array(ids, np.int32), np.array(values, np.float32)
     if rules is None:
@@ -99,8 +121,15 @@ def next_tokens(
     if asked.guide is not None:
         place = place_in(asked.guide.text, tokens[len(asked.prompt) :].tolist())
         may_come = np.zeros(VOCAB_SIZE, np.bool_)
-        may_come[[*place.allowed, *(EOS_IDS if place.is_complete else ())]] = True
-    return rules.best(tokens, len(asked.prompt), consistent_logits(h), top, search.num_wanted, may_come)
+        may_come[[*place.allowed, *(asked.stop_ids if place.is_complete else ())]] = True
+    processed = None
+    if asked.processors:
+        processed = np.empty(VOCAB_SIZE, np.float32)
+        processed[top[0]] = top[1]
+        processed[sorted(banned_ids(tokens.tolist()))] = -np.inf
+    return rules.best(
+        tokens, len(asked.prompt), consistent_logits(h), top, search.num_wanted, may_come, processed
+    )
 
 
 def expected(asked: Asked, setting: Setting) -> list[Hypothesis]:
@@ -109,7 +138,7 @@ def expected(asked: Asked, setting: Setting) -> list[Hypothesis]:
     assert sampling.max_tokens is not None
     search = SearchSettings(
         sampling.num_beams,
-        EOS_IDS,
+        asked.stop_ids,
         min(sampling.max_tokens, setting.max_len - len(prompt)),
         1.0 if sampling.length_penalty is None else sampling.length_penalty,
         EarlyStopping(sampling.early_stopping or 0),
@@ -120,14 +149,26 @@ def expected(asked: Asked, setting: Setting) -> list[Hypothesis]:
     hypotheses, rules = Hypotheses(search), ScoreRules.of(sampling)
     contexts = [prompt]
     while contexts:
+        if RAISES in asked.processors and len(contexts[0]) - len(prompt) >= RAISES_AT:
+            raise ProcessorRaised
         each = []
         for context in contexts:
             tokens = np.array(context, np.int32)
             h = hash_of(seen(tokens.astype(np.int64), setting.window), sampling.seed or 0, ())
             each.append(next_tokens(search, rules, asked, tokens, h))
+        live = range(hypotheses.num_beams)
+        hypotheses.end([beam for beam in live if is_over(asked, contexts[beam])])
         beams = hypotheses.advance(BeamTokens.joined(each[: hypotheses.num_beams]), len(each))
         contexts = [[*contexts[parent], token] for parent, token in beams]
     return hypotheses.ended
+
+
+def is_over(asked: Asked, context: list[int]) -> bool:
+    """Tell whether nothing may follow an output, not even a stop id, as it is complete."""
+    if asked.guide is None or asked.stop_ids:
+        return False
+    place = place_in(asked.guide.text, context[len(asked.prompt) :])
+    return place.is_complete and not place.allowed
 
 
 def greedy(asked: Asked, setting: Setting) -> list[int]:
@@ -147,6 +188,7 @@ class GroupSimulation:
         """changes: of the setting that the seed draws."""
         rng = self.rng = random.Random(seed)
         self._guides = random.Random(f"guides {seed}")
+        self._processors = random.Random(f"processors {seed}")
         drawn = Setting.draw(rng)
         page_size, num_pages = rng.choice(GROUP_POOLS)
         drains_widths = changes.pop("drains_widths", rng.random() < 0.3)
@@ -166,6 +208,7 @@ class GroupSimulation:
                 "has_adapters": False,
                 "guided": self._guides.choice([0.0, 0.5, 0.5]),
                 "late": self._guides.choice([0.0, 0.3, 0.3]),
+                "processed": self._processors.choice([0.0, 0.5, 0.5]),
                 "expiring": 0.0,
                 "num_stages": 1,
                 "max_requests": rng.choice([0, 0, 3]),
@@ -198,7 +241,10 @@ class GroupSimulation:
         earlier = [each for each in self.asked if each.sampling.num_beams > 1]
         if earlier and rng.random() < 0.4:
             each = rng.choice(earlier)
-            won = expected(each, self.setting)[:1]  # nothing where rules and a guide let nothing come
+            try:
+                won = expected(each, self.setting)[:1]  # nothing where rules and a guide let nothing come
+            except ProcessorRaised:
+                won = []
             prompt = each.prompt + [link.token for best in won for link in best.path.from_the_first()]
             if len(prompt) < self.setting.max_len - 20:
                 return [*prompt, rng.randrange(VOCAB_SIZE)]
@@ -234,7 +280,18 @@ class GroupSimulation:
         if sampling.num_beams > 1 and self._guides.random() < self.setting.guided:
             guide = Guide("regex", self._guides.choice([*GUIDES, *GUIDES, REFUSED]))
             self.counts["guided searches"] += guide.text != REFUSED
-        return Asked(make_handle(CLIENT, number), prompt, sampling, guide)
+            if self._processors.random() < 0.4:
+                sampling = msgspec.structs.replace(sampling, ignore_eos=True)
+                self.counts["guided searches without end tokens"] += 1
+        asked = Asked(make_handle(CLIENT, number), prompt, sampling, guide)
+        if (
+            sampling.num_beams > 1
+            and self.setting.batching != "static"
+            and self._processors.random() < self.setting.processed
+        ):
+            asked.processors = self._processors.choice([(BANS,), (BANS,), (BANS, RAISES)])
+            self.counts["searches with processors"] += 1
+        return asked
 
     def _with_rules(self, sampling: SamplingParams) -> SamplingParams:
         """Some of them leave fewer tokens than the search is wide."""
@@ -361,6 +418,11 @@ class GroupSimulation:
             if closed[0].error.code == "invalid_guide":
                 assert asked.is_refused
                 self.counts["refused"] += 1
+                return
+            if closed[0].error.code == "logits_processor_failed":
+                with pytest.raises(ProcessorRaised):
+                    expected(asked, self.setting)
+                self.counts["processors that raised"] += 1
                 return
             assert closed[0].error.code == "request_too_large", closed[0].error
             self.counts["too large"] += 1
