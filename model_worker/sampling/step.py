@@ -19,7 +19,7 @@ from runtime.wire.format import LongArray, RowMasks
 MASKED = 1 << 30
 """Bit of a step some of whose rows have a mask. It is no feature of a row: a mask comes with its step."""
 NO_ROWS: LongArray = np.zeros(0, np.int64)
-CHANGES = bit.CHANGES | MASKED  # the logits, before the draw
+CHANGES = bit.CHANGES | bit.PROCESSED | MASKED  # the logits, before the draw
 
 
 @dataclass(slots=True)

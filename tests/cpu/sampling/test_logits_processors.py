@@ -85,6 +85,19 @@ def test_they_come_before_penalties_and_masks_and_behind_what_is_reported() -> N
     assert sample(sampler, logits, [0], [4], {0: bitmask([3, 4])}).tokens.tolist() == [3]
 
 
+def test_what_is_reported_is_the_models_own_where_nothing_but_a_processor_changes_it() -> None:
+    sampler, runner = sampler_of(few=only(3))
+    logits = random_logits(2)
+    for row in range(2):
+        open_row(sampler, row, "few", num_logprobs=1)
+    expect(runner, 0, 1)
+    sampled = sample(sampler, logits, [0, 1], [4, 4])
+    assert sampled.tokens.tolist() == [3, 3]
+    assert sampled.logprobs is not None
+    assert torch.allclose(sampled.logprobs.chosen, logits.log_softmax(1)[:, 3], atol=1e-5)
+    assert sampled.logprobs.top_ids[:, 0].tolist() == logits.argmax(1).tolist()
+
+
 def test_a_row_that_is_not_asked_for_is_left_as_it_is() -> None:
     """It has ended, and the step that overlaps its end is sampled with the others."""
     sampler, runner = sampler_of(few=only(3))
