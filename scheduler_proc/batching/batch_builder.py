@@ -16,10 +16,10 @@ from scheduler_proc.batching.phases import Phases
 from scheduler_proc.batching.preemption import Preemption
 from scheduler_proc.batching.prefill_adder import PrefillAdder, PrefillTotals, StepLimits
 from scheduler_proc.capacity.base import CapacityPolicy
-from scheduler_proc.core.batch import ScheduleBatch
+from scheduler_proc.core.batch import NO_ROWS, ScheduleBatch
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.row_columns import RowArray
+from scheduler_proc.core.row_columns import RowArray, all_of
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class BatchBuilder:
         if adder.try_continue_together(decodes):
             if len(decodes) == len(ready):  # nearly always
                 return
-            ready = self._continue_guessing(ready[~plain], adder)
+            ready = self._continue_guessing(ready[~plain] if len(decodes) else ready, adder)
         if len(ready):
             self._continue_one_by_one(ready, batch, adder)
 
@@ -96,7 +96,7 @@ class BatchBuilder:
         chosen = None if lane is None else lane.choose(ready)
         if lane is None or chosen is None:
             return ready
-        rows, others = ready[chosen], ready[~chosen]
+        rows, others = (ready, NO_ROWS) if all_of(chosen) else (ready[chosen], ready[~chosen])
         return others if adder.try_continue_guessing(rows, lane, len(others)) else ready
 
     def _whose_turn_it_is(self, ready: RowArray) -> RowArray:

@@ -100,6 +100,8 @@ class PrefillAdder:
         one.
         """
         num_decodes = len(decodes)
+        if not num_decodes:
+            return True
         if num_decodes > self._token_budget or num_decodes > self._request_budget:
             return False
         self._kv.give_back_unseen(decodes)
@@ -127,8 +129,7 @@ class PrefillAdder:
         self._token_budget -= num_rows
         self._request_budget -= num_rows
         guesses = self._batch.guesses = lane.guess(rows)
-        guesses.cut_to(self._room_for_guesses(num_to_come))
-        self._token_budget -= guesses.total
+        self._token_budget -= guesses.cut_to(self._room_for_guesses(num_to_come))
         return True
 
     def _room_for_guesses(self, num_to_come: int) -> int:
@@ -208,7 +209,7 @@ class PrefillAdder:
 
     def _reserve_all(self, guesses: Guesses) -> None:
         rows, kv = guesses.rows, self._kv
-        end = self._rows.kv_len[rows] + 1
+        end = guesses.starts + 1
         num_fit = kv.num_pages[rows] * kv.page_size - end
         short = (num_fit < guesses.counts).nonzero()[0]
         if not len(short):

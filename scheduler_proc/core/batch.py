@@ -111,11 +111,11 @@ class ScheduleBatch:
         rows, decodes = self.rows, self.decodes
         self.step = step
         rest = self._rest = self.single + self.loose
-        self.order, ids = decodes, rows.next_ids(decodes, FUTURE).tobytes()
+        self.order, ids = decodes, rows.next_ids(decodes, FUTURE).tobytes() if len(decodes) else b""
         lens = samples = drafts = NO_COUNTS
         if rest or self.guesses is not None:
             rest_rows, rest_ids, lens, samples, drafts = self._rest_columns()
-            self.order = np.concatenate([decodes, rest_rows])
+            self.order = np.concatenate([decodes, rest_rows]) if len(decodes) else rest_rows
             ids += rest_ids
         self._tenancies = rows.tenancy[self.order]
         starts = rows.kv_len[self.order]
@@ -139,7 +139,8 @@ class ScheduleBatch:
                 scheduled.make_masks is not None or scheduled.unseen is not None for scheduled in self.loose
             ),
         )
-        rows.count_as_launched(decodes)
+        if len(decodes):
+            rows.count_as_launched(decodes)
         if len(lens):
             rows.count_as_launched(rest_rows, lens, samples)
         return plan
@@ -149,7 +150,6 @@ class ScheduleBatch:
         guesses, rows = self.guesses, self.rows
         if guesses is None:
             return _columns_of(self._rest, rows)
-        guesses.starts = rows.kv_len[guesses.rows]
         ids, ones = guesses.input_ids(rows, FUTURE), np.ones(len(guesses.rows), np.int32)
         columns = PlanColumns(guesses.rows, ids, guesses.counts + 1, ones, guesses.counts)
         if not self._rest:

@@ -27,12 +27,14 @@ class Guesses:
     def total(self) -> int:
         return int(self.counts.sum())
 
-    def cut_to(self, room: int) -> None:
-        """Keep so many in all: those of the first rows."""
-        if room >= self.total:
-            return
+    def cut_to(self, room: int) -> int:
+        """Keep so many in all: those of the first rows. Returns how many there are then."""
+        total = self.total
+        if total <= room:
+            return total
         before = np.cumsum(self.counts) - self.counts
         np.clip(room - before, 0, self.counts, out=self.counts)
+        return room
 
     def input_ids(self, rows: RowColumns, unknown: int) -> bytes:
         """Packed [n + total]: of each row the next token, then its guesses."""

@@ -68,6 +68,7 @@ class RowColumns:
         # The same mark, of rows whose guesses are made for many at once.
         self._guesses_when_committed: BoolArray = np.zeros(max_rows, np.bool_)
         self._has_marked_many = False
+        self._pieces: dict[int, npt.NDArray[np.void]] = {}
 
     @property
     def running(self) -> RowArray:
@@ -130,6 +131,17 @@ class RowColumns:
         """
         step = self.token_step.item(row)
         return (self.token_s.item(row), step) if step else None
+
+    def pieces(self, num_tokens: int) -> npt.NDArray[np.void]:
+        """Return the tokens of all rows, one row behind the other, as pieces of so many, one from each token
+        on. To read or write a piece takes an eighth of the time that its tokens take one by one.
+        """
+        pieces = self._pieces.get(num_tokens)
+        if pieces is None:
+            num_pieces = self.tokens.size - num_tokens + 1
+            pieces = np.ndarray((num_pieces,), f"V{4 * num_tokens}", self.tokens, strides=(4,))
+            self._pieces[num_tokens] = pieces
+        return pieces
 
     # -- the decode path ------------------------------------------------------------------------------------
 
@@ -196,11 +208,40 @@ class RowColumns:
         which rows end, and which of these by a stop id.
         """
         at, most = self.num_tokens[rows], self.max_len[rows]
+        kept, stopped = np.minimum(counts, most - at), np.zeros(len(rows), np.bool_)
+        if not self._put_as_many(rows, at, tokens, kept):
+            tokens = self._put_kept(rows, tokens, counts, kept, stopped)
+        at += kept
+        self.num_tokens[rows] = at
+        self.in_flight[rows] -= 1
+        return kept, tokens, stopped | (at >= most), stopped
+
+    def _put_as_many(self, rows: RowArray, at: IntArray, tokens: IntArray, kept: IntArray) -> bool:
+        """Write the tokens of rows that have got as many each. False, and nothing is written, where one has
+        got another number, or a stop id is among them.
+        """
+        num_rows = len(rows)
+        num_each, rest = divmod(len(tokens), num_rows)
+        # None has more kept than it has got, so with these sums all have got so many.
+        if rest or not all_of(kept == num_each):
+            return False
+        is_stop_id = self.stop_ids[: self.num_stop_columns, rows, None] == tokens.reshape(num_rows, num_each)
+        if np.count_nonzero(is_stop_id):
+            return False
+        pieces = self.pieces(num_each)
+        pieces[rows * self.tokens.shape[1] + at] = tokens.view(pieces.dtype)
+        return True
+
+    def _put_kept(
+        self, rows: RowArray, tokens: IntArray, counts: IntArray, kept: IntArray, stopped: BoolArray
+    ) -> IntArray:
+        """Write and return those tokens that are kept: of each row so many, or fewer if a stop id is among
+        them, which `kept` and `stopped` are told.
+        """
+        at = self.num_tokens[rows]
         row_of, nth_of_all = np.arange(len(rows)).repeat(counts), np.arange(len(tokens))
         first = np.add.accumulate(counts, dtype=np.int32) - counts
         places = nth_of_all + (rows * self.tokens.shape[1] + at - first)[row_of]
-        kept = np.minimum(counts, most - at)
-        stopped = np.zeros(len(rows), np.bool_)
         is_stop_id = self.stop_ids[: self.num_stop_columns, rows].take(row_of, axis=1) == tokens
         if np.count_nonzero(is_stop_id):
             nth = nth_of_all - first[row_of]
@@ -214,7 +255,4 @@ class RowColumns:
             is_kept = nth_of_all < (first + kept)[row_of]
             places, tokens = places[is_kept], tokens[is_kept]
         self.tokens.reshape(-1)[places] = tokens
-        at += kept
-        self.num_tokens[rows] = at
-        self.in_flight[rows] -= 1
-        return kept, tokens, stopped | (at >= most), stopped
+        return tokens

@@ -30,11 +30,11 @@ class DraftTotals:
 
     def note_rows(self, num_drafted: IntArray, num_accepted: IntArray) -> None:
         """The same for several rows, of which some had none."""
-        has_drafted = num_drafted > 0
-        num_rows = int(np.count_nonzero(has_drafted))
+        num_rows = int(np.count_nonzero(num_drafted))
         if not num_rows:
             return
         if num_rows < len(num_drafted):
+            has_drafted = num_drafted > 0
             num_drafted, num_accepted = num_drafted[has_drafted], num_accepted[has_drafted]
         drafted, accepted, requests = self._step
         for number, count in enumerate(np.bincount(num_drafted).tolist()):

@@ -8,6 +8,7 @@ from scheduler_proc.cache.pages.page_tables import PageTables
 from scheduler_proc.committer import Committer
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.results import LooseResults
+from scheduler_proc.core.rows import Rows
 from scheduler_proc.features.speculation.guessing_rows import GuessingRows
 from scheduler_proc.features.speculation.speculation import Speculation, SpeculationSettings
 from tests.harness.mutants.mutant_table import Mutant
@@ -131,6 +132,24 @@ GUESS_MUTANTS = [
         "commit",
         "tokens = tokens[num_sampled:]",
         "pass",
+        0,
+        changes=TOGETHER,
+    ),
+    Mutant(
+        "a stop id passed over where rows that guess together get as many tokens",
+        Rows,
+        "_put_as_many",
+        "np.count_nonzero(is_stop_id)",
+        "False",
+        1,
+        changes=TOGETHER,
+    ),
+    Mutant(
+        "as many tokens of each row written one place on",
+        Rows,
+        "_put_as_many",
+        "+ at] =",
+        "+ at + 1] =",
         0,
         changes=TOGETHER,
     ),
