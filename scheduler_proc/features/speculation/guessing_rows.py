@@ -15,7 +15,7 @@ from scheduler_proc.core.guesses import Guesses
 from scheduler_proc.core.row_columns import RowArray, all_of
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.features.speculation.draft_length import DraftLength, DraftLengths
-from scheduler_proc.features.speculation.ngram_index import NgramIndex
+from scheduler_proc.features.speculation.ngram_index import LONG_RUN, MIN_RUN, NgramIndex
 from scheduler_proc.features.speculation.ngram_table import NgramTable
 from scheduler_proc.features.speculation.step_cost import StepCost
 
@@ -26,8 +26,8 @@ MOST_BEHIND = 8
 
 
 class Member(Protocol):
-    def join(self) -> None:
-        """Call `put` of the lane."""
+    def join(self, upto_now: bool) -> None:
+        """Call `put` of the lane. upto_now: with an index of all that is committed; else it may lack some."""
 
 
 class GuessingRows:
@@ -44,6 +44,8 @@ class GuessingRows:
         self._most: IntArray = np.zeros(rows.max_rows, np.int32)
         self._found: IntArray = np.full(rows.max_rows, -1, np.int32)
         """Position of what may follow the tokens that are indexed; -1: nothing is known that does."""
+        self._num_foretold: IntArray = np.zeros(rows.max_rows, np.int32)
+        """Tokens of each row that have come one after another as was foretold."""
         self._num_drafted: IntArray = np.zeros(rows.max_rows, np.int32)
         self._counts: IntArray = np.zeros(rows.max_rows, np.int32)
         """Guesses to make, as was said when the rows were committed last, with the bounds of that number."""
@@ -70,7 +72,9 @@ class GuessingRows:
         self._most[row] = most
         self._lengths.put(row, length)
         self._ngrams.join(row, index)
-        self._found[row] = index.find()
+        is_behind = len(index.tokens) < self._rows.num_tokens.item(row)
+        self._found[row] = index.found if is_behind else index.look()
+        self._num_foretold[row] = index.num_foretold
         self._num_drafted[row] = self._counted_with[row] = 0
         if is_marked:
             self._rows.plan_all_when_committed(np.array([row], np.intp), np.ones(1, np.bool_))
@@ -80,16 +84,17 @@ class GuessingRows:
         self._is_here[row] = False
         self._lengths.give_back(row, length)
         self._ngrams.leave(row, index)
+        index.go_on(self._found.item(row), self._num_foretold.item(row))
         return self._num_drafted.item(row)
 
-    def _gather(self, rows: RowArray) -> None:
-        """Have those join that are not here."""
+    def _gather(self, rows: RowArray, upto_now: bool) -> None:
+        """Have those join that are not here: upto_now, or as they were when the step was planned."""
         is_here = self._is_here[rows]
         if not all_of(is_here):
             for row in rows[~is_here].tolist():
                 member = self._members[row]
                 assert member is not None
-                member.join()
+                member.join(upto_now)
 
     # -- in a step ------------------------------------------------------------------------------------------
 
@@ -99,24 +104,39 @@ class GuessingRows:
         return chosen if np.count_nonzero(chosen) >= self._min_together else None
 
     def guess(self, rows: RowArray) -> Guesses:
-        self._gather(rows)
+        self._gather(rows, upto_now=True)
         columns = self._rows
         num_tokens = columns.num_tokens[rows]
         counts = np.minimum(self._num_drafts(rows), columns.max_len[rows] - num_tokens - 1)
-        counts[columns.in_flight[rows] != 0] = 0
+        in_flight = columns.in_flight[rows]
+        if np.count_nonzero(in_flight):
+            counts[in_flight != 0] = 0
         is_behind = (self._ngrams.num_indexed[rows] < num_tokens) & (counts > 0)
         if np.count_nonzero(is_behind):
-            self._look_for(rows[is_behind])
+            behind = rows[is_behind]
+            self._found[behind] = self._ngrams.update(behind)
         found = self._found[rows]
         counts[found < 0] = 0
         ids = self._ngrams.following(rows, found, int(counts.max(initial=0)))
         return Guesses(rows, counts, ids, columns.kv_len[rows])
 
     def note(self, rows: RowArray, num_drafted: IntArray, num_accepted: IntArray) -> None:
-        self._gather(rows)
+        self._gather(rows, upto_now=False)
         self._num_drafted[rows] += num_drafted
-        num_wrong = int(np.count_nonzero(num_accepted < num_drafted))
+        is_right = num_accepted == num_drafted
+        num_wrong = len(rows) - int(np.count_nonzero(is_right))
         self._cost.note_all_verified(int(num_accepted.sum()), num_wrong)
+        is_foretold = is_right & (num_drafted > 0)
+        some_are_foretold = bool(np.count_nonzero(is_foretold))
+        if some_are_foretold:
+            is_done = self._follow(rows, num_drafted, is_foretold)
+            if all_of(is_done):
+                return
+            if np.count_nonzero(is_done):
+                is_rest = ~is_done
+                rows, num_drafted, num_accepted = rows[is_rest], num_drafted[is_rest], num_accepted[is_rest]
+        else:
+            self._num_foretold[rows] = 0
         self._lengths.note(rows, num_drafted, num_accepted)
         self._counted_with[rows] = 0  # what they have learnt makes it another number
         was_right = num_accepted > 0
@@ -128,13 +148,32 @@ class GuessingRows:
             num_behind = self._rows.num_tokens[rows] - self._ngrams.num_indexed[rows]
             is_due = is_wanted | (num_behind >= MOST_BEHIND)
         if all_of(is_due):
-            found = self._look_for(rows)
+            found = self._look_for(rows, some_are_foretold)
         else:
             if np.count_nonzero(is_due):
-                self._look_for(rows[is_due])
+                self._look_for(rows[is_due], some_are_foretold)
             found = self._found[rows]
         # Where one was right there is likely more to guess.
         self._rows.plan_all_when_committed(rows, was_right | (is_wanted & (found >= 0)))
+
+    def _follow(self, rows: RowArray, num_drafted: IntArray, is_foretold: BoolArray) -> BoolArray:
+        """Note whether the tokens of a step are what was foretold, as NgramIndex.follow does. Returns the
+        rows in which they end a long run: there is no more to do for them, and they keep their marks.
+        `is_foretold`: there were so many guesses, and all were right; here it is told of the token behind.
+        """
+        found, num_foretold = self._found[rows], self._num_foretold[rows]
+        expected = found + num_drafted
+        is_foretold &= self._ngrams.has_come(rows, expected)
+        is_long: BoolArray = is_foretold & (num_foretold >= LONG_RUN)
+        if all_of(is_long):
+            self._found[rows] = expected + 1
+            self._ngrams.pass_over(rows)
+            return is_long
+        self._found[rows] = np.where(is_foretold, expected + 1, found)
+        self._num_foretold[rows] = (num_foretold + num_drafted + 1) * is_foretold
+        if np.count_nonzero(is_long):
+            self._ngrams.pass_over(rows[is_long])
+        return is_long
 
     def _num_drafts(self, rows: RowArray) -> IntArray:
         """Say how many guesses each row makes: as it was said last, while nothing has changed since."""
@@ -149,6 +188,9 @@ class GuessingRows:
         self._counts[rows], self._counted_with[rows] = counts, self._bounds_number
         return counts
 
-    def _look_for(self, rows: RowArray) -> IntArray:
-        found = self._found[rows] = self._ngrams.update(rows)
+    def _look_for(self, rows: RowArray, may_be_followed: bool) -> IntArray:
+        found = self._ngrams.update(rows)
+        if may_be_followed:
+            found = np.where(self._num_foretold[rows] >= MIN_RUN, self._found[rows], found)
+        self._found[rows] = found
         return found

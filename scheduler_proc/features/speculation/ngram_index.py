@@ -1,7 +1,11 @@
-"""NgramIndex: where the end of a growing sequence has come up before.
+"""NgramIndex: where the end of a growing sequence has come up before, and so what may come next.
 
 One table for n-grams of all sizes: at the hash of an n-gram stands the position of the token that followed it
 last. A slot that another n-gram has taken since is a match lost; what is found is compared with the tokens.
+
+Where tokens have come as was foretold, MIN_RUN one after another, the sequence repeats what it has: while it
+does, it is followed there without another look. Behind LONG_RUN of them its n-grams, which the table has, are
+not noted again.
 """
 
 from __future__ import annotations
@@ -22,6 +26,11 @@ MAX_BULK = 1 << 14
 """Number of a prompt's last tokens that are looked through: 4 ms."""
 FEW_TOKENS = 16
 """Number of tokens up to which they are added one by one."""
+MIN_RUN = 16
+LONG_RUN = 2 * MIN_RUN
+"""Number of foretold tokens that are noted: whoever comes to the beginning of the same text again finds its
+newest copy for as long as it looks, and follows that one.
+"""
 
 # The hash of an n-gram is FACTOR * that of its first n - 1 tokens + its last token, in as many bits as number
 # the table's slots; of no tokens it is EMPTY. So no product exceeds 30 bits, where Python computes fastest.
@@ -46,7 +55,16 @@ class NgramIndex:
             self._table[:] = 0
         self._slots = self._table.data
         self._end: Sequence[int] = ()
-        """Hashes of the n-grams at the end, of one token, of two, ..."""
+        """Hashes of the n-grams at the end, of one token, of two, ...; empty where they are to be made."""
+        self.found = -1
+        """Position of what may follow, by the last look; -1: nothing is known that does."""
+        self._looked_upto = 0
+        """Number of tokens that there were then."""
+        self.num_passed = 0
+        """Number of first tokens of which some may not be noted."""
+        self.num_foretold = 0
+        """Number of tokens that have come one after another as was foretold."""
+        self._foretold: Sequence[int] = ()
         self._extend_at_once(tokens)
 
     def extend(self, new: Sequence[int]) -> None:
@@ -54,7 +72,7 @@ class NgramIndex:
         if len(new) > FEW_TOKENS:
             self._extend_at_once(np.array(new, np.int32))
             return
-        slots, mask, end = self._slots, self.mask, self._end
+        slots, mask, end = self._slots, self.mask, self._end or self._make_end()
         at = len(self.tokens)
         for token in new:
             for h in end:
@@ -77,11 +95,13 @@ class NgramIndex:
         self.tokens.extend(new)
         self._end = end
 
-    def follow(self, new: Sequence[int]) -> None:
-        """Add tokens at the end that the table has already."""
-        if not new:
-            return
+    def pass_over(self, new: Sequence[int]) -> None:
+        """Add tokens at the end whose n-grams the table has already."""
         self.tokens.extend(new)
+        self.num_passed = len(self.tokens)
+        self._end = ()
+
+    def _make_end(self) -> Sequence[int]:
         last, mask = self.tokens[-MAX_NGRAM:], self.mask
         end = []
         for n in range(1, len(last) + 1):
@@ -90,6 +110,9 @@ class NgramIndex:
                 h = h * FACTOR + token & mask
             end.append(h)
         self._end = end
+        return end
+
+    # -- what may come next ---------------------------------------------------------------------------------
 
     def find(self, other: NgramIndex | None = None) -> int:
         """Return the position of the token that followed the longest n-gram at the end when it came up last,
@@ -99,12 +122,26 @@ class NgramIndex:
         tokens, slots, mask = self.tokens, self._slots, self.mask
         of = self if other is None else other
         assert mask <= of.mask
-        end, hashes = of.tokens[-MAX_NGRAM:], of._end
+        end, hashes = of.tokens[-MAX_NGRAM:], of._end or of._make_end()
         for n in range(len(hashes), 0, -1):
             at = slots[hashes[n - 1] & mask]
             if at >= n and tokens[at - n : at] == end[-n:]:
                 return at
         return -1
+
+    def look(self) -> int:
+        """Return what `find` does, or where the sequence is followed already."""
+        if self.num_foretold < MIN_RUN and self._looked_upto != len(self.tokens):
+            self.found, self._looked_upto = self.find(), len(self.tokens)
+        return self.found
+
+    def guess(self, num_tokens: int) -> Sequence[int]:
+        """Return so many tokens that may come next; none where nothing is known."""
+        at = self.look()
+        if at < 0:
+            return ()
+        self._foretold = self.following(at, num_tokens + 1)
+        return self._foretold[:num_tokens]
 
     def following(self, at: int, num_tokens: int) -> list[int]:
         """Return what followed there. Where it runs into the end the sequence repeats itself, so it goes on
@@ -114,6 +151,26 @@ class NgramIndex:
         while len(found) < num_tokens:
             found += found[: num_tokens - len(found)]
         return found
+
+    def follow(self, new: Sequence[int], num_guesses: int) -> bool:
+        """Note whether these tokens, which come next, are what was foretold: behind so many of the tokens
+        that were guessed last; 0: behind none, or others. True: they end a long run, and are added; else the
+        caller adds them.
+        """
+        num_new = len(new)
+        if not 0 < num_guesses == num_new - 1 or new[-1] != self._foretold[num_guesses]:
+            self.num_foretold = 0
+            return False
+        is_long = self.num_foretold >= LONG_RUN
+        self.num_foretold += num_new
+        self.found += num_new
+        if is_long:
+            self.pass_over(new)
+        return is_long
+
+    def go_on(self, found: int, num_foretold: int) -> None:
+        """Take it that somebody has looked already, and found that."""
+        self.found, self.num_foretold, self._looked_upto = found, num_foretold, len(self.tokens)
 
     def _extend_at_once(self, new: IntArray) -> None:
         """Do the same as `extend`, for many tokens: their cost is that of a few passes over them."""

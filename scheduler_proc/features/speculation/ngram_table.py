@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from runtime.wire.format import IntArray
+from runtime.wire.format import BoolArray, IntArray
 from scheduler_proc.core.row_columns import RowArray, RowColumns, all_of
 from scheduler_proc.features.speculation.ngram_index import (
     EMPTY,
@@ -53,9 +52,11 @@ class NgramTable:
         self._rows = rows
         self._tokens = rows.tokens.reshape(-1)
         self._max_len = max_len
-        self._pieces: dict[int, npt.NDArray[np.void]] = {}
         self._mask = np.zeros(max_rows, np.uint32)
         self.num_indexed: IntArray = np.zeros(max_rows, np.int32)
+        self._num_passed: IntArray = np.zeros(max_rows, np.int32)
+        """Number of first tokens of each row of which some may not be noted, and none is noted again."""
+        self._has_passed = False
 
     def of_row(self, row: int) -> IntArray:
         """Return the slots of a row, for its NgramIndex."""
@@ -64,11 +65,12 @@ class NgramTable:
     def join(self, row: int, index: NgramIndex) -> None:
         """From here on a row's tokens are added here."""
         self._mask[row] = index.mask
-        self.num_indexed[row] = len(index.tokens)
+        self.num_indexed[row], self._num_passed[row] = len(index.tokens), index.num_passed
+        self._has_passed |= index.num_passed > 0
 
     def leave(self, row: int, index: NgramIndex) -> None:
         """Tell a row's index what was added here."""
-        index.follow(self._rows.tokens[row, len(index.tokens) : self.num_indexed.item(row)].tolist())
+        index.pass_over(self._rows.tokens[row, len(index.tokens) : self.num_indexed.item(row)].tolist())
 
     def update(self, rows: RowArray) -> IntArray:
         """Add what has been committed since. Returns what NgramIndex.find does, for each row."""
@@ -84,20 +86,16 @@ class NgramTable:
         places = self._places(rows, seen)
         if num_new:
             at = np.repeat(ends + np.arange(-num_new, 0, dtype=np.int32)[:, None], MAX_NGRAM, axis=0)
+            if self._has_passed:
+                self._leave_out_passed(places, at, rows, ends - num_new)
             self._store(places[:-MAX_NGRAM], at, are_long)
             self.num_indexed[rows] = ends
         return self._longest(places[-MAX_NGRAM:], seen[-MAX_NGRAM:], begin)
 
     def _pieces_of(self, num_tokens: int, ends: RowArray) -> IntArray:
-        """[rows, num_tokens] the tokens before these places of all. A piece at once takes an eighth of the
-        time that its tokens take one by one.
-        """
-        pieces = self._pieces.get(num_tokens)
-        if pieces is None:
-            num_pieces = len(self._tokens) - num_tokens + 1
-            pieces = np.ndarray((num_pieces,), f"V{4 * num_tokens}", self._tokens, strides=(4,))
-            self._pieces[num_tokens] = pieces
-        return pieces[ends - num_tokens].view(np.int32).reshape(-1, num_tokens)
+        """[rows, num_tokens] the tokens before these places of all."""
+        pieces = self._rows.pieces(num_tokens)[ends - num_tokens]
+        return pieces.view(np.int32).reshape(-1, num_tokens)
 
     def _places(self, rows: RowArray, seen: IntArray) -> RowArray:
         """[positions * MAX_NGRAM, rows] slots of the n-grams that end at each but the first MAX_NGRAM - 1 of
@@ -117,6 +115,17 @@ class NgramTable:
         hashes &= self._mask[rows]
         hashes += self._first[rows]
         return hashes.transpose(1, 0, 2).astype(np.intp, "C").reshape(-1, num_rows)
+
+    def _leave_out_passed(self, places: RowArray, at: IntArray, rows: RowArray, first: IntArray) -> None:
+        """Have what was passed over, of rows with fewer new tokens than others, noted where nobody looks:
+        behind the slots of the first row. `first`: the first position that is noted of each row.
+        """
+        passed = self._num_passed[rows]
+        late = (passed > first).nonzero()[0]
+        if len(late):
+            theirs = places[: len(at), late]
+            theirs[at[:, late] < passed[late]] = self._num_slots
+            places[: len(at), late] = theirs
 
     def _store(self, places: RowArray, at: IntArray, are_long: bool) -> None:
         """Note the positions; of several in one place the last one stays, as numpy writes them in order. Of
@@ -159,9 +168,19 @@ class NgramTable:
             is_likely[:, is_match] = False
             is_likely[sizes - 1, np.arange(len(left))] = False
 
+    def has_come(self, rows: RowArray, at: IntArray) -> BoolArray:
+        """[n] whether the last token of each row is that at a position, which it has."""
+        begin = rows * self._max_len
+        same: BoolArray = self._tokens[begin + at] == self._tokens[begin + self._rows.num_tokens[rows] - 1]
+        return same
+
+    def pass_over(self, rows: RowArray) -> None:
+        """Take what has been committed since for tokens whose n-grams are here already."""
+        self.num_indexed[rows] = self._num_passed[rows] = self._rows.num_tokens[rows]
+        self._has_passed = True
+
     def following(self, rows: RowArray, at: IntArray, num_tokens: int) -> IntArray:
-        """[num_tokens, rows] what followed there, as NgramIndex.following says it."""
-        at = np.maximum(at, 0)
+        """[num_tokens, rows] what followed there, as NgramIndex.following says it; anything at -1."""
         further = np.arange(num_tokens, dtype=np.int32)[:, None]
         period = self._rows.num_tokens[rows] - at
         if period.min(initial=num_tokens) < num_tokens:

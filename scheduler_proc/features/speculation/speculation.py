@@ -103,10 +103,13 @@ class Speculation(RequestFeature):
                 self._num_right += num_accepted
                 self._num_wrong += num_drafted - num_accepted
             if self._is_adaptive:
-                self._length.note_verified(num_drafted, num_accepted)
                 self._cost.note_verified(num_drafted, num_accepted)
-        else:
+        if self._is_followed(sampled):
+            return sampled.ids
+        if not num_drafted:
             self._length.note_without()
+        elif self._is_adaptive:
+            self._length.note_verified(num_drafted, num_accepted)
         self._plan_when_committed(bool(self._drafts) or self._has_guesses(sampled.ids))
         return sampled.ids
 
@@ -119,13 +122,16 @@ class Speculation(RequestFeature):
 
     # -- with others ----------------------------------------------------------------------------------------
 
-    def join(self) -> None:
+    def join(self, upto_now: bool) -> None:
         """Hand its row to the lane, which has something to do for it."""
         assert self._lane is not None
         self._is_together = self._is_adaptive = True
         is_marked = self._is_marked
         self._plan_when_committed(False)
-        self._lane.put(self._row, self._most, self._length, self._index_upto_now(), is_marked)
+        index = self._index
+        if upto_now or index is None:
+            index = self._index_upto_now()
+        self._lane.put(self._row, self._most, self._length, index, is_marked)
 
     def _is_all_there_is(self) -> bool:
         """Tell whether nothing but its n-grams needs to look at the tokens of its row one by one."""
@@ -153,6 +159,13 @@ class Speculation(RequestFeature):
         cost = self._cost
         return self._length.num_drafts(min(self._most, cost.most), cost.bar, cost.least)
 
+    def _is_followed(self, sampled: Sampled) -> bool:
+        """Tell whether so much has come as was foretold that there is nothing to learn or to look for."""
+        if self._index is None:
+            return False
+        is_own = self._is_adaptive and not self._is_predicted
+        return self._index.follow(sampled.ids, sampled.num_guesses if is_own else 0)
+
     def _has_guesses(self, new: list[int]) -> bool:
         """Tell whether there is something to guess behind the new tokens, which are not yet the request's.
         Where one was right there is likely more: it is looked for when the row is planned.
@@ -163,7 +176,7 @@ class Speculation(RequestFeature):
         index = self._index_upto_now(new)
         return (
             is_likely
-            or index.find() >= 0
+            or index.look() >= 0
             or (self._prediction is not None and self._prediction.find(index) >= 0)
         )
 
@@ -184,8 +197,7 @@ class Speculation(RequestFeature):
         if self._prediction is not None and (found := self._predicted(index, num_tokens)):
             self._is_predicted = True
             return found
-        at = index.find()
-        return index.following(at, num_tokens) if at >= 0 else ()
+        return index.guess(num_tokens)
 
     def _predicted(self, index: NgramIndex, num_tokens: int) -> list[int]:
         """Return what follows in the prediction: at first its beginning."""

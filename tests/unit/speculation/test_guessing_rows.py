@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ from tests.harness.scheduler.scheduler_parts import message, run_until_idle, run
 NUM_ROWS = 12
 
 
-def requests_that_repeat(count: int, rng: random.Random) -> list[TokenizedRequest]:
+def requests_that_repeat(rng: random.Random) -> list[TokenizedRequest]:
     """Few ids are allowed, so n-grams are found, and often right; some stop at one of them."""
     requests = []
-    for number in range(count):
+    for number in range(60):
         ids = (3, 3 + number % 3)
         sampling: dict[str, Any] = {"allowed_token_ids": ids}
         if number % 3 == 0:
@@ -38,17 +39,35 @@ def requests_that_repeat(count: int, rng: random.Random) -> list[TokenizedReques
     return requests
 
 
+def requests_that_go_round(rng: random.Random) -> list[TokenizedRequest]:
+    """For a model that sees two tokens: the output goes round, until as many tokens would come again."""
+    requests = []
+    for number in range(14):
+        sampling = {
+            "allowed_token_ids": (3, 5, 7 + number % 3),
+            "no_repeat_ngram_size": 56 + number % 9,
+        }
+        prompt = rng.choices((3, 5), k=rng.randrange(1, 12))
+        requests.append(message(number, prompt, 150 + rng.randrange(40), sampling=sampling))
+    return requests
+
+
 class Outcome(dict[bytes, tuple[list[int], str, DraftCounts | None]]):
     """Output, reason of the end and counts of each request."""
 
 
-def outcome(min_together: int, seed: int, **changes: Any) -> tuple[Outcome, int]:
+def outcome(
+    min_together: int,
+    seed: int,
+    make_requests: Callable[[random.Random], list[TokenizedRequest]] = requests_that_repeat,
+    **changes: Any,
+) -> tuple[Outcome, int]:
     """Outcome of the requests, and the rows whose guesses were made at once."""
     rng = random.Random(seed)
-    requests = requests_that_repeat(60, rng)
+    requests = make_requests(rng)
     settings = SpeculationSettings(True, 4, min_together)
     num_together = 0
-    with running(speculation=settings, max_rows=NUM_ROWS, max_len=48, **changes) as system:
+    with running(**{"speculation": settings, "max_rows": NUM_ROWS, "max_len": 48} | changes) as system:
         cost, lane = system.scheduler.step_cost, system.rows.guess_lane
         assert cost is not None
         assert isinstance(lane, GuessingRows)
@@ -86,6 +105,25 @@ def test_output_and_guesses_are_those_of_rows_taken_alone(seed: int, changes: di
             if "num_pages" not in changes:
                 assert other[handle][2] == counts
     assert sum(counts.num_accepted for _, _, counts in together.values() if counts is not None) > 100
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_rows_are_followed_together_as_they_are_alone(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_followed, pass_over = 0, NgramTable.pass_over
+
+    def counted(table: NgramTable, rows: Any) -> None:
+        nonlocal num_followed
+        num_followed += len(rows)
+        pass_over(table, rows)
+
+    monkeypatch.setattr(NgramTable, "pass_over", counted)
+    changes = {"window": 2, "max_len": 224, "page_size": 16, "num_pages": 200, "depth": depth, "budget": 256}
+    alone, _ = outcome(1000, depth, requests_that_go_round, **changes)
+    assert num_followed == 0
+    together, _ = outcome(1, depth, requests_that_go_round, **changes)
+    assert num_followed > 50
+    both_ways, _ = outcome(8, depth, requests_that_go_round, **changes)
+    assert alone == together == both_ways
 
 
 def test_guesses_leave_half_of_the_budget_to_prompts() -> None:
@@ -232,3 +270,22 @@ def test_tokens_behind_a_stop_id_or_the_limit_are_not_appended() -> None:
     assert rows.num_tokens.tolist() == [5, 6, 7, 4]
     assert rows.tokens[1, 3:7].tolist() == [9, 1, 9, 0]
     assert rows.in_flight.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("counts", [(2, 2, 2), (2, 1, 2)])
+def test_tokens_are_appended_alike_to_rows_with_as_many_and_with_others(counts: tuple[int, ...]) -> None:
+    rows = RowColumns(3, 16)
+    rows.num_tokens[:] = (3, 0, 5)
+    rows.max_len[:] = (16, 16, 7)
+    rows.stop_ids[0] = 9
+    tokens = np.arange(1, 1 + sum(counts), dtype=np.int32)
+    kept, left, ended, stopped = rows.append_several(np.array([2, 0, 1]), tokens, np.array(counts))
+    assert tuple(kept.tolist()) == counts
+    assert left.tolist() == tokens.tolist()
+    assert ended.tolist() == [True, False, False]
+    assert not stopped.any()
+    given = iter(tokens.tolist())
+    for row, start, count in zip((2, 0, 1), (5, 3, 0), counts, strict=True):
+        expected = [0] * start + [next(given) for _ in range(count)]
+        assert rows.tokens[row].tolist() == expected + [0] * (16 - len(expected))
+        assert rows.num_tokens.item(row) == len(expected)

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from scheduler_proc.features.speculation.ngram_index import MAX_BULK, MAX_NGRAM, NgramIndex
+from scheduler_proc.features.speculation.ngram_index import LONG_RUN, MAX_BULK, MAX_NGRAM, NgramIndex
 
 ROOMY = 1 << 15
 """Tokens that a table has room for, so that hardly any slot is taken twice."""
@@ -91,3 +91,88 @@ def test_a_step_costs_no_more_in_a_long_sequence() -> None:
         return min(times) / 100
 
     assert best_of(20_000) < 4 * best_of(1000) + 5e-6
+
+
+def grow(index: NgramIndex, tokens: list[int], num_guesses: int = 3) -> int:
+    """Guess and verify these tokens as a row does. Returns how many guesses were wrong."""
+    num_wrong, rest = 0, tokens
+    while rest:
+        guesses = index.guess(min(num_guesses, len(rest) - 1))
+        num_right = 0
+        while num_right < len(guesses) and guesses[num_right] == rest[num_right]:
+            num_right += 1
+        num_wrong += len(guesses) - num_right
+        new, rest = rest[: num_right + 1], rest[num_right + 1 :]
+        if not index.follow(new, len(guesses)):
+            index.extend(new)
+    return num_wrong
+
+
+def test_a_long_repetition_is_followed_without_a_look_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = list(range(100, 302))
+    index, num_looks, find = index_of([*block, 1, 2]), 0, NgramIndex.find
+
+    def counted(looking: NgramIndex) -> int:
+        nonlocal num_looks
+        num_looks += 1
+        return find(looking)
+
+    monkeypatch.setattr(NgramIndex, "find", counted)
+    assert 0 < grow(index, [*block, 3, 4]) <= 3
+    assert index.tokens.tolist() == [*block, 1, 2, *block, 3, 4]
+    assert num_looks < 2 + LONG_RUN / 2
+    before = num_looks
+    grow(index, [100, 101])
+    assert num_looks > before
+
+
+def test_of_a_long_repetition_its_beginning_is_noted() -> None:
+    block = list(range(100, 300))
+    index = index_of([*block, 1, 2])
+    grow(index, [*block, 3, 4])
+    for at in (10, LONG_RUN - MAX_NGRAM):
+        assert index.find(index_of(block[at : at + MAX_NGRAM])) == len(block) + 2 + at + MAX_NGRAM
+    for at in (2 * LONG_RUN, 100, 180):
+        assert index.find(index_of(block[at : at + MAX_NGRAM])) == at + MAX_NGRAM
+    assert index.find(index_of(block[-MAX_NGRAM:])) == 2 * len(block) + 2
+
+
+def test_of_copies_that_end_otherwise_the_newest_is_followed() -> None:
+    block = list(range(100, 302))
+    index = index_of([*block, 1, 2])
+    assert 0 < grow(index, [*block, 3, 4]) <= 3
+    assert grow(index, [*block, 3, 4]) == 0
+    assert 0 < grow(index, [*block, 5, 6]) <= 6
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_guesses_are_what_followed_some_longest_match(seed: int) -> None:
+    """Also where one is followed on: it is longer than any that is looked for. A slot that was taken twice is
+    a match lost.
+    """
+    rng = random.Random(seed)
+    blocks = [[rng.randrange(40) for _ in range(rng.choice([3, 20, 90]))] for _ in range(4)]
+    tokens = [token for _ in range(12) for token in rng.choice(blocks)]
+    index, num_guessed, num_shorter, rest = index_of([]), 0, 0, tokens
+    while rest:
+        done = index.tokens.tolist()
+        guesses = list(index.guess(4))
+        if guesses:
+            at = index.found
+            n = next(n for n in range(MAX_NGRAM, 0, -1) if search_exactly(done, n))
+            num_shorter += done[at - n : at] != done[-n:]
+            num_guessed += 1
+        num_right = 0
+        while num_right < min(len(guesses), len(rest) - 1) and guesses[num_right] == rest[num_right]:
+            num_right += 1
+        new, rest = rest[: num_right + 1], rest[num_right + 1 :]
+        if not index.follow(new, len(guesses)):
+            index.extend(new)
+    assert index.tokens.tolist() == tokens
+    assert num_guessed > 20
+    assert num_shorter <= 1
+
+
+def search_exactly(tokens: list[int], n: int) -> bool:
+    """Tell whether the last n tokens have come up before."""
+    return any(tokens[at - n : at] == tokens[-n:] for at in range(n, len(tokens)))
