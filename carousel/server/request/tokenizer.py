@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -263,17 +264,30 @@ class ServerTokenizer:
         return await self._tool_thread.run(tenant, partial(work, vocabulary), num_chars)
 
     def _load(self) -> Vocabulary:
-        vocabulary = Vocabulary(
-            open_tokenizer(
-                self._tokenizer_dir, self._chat_template, allow_special_tokens=self._allow_special_tokens
+        with _kept():
+            return Vocabulary(
+                open_tokenizer(
+                    self._tokenizer_dir, self._chat_template, allow_special_tokens=self._allow_special_tokens
+                )
             )
-        )
-        # What has been imported and made stays, as what was there at the start, which the process has frozen:
-        # to look through its 40,000 objects took a full collection 20 ms, in a turn of the event loop.
-        if gc.get_freeze_count():
-            gc.freeze()
-            gc.collect()  # of what is left, so that the next one does not wait for as many again
-        return vocabulary
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """Keep what is imported and made in the block, as what was there at the start, from garbage collections,
+    where the process has frozen that: to look through its 40,000 objects took a full one 20 ms, in a turn of
+    the event loop, and there were several while they came.
+    """
+    if not gc.get_freeze_count():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        gc.collect()  # of what is left, so that the next one does not wait for as many again
 
 
 def num_chars(prompt: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from carousel.server.request import tokenizer as tokenizer_module
 from carousel.server.request.tokenizer import ServerTokenizer, Vocabulary
 from runtime.base.errors import Overloaded
 from runtime.settings.config import DEMO_MODEL
@@ -56,6 +57,28 @@ def test_tokens_up_to_a_mark_are_counted_wherever_it_stands(place: int, num_befo
     num_up_to = place + len(mark)
     if num_before < num_up_to:
         assert vocabulary.num_up_to("</think>", ids, num_before) == num_up_to
+
+
+def test_no_collection_comes_while_a_tokenizer_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There were several of up to 20 ms: what the process has frozen does not count in their thresholds."""
+    collections: list[int] = []
+    vocabulary = tokenizer_module.Vocabulary
+
+    def make(tokenizer: Any) -> Vocabulary:
+        before = gc.get_stats()[0]["collections"]
+        kept: list[list[int]] = [[] for _ in range(20_000)]
+        collections.append(gc.get_stats()[0]["collections"] - before)
+        assert kept
+        return vocabulary(tokenizer)
+
+    monkeypatch.setattr(tokenizer_module, "Vocabulary", make)
+    gc.freeze()
+    try:
+        asyncio.run(ServerTokenizer(str(DEMO_MODEL), "", 64).vocabulary())
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
+    assert collections == [0]
 
 
 @pytest.mark.parametrize("is_frozen", [True, False])
