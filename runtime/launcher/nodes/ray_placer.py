@@ -14,11 +14,13 @@ import sys
 import tempfile
 import time
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from runtime.base.errors import EXIT_CONFIG, EXIT_OK, ConfigError
+from runtime.launcher.child import OOM_SCORE_FILE
 from runtime.launcher.nodes.ray_nodes import Placement, PlacementAnswer
 
 AGAIN_S = 1.0
@@ -27,20 +29,38 @@ NODE_SHARE = 0.001
 STARTED_S = 60.0
 
 
-def take_niceness_of_parent() -> None:
+def take_niceness_of(raylet: int) -> None:
     """Give this thread, and so the agent and its ranks, the niceness of the raylet that has started it. Ray's
     workers have 15 by default, and a rank that yields to all else on its machine holds up all other ranks.
     """
-    wanted = os.getpriority(os.PRIO_PROCESS, os.getppid())
+    wanted = os.getpriority(os.PRIO_PROCESS, raylet)
     try:
         os.setpriority(os.PRIO_PROCESS, 0, wanted)
     except PermissionError:
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        print(
+        _say(
             f"the ranks run at niceness {own}, as Ray's workers do, and this user may not lower it; set "
-            "RAY_worker_niceness=0 for `ray start`",
-            file=sys.stderr,
+            "RAY_worker_niceness=0 for `ray start`"
         )
+
+
+def take_oom_score_of(raylet: int) -> None:
+    """Give this process, and so the agent, the OOM score of the raylet; ranks add to it. Ray's workers have
+    1,000 by default: when memory is short the kernel would take the actor first, and with it the agent.
+    """
+    wanted = Path(f"/proc/{raylet}/oom_score_adj").read_text()
+    try:
+        OOM_SCORE_FILE.write_text(wanted)
+    except OSError:  # not this user's to lower, or /proc is read-only
+        _say(
+            f"the agent has the OOM score {OOM_SCORE_FILE.read_text().strip()} of Ray's workers, so the "
+            "kernel ends it first when memory is short, and this user may not lower it; set "
+            "RAY_worker_oom_score_adjustment=0 for `ray start`"
+        )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 class AgentActor:
@@ -55,7 +75,9 @@ class AgentActor:
         """Run the agent until the launch is over or refuses it, and return its exit code. One that dies is
         started again, as other starters do. is_loopback: several "machines" are this one.
         """
-        take_niceness_of_parent()
+        raylet = os.getppid()
+        take_niceness_of(raylet)
+        take_oom_score_of(raylet)
         tied = [sys.executable, "-m", "runtime.launcher.child", str(os.getpid()), "0"]
         if is_loopback:
             words = [*words, f"--node-addr={self.address()}"]

@@ -14,9 +14,11 @@ import msgspec
 import pytest
 
 from runtime.base.errors import ConfigError
+from runtime.launcher.child import OOM_SCORE_FILE
 from runtime.launcher.command_line import parse_args
+from runtime.launcher.nodes import ray_placer
 from runtime.launcher.nodes.ray_nodes import Placement, RayNodes, placement_of
-from runtime.launcher.nodes.ray_placer import Placer
+from runtime.launcher.nodes.ray_placer import Placer, take_oom_score_of
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from tests.harness.ring.launched import is_alive, wait_until
 
@@ -49,21 +51,43 @@ def test_agents_get_the_settings_of_the_engine_and_nothing_of_http() -> None:
     assert agent == expected
 
 
-def test_an_agent_is_as_nice_as_the_raylet_and_not_as_rays_workers() -> None:
-    """Where this user may not lower it, that is said with what helps."""
+def test_an_agent_has_the_niceness_and_the_oom_score_of_the_raylet_and_not_of_rays_workers() -> None:
+    """Where this user may not lower the niceness, that is said with what helps. A score that somebody without
+    the right to lower it has raised may be lowered again.
+    """
     own = os.getpriority(os.PRIO_PROCESS, 0)
     lines = (
         "import os",
-        "from runtime.launcher.nodes.ray_placer import take_niceness_of_parent",
+        "from runtime.launcher.child import OOM_SCORE_FILE, raise_oom_score",
+        "from runtime.launcher.nodes.ray_placer import take_niceness_of, take_oom_score_of",
         "os.nice(3)",
-        "take_niceness_of_parent()",
-        "print(os.getpriority(os.PRIO_PROCESS, 0))",
+        "raise_oom_score(1000)",
+        "take_niceness_of(os.getppid())",
+        "take_oom_score_of(os.getppid())",
+        "print(os.getpriority(os.PRIO_PROCESS, 0), OOM_SCORE_FILE.read_text())",
     )
     command = (sys.executable, "-c", "\n".join(lines))
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     is_said = "set RAY_worker_niceness=0 for `ray start`" in done.stderr
-    assert int(done.stdout) == own + (3 if is_said else 0)
+    niceness, oom_score = map(int, done.stdout.split())
+    assert niceness == own + (3 if is_said else 0)
     assert not (is_said and _may_lower_niceness())
+    assert oom_score == int(OOM_SCORE_FILE.read_text())
+    assert "OOM score" not in done.stderr
+
+
+def test_an_oom_score_that_cannot_be_lowered_is_said_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class ReadOnly(type(tmp_path)):  # type: ignore[misc]
+        def write_text(self, *_: Any, **__: Any) -> int:
+            raise PermissionError
+
+    file = ReadOnly(tmp_path / "oom_score_adj")
+    (tmp_path / "oom_score_adj").write_text("1000\n")
+    monkeypatch.setattr(ray_placer, "OOM_SCORE_FILE", file)
+    take_oom_score_of(os.getpid())
+    assert "the OOM score 1000 of Ray's workers" in capsys.readouterr().err
 
 
 def _may_lower_niceness() -> bool:
