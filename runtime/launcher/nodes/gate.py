@@ -54,8 +54,8 @@ MAX_LOOK_S = 0.5
 TAKEN_S = 1.0
 """Seconds after an agent's last word in which it keeps its place when another one wants it."""
 MAX_KNOCKS = 3
-"""Number of times that another key comes before it counts as that of a node of this launch, which would be
-missing. Its agent gives up after as many (`agent_link.MAX_HANDSHAKES`).
+"""Number of times that another key comes from one address before it counts as that of a node of this launch,
+which would be missing. Its agent gives up after as many (`agent_link.MAX_HANDSHAKES`).
 """
 GOODBYE_S = 2.0
 LINGER_MS = 300
@@ -80,7 +80,9 @@ class NodeGate:
         self.refusal = ""
         """Why a node was not taken in; empty while none was refused for what it is."""
         self.stranger = ""
-        """Message about the last one that came with another key; empty while nobody has."""
+        """Message about the last one that came with another key; empty while nobody has. It ends no start by
+        itself: it may be somebody else's.
+        """
         self._news: list[HostNews] = []
         self._is_ending = False
         self._looked_at, self._pinged_at = time.monotonic(), 0.0
@@ -225,8 +227,8 @@ class NodeGate:
                 logger.warning("a node is refused: %s", reason)
                 self._on_event("node_refused", node=where, reason=reason)
             self.stranger = reason
-        if self._strangers.num_knocks >= MAX_KNOCKS:
-            self.refusal = self.refusal or self.stranger
+            if self._strangers.num_knocks(address) >= MAX_KNOCKS:
+                self.refusal = self.refusal or reason
 
     def _check_place(self, host: RemoteHost) -> str:
         """Say why a node may not take a place; an agent that is gone leaves it."""

@@ -40,7 +40,7 @@ from runtime.ring.node_messages import (
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from runtime.wire.messages import ProcessReady
 from runtime.wire.status_page import STATES, StatusPage
-from tests.harness.nodes import HOST, OTHER
+from tests.harness.nodes import FOURTH, HOST, OTHER, THIRD
 from tests.harness.ring.launched import free_ports, wait_until
 
 TWO = {"device": "cpu", "model": str(DEMO_MODEL), "tp_size": 2, "nnodes": 2}
@@ -317,6 +317,57 @@ def test_who_has_no_key_reaches_nothing(meeting: Meeting) -> None:
         assert not stranger.poll(0)
     assert not meeting.events
     assert not meeting.gate.stranger
+
+
+def knock(meeting: Meeting, source: str) -> None:
+    """Come once, from an address of its own, with another key."""
+    count = meeting.gate._strangers.num_knocks(source)
+    public, secret = zmq.curve_keypair()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.setsockopt(zmq.RECONNECT_IVL, -1)
+        stranger.curve_publickey, stranger.curve_secretkey, stranger.curve_serverkey = public, secret, public
+        stranger.connect(f"tcp://{source}:0;{HOST}:{meeting.port + 1}")
+        meeting.until(lambda: meeting.gate._strangers.num_knocks(source) > count)
+
+
+def test_a_start_is_ended_by_one_who_comes_again_and_again_and_not_by_several(meeting: Meeting) -> None:
+    """Each of them comes less often than an agent of this launch that has another key."""
+    for source in (OTHER, THIRD, FOURTH, THIRD):
+        knock(meeting, source)
+    assert meeting.gate.stranger.startswith(f"node_key: a node at {THIRD} has another key than node 0")
+    assert not meeting.gate.refusal
+    knock(meeting, THIRD)
+    assert meeting.gate.refusal == meeting.gate.stranger
+    assert meeting.events == ["node_refused"] * 4
+
+
+CURVE_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: node\r\n\r\n",
+        b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03" + bytes(160),
+        CURVE_GREETING[:30],
+        CURVE_GREETING,
+        CURVE_GREETING + b"\x04\x05\x05HELLO",
+    ],
+    ids=["nothing", "HTTP", "TLS", "half a greeting", "a greeting", "no HELLO of CURVE"],
+)
+def test_a_scanner_of_ports_neither_ends_a_start_nor_is_named(meeting: Meeting, said: bytes) -> None:
+    """It comes as often as it likes, and an agent joins after it."""
+    for _ in range(2 * gate.MAX_KNOCKS):
+        with socket.create_connection((HOST, meeting.port + 1), 5.0) as scanner:
+            scanner.sendall(said)
+            meeting.turn()
+    link = meeting.agent()
+    meeting.until(lambda: link.is_joined, link)
+    assert meeting.events == ["node_joined"]
+    assert not meeting.gate.stranger
+    assert not meeting.gate.refusal
 
 
 def test_what_no_agent_says_is_dropped(meeting: Meeting) -> None:
