@@ -70,7 +70,15 @@ class RunDirTarget:
         """Do nothing: only this user can connect at all."""
 
     def open_watch(self) -> RingWatch:
-        return PageWatch(self._endpoints)
+        watch = PageWatch(self._endpoints)
+        node = _node_of(self._endpoints)
+        if node.node_rank:
+            watch.close()
+            raise ConfigError(
+                f"run_dir: {self.name} is that of node {node.node_rank}, which has ranks and takes no "
+                f"requests; they go to node 0, at {node.dist_addr.rpartition(':')[0]}"
+            )
+        return watch
 
 
 class TcpTarget:
@@ -137,7 +145,7 @@ def find_run_dir(run_dir: str | Path | None = None) -> Path:
     named = str(run_dir or environment_run_dir())
     if named:
         return Path(named).absolute()
-    candidates = [path for path in live_run_dirs() if Endpoints(path).state_file.exists()]
+    candidates = [path for path in live_run_dirs() if _takes_requests(Endpoints(path))]
     if not candidates:
         raise RingClosed(
             f"no runtime is alive under {default_run_root()}; "
@@ -191,3 +199,27 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
         return False
+
+
+class _NodeOfLaunch(msgspec.Struct):
+    """Settings of a launch that are read here."""
+
+    node_rank: int = 0
+    dist_addr: str = ""
+
+
+class _Launch(msgspec.Struct):
+    config: _NodeOfLaunch
+
+
+def _node_of(endpoints: Endpoints) -> _NodeOfLaunch:
+    """Return which node of a launch over several machines this one is."""
+    try:
+        return msgspec.json.decode(endpoints.config_file.read_bytes(), type=_Launch).config
+    except (OSError, msgspec.MsgspecError):  # it has ended, has not begun, or is of another version
+        return _NodeOfLaunch()
+
+
+def _takes_requests(endpoints: Endpoints) -> bool:
+    """Tell whether a launch has begun, and is not a node that has nothing but ranks."""
+    return endpoints.state_file.exists() and not _node_of(endpoints).node_rank

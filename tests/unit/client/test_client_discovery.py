@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from runtime.base.environment import default_run_root
 from runtime.launcher.command_line import parse_args
 from runtime.settings.keywords import flags_of_keywords
 from runtime.settings.server_settings import HTTP_SETTINGS
+from runtime.wire.status_page import StatusPage
 from tests.harness.ring.other_user import give_away
 
 
@@ -97,6 +99,18 @@ def test_several_live_launches_are_listed(root: Path) -> None:
         pytest.raises(ConfigError, match=r"one.*two"),
     ):
         find_run_dir()
+
+
+def test_a_node_that_has_ranks_alone_is_not_found(root: Path) -> None:
+    """Node 0 of a launch over several machines is, though both are on this one."""
+    config = {"config": {"node_rank": 1, "dist_addr": "127.0.0.2:29500", "page_size": 4}}
+    with live_launch(root / "zero") as zero, live_launch(root / "one") as one:
+        (one / "config.json").write_text(json.dumps(config))
+        assert find_run_dir() == zero
+        StatusPage(one / "status", create=True, counts={"worker": 1}).close()
+        told = r"run_dir: .*one is that of node 1, which .* they go to node 0, at 127\.0\.0\.2$"
+        with pytest.raises(ConfigError, match=told):
+            find_target(one).open_watch()
 
 
 def test_settings_of_llm_become_the_command_line_that_means_the_same() -> None:
