@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
     from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
     from carousel.trtllm.batch_manager import BatchManager
-    from carousel.trtllm.executor import GenerationExecutor
+    from carousel.trtllm.executor import GenerationExecutor, RayExecutor
     from carousel.trtllm.executor_config import (
         AdditionalModelOutput,
         CapacitySchedulerPolicy,
@@ -58,7 +58,7 @@ __all__ = [
     "ExternalDraftTokensConfig", "GenerationExecutor", "GenerationRequest", "GenerationResult",
     "GuidedDecodingConfig", "GuidedDecodingParams", "InferenceRequest", "InvalidRequest",
     "KvCacheConfig", "KvCacheRetentionConfig", "LoRARequest", "LoraConfig", "ModelError", "Overloaded",
-    "PeftCacheConfig", "PromptAdapterRequest", "PromptTuningConfig", "ProtocolMismatch",
+    "PeftCacheConfig", "PromptAdapterRequest", "PromptTuningConfig", "ProtocolMismatch", "RayExecutor",
     "RequestAborted", "RequestError", "Response", "ResultStream", "RingClosed", "SamplingParams",
     "SchedulerConfig", "StartError", "StructuredOutputsParams", "TokenLogprob",
     "TokenRangeRetentionConfig", "Usage",
@@ -98,6 +98,7 @@ _MODULES = {
     "PromptAdapterRequest": "carousel.prompt_tables",
     "PromptTuningConfig": "carousel.prompt_tables",
     "ProtocolMismatch": "runtime.base.errors",
+    "RayExecutor": "carousel.trtllm.executor",
     "RequestAborted": "runtime.base.errors",
     "RequestError": "runtime.base.errors",
     "Response": "carousel.trtllm.responses",

@@ -1,7 +1,8 @@
 """GenerationExecutor: submit and collect later, with the semantics of TensorRT-LLM's executor.
 
 Thin over Session: a request's id is its number there, so nothing maps one to the other. Two back ends: a
-runtime of its own, or one that is already running; they differ in who stops it.
+runtime of its own, or one that is already running; they differ in who stops it. RayExecutor has one of its
+own whose ranks are on the machines of a Ray cluster.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from carousel.client.core.ring_state import CONNECT_TIMEOUT_S, RING_TIMEOUT_S
 from carousel.client.core.session import deadline_after
 from carousel.client.own_runtime import OwnRuntime
 from carousel.trtllm.executor_config import ExecutorConfig, KvCacheConfig, PeftCacheConfig, SchedulerConfig
-from carousel.trtllm.executor_stats import ExecutorStats, StatsReader
+from carousel.trtllm.executor_stats import ExecutorStats, RuntimeQuestions
 from carousel.trtllm.generation_request import GenerationRequest
 from carousel.trtllm.generation_result import GenerationResult
 from carousel.trtllm.response_board import ResponseBoard
 from carousel.trtllm.responses import Response
 from carousel.trtllm.runtime_link import RuntimeLink, attachable, started
-from runtime.base.errors import CarouselError, InvalidRequest, RingClosed
+from runtime.base.errors import CarouselError, ConfigError, InvalidRequest, RingClosed
 from runtime.wire.sampling_params import SamplingParams
 
 SHUT_DOWN = "the executor was shut down"
+RAY = "ray"
 
 
-class GenerationExecutor(StatsReader):
+class GenerationExecutor(RuntimeQuestions):
     """Executor of requests, which any thread and any event loop may use. Make it with `create`; it ends with
     `shutdown`, the `with` block or the process, or when it is dropped.
     """
@@ -314,6 +316,27 @@ class GenerationExecutor(StatsReader):
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+class RayExecutor(GenerationExecutor):
+    """GenerationExecutor of a runtime of its own whose ranks are on machines that Ray finds, this one among
+    them. Ray places the runtime's agents and replaces machines that are lost; no request and no step goes
+    through it, and this process does not import it.
+    """
+
+    @classmethod
+    def create(cls, model: str | Path | None = None, **settings: Any) -> Self:
+        """Start a runtime on `nnodes` machines of the Ray cluster that runs here, or at RAY_ADDRESS, and wait
+        until it is ready. `dist_addr` is where they meet; all other arguments are those of
+        `GenerationExecutor.create` but `run_dir`.
+
+        Raises: as that; what Ray lacks is in the StartError.
+        """
+        if settings.get("run_dir") is not None:
+            raise ConfigError("run_dir: what runs there has its machines; attach with GenerationExecutor")
+        if settings.setdefault("executor", RAY) != RAY:
+            raise ConfigError(f"executor: RayExecutor has {RAY}, got {settings['executor']!r}; leave it out")
+        return super().create(model, **settings)
 
 
 def _wait(result: GenerationResult, deadline: float | None) -> None:

@@ -1,14 +1,19 @@
-"""StatsReader: the part of a GenerationExecutor that reads statistics. Any thread may call it."""
+"""RuntimeQuestions: the part of a GenerationExecutor that asks its runtime, for statistics and for
+calls of ranks. Any thread may use it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from carousel.client.control_calls import CONTROL_TIMEOUT_S
+from carousel.client.control_calls import CALL_GRACE_S, CONTROL_TIMEOUT_S, ControlCalls
+from carousel.client.core.control import check_call, documented_as
 from carousel.client.core.session import Session, control_result, deadline_after
 from carousel.client.core.stats import AskNow, AsyncStatsStream, StatsOp, StatsPlace, StatsStream
 from carousel.trtllm.result_mailbox import ResultMailbox
@@ -31,9 +36,9 @@ class ExecutorStats:
     num_pages: int
 
 
-class StatsReader:
+class RuntimeQuestions:
     def __init__(self, session: Session[ResultMailbox]) -> None:
-        self._stats_session = session
+        self._asked = session
         self._stats_lock = threading.Lock()
         self._iterations = StatsPlace.of_iterations()
         self._requests = StatsPlace.of_requests()
@@ -67,12 +72,27 @@ class StatsReader:
 
         async def ask(after: int, limit: float | None) -> Any:
             deadline = deadline_after(limit, asyncio.get_running_loop().time())
-            with self._stats_session.asking_stats("iteration_stats", after, wait=True) as mailbox:
+            with self._asked.asking_stats("iteration_stats", after, wait=True) as mailbox:
                 async with asyncio.timeout_at(deadline):
                     await mailbox.wait_async(lambda: mailbox.num_put > 0)
                 return control_result(mailbox.take_now()[0])
 
         return AsyncStatsStream(ask, timeout)
+
+    @documented_as(ControlCalls.collective_rpc)
+    def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = CONTROL_TIMEOUT_S,
+        ranks: Sequence[int] | None = None,
+    ) -> list[Any]:
+        call = check_call(method, args, kwargs, timeout, ranks)
+        deadline = deadline_after(timeout + CALL_GRACE_S, time.monotonic())
+        values: list[Any] = _answer(self._asked.asking("collective_rpc", call=call), deadline)
+        return values
 
     def ask_stats(self, timeout: float) -> AskNow:
         """Ask for statistics from a StatsPlace of the caller's own."""
@@ -80,6 +100,11 @@ class StatsReader:
 
     def _ask(self, op: StatsOp, after: int, timeout: float | None, *, wait: bool = False) -> Any:
         deadline = deadline_after(timeout, time.monotonic())
-        with self._stats_session.asking_stats(op, after, wait=wait) as mailbox:
-            mailbox.wait(lambda: mailbox.num_put > 0, deadline)
-            return control_result(mailbox.take_now()[0])
+        return _answer(self._asked.asking_stats(op, after, wait=wait), deadline)
+
+
+def _answer(asking: AbstractContextManager[ResultMailbox], deadline: float | None) -> Any:
+    """The body of the one reply. Raises the error it carries, TimeoutError at the deadline."""
+    with asking as mailbox:
+        mailbox.wait(lambda: mailbox.num_put > 0, deadline)
+        return control_result(mailbox.take_now()[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -14,8 +15,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from carousel import Client, SamplingParams
-from tests.cpu.parallel.test_nodes_launch import TIMEOUT_S, streams_of, tokens_of
+from carousel import Client, RayExecutor, RequestError, SamplingParams
+from tests.cpu.parallel.test_nodes_launch import STREAM_TOKENS, TIMEOUT_S, streams_of, tokens_of
 from tests.harness.nodes import HOST, NUM_PORTS, OTHER, POOL, THIRD, ids_of, listening_hosts
 from tests.harness.ring.launched import Launched, free_ports, is_alive, launched, wait_until
 
@@ -78,8 +79,15 @@ def agent_of(launch: Launched) -> Agent:
     """The agent whose rank serves now, and the address at which that listens."""
     (rank,) = (child["pid"] for child in launch.state()["children"] if child["node"] == 1)
     (address,) = listening_hosts([rank])
-    status = Path(f"/proc/{rank}/status").read_text()
-    return Agent(int(status.split("PPid:")[1].split()[0]), rank, address)
+    return Agent(parent_of(rank), rank, address)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().split("PPid:")[1].split()[0])
+
+
+def oom_score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
 def placer_of(launch: Launched) -> int:
@@ -90,6 +98,15 @@ def placer_of(launch: Launched) -> int:
             if is_child and b"ray_placer" in (entry / "cmdline").read_bytes():
                 return int(entry.name)
     raise ProcessLookupError("nobody asks Ray")
+
+
+def states_of_groups(cluster: Any) -> set[str]:
+    """States of the placement groups that there have been."""
+    ray = import_module("ray")
+    ray.init(address=cluster.address, log_to_driver=False)
+    table = import_module("ray.util").placement_group_table()
+    ray.shutdown()
+    return {group["state"] for group in table.values()}
 
 
 def cpu_seconds(pid: int) -> float:
@@ -110,6 +127,9 @@ def test_no_process_of_a_step_can_call_ray_and_idle_ranks_rest(launch: Launched)
         assert "_raylet" not in Path(f"/proc/{pid}/maps").read_text()
     assert "_raylet" in Path(f"/proc/{placer_of(launch)}/maps").read_text()
     assert len({os.getpriority(os.PRIO_PROCESS, pid) for pid in ranks}) == 1, "Ray's workers are nicer"
+    raylet = parent_of(parent_of(agent.pid))
+    assert oom_score(agent.pid) == oom_score(raylet), "Ray's workers are the first that the kernel takes"
+    assert oom_score(agent.rank_pid) == min(1000, oom_score(raylet) + 300)
     before = [cpu_seconds(pid) for pid in ranks]
     time.sleep(IDLE_S)
     shares = [(cpu_seconds(pid) - was) / IDLE_S for pid, was in zip(ranks, before, strict=True)]
@@ -169,8 +189,35 @@ def test_ctrl_c_gives_the_group_back_and_leaves_no_agent(cluster: Any, launch: L
     pids = [*launch.pids(), agent.pid, agent.rank_pid]
     assert launch.stop() == 0
     wait_until(lambda: not any(is_alive(pid) for pid in pids), 5.0, "all processes end")
-    ray = import_module("ray")
-    ray.init(address=cluster.address, log_to_driver=False)
-    table = import_module("ray.util").placement_group_table()
-    ray.shutdown()
-    assert {group["state"] for group in table.values()} == {"REMOVED"}
+    assert states_of_groups(cluster) == {"REMOVED"}
+
+
+def test_an_executor_of_rays_machines_generates_and_calls_its_ranks(
+    cluster: Any, launch: Launched, expected: list[list[int]]
+) -> None:
+    """It ends the launch that it has started; the one before has ended, so that there is room."""
+    assert launch.process.poll() == 0
+    settings: dict[str, Any] = {
+        "dist_addr": f"{HOST}:{free_ports(NUM_PORTS, HOST)}",
+        "device": "cpu",
+        "nnodes": 2,
+        "tp_size": 2,
+        "cpu_threads": 1,
+        "dtype": "float32",
+        "max_total_tokens": 512,
+        "max_running_requests": 24,
+        "skip_tokenizer_init": True,
+    }
+    sampling = SamplingParams(
+        max_tokens=STREAM_TOKENS, min_tokens=STREAM_TOKENS, ignore_eos=True, seed=0, temperature=0.0
+    )
+    with RayExecutor.create(**settings) as executor:
+        state = json.loads((executor.run_dir / "state.json").read_bytes())
+        assert executor.generate(ids_of(0), sampling).result(TIMEOUT_S).token_ids == expected[0]
+        assert [answer["rank"] for answer in executor.collective_rpc("ping", timeout=TIMEOUT_S)] == [0, 1]
+        with pytest.raises(RequestError, match="rank 0 on node 0: AttributeError: there is no method"):
+            executor.collective_rpc("missing", timeout=TIMEOUT_S)
+        assert executor.generate(ids_of(0), sampling).result(TIMEOUT_S).token_ids == expected[0]
+    pids = [state["pid"], *(child["pid"] for child in state["children"])]
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), 5.0, "all processes end")
+    assert states_of_groups(cluster) == {"REMOVED"}

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from carousel import ConfigError, GenerationExecutor, GenerationRequest, KvCacheConfig, RingClosed
+from carousel import (
+    ConfigError,
+    GenerationExecutor,
+    GenerationRequest,
+    KvCacheConfig,
+    RayExecutor,
+    RingClosed,
+)
 from carousel.trtllm import runtime_link
 from tests.harness.ring.executor_back_ends import echo
 from tests.harness.ring.fake_ring import WAIT_S, FakeRing, say_nothing
@@ -149,3 +156,35 @@ def test_dropping_an_executor_stops_its_runtime_at_once(
     del executor
     assert runtime.num_stops == 1
     ring.close()
+
+
+def test_an_executor_over_rays_machines_is_one_with_a_runtime_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All else about it: the tests of executors, which have it as a third back end in their full form."""
+    ring = FakeRing(tmp_path, echo)
+    runtime = StandInRuntime(ring)
+    asked: list[Any] = []
+
+    def start(model: Any, settings: Any) -> StandInRuntime:
+        asked.append((model, settings))
+        return runtime
+
+    monkeypatch.setattr(runtime_link, "OwnRuntime", start)
+    with RayExecutor.create(nnodes=2, dist_addr="10.0.0.1:29500") as executor:
+        assert executor.generate([65, 66]).result(WAIT_S).text == "AB"
+    assert asked == [("", {"executor": "ray", "nnodes": 2, "dist_addr": "10.0.0.1:29500"})]
+    assert runtime.num_stops == 1
+    ring.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"run_dir": "x"}, "run_dir: .* attach with GenerationExecutor"),
+        ({"executor": "nodes", "nnodes": 2}, "executor: RayExecutor has ray, got 'nodes'"),
+    ],
+)
+def test_an_executor_over_rays_machines_has_no_others(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        RayExecutor.create(**arguments)

@@ -1,4 +1,4 @@
-"""A GenerationExecutor of either back end over a fake ring."""
+"""A GenerationExecutor of each back end over a fake ring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import pytest
 
-from carousel import GenerationExecutor
+from carousel import GenerationExecutor, RayExecutor
 from carousel.trtllm import runtime_link
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import unpack_ids
@@ -17,7 +17,8 @@ from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.harness.ring.fake_ring import Answer, FakeRing, finish, output, say_nothing
 from tests.harness.ring.stand_in_runtime import StandInRuntime
 
-BACK_ENDS = ("attached", "own")
+BACK_ENDS = ("attached", "own", pytest.param("ray", marks=pytest.mark.full))
+"""A runtime that is there, one of its own, and one of its own on machines that Ray finds."""
 Make: TypeAlias = Callable[..., tuple[GenerationExecutor, FakeRing]]
 """Function (answer, config) -> an executor and the ring behind it."""
 
@@ -31,8 +32,10 @@ def executors(back_end: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ) -> tuple[GenerationExecutor, FakeRing]:
             ring = FakeRing(run_dir, answer, config)
             stack.callback(ring.close)
-            if back_end == "own":
-                monkeypatch.setattr(runtime_link, "OwnRuntime", lambda *_: StandInRuntime(ring))
+            monkeypatch.setattr(runtime_link, "OwnRuntime", lambda *_: StandInRuntime(ring))
+            if back_end == "ray":
+                executor: GenerationExecutor = RayExecutor.create(nnodes=2)
+            elif back_end == "own":
                 executor = GenerationExecutor.create()
             else:
                 executor = GenerationExecutor.create(run_dir=run_dir)
