@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import socket
@@ -21,13 +22,17 @@ NUM_PORTS = 6
 PORT_APART = 29500
 LISTENS = "0A"
 """State of a socket in /proc/net/tcp."""
+LISTENS_UNIX = "00010000"
+"""Flags of one in /proc/net/unix."""
 
 
-POOL = (
+SMALL_POOL = (
     *("--dtype", "float32", "--no-http", "--max-total-tokens", "512", "--max-running-requests", "24"),
-    *("--schedule-conservativeness", "0.1", "--page-size", "4", "--skip-tokenizer-init"),
+    *("--schedule-conservativeness", "0.1", "--page-size", "4"),
 )
-"""Settings of a launch that takes rows back, and gets ready sooner than one that has a tokenizer."""
+"""Settings of a launch in which somebody has to give way, again and again."""
+POOL = (*SMALL_POOL, "--skip-tokenizer-init")
+"""The same without a tokenizer, which is ready sooner."""
 
 DELAY_S = 0.002
 MAY_BE_APART = os.getuid() == 0 and shutil.which("ip") is not None and os.access("/dev/net/tun", os.W_OK)
@@ -55,6 +60,8 @@ class Nodes:
         node 1 alone has. `has_other`: False leaves it out. `count`: nodes. `layout`: stages, and ranks of
         each; when not given one stage with a rank on each node.
         """
+        self.cable = apart
+        """None on loopback addresses."""
         self.hosts = apart.addresses if apart else (HOST, OTHER, THIRD, FOURTH)[:count]
         self._prefixes = apart.prefixes if apart else ((),) * count
         self.port = PORT_APART if apart else free_ports(NUM_PORTS, HOST)
@@ -123,30 +130,56 @@ def nodes(
 
 
 def listening_hosts(pids: Iterable[int]) -> set[str]:
-    """IPv4 addresses at which processes listen."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    hosts = {row[9]: row[1].partition(":")[0] for row in rows if row[3] == LISTENS}
+    """IPv4 addresses at which processes listen, each in its own network."""
     found = set()
     for pid in pids:
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                inode = os.readlink(entry).removeprefix("socket:[").removesuffix("]")
-                if inode in hosts:
-                    found.add(socket.inet_ntoa(bytes.fromhex(hosts[inode])[::-1]))
+        rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+        hosts = {row[9]: row[1].partition(":")[0] for row in rows if row[3] == LISTENS}
+        own = _sockets_of(pid)
+        found |= {socket.inet_ntoa(bytes.fromhex(hosts[inode])[::-1]) for inode in hosts.keys() & own}
     return found
+
+
+def listening_names(pid: int) -> set[str]:
+    """Names of the unix sockets at which a process listens."""
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]
+    names = {row[6]: Path(row[7]).name for row in rows if len(row) == 8 and row[3] == LISTENS_UNIX}
+    return {names[inode] for inode in names.keys() & _sockets_of(pid)}
+
+
+def _sockets_of(pid: int) -> set[str]:
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    return found
+
+
+CONTAINER = (
+    *("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"),
+    *("sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"),
+)
+"""Command that runs another one as the first process of a container: it sees no other process and no memory
+that others share, as a pod does not.
+"""
+
+
+_numbers = itertools.count()
 
 
 class Apart:
     """Two networks of their own, joined by a cable that can be cut. For root."""
 
-    def __init__(self, folder: Path, delay_s: float = 0.0) -> None:
-        """`delay_s`: time that the cable takes, either way."""
+    def __init__(self, folder: Path, delay_s: float = 0.0, *, contained: bool = False) -> None:
+        """`delay_s`: time that the cable takes, either way. `contained`: node 1 is in a container."""
         self._delay_s = delay_s
         self._relay: subprocess.Popen[bytes] | None = None
-        self.names = tuple(f"carousel-{os.getpid()}-{node}" for node in range(2))
+        number = next(_numbers)
+        self.names = tuple(f"carousel-{os.getpid()}-{number}-{node}" for node in range(2))
         self.interfaces = ("cable0", "cable1")
         self.addresses = ("10.77.0.1", "10.77.0.2")
-        self.prefixes = tuple(("ip", "netns", "exec", name) for name in self.names)
+        zero, one = (("ip", "netns", "exec", name) for name in self.names)
+        self.prefixes = (zero, (*one, *CONTAINER) if contained else one)
         self.key = str(folder / "nodes.key")
         Path(self.key).write_text("0123456789abcdef" * 4)
         Path(self.key).chmod(0o600)
@@ -192,9 +225,9 @@ class Apart:
 
 
 @contextmanager
-def apart(folder: Path, delay_s: float = 0.0) -> Iterator[Apart]:
+def apart(folder: Path, delay_s: float = 0.0, *, contained: bool = False) -> Iterator[Apart]:
     """Networks that go with the block."""
-    networks = Apart(folder, delay_s)
+    networks = Apart(folder, delay_s, contained=contained)
     try:
         networks.open()
         yield networks

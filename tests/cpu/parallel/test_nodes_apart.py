@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -57,6 +61,42 @@ def test_two_milliseconds_between_the_nodes_change_no_token(
         done = client.generate(PROMPTS, [asked] * len(PROMPTS), timeout=TIMEOUT_S)
         assert time.monotonic() - began > NUM_TOKENS * 2 * DELAY_S, "the cable takes no time"
         assert [each.token_ids for each in done] == [each.token_ids for each in wanted]
+
+
+def seen_from_here(launch: Launched, pid: int) -> int:
+    """Return what number a process of a container has outside of it."""
+    main = launch.process.pid
+    first = Path(f"/proc/{main}/task/{main}/children").read_text().split()[0]
+    container = os.readlink(f"/proc/{first}/ns/pid")
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            numbers = (entry / "status").read_text().split("NSpid:")[1].splitlines()[0].split()
+            if os.readlink(entry / "ns" / "pid") == container and int(numbers[-1]) == pid:
+                return int(entry.name)
+    raise ProcessLookupError(f"no process {pid} in there")
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="containers are made by unshare")
+def test_nodes_that_share_no_process_and_no_memory_have_the_tokens_and_outlive_a_rank(
+    demo_launch: Launched, tmp_path: Path
+) -> None:
+    """The other one is in a container, whose first process is its agent, as in a pod."""
+    asked = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    with Client(demo_launch.run_dir) as client:
+        wanted = client.generate(PROMPTS, [asked] * len(PROMPTS), timeout=TIMEOUT_S)
+    with (
+        apart(tmp_path, DELAY_S, contained=True) as slow,
+        nodes(*POOL, apart=slow, layout=(2, 2)) as both,
+        Client(both.run_dir) as client,
+    ):
+        assert both.other.state()["pid"] == 1
+        done = client.generate(PROMPTS, [asked] * len(PROMPTS), timeout=TIMEOUT_S)
+        assert [each.token_ids for each in done] == [each.token_ids for each in wanted]
+        streams = streams_of(client, lambda: None)
+        rank = seen_from_here(both.other, both.pid_of_rank(3))
+        assert streams_of(client, lambda: os.kill(rank, signal.SIGKILL)) == streams
+        assert both.zero.stop() == 0
+        assert both.other.wait_exit(10.0) == 0
 
 
 @pytest.mark.parametrize(("seconds", "restarts"), [(1.0, False), (8.0, True)])

@@ -1,27 +1,33 @@
 """A launch over two nodes, as a user meets it: the tokens of one machine, and deaths of ranks and agents.
 
-The "nodes" share nothing but this machine: addresses of their own, run directories of their own.
+The "nodes" share nothing but this machine: they have networks of their own, else addresses of their own, and
+run directories of their own.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from carousel import Client, SamplingParams
+from carousel import Client, ConfigError, GenerationExecutor, RequestError, RingClosed, SamplingParams
+from carousel.client.connection.target import find_run_dir
 from tests.cpu.parallel.test_tensor_parallel_launch import mixed_requests
-from tests.harness.nodes import HOST, OTHER, POOL, Nodes, ids_of, listening_hosts
-from tests.harness.ring.launched import Launched, is_alive, leftovers, wait_until
+from tests.harness.nodes import NUM_PORTS, OTHER, POOL, Nodes, ids_of, listening_hosts, listening_names
+from tests.harness.ring.launched import ROOT, SLACK, START_S, Launched, free_ports, is_alive, wait_until
 
 NUM_REQUESTS = 12
 NUM_STREAMS = 6
 STREAM_TOKENS = 80
 TIMEOUT_S = 240.0
+CUT_S = 1.0
 
 
 def tokens_of(client: Client) -> list[list[int]]:
@@ -57,9 +63,30 @@ def streams_of(client: Client, meanwhile: Callable[[], None]) -> list[list[int]]
 
 def test_nobody_listens_at_another_address_than_his_nodes(two_nodes: Nodes) -> None:
     """Not at 0.0.0.0, where torch's store listens by itself."""
-    assert listening_hosts(two_nodes.other.pids()) == {OTHER}
     here = [child["pid"] for child in two_nodes.zero.state()["children"] if child["node"] == 0]
-    assert listening_hosts([two_nodes.zero.process.pid, *here]) == {HOST}
+    assert listening_hosts(two_nodes.other.pids()) == {two_nodes.hosts[1]}
+    assert listening_hosts([two_nodes.zero.process.pid, *here]) == {two_nodes.hosts[0]}
+
+
+def test_ranks_have_no_socket_of_clients(two_nodes: Nodes) -> None:
+    """Nor one of other processes: tokenizers and detokenizers alone hear clients."""
+    names = {
+        (child["role"], child["index"]): listening_names(child["pid"])
+        for child in two_nodes.zero.state()["children"]
+    }
+    assert "tokenizer_in0" in names["tokenizer", 0]
+    assert "client_out0" in names["detokenizer", 0]
+    others = set().union(*(names[place] for place in names if place[0] != "worker"))
+    assert [f"rank_in{rank}" in names["worker", rank] for rank in range(2)] == [True, False]
+    assert not any(names["worker", rank] & others for rank in range(2))
+
+
+def test_who_asks_another_node_is_told_where_requests_go(two_nodes: Nodes) -> None:
+    told = f"run_dir: .* is that of node 1, which has ranks .* they go to node 0, at {two_nodes.hosts[0]}"
+    with pytest.raises(ConfigError, match=told):
+        Client(two_nodes.other.run_dir)
+    with pytest.raises(ConfigError, match=told):
+        GenerationExecutor.create(run_dir=two_nodes.other.run_dir)
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +100,37 @@ def test_two_nodes_have_the_tokens_of_one_rank(two_nodes: Nodes, demo_launch: La
         expected = tokens_of(client)
     with Client(two_nodes.run_dir) as client:
         assert tokens_of(client) == expected
-    child = next(child for child in two_nodes.zero.state()["children"] if child["node"] == 1)
-    assert child["pid"] == two_nodes.pid_of_rank(1)
+    children = [child for child in two_nodes.zero.state()["children"] if child["role"] == "worker"]
+    assert [(child["index"], child["node"]) for child in children] == [(0, 0), (1, 1)]
+    assert [child["pid"] for child in children] == [two_nodes.pid_of_rank(rank) for rank in range(2)]
+    assert len({child["pid"] for child in children}) == 2
 
 
-def test_a_killed_rank_on_another_node_costs_no_request(
+def test_a_rank_that_is_killed_in_a_call_is_told_and_costs_no_request(
     two_nodes: Nodes, expected_streams: list[list[int]]
 ) -> None:
     epoch = two_nodes.zero.state()["epoch"]
     with Client(two_nodes.run_dir) as client:
-        got = streams_of(client, lambda: os.kill(two_nodes.pid_of_rank(1), signal.SIGKILL))
+
+        def call() -> None:
+            with pytest.raises(RequestError, match="collective_rpc") as caught:
+                client.collective_rpc("end_on", [1], timeout=60.0)
+            assert caught.value.code == "worker_failed"
+
+        assert streams_of(client, call) == expected_streams
+        answers = client.collective_rpc("ping", timeout=60.0)
+        assert [answer["rank"] for answer in answers] == [0, 1]
+    assert two_nodes.zero.state()["epoch"] > epoch
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", range(2))
+def test_a_killed_rank_costs_no_request(
+    two_nodes: Nodes, expected_streams: list[list[int]], rank: int
+) -> None:
+    epoch = two_nodes.zero.state()["epoch"]
+    with Client(two_nodes.run_dir) as client:
+        got = streams_of(client, lambda: os.kill(two_nodes.pid_of_rank(rank), signal.SIGKILL))
     assert got == expected_streams
     assert two_nodes.zero.state()["epoch"] > epoch
 
@@ -132,42 +180,51 @@ def test_a_stopped_process_on_another_node_costs_no_request(
 def test_ranks_of_both_nodes_are_called_between_the_same_two_steps(
     two_nodes: Nodes, expected_streams: list[list[int]]
 ) -> None:
-    """In the middle of streams. All else about calls: test_collective_rpc.py, of the same launch."""
+    """In the middle of streams, and after a second in which the nodes did not hear of each other. All else
+    about calls: test_collective_rpc.py, of the same launch.
+    """
+    epoch = two_nodes.zero.state()["epoch"]
     with Client(two_nodes.run_dir) as client:
 
         def call() -> None:
-            for _ in range(10):
+            for number in range(10):
+                if number == 5:
+                    cut_off(two_nodes)
                 answers = client.collective_rpc("ping", timeout=60.0)
                 assert [answer["rank"] for answer in answers] == [0, 1]
                 assert len({answer["num_steps"] for answer in answers}) == 1
 
         assert streams_of(client, call) == expected_streams
         assert [answer["rank"] for answer in client.collective_rpc("ping", ranks=[1])] == [1]
+    assert two_nodes.zero.state()["epoch"] == epoch
 
 
-def test_ctrl_c_on_node_0_ends_all_and_leaves_nothing(two_nodes: Nodes) -> None:
-    """The last test of this launch."""
-    pids = [*two_nodes.zero.pids(), *two_nodes.other.pids()]
-    assert two_nodes.zero.stop() == 0
-    assert two_nodes.other.wait_exit(3.0) == 0
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), 5.0, "all processes end")
-    assert not leftovers(two_nodes.zero.run_dir)
-    assert not leftovers(two_nodes.other.run_dir)
+def cut_off(both: Nodes) -> None:
+    """For a second, which restarts nothing: the cable, where there is one, else the agent is stopped."""
+    if both.cable is not None:
+        both.cable.cut(CUT_S)
+        return
+    os.kill(both.other.process.pid, signal.SIGSTOP)
+    time.sleep(CUT_S)
+    os.kill(both.other.process.pid, signal.SIGCONT)
 
 
 def test_a_node_that_does_not_come_is_named() -> None:
-    both = Nodes("--start-timeout", "1", *POOL, has_other=False)
+    both = Nodes("--start-timeout", "0.5", *POOL, has_other=False)
     try:
-        assert both.zero.wait_exit(5.0) == 70
-        assert "nodes: node 1: not there within 1 s" in both.zero.log()
+        wait_until(lambda: "waiting for node 1" in both.zero.log(), 5.0, "node 0 waits")
+        assert both.zero.wait_exit(0.5 + 2.0) == 70
+        assert "nodes: node 1: not there within 0.5 s" in both.zero.log()
     finally:
         both.close()
 
 
+@pytest.mark.full
 def test_a_node_with_another_page_size_ends_the_start_at_both_ends() -> None:
     both = Nodes(*POOL, of_other=("--page-size", "8"))
     try:
-        assert (both.other.wait_exit(5.0), both.zero.wait_exit(5.0)) == (64, 64)
+        wait_until(lambda: "waits for node 0" in both.other.log(), 5.0, "the agent begins")
+        assert (both.other.wait_exit(2.0), both.zero.wait_exit(2.0)) == (64, 64)
         said = f"page_size of node 1 ({OTHER}) is not that of node 0: 8, and 4 on node 0"
         assert said in both.zero.log()
         assert said in both.other.log()
@@ -191,3 +248,42 @@ def test_a_node_with_another_key_ends_the_start_at_both_ends(tmp_path: Path) -> 
         assert "nodes: node_key: a node at 127.0.0.1 has another key" in both.zero.log()
     finally:
         both.close()
+
+
+def state_of_only_launch() -> str:
+    """State of the launch that this user's clients find."""
+    try:
+        return str(json.loads((find_run_dir() / "state.json").read_bytes())["state"])
+    except (RingClosed, FileNotFoundError):
+        return "absent"
+
+
+@pytest.mark.full
+def test_torchrun_starts_a_launcher_on_each_node(
+    demo_launch: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of them each is, and where they meet, it reads in its environment."""
+    with Client(demo_launch.run_dir) as client:
+        expected = tokens_of(client)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("CAROUSEL_RUN_DIR", raising=False)
+    port, dist_port = free_ports(1), free_ports(NUM_PORTS)
+    torchrun = (
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--no-python"),
+        *("--master-addr=127.0.0.1", f"--master-port={port}"),
+    )
+    launch = (
+        *(sys.executable, "-m", "launch", "--executor=nodes", f"--dist-port={dist_port}", "--device=cpu"),
+        *("--tp-size=2", "--cpu-threads=1", *POOL),
+    )
+    starters = [subprocess.Popen([*torchrun, f"--node-rank={rank}", *launch], cwd=ROOT) for rank in range(2)]
+    try:
+        wait_until(lambda: state_of_only_launch() == "ready", START_S, "the launch gets ready")
+        with Client() as client:
+            assert tokens_of(client) == expected
+    finally:
+        for starter in starters:
+            starter.terminate()
+        for starter in starters:
+            starter.wait(SLACK * 10.0)
+    assert state_of_only_launch() == "absent"

@@ -78,9 +78,15 @@ def give_all(link: StageLink) -> None:
         link.give_hidden(step, hidden(step, 1))
 
 
+MORE_LAYOUTS = ((2, 1, 1), (2, 1, 2), (3, 1, 3), (2, 2, 2))
+
+
 @pytest.mark.parametrize(
     ("num_stages", "tp_size", "num_nodes"),
-    [(2, 1, 1), (3, 1, 1), (2, 2, 1), (2, 1, 2), (3, 1, 3), (4, 1, 2), (2, 2, 2), (2, 2, 4)],
+    [
+        *((3, 1, 1), (2, 2, 1), (4, 1, 2), (2, 2, 4)),
+        *(pytest.param(*each, marks=pytest.mark.full) for each in MORE_LAYOUTS),
+    ],
 )
 def test_steps_go_round_in_their_order(num_stages: int, tp_size: int, num_nodes: int, tmp_path: Path) -> None:
     """There are more of them than slots; each rank has the one of its own part in the next stage."""
@@ -195,6 +201,7 @@ signal.pause()
 """
 
 
+@pytest.mark.full
 def test_a_process_of_another_machine_that_is_killed_is_seen_at_once(tmp_path: Path) -> None:
     giver = subprocess.Popen([sys.executable, "-c", GIVER_OF_A_STEP, str(tmp_path)], cwd=ROOT)
     try:

@@ -15,16 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from carousel import Client, GenerationExecutor, GenerationRequest, SamplingParams
+from tests.harness.nodes import SMALL_POOL
 from tests.harness.ring.beam_draws import assert_same, found_of, plain_draw, searched
 from tests.harness.ring.launched import ROOT, Launched, is_alive, launched, leftovers, wait_until
 
 NUM_MIXED = 100
 NUM_FOUR = 10
-# Few enough that somebody has to give way, again and again.
-POOL = (
-    *("--dtype", "float32", "--no-http", "--max-total-tokens", "512", "--max-running-requests", "24"),
-    *("--schedule-conservativeness", "0.1", "--page-size", "4"),
-)
+POOL = SMALL_POOL
 BEAMS = ("--max-beam-width", "4")
 TIMEOUT_S = 240.0
 
@@ -106,15 +103,31 @@ def test_a_beam_search_over_two_ranks_finds_what_transformers_finds(two_ranks: L
     assert response.result.cum_log_probs == sums
 
 
+def test_a_flush_is_one_of_all_ranks(two_ranks: Launched) -> None:
+    """Nothing of a prompt is taken from the cache after it."""
+    asked = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    with Client(two_ranks.run_dir) as client:
+        done = [client.generate(list(range(200, 240)), asked, timeout=TIMEOUT_S) for _ in range(2)]
+        client.flush_cache()
+        done.append(client.generate(list(range(200, 240)), asked, timeout=TIMEOUT_S))
+    assert [each.usage.cached_tokens > 0 for each in done] == [False, True, False]
+    assert done[0].token_ids == done[1].token_ids == done[2].token_ids
+
+
 def test_each_rank_is_a_process_that_state_json_names(two_ranks: Launched) -> None:
     pids = {two_ranks.pid_of("worker", rank) for rank in range(2)}
     assert len(pids) == 2
     assert all(is_alive(pid) for pid in pids)
 
 
-def test_four_ranks_have_the_tokens_of_one(expected: list[list[int]]) -> None:
-    with launched("--tp-size", "4", *POOL) as launch, Client(launch.run_dir) as client:
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.full)])
+def test_four_ranks_have_the_tokens_of_one(expected: list[list[int]], tp_size: int, pp_size: int) -> None:
+    """Two in each of two stages, and four in one. Each is a process."""
+    layout = ("--tp-size", str(tp_size), "--pp-size", str(pp_size))
+    with launched(*layout, *POOL) as launch, Client(launch.run_dir) as client:
         assert tokens_of(client, NUM_FOUR) == expected[:NUM_FOUR]
+        workers = [child["pid"] for child in launch.state()["children"] if child["role"] == "worker"]
+        assert len(set(workers)) == 4
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
