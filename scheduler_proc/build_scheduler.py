@@ -9,6 +9,7 @@ from runtime.settings.config import RuntimeConfig
 from runtime.text.codec import Decoders
 from runtime.wire.plan import WorkerReady
 from scheduler_proc.adapter_capacity import make_inline_store, make_slots
+from scheduler_proc.batching.chunk_costs import ChunkCosts
 from scheduler_proc.batching.composition import (
     BatchingSettings,
     make_batch_builder,
@@ -52,10 +53,12 @@ def build_scheduler(
     adapters: AdapterDevice | None = None,
     ranks: CalledRanks | None = None,
     decoders: Decoders | None = None,
+    attention_span: int = 0,
 ) -> Scheduler:
     """Compose the parts around the port. `profile_dir`: as StepProfile's; `roster`: as Lifecycle's;
     `suspects`: as Intake's; `grammar`: None where no guides are kept; `adapters`: None where no adapters are
-    served; `ranks`: None where none can be called; `decoders`: None where beam searches have no text.
+    served; `ranks`: None where none can be called; `decoders`: None where beam searches have no text;
+    `attention_span`: as ChunkCosts', 0 where chunks of a prompt are alike.
 
     Raises ConfigError when a policy or a cache cannot be found.
     """
@@ -82,6 +85,7 @@ def build_scheduler(
         config.chunked_prefill_size,
         config.max_batch_size or limits.max_rows,
         cuts_prompts=not config.disable_chunked_prefill,
+        costs=ChunkCosts(config.chunked_prefill_size, attention_span) if attention_span else None,
     )
     inline = make_inline_store(config, limits, lifecycle, port)
     controls = Controls(
@@ -139,6 +143,7 @@ def _settings_in_force(
         "max_batch_size": config.max_batch_size or limits.max_rows,
         "chunked_prefill_size": config.chunked_prefill_size,
         "disable_chunked_prefill": config.disable_chunked_prefill,
+        "enable_dynamic_chunking": config.enable_dynamic_chunking,
         "grammar_backend": config.grammar_backend,
         "max_steps_in_flight": executor.max_in_flight,
         "speculative_algorithm": config.speculative_algorithm,

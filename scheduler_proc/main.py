@@ -8,10 +8,13 @@ import gc
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from runtime.base.errors import ExecutorError
 from runtime.base.mask_memory import MaskMemory
 from runtime.base.registry import resolve
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.checkpoint.model_config import ModelConfig
 from runtime.ring.process import ProcessContext, run_process
 from runtime.ring.roster import Roster, Suspects
 from runtime.ring.tenants import TenantsFile
@@ -64,6 +67,14 @@ def _decoders_of_searches(context: ProcessContext) -> Decoders | None:
     return open_decoders(open_tokenizer(config.tokenizer, prepared=context.endpoints.tokenizer_file))
 
 
+def _attention_span(config: RuntimeConfig) -> int:
+    """Return that of the model, which has a spec: settings with another one are refused."""
+    model = ModelConfig.from_path(
+        Path(config.model), config.context_length, config.model_spec, config.hf_overrides
+    )
+    return msgspec.structs.replace(model, max_attention_window=config.max_attention_window).attention_span()
+
+
 def main(context: ProcessContext) -> None:
     config = context.config
     inbox = context.inbox("scheduler_in", context.endpoints.scheduler_in)
@@ -114,6 +125,7 @@ def main(context: ProcessContext) -> None:
         adapters=executor if config.enable_lora else None,
         ranks=executor if _can_call_ranks(config) else None,
         decoders=_decoders_of_searches(context),
+        attention_span=_attention_span(config) if config.enable_dynamic_chunking else 0,
     )
     lifecycle = scheduler.lifecycle
     if context.was_paused:

@@ -106,6 +106,21 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
             weights[end] += self.vocab_size * hidden
         return weights
 
+    def attention_span(self) -> int:
+        """Return the number of tokens before a token at which it takes twice as long as the first one, by the
+        multiplications of all layers; 0 where no layer sees all of them, so that it never does.
+        """
+        num_all_seeing = sum(self.attention_window(layer) is None for layer in range(self.num_layers))
+        hidden = self.hidden_size
+        linear = 2 * hidden * self.head_dim * (self.num_heads + self.num_kv_heads) * self.num_layers
+        for has_experts in self.expert_layers:
+            if has_experts and self.experts is not None:
+                linear += 3 * hidden * self.experts.intermediate_size * self.experts.num_per_token
+            else:
+                linear += 3 * hidden * self.intermediate_size
+        each_before = 2 * self.num_heads * self.head_dim * num_all_seeing
+        return linear // each_before if each_before else 0
+
     def num_kv_heads_per_rank(self, num_ranks: int) -> int:
         """Return the number of KV heads of each rank. Where there are fewer KV heads than ranks, several
         ranks have the same one.

@@ -104,7 +104,7 @@ def resolve(
     _check_tcp(config)
     _check_kv_cache(config)
     _check_profile_dir(config)
-    _check_scheduling(config)
+    _check_scheduling(config, has_spec)
     _check_logits_processors(config)
     _check_graphs(config, device)
     _check_kv_dtype(config, device)
@@ -508,8 +508,15 @@ def _check_idle(config: RuntimeConfig) -> None:
         raise ConfigError("metrics_open: without an API key /metrics is open; leave it out")
 
 
-def _check_scheduling(config: RuntimeConfig) -> None:
+def _check_scheduling(config: RuntimeConfig, has_spec: bool) -> None:
     """Refuse what one setting says and another does not let it do."""
+    if config.enable_dynamic_chunking and (config.disable_chunked_prefill or not has_spec):
+        reason = (
+            "prompts are computed whole with --disable-chunked-prefill"
+            if config.disable_chunked_prefill
+            else "what a token costs is known of models that have a spec (docs/models.md)"
+        )
+        raise ConfigError(f"enable_dynamic_chunking: {reason}; leave one of them out")
     if config.max_beam_width > config.max_running_requests:
         raise ConfigError(
             f"max_beam_width: {config.max_beam_width} beams take as many rows, of which max_running_requests "

@@ -126,6 +126,13 @@ class SchedulerSettings(KVCacheSettings, frozen=True, forbid_unknown_fields=True
             "--no-enable-chunked-prefill",
         ),
     ] = False
+    enable_dynamic_chunking: Annotated[
+        bool,
+        setting(
+            "later chunks of a long prompt have fewer tokens, so that each takes about as long as the first; "
+            "for pipeline stages, and for streams beside long prompts (docs/pipeline_parallel.md)"
+        ),
+    ] = False
     max_batch_size: Annotated[
         int, setting("requests computed in one step, at most; 0: all that run", ge=0, le=4096)
     ] = 0

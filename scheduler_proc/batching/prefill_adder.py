@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scheduler_proc.batching.chunk_costs import ChunkCosts
 from scheduler_proc.cache.group_pages import seat_others
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
 from scheduler_proc.capacity.base import CapacityPolicy
@@ -30,6 +31,8 @@ class StepLimits(NamedTuple):
     max_requests: int
     cuts_prompts: bool = True
     """A prompt may be computed in chunks. False: in one step, and it waits for one that has room for it."""
+    costs: ChunkCosts | None = None
+    """Costs of tokens of prompts where later ones count for more; None: each counts for one."""
 
 
 class PrefillTotals(NamedTuple):
@@ -245,19 +248,23 @@ class PrefillAdder:
         return True
 
     def _chunk_len(self, req: Request, start: int, num_left: int) -> int:
-        """Return what the budget allows; a chunk that is not the last one ends with a page, if it reaches the
-        end of one. While logits of the prompt are wanted, no chunk goes beyond it.
+        """Return what the budget allows, less where later tokens cost more; a chunk that is not the last one
+        ends with a page, if it reaches the end of one. While logits of the prompt are wanted, no chunk goes
+        beyond it.
 
         0: prompts are not to be cut, and this one needs a step with more room. More than any step has can
         only be what a retraction or a restart took back with its output; that is computed in chunks.
         """
         if req.wanted_from < req.num_prompt and start < req.num_prompt:
             num_left = min(num_left, req.num_prompt - start)
-        if num_left <= self._token_budget:
+        costs, room = self._limits.costs, self._token_budget
+        if costs is not None:
+            room = costs.most(start, room)
+        if num_left <= room:
             return num_left
         if not self._limits.cuts_prompts and num_left <= self._limits.max_tokens:
             return 0
-        end = start + self._token_budget
+        end = start + room
         aligned = end - end % self._kv.page_size
         return (aligned if aligned > start else end) - start
 
@@ -265,7 +272,8 @@ class PrefillAdder:
         """Put a row that has room for its num_new tokens into the batch."""
         is_prefill = start < req.num_given
         scheduled = ScheduledRow(req, req.row, start, num_new, samples, is_prefill)
-        self._token_budget -= num_new
+        costs = self._limits.costs if is_prefill else None
+        self._token_budget -= num_new if costs is None else costs.cost(start, num_new, self._token_budget)
         self._request_budget -= 1
         if is_prefill:
             self._num_prefill_tokens += num_new

@@ -266,7 +266,7 @@ STEP_MUTANTS = [
         2,
     ),
     Mutant("an abort ends the next attempt too", Intake, "_live", " and req.handle == handle", "", 2),
-    Mutant("early aborts forgotten", Tombstones, "try_take", "return ", "return False and ", 3),
+    Mutant("early aborts forgotten", Tombstones, "try_take", "return ", "return False and ", 9),
     Mutant("refused output lost", KeepingOutbox, "flush", "return False", "pass", 0),
     Mutant(
         "a deadline ends only who waits",
@@ -282,7 +282,7 @@ STEP_MUTANTS = [
         "_find",
         " and req.handle == handle and self._time_of(req) == at",
         "",
-        3,
+        2,
     ),
     Mutant("one sequence more than may live", RequestMaker, "_check_room", ">= max_live", "> max_live", 3),
     Mutant(

@@ -25,7 +25,7 @@ OUTPUT_MUTANTS = [
         "accept",
         "rows.upto(end - 1)",
         "rows.upto(end + 100)",
-        3,
+        5,
         changes=TAPPED,
     ),
     Mutant(

@@ -51,6 +51,7 @@ class Setting:
     outputs: str = ""
     speculation: str = "none"
     beams: int = 1
+    attention_span: int = 0
 
 
 def decoders_of(model_path: Path) -> Decoders | None:
@@ -138,6 +139,7 @@ class Ring:
             Port(MemoryChannel("scheduler_in"), [self._output]),
             decoders=decoders_of(model_path) if setting.beams > 1 else None,
             grammar=self.make_grammar(),
+            attention_span=setting.attention_span,
         )
         self.lifecycle = self.scheduler.lifecycle
         self._num_requests = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from runtime.wire.format import unpack_ids
 from runtime.wire.plan import BatchPlan, StepResult
@@ -16,10 +17,13 @@ class VirtualPipe(FakeExecutor):
 
     num_stages: int
     spread: float
-    """A stage takes 1 of time, this much more or less."""
+    """Part of its time that a stage takes more or less from step to step."""
 
-    def begin(self, num_stages: int, spread: float, seed: int = 0) -> VirtualPipe:
-        """Set the clock to 0."""
+    def begin(
+        self, num_stages: int, spread: float, seed: int = 0, work: Callable[[BatchPlan], float] | None = None
+    ) -> VirtualPipe:
+        """Set the clock to 0. work: how long a stage takes for a step, 1 of time when not given."""
+        self._work = work or (lambda _: 1.0)
         self.num_stages, self.spread = num_stages, spread
         self.now = 0.0
         self.ends = [0.0] * num_stages
@@ -37,8 +41,9 @@ class VirtualPipe(FakeExecutor):
             if (ids[at : at + n] < 0).any():
                 starts_at = max(starts_at, self._token_at[row])
             at += n
+        work = self._work(plan)
         for stage in range(self.num_stages):
-            lasts = 1.0 + self.spread * self._random.uniform(-1.0, 1.0)
+            lasts = work * (1.0 + self.spread * self._random.uniform(-1.0, 1.0))
             starts_at = self.ends[stage] = max(starts_at, self.ends[stage]) + lasts
         samples = [1] * plan.num_decodes + unpack_ids(plan.samples).tolist()
         self._token_at |= {row: starts_at for row, n in zip(rows, samples, strict=True) if n}

@@ -16,6 +16,7 @@ from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.handle import KEY_BYTES
 from runtime.wire.plan import BatchPlan
 from runtime.wire.transport import HIGH_WATER_MARK, Inbox, MemoryChannel
+from scheduler_proc.batching.chunk_costs import ChunkCosts
 from scheduler_proc.batching.composition import (
     BatchingSettings,
     make_batch_builder,
@@ -144,6 +145,8 @@ class Setting:
     num_stages: int = 1
     """Stages of the pipeline; more than one: `depth` is by them."""
     drains_widths: bool = False
+    attention_span: int = 0
+    """Tokens before a token of a prompt at which it counts for two; 0: each counts for one."""
 
     @property
     def most_in_flight(self) -> int:
@@ -154,6 +157,15 @@ class Setting:
     def tenant_share(self) -> QueueShare | None:
         """Three quarters of the places."""
         return QueueShare(-(-3 * self.max_live // 4), self.max_live, self.max_live) if self.tenants else None
+
+    def step_limits(self) -> StepLimits:
+        span = self.attention_span if self.cuts_prompts else 0
+        return StepLimits(
+            self.budget,
+            self.max_requests or self.max_rows,
+            self.cuts_prompts,
+            ChunkCosts(self.budget, span) if span else None,
+        )
 
     def limits(self) -> Limits:
         return Limits(
@@ -232,6 +244,7 @@ class Setting:
             speculation=draw_speculation(random.Random(aside(rng).getrandbits(40))),
             has_adapters=random.Random(aside(rng).getrandbits(36)).random() < 0.3,
             num_stages=random.Random(aside(rng).getrandbits(24)).choice([1, 1, 1, 2, 3, 4]),
+            attention_span=random.Random(aside(rng).getrandbits(20)).choice([0] * 8 + [9, 50]),
         ).with_guides(random.Random(aside(rng).getrandbits(28)))
 
     def with_guides(self, rng: random.Random) -> Setting:
@@ -341,7 +354,7 @@ class System:
             roster=roster,
             patience=setting.patience,
         )
-        limits = StepLimits(setting.budget, setting.max_requests or setting.max_rows, setting.cuts_prompts)
+        limits = setting.step_limits()
         self.stats = StepStats(self.lifecycle, setting.stats(limits), port.now_s, port.wall_s)
         controls = Controls(
             self.lifecycle,
