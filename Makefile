@@ -71,8 +71,9 @@ test-pretended: setup
 test-unit: setup
 	$(BIN)/python -m pytest -m "not full" tests/unit $(ARGS)
 
+# Its launches start as they do for a user; those of `make test` are forked from a process with all imports.
 test-all: setup
-	$(BIN)/python -m pytest tests/unit tests/cpu tests/faults $(ARGS)
+	$(BIN)/python -m pytest --cold tests/unit tests/cpu tests/faults $(ARGS)
 	$(BIN)/python -m pytest --pretend tests/gpu $(ARGS)
 
 # The page in Debian's Chromium. Who is not root is told the one command that installs it.

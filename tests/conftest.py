@@ -10,9 +10,21 @@ from runtime.base.cpu_isa import hold_back_libraries
 from runtime.settings.config import DEMO_MODEL
 from runtime.text import tokenizer
 from runtime.text.tokenizer import Tokenizer
+from tests.harness.warm_start import use_warm_starts
 
 # Before anything computes. What a test starts inherits it.
 hold_back_libraries()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cold", action="store_true", help="start each launch as a user does, not as a fork (warm_start.py)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--cold"):
+        use_warm_starts()
 
 
 def pytest_collection_finish() -> None:

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from carousel.client import own_runtime
 from tests.harness.ring.launched import Launched, launched
+from tests.harness.warm_start import start_own_runtimes_warm
 
 if TYPE_CHECKING:  # transformers takes seconds to import, which most tests can do without
     from transformers import LlamaForCausalLM
@@ -27,6 +29,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import, which most tests can 
     from tests.harness.models.plans import PlanWriter
 
 torch.set_num_threads(1)
+start_own_runtimes_warm(own_runtime)
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +40,7 @@ def demo_launch() -> Iterator[Launched]:
     with launched(
         *("--dtype", "float32", "--cpu-threads", "1", "--max-running-requests", "8"),
         *("--gather-context-logits", "--gather-generation-logits", "--served-model-name", "demo"),
+        is_cold=True,
     ) as launch:
         yield launch
 

@@ -57,7 +57,7 @@ def end(launch: Launched, how: str) -> dict[str, float]:
     for caller in callers:
         caller.join(60.0)
     num_whole = sum("data: [DONE]" in caller.lines for caller in callers)
-    return {"seconds": ended_s[0] - from_s, "code": launch.process.returncode, "whole": num_whole}
+    return {"seconds": ended_s[0] - from_s, "code": launch.process.wait(), "whole": num_whole}
 
 
 def main() -> int:

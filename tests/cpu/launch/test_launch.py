@@ -43,8 +43,8 @@ def start() -> Iterator[Callable[..., Launched]]:
     """Starts launches that may end by themselves; whatever still runs is ended with the test."""
     launches: list[Launched] = []
 
-    def start_one(*arguments: str, module: str = "launch") -> Launched:
-        launches.append(Launched(*arguments, module=module))
+    def start_one(*arguments: str, module: str = "launch", is_cold: bool = False) -> Launched:
+        launches.append(Launched(*arguments, module=module, is_cold=is_cold))
         return launches[-1]
 
     yield start_one
@@ -57,7 +57,7 @@ def last_line(launch: Launched) -> str:
 
 
 def test_ctrl_c_when_idle_ends_everything_at_once() -> None:
-    with launched() as launch:
+    with launched(is_cold=True) as launch:
         pids = launch.pids()
         assert len(pids) == 7
         # A terminal's Ctrl-C reaches one of them. Of several sessions, each would have its share of the
@@ -199,9 +199,9 @@ def test_a_directory_that_a_killed_launch_and_its_guardian_left_is_cleared_by_th
     assert not leftovers(launch.run_dir)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("delay_s", [0.0, pytest.param(0.3, marks=pytest.mark.full), 1.0])
 def test_a_signal_during_start_ends_it_cleanly(start: Callable[..., Launched], delay_s: float) -> None:
-    launch = start()
+    launch = start(is_cold=True)
     wait_until(
         lambda: launch.state() != {} or launch.process.poll() is not None, 10.0, "children are started"
     )
@@ -224,7 +224,7 @@ def test_a_child_that_ends_by_itself_without_an_error_is_a_fault_too() -> None:
 def test_children_end_at_once_with_a_launcher_that_is_killed_while_they_start(
     start: Callable[..., Launched],
 ) -> None:
-    launch = start()
+    launch = start(is_cold=True)
     wait_until(lambda: launch.state() != {}, 10.0, "children are started")
     pids = launch.pids()
     assert len(pids) == 7

@@ -55,7 +55,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("keys")
     keys = keys_file(folder)
     settings = ("--api-keys", str(keys), "--cpu-threads", "1", "--context-length", "2048")
-    with launched(*settings) as launch, ExitStack() as stack:
+    # What a process has been given at its start is looked at, too.
+    with launched(*settings, is_cold=True) as launch, ExitStack() as stack:
         yield Served(launch, folder, stack)
 
 

@@ -59,7 +59,7 @@ def launch(cluster: Any) -> Iterator[Launched]:
         "--cpu-threads",
         "1",
     )
-    with launched(*arguments, "--dist-addr", f"{HOST}:{port}", *POOL) as started:
+    with launched(*arguments, "--dist-addr", f"{HOST}:{port}", *POOL, is_cold=True) as started:
         yield started
 
 

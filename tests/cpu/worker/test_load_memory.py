@@ -79,7 +79,7 @@ def test_weights_stand_in_a_workers_memory_once(checkpoint: Path, dtype: str, qu
         *("--skip-tokenizer-init", "--context-length=2048", "--max-running-requests=8"),
         f"--max-total-tokens={MAX_TOTAL_TOKENS}",
     )
-    with launched(*arguments) as launch:
+    with launched(*arguments, is_cold=True) as launch:
         status = Path(f"/proc/{launch.pid_of('worker')}/status").read_text()
     resident = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS:"))
     weights = weight_bytes(checkpoint, dtype, quantization)

@@ -1,4 +1,6 @@
-"""A launch under test: `python launch.py` as a user starts it, with eyes on all that it might leave."""
+"""A launch under test: `python launch.py` as a user starts it, or a fork that does the same
+(tests/harness/warm_start.py), with eyes on all that it might leave.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.harness.warm_start import WarmProcess, try_warm_start
+
 ROOT = Path(__file__).resolve().parents[3]
 SLACK = 5.0
 """Factor by which anything may take longer than on a quiet machine: this one may be slow and have other work.
 """
 START_S = 30.0
 STOP_S = 10.0
+IN_NETWORK = ("ip", "netns", "exec")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
@@ -55,26 +60,24 @@ def free_ports(count: int, host: str = "127.0.0.1") -> int:
 class Launched:
     """One launch with its own run directory and a free port."""
 
-    def __init__(self, *arguments: str, module: str = "launch", prefix: tuple[str, ...] = ()) -> None:
-        """`prefix`: a command that runs the launch as itself, such as `ip netns exec NAME`."""
+    def __init__(
+        self, *arguments: str, module: str = "launch", prefix: tuple[str, ...] = (), is_cold: bool = False
+    ) -> None:
+        """`prefix`: a command that runs the launch as itself, such as `ip netns exec NAME`. `is_cold`: True
+        starts it as a user does, whatever that costs.
+        """
         self._folder = tempfile.TemporaryDirectory(prefix="launched-")
         self.run_dir = Path(self._folder.name) / "run"
         if "--run-dir" in arguments:
             self.run_dir = Path(arguments[arguments.index("--run-dir") + 1])
         self._log_path = Path(self._folder.name) / "log"
         self._log = self._log_path.open("w+b")
-        self.process = subprocess.Popen(
-            [
-                *prefix,
-                sys.executable,
-                "-m",
-                module,
-                "--port",
-                "0",
-                "--run-dir",
-                str(self.run_dir),
-                *arguments,
-            ],
+        arguments = ("--port", "0", "--run-dir", str(self.run_dir), *arguments)
+        *command, network = prefix or ("",)
+        is_cold |= tuple(command) not in ((), IN_NETWORK)
+        warm = None if is_cold else try_warm_start(module, arguments, self._log.fileno(), network)
+        self.process: WarmProcess | subprocess.Popen[bytes] = warm or subprocess.Popen(
+            [*prefix, sys.executable, "-m", module, *arguments],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -151,9 +154,11 @@ class Launched:
 
 
 @contextmanager
-def launched(*arguments: str, module: str = "launch") -> Iterator[Launched]:
-    """A launch that is ready; ended and cleaned up with the block. `module`: what is run as launch.py."""
-    launch = Launched(*arguments, module=module)
+def launched(*arguments: str, module: str = "launch", is_cold: bool = False) -> Iterator[Launched]:
+    """A launch that is ready; ended and cleaned up with the block. `module`: what is run as launch.py.
+    `is_cold`: as for Launched.
+    """
+    launch = Launched(*arguments, module=module, is_cold=is_cold)
     try:
         yield launch.wait_ready()
     finally:
