@@ -32,19 +32,27 @@ def sampling(seed: int) -> SamplingParams:
     return SamplingParams(max_tokens=400, seed=seed, ignore_eos=True)
 
 
+@pytest.fixture(scope="module")
+def expected(faulty: FaultyLaunch) -> list[list[int]]:
+    """Tokens of each guide where nothing happens."""
+    with Client(faulty.launch.run_dir) as client:
+        outputs = [
+            client.generate("x", sampling(seed), structured_outputs=guide, timeout=TIMEOUT_S).token_ids
+            for seed, guide in enumerate(GUIDES)
+        ]
+    assert min(map(len, outputs)) > 100
+    return [list(output) for output in outputs]
+
+
 @pytest.mark.parametrize("role", ["grammar", "scheduler", "worker", "tokenizer"])
-def test_guided_outputs_are_the_same_when_a_process_is_killed(faulty: FaultyLaunch, role: str) -> None:
+def test_guided_outputs_are_the_same_when_a_process_is_killed(
+    faulty: FaultyLaunch, expected: list[list[int]], role: str
+) -> None:
     faulty.wait_ready()
     with Client(faulty.launch.run_dir) as client:
-        prompts = ["x"] * len(GUIDES)
-        expected = [
-            client.generate(prompt, sampling(seed), structured_outputs=guide, timeout=TIMEOUT_S).token_ids
-            for seed, (prompt, guide) in enumerate(zip(prompts, GUIDES, strict=True))
-        ]
-        assert min(map(len, expected)) > 100
         streams = [
-            client.stream(prompt, sampling(seed), structured_outputs=guide, timeout=TIMEOUT_S)
-            for seed, (prompt, guide) in enumerate(zip(prompts, GUIDES, strict=True))
+            client.stream("x", sampling(seed), structured_outputs=guide, timeout=TIMEOUT_S)
+            for seed, guide in enumerate(GUIDES)
         ]
         got = [list(next(stream).token_ids) for stream in streams]
         pid = faulty.kill(role)
@@ -58,12 +66,13 @@ def test_guided_outputs_are_the_same_when_a_process_is_killed(faulty: FaultyLaun
     faulty.check_accounts()
 
 
-def test_a_stopped_grammar_process_holds_up_nobody_and_is_replaced(faulty: FaultyLaunch) -> None:
+def test_a_stopped_grammar_process_holds_up_nobody_and_is_replaced(
+    faulty: FaultyLaunch, expected: list[list[int]]
+) -> None:
     """Requests without a guide go on meanwhile; those with one wait for the process in its place."""
     faulty.wait_ready()
     with Client(faulty.launch.run_dir) as client:
-        expected = client.generate("x", sampling(1), structured_outputs=GUIDES[0], timeout=TIMEOUT_S)
-        guided = client.stream("x", sampling(1), structured_outputs=GUIDES[0], timeout=TIMEOUT_S)
+        guided = client.stream("x", sampling(0), structured_outputs=GUIDES[0], timeout=TIMEOUT_S)
         ids = list(next(guided).token_ids)
         pid = faulty.kill("grammar", signal.SIGSTOP)
         waits = client.stream("x", sampling(1), structured_outputs=Guide(choice=["here"]), timeout=TIMEOUT_S)
@@ -72,7 +81,7 @@ def test_a_stopped_grammar_process_holds_up_nobody_and_is_replaced(faulty: Fault
         assert faulty.launch.pid_of("grammar") == pid
         for delta in guided:
             ids += delta.token_ids
-        assert ids == expected.token_ids
+        assert ids == expected[0]
         assert "".join(delta.text for delta in waits) == "here"
     faulty.wait_replaced("grammar", pid)
     assert faulty.events("hang")[-1]["process"] == "grammar"

@@ -39,13 +39,22 @@ def rest(got: list[list[int]], streams: list[Any]) -> list[list[int]]:
     return got
 
 
+@pytest.fixture(scope="module")
+def expected(faulty: FaultyLaunch) -> list[list[int]]:
+    """Tokens of each prompt where nothing happens."""
+    with Client(faulty.launch.run_dir) as client:
+        outputs = rest(*begin(client))
+    assert [len(ids) for ids in outputs] == [300] * 3
+    assert [len(set(ids)) == 300 for ids in outputs] == [True, True, False]
+    return outputs
+
+
 @pytest.mark.parametrize("role", ["worker", "scheduler", "tokenizer"])
-def test_the_outputs_are_the_same_when_a_process_is_killed(faulty: FaultyLaunch, role: str) -> None:
+def test_the_outputs_are_the_same_when_a_process_is_killed(
+    faulty: FaultyLaunch, expected: list[list[int]], role: str
+) -> None:
     faulty.wait_ready()
     with Client(faulty.launch.run_dir) as client:
-        expected = rest(*begin(client))
-        assert [len(ids) for ids in expected] == [300] * 3
-        assert [len(set(ids)) == 300 for ids in expected] == [True, True, False]
         begun = begin(client)
         pid = faulty.kill(role)
         assert rest(*begun) == expected
@@ -54,10 +63,11 @@ def test_the_outputs_are_the_same_when_a_process_is_killed(faulty: FaultyLaunch,
     faulty.check_accounts()
 
 
-def test_the_outputs_are_the_same_when_rows_are_taken_back(faulty: FaultyLaunch) -> None:
+def test_the_outputs_are_the_same_when_rows_are_taken_back(
+    faulty: FaultyLaunch, expected: list[list[int]]
+) -> None:
     faulty.wait_ready()
     with Client(faulty.launch.run_dir) as client:
-        expected = rest(*begin(client))
         begun = begin(client)
         for _ in range(3):
             client.pause_generation("retract")

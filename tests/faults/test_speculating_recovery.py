@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from carousel import Client, SamplingParams
+from carousel import Client, Completion, SamplingParams
 from carousel import StructuredOutputsParams as Guide
 from tests.faults.launch import FaultyLaunch, faulty_launch
 from tests.harness.ring.drawn_requests import PROMPTS
@@ -37,12 +37,11 @@ def sampling(seed: int, **fields: Any) -> SamplingParams:
     return SamplingParams(max_tokens=NUM_TOKENS, seed=seed, ignore_eos=True, **KINDS[seed], **fields)
 
 
-@pytest.mark.parametrize("role", ["scheduler", "worker", "grammar"])
-def test_guessed_outputs_are_the_same_when_the_engine_is_killed(faulty: FaultyLaunch, role: str) -> None:
-    """Right drafts, a prediction of all that comes, and n-grams; some of it is output before the kill."""
-    faulty.wait_ready()
+@pytest.fixture(scope="module")
+def off(faulty: FaultyLaunch) -> list[Completion]:
+    """Outputs without guesses, where nothing happens."""
     with Client(faulty.launch.run_dir) as client:
-        off = [
+        outputs = [
             client.generate(
                 prompt,
                 sampling(seed, speculative_num_draft_tokens=0),
@@ -51,7 +50,17 @@ def test_guessed_outputs_are_the_same_when_the_engine_is_killed(faulty: FaultyLa
             )
             for seed, prompt in enumerate(PROMPTS)
         ]
-        assert min(len(completion.token_ids) for completion in off) > 100
+    assert min(len(completion.token_ids) for completion in outputs) > 100
+    return outputs
+
+
+@pytest.mark.parametrize("role", ["scheduler", "worker", "grammar"])
+def test_guessed_outputs_are_the_same_when_the_engine_is_killed(
+    faulty: FaultyLaunch, off: list[Completion], role: str
+) -> None:
+    """Right drafts, a prediction of all that comes, and n-grams; some of it is output before the kill."""
+    faulty.wait_ready()
+    with Client(faulty.launch.run_dir) as client:
         options: list[Any] = [
             {"draft_token_ids": off[0].token_ids[:64]},
             {"prediction": off[1].text},

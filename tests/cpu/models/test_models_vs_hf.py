@@ -166,20 +166,30 @@ def test_demo_model_greedy_tokens_equal_generate(isa: CpuIsa | None, demo_tokens
     assert outputs == demo_tokens
 
 
+@pytest.fixture(scope="module")
+def demo_alone(demo: tuple[PreTrainedModel, CausalLM], kernels: NativeKernels | None) -> list[list[int]]:
+    """Tokens of each prompt by itself."""
+    outputs = []
+    for ids in _demo_prompts():
+        alone = paged(demo[1], 16, kernels)
+        outputs += alone.decode([0], [alone.prefill(0, ids, chunk=64)], num_steps=15)
+    return outputs
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 def test_demo_tokens_do_not_depend_on_chunk_page_size_or_batch(
-    demo: tuple[PreTrainedModel, CausalLM], page_size: int, chunk: int, kernels: NativeKernels | None
+    demo: tuple[PreTrainedModel, CausalLM],
+    demo_alone: list[list[int]],
+    page_size: int,
+    chunk: int,
+    kernels: NativeKernels | None,
 ) -> None:
     _, model = demo
     prompts = _demo_prompts()
-    solo = []
-    for ids in prompts:
-        alone = paged(model, 16, kernels)
-        solo += alone.decode([0], [alone.prefill(0, ids, chunk=64)], num_steps=15)
     forward = paged(model, page_size, kernels)
     first = [forward.prefill(row, ids, chunk) for row, ids in enumerate(prompts)]
-    assert forward.decode(range(len(prompts)), first, num_steps=15) == solo
+    assert forward.decode(range(len(prompts)), first, num_steps=15) == demo_alone
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.05), (torch.float16, 0.01)], ids=str)
