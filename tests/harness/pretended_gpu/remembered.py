@@ -115,17 +115,82 @@ def _computation_type(plain: Callable[..., Any]) -> Callable[..., Any]:
     return computation_type
 
 
+_is_for_numpy = False
+"""True while operands of a function of numpy are broadcast, which repeats scalars by itself."""
+
+
 def _broadcast(plain: Callable[..., Any]) -> Callable[..., Any]:
     """For TritonSemantic.broadcast_impl_value."""
 
     def broadcast(self: Any, left: Any, right: Any) -> Any:
         a, b = left.type, right.type
         is_block = a.is_block()
-        if is_block == b.is_block() and (not is_block or a.shape is b.shape):
-            return left, right
+        if is_block == b.is_block():
+            if not is_block or a.shape is b.shape:
+                return left, right
+        elif _is_for_numpy and is_block:
+            return left, tl.tensor(right.handle, a.with_element_ty(b))
+        elif _is_for_numpy:
+            return tl.tensor(left.handle, b.with_element_ty(a)), right
         return plain(self, left, right)
 
     return broadcast
+
+
+def _operands(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """For TritonSemantic.binary_op_type_checking_impl, of whose results numpy makes one."""
+
+    def operands(
+        self: Any,
+        left: Any,
+        right: Any,
+        allow_left_ptr: bool = False,
+        allow_right_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> Any:
+        global _is_for_numpy
+        rest = allow_left_ptr, allow_right_ptr, arithmetic_check, div_or_mod
+        if self.builder is not interpreter.interpreter_builder:
+            return plain(self, left, right, *rest)
+        _is_for_numpy = True
+        try:
+            if type(left) is type(right) is tl.tensor and left.dtype is right.dtype:
+                own = left.dtype
+                if not own.is_ptr() and self.computation_type_impl(own, False, own, False, div_or_mod) is own:
+                    return self.broadcast_impl_value(left, right)
+            return plain(self, left, right, *rest)
+        finally:
+            _is_for_numpy = False
+
+    return operands
+
+
+def _constant(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """For TritonSemantic.scalar_constant. Nobody changes one."""
+    known: dict[Any, Any] = {}
+
+    def constant(self: Any, value: Any, dtype: Any) -> Any:
+        kind = type(value)
+        if self.builder is not interpreter.interpreter_builder or not (
+            kind is int or (kind is float and value)
+        ):
+            return plain(self, value, dtype)  # zeros of floats may differ in their sign
+        key = kind, value, dtype.name
+        if key not in known:
+            known[key] = plain(self, value, dtype)
+        return known[key]
+
+    return constant
+
+
+def _handle(plain: Callable[..., None]) -> Callable[..., None]:
+    """For TensorHandle.__init__, which holds numpy's width against the type's each time."""
+
+    def init(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+
+    return init
 
 
 CHECKS_SEMANTIC = tl.core.builtin(lambda: None).__code__
@@ -133,13 +198,19 @@ CHECKS_SEMANTIC = tl.core.builtin(lambda: None).__code__
 
 def _patch_attr(plain: Callable[..., None]) -> Callable[..., None]:
     """For the interpreter's _patch_attr: the wrapper of each function of Triton's language, which says that
-    it is called outside of a kernel, is left out inside of one.
+    it is called outside of a kernel, is left out inside of one, and no keywords are sorted out for each call.
     """
+    semantic = interpreter.interpreter_semantic
 
-    def patch_attr(owner: Any, name: str, member: Any, *rest: Any) -> None:
+    def patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         while getattr(member, "__code__", None) is CHECKS_SEMANTIC:
             member = member.__wrapped__
-        plain(owner, name, member, *rest)
+
+        def in_kernel(*args: Any, **keywords: Any) -> Any:
+            keywords["_semantic"] = semantic
+            return member(*args, **keywords)
+
+        scope.set_attr(owner, name, in_kernel)
 
     return patch_attr
 
@@ -151,9 +222,12 @@ REPLACED: list[tuple[Any, str, Callable[..., Any]]] = [
     (tl.block_type, "with_element_ty", _with_element_ty),
     (interpreter, "_patch_attr", _patch_attr),
     (tl.tensor, "__init__", _tensor),
+    (interpreter.TensorHandle, "__init__", _handle),
     (tl.dtype, "__eq__", _equal),
     (TritonSemantic, "computation_type_impl", _computation_type),
     (TritonSemantic, "broadcast_impl_value", _broadcast),
+    (TritonSemantic, "binary_op_type_checking_impl", _operands),
+    (TritonSemantic, "scalar_constant", _constant),
 ]
 _is_remembering = False
 
