@@ -26,7 +26,7 @@ from tests.harness.ring.beam_draws import Draw, Found, assert_same, draws, found
 from tests.harness.ring.serving_ring import Generated, Ring, Setting
 
 TINY = ("llama", "qwen2", "mistral", "gemma2")
-NUM_DRAWS = {"demo": 20, **dict.fromkeys(TINY, 10)}
+NUM_DRAWS = {"demo": 12, **dict.fromkeys(TINY, 8)}
 NUM_DRAWS_FULL = 400
 NUM_TOKENS = 12
 
@@ -82,7 +82,7 @@ def test_forbidden_ids_are_those_of_transformers_processors(name: str, tmp_path:
     """Min tokens, and bad words of one to three ids, made of what is found without them."""
     model, path = checkpoint(name, tmp_path)
     eos_ids = CheckpointConfig.read(path).eos_token_ids
-    free = draws(5, 12, model.config.get_text_config().vocab_size, NUM_TOKENS)
+    free = draws(5, 8, model.config.get_text_config().vocab_size, NUM_TOKENS)
     some = []
     for number, (draw, found) in enumerate(zip(free, run(path, free, Setting(beams=8)), strict=True)):
         tokens = [*draw.prompt, *found[0].tokens]
@@ -126,7 +126,7 @@ def check_rules(name: str, path: Path, num_draws: int, num_tokens: int, seed: in
 
 @pytest.mark.parametrize("name", ["demo", "llama"])
 def test_penalties_ngrams_bias_and_allowed_ids_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    check_rules(name, tmp_path, 30, NUM_TOKENS, seed=7)
+    check_rules(name, tmp_path, 16, NUM_TOKENS, seed=7)
 
 
 @pytest.mark.full
@@ -176,7 +176,7 @@ def plain() -> list[list[Found]]:
 
 def asked() -> list[Draw]:
     vocab_size, rng = CheckpointConfig.read(DEMO_MODEL).vocab_size, random.Random(3)
-    some = draws(3, 12, vocab_size, NUM_TOKENS)
+    some = draws(3, 8, vocab_size, NUM_TOKENS)
     return [with_rules(draw, vocab_size, rng) if at % 3 == 0 else draw for at, draw in enumerate(some)]
 
 

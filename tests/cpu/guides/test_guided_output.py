@@ -59,7 +59,7 @@ def ids_of(client: Client, text: str) -> list[int]:
 # -- many at random ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [80, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.full)])
 def test_output_is_what_its_schema_says(client: Client, count: int) -> None:
     random = RandomSchemas(SEED)
     schemas = [random.next() for _ in range(count)]
@@ -73,7 +73,7 @@ def test_output_is_what_its_schema_says(client: Client, count: int) -> None:
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
 
 
-@pytest.mark.parametrize("count", [50, pytest.param(300, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.full)])
 def test_output_is_a_full_match_of_its_expression(client: Client, count: int) -> None:
     random = RandomRegexes(SEED)
     expressions = [random.next() for _ in range(count)]
@@ -83,7 +83,7 @@ def test_output_is_a_full_match_of_its_expression(client: Client, count: int) ->
         assert re.fullmatch(expression, each.text), (expression, each.text)
 
 
-@pytest.mark.parametrize("count", [16, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.full)])
 def test_output_is_a_text_of_its_grammar(client: Client, count: int) -> None:
     random = RandomGrammars(SEED)
     made = [random.next() for _ in range(count)]

@@ -5,7 +5,10 @@ Each with torch operations and with the C++ kernels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +29,17 @@ from tests.harness.models.reference import (
 )
 
 ONE_OF_EACH = [next(iter(family.cases)) for family in FAMILIES.values()]
+KERNELS = ("torch", "native")
 NUM_ROWS = 8
+
+
+def combinations() -> Iterator[Any]:
+    """Each family with each adapter, on one of both by turns; with `full` on the other one, too."""
+    for (n, family), (m, adapter) in product(enumerate(ONE_OF_EACH), enumerate(ADAPTERS)):
+        for kernels in KERNELS:
+            is_turn = kernels == KERNELS[(n + m) % 2]
+            marks = [needs_compiler] * (kernels == "native") + [pytest.mark.full] * (not is_turn)
+            yield pytest.param(family, kernels, adapter, marks=marks, id=f"{family}-{kernels}-{adapter}")
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +47,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module", params=["torch", pytest.param("native", marks=needs_compiler)])
+@pytest.fixture(scope="module")
 def kernels(request: pytest.FixtureRequest) -> NativeKernels | None:
     return native_kernels() if request.param == "native" else None
 
@@ -49,7 +62,9 @@ def checkpoint(
     return case, make_checkpoint(case, path), path
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize(
+    ("checkpoint", "kernels", "name"), list(combinations()), indirect=["checkpoint", "kernels"]
+)
 def test_an_adapter_computes_what_its_merged_weights_do(
     name: str,
     checkpoint: tuple[Case, PreTrainedModel, Path],

@@ -32,7 +32,7 @@ class Load(NamedTuple):
     """Tokens of each output."""
 
 
-SHORT = Load(20, 32)
+SHORT = Load(16, 24)
 LONG = Load(50, 64)
 FACTORS: dict[str, tuple[object, object]] = {
     "radix": (True, False),

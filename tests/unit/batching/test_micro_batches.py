@@ -25,7 +25,7 @@ def piped(
 
 def rows_per_time(num_stages: int, num_rows: int, spread: float) -> float:
     """Tokens of `num_rows` that decode, in the time of one stage of one step."""
-    room = {"num_pages": 8000, "max_rows": num_rows, "max_len": 1000}
+    room = {"num_pages": 1000 * num_rows, "max_rows": num_rows, "max_len": 1000}
     with running(num_stages=num_stages, depth=2, **room) as system:
         pipe = piped(system, num_stages, spread)
         for number in range(num_rows):
