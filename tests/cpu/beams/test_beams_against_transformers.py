@@ -26,7 +26,7 @@ from tests.harness.ring.beam_draws import Draw, Found, assert_same, draws, found
 from tests.harness.ring.serving_ring import Generated, Ring, Setting
 
 TINY = ("llama", "qwen2", "mistral", "gemma2")
-NUM_DRAWS = {"demo": 12, **dict.fromkeys(TINY, 8)}
+NUM_DRAWS = {"demo": 20, **dict.fromkeys(TINY, 10)}
 NUM_DRAWS_FULL = 400
 NUM_TOKENS = 12
 
