@@ -5,7 +5,7 @@
 //   Widened<T>       two of T, 16 bits    one float32                    float32
 //   Bf16Pairs        two bf16             two bf16                       float32    AVX512-BF16
 //   ByteQuads        four int8            four uint8 of x                int32      VNNI
-//   SignedQuads      four int8            four int8, and magnitudes      int32      AVX2, few rows
+//   SignedQuads      four int8            four int8, and magnitudes      int32      AVX2, one row
 //   BytePairs        four int8            two int16                      int32
 //
 // units_of gives units of a panel's words from a lane on. A word of what is widened becomes two; `Plain` multiplies
@@ -135,14 +135,15 @@ struct SignedUnit {
 };
 
 // W with the signs of x, times the magnitudes of x, which are unsigned: two products of 127 * 127 at most are added
-// without saturating. W has no -128, whose sign cannot be changed. For few rows these are fewer instructions
-// than widening takes. One panel at a time is one stream of memory, which the processor follows by itself: 26 GB/s for
-// one row on one core of an EPYC Zen 4, and 20 where each line was asked for, too (2026-11).
+// without saturating. W has no -128, whose sign cannot be changed. For one row these are fewer instructions than
+// widening takes; for more they are slower, since three of four go to the same units. One panel at a time is one stream
+// of memory, which the processor follows by itself: 25 to 30 GB/s on one core of an EPYC Zen 4, and 19 to 25 where each
+// line was asked for, too (2026-11).
 struct SignedQuads : PlainProduct<SignedQuads, vint, SignedUnit, 4> {
   typedef char vbytes __attribute__((vector_size(32)));
-  static constexpr int kSums = 8;
+  static constexpr int kSums = 2;
   static constexpr int kPanels = 1;
-  static constexpr int kMostRows = 4;
+  static constexpr int kMostRows = 1;
   static constexpr int kOffset = 0;
   static constexpr bool kAsksAhead = false;
 
