@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.harness.ring.launched import ROOT, Launched, free_ports
+from tests.harness.ring.launched import ROOT, START_S, Launched, free_ports, wait_until
 
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
 THIRD, FOURTH = "127.0.0.4", "127.0.0.5"
@@ -104,6 +104,14 @@ class Nodes:
         """Process of a rank."""
         node = rank // self._ranks_per_node
         return (self.zero, self.other, *self.rest)[node].pid_of("worker", rank)
+
+    def wait_whole(self) -> None:
+        """Wait until all processes are there and ready, after one of them was ended."""
+        wait_until(
+            lambda: all(child["ready"] for child in self.zero.state()["children"]),
+            START_S,
+            "the launch is ready again",
+        )
 
     def close(self) -> None:
         self.zero.close()

@@ -69,7 +69,7 @@ def seen_from_here(launch: Launched, pid: int) -> int:
     first = Path(f"/proc/{main}/task/{main}/children").read_text().split()[0]
     container = os.readlink(f"/proc/{first}/ns/pid")
     for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):
+        with suppress(OSError):  # it has ended, or is nobody that this user may look at
             numbers = (entry / "status").read_text().split("NSpid:")[1].splitlines()[0].split()
             if os.readlink(entry / "ns" / "pid") == container and int(numbers[-1]) == pid:
                 return int(entry.name)

@@ -128,6 +128,7 @@ def test_a_rank_that_is_killed_in_a_call_is_told_and_costs_no_request(
 def test_a_killed_rank_costs_no_request(
     two_nodes: Nodes, expected_streams: list[list[int]], rank: int
 ) -> None:
+    two_nodes.wait_whole()
     epoch = two_nodes.zero.state()["epoch"]
     with Client(two_nodes.run_dir) as client:
         got = streams_of(client, lambda: os.kill(two_nodes.pid_of_rank(rank), signal.SIGKILL))
@@ -140,6 +141,7 @@ def test_a_killed_agent_that_comes_back_costs_no_request(
     two_nodes: Nodes, expected_streams: list[list[int]]
 ) -> None:
     """The test starts it again, as Slurm, Kubernetes or systemd do."""
+    two_nodes.wait_whole()
     ranks = []
 
     def kill_agent() -> None:
@@ -162,6 +164,7 @@ def test_a_stopped_process_on_another_node_costs_no_request(
     two_nodes: Nodes, expected_streams: list[list[int]], role: str
 ) -> None:
     """Node 0 gives up an agent that says nothing; one that goes on then joins anew."""
+    two_nodes.wait_whole()
     other = two_nodes.other
     pid = other.process.pid if role == "agent" else two_nodes.pid_of_rank(1)
     epoch = two_nodes.zero.state()["epoch"]

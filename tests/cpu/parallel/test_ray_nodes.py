@@ -116,9 +116,9 @@ def cpu_seconds(pid: int) -> float:
 
 def test_no_process_of_a_step_can_call_ray_and_idle_ranks_rest(launch: Launched) -> None:
     """Ray is loaded by the process that asks it and by the actors, which hear nothing of steps."""
-    asked = SamplingParams(max_tokens=500, ignore_eos=True)
+    asked = SamplingParams(max_tokens=350, ignore_eos=True)
     with Client(launch.run_dir) as client:
-        for _ in range(2):
+        for _ in range(3):
             client.generate(ids_of(0), asked, timeout=TIMEOUT_S)
         assert client.collective_rpc("ping", timeout=TIMEOUT_S)[1]["num_steps"] >= 1000
     agent = agent_of(launch)
