@@ -196,7 +196,8 @@ def _forget_signals() -> None:
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _fork_for_the_product() -> None:
@@ -365,7 +366,8 @@ def main(control: socket.socket) -> None:
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)  # beside a thread
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the launches' to end, or the test's
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # it is the launches' to end, or the test's
     running: dict[int, tuple[ForkedChild, int]] = {}
     poll = select.poll()
     poll.register(control, select.POLLIN)
