@@ -86,7 +86,7 @@ def choices_of(text: str) -> list[str]:
 
 
 def _lark_of(ebnf: str) -> str:
-    """Raises InvalidRequest."""
+    """Return the Lark text of a grammar in EBNF. Raises InvalidRequest."""
     try:
         return str(gbnf_to_lark(ebnf))
     except Exception as error:  # the converter raises plain Exception

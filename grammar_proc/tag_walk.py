@@ -137,7 +137,7 @@ class TagWalk(ABC, Generic[Part]):
         return self._seq(*parts)
 
     def _id_of(self, spelling: str, param: str) -> int:
-        """Raises InvalidRequest."""
+        """Return the id of the special token that is spelled so. Raises InvalidRequest that names `param`."""
         if spelling not in self._special:
             raise InvalidRequest(
                 f"{param}: {spelling} is no token of its own in the model's tokenizer", param=param

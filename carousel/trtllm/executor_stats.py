@@ -104,7 +104,7 @@ class RuntimeQuestions:
 
 
 def _answer(asking: AbstractContextManager[ResultMailbox], deadline: float | None) -> Any:
-    """The body of the one reply. Raises the error it carries, TimeoutError at the deadline."""
+    """Return the body of the one reply. Raises the error that it carries; TimeoutError at the deadline."""
     with asking as mailbox:
         mailbox.wait(lambda: mailbox.num_put > 0, deadline)
         return control_result(mailbox.take_now()[0])
