@@ -20,8 +20,12 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of a step that are tried with one thread fewer."""
 TRIAL = 32
 """Steps with one limit, whose mean counts: after one that waited for its plan come quick ones."""
-OUTLIERS = 2
-"""Longest steps of a trial, which do not count."""
+LOOK = 8
+"""Steps of a trial between two looks at whether it is worth going on with."""
+HOPELESS = 1.1
+"""A trial ends early once its steps take so many times what the best limit has taken."""
+OUTLIERS = 1 / 16
+"""Share of a trial's steps, the longest ones, which do not count; at least one step."""
 SHRINK = 0.997
 """Factor of what other limits have taken, at each trial of one: so each has its turn, near ones soon."""
 GAIN = 0.97
@@ -85,10 +89,14 @@ class _Size:
     def note(self, seconds: float) -> None:
         """Take what a step with `limit` has taken."""
         self._trial.append(seconds)
-        if len(self._trial) == TRIAL:
-            gain = GAIN if self.limit == self._limits[0] else 1.0
-            self._seconds[self.limit] = gain * sum(sorted(self._trial)[:-OUTLIERS])
+        count = len(self._trial)
+        if count % LOOK:
+            return
+        counted = sorted(self._trial)[: -max(1, int(count * OUTLIERS))]
+        mean = sum(counted) / len(counted)
+        if count == TRIAL or (self._seconds and mean > HOPELESS * min(self._seconds.values())):
             self._trial.clear()
+            self._seconds[self.limit] = GAIN * mean if self.limit == self._limits[0] else mean
             for other in self._seconds.keys() - {self.limit}:
                 self._seconds[other] *= SHRINK
             self.limit = self._next()

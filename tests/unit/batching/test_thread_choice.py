@@ -6,18 +6,22 @@ from collections.abc import Callable
 
 import pytest
 
-from model_worker.runner.recording.thread_choice import MAX_TOKENS, TRIAL, Limit, ThreadChoice, limits
+from model_worker.runner.recording.thread_choice import LOOK, MAX_TOKENS, TRIAL, Limit, ThreadChoice, limits
 
 ALL = Limit(2, 0.0)
 MANY = 32 * TRIAL
 """Steps enough for each limit to have had its turn."""
+WAITING = (3.0, 0.2, 0.4, 0.4)
+"""Every fourth step waits for its plan, and the ones after it find theirs there."""
 
 
 class Steps:
     """Stream of steps on a machine where each takes so many seconds with each limit."""
 
-    def __init__(self, most: int, seconds: Callable[[Limit], float]) -> None:
-        self.seconds = seconds
+    def __init__(
+        self, most: int, seconds: Callable[[Limit], float], factors: tuple[float, ...] = WAITING
+    ) -> None:
+        self.seconds, self.factors = seconds, factors
         self.now = 0.0
         self.choice = ThreadChoice(most, lambda: self.now)
         self.taken: list[Limit] = []
@@ -26,8 +30,7 @@ class Steps:
         for step in range(count):
             limit = self.choice.begin_step(rows, num_tokens)
             self.taken.append(limit)
-            # Every fourth waits for its plan, and the ones after it find theirs there.
-            self.now += self.seconds(limit) * (3.0, 0.2, 0.4, 0.4)[step % 4]
+            self.now += self.seconds(limit) * self.factors[step % len(self.factors)]
 
     def share(self, limit: Limit) -> float:
         """Return with how much of the last steps it was."""
@@ -51,6 +54,12 @@ def test_all_threads_compute_where_fewer_gain_nothing_to_speak_of() -> None:
     steps.run(8 * MANY)
     assert steps.share(Limit(4, 0.0)) == max(map(steps.share, limits(4)))
     assert set(steps.taken) == set(limits(4))
+
+
+def test_a_limit_that_is_clearly_slower_is_tried_for_a_few_steps_only() -> None:
+    steps = Steps(2, lambda limit: 20e-3 * (1 + 0.7 * limit.share), factors=(1.0,))
+    steps.run(TRIAL + 4 * LOOK + 1)
+    assert [steps.taken.count(limit) for limit in limits(2)] == [TRIAL + 1] + [LOOK] * 4
 
 
 def test_pauses_between_requests_are_nobodys() -> None:
