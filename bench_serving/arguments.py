@@ -19,7 +19,7 @@ from runtime.base.errors import ConfigError
 
 class BackendKind(NamedTuple):
     speaks: str
-    """Way to the server: completions, chat or sdk."""
+    """Way to the server: completions, chat, generate or sdk."""
     usual_port: int
     counts_tokens: bool
     """Knows stream_options.continuous_usage_stats, which is not OpenAI's and which others may refuse."""
@@ -32,6 +32,7 @@ BACKENDS = {
     "openai-chat": BackendKind("chat", 8000, False),
     "vllm": BackendKind("completions", 8000, True),
     "vllm-chat": BackendKind("chat", 8000, True),
+    "sglang": BackendKind("generate", 30000, True),
     "sglang-oai": BackendKind("completions", 30000, True),
     "sglang-oai-chat": BackendKind("chat", 30000, True),
     "sdk": BackendKind("sdk", 0, True),
@@ -121,7 +122,7 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def speaks(self) -> str:
-        """completions, chat or sdk."""
+        """completions, chat, generate or sdk."""
         return BACKENDS[self.backend].speaks
 
     @property
@@ -226,7 +227,9 @@ def _extra_fields(text: str) -> dict[str, object]:
         raise ConfigError(f"--extra-request-body: {error}") from None
     if "stream" in extra:
         raise ConfigError("--extra-request-body: stream is --disable-stream's to say")
-    if any(extra.get(name) not in (None, 1) for name in ("n", "best_of")):
+    inner = extra.get("sampling_params")
+    fields = extra | (inner if isinstance(inner, dict) else {})
+    if any(fields.get(name) not in (None, 1) for name in ("n", "best_of")):
         raise ConfigError(
             "--extra-request-body: one sequence per request is measured; n and best_of must be 1"
         )

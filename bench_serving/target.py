@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench_serving.arguments import BACKENDS, BenchConfig
 from bench_serving.backends.base import Backend, BenchPrompt, ChatTurn, GenerationOptions
-from bench_serving.backends.openai import Api, OpenAIBackend, served_model
+from bench_serving.backends.over_http import http_backend, served_model
 from bench_serving.backends.sdk import SdkBackend
 from bench_serving.datasets.base import PromptSource, TokenizerSource, WordSource
 from bench_serving.http_client import HttpClient
@@ -72,8 +72,7 @@ async def open_target(config: BenchConfig) -> BenchTarget:
         metrics_http = HttpClient(where, config.headers, timeout_s=METRICS_TIMEOUT_S, clock=time.perf_counter)
         model = config.model or await served_model(http)
         tokenizer_dir = config.tokenizer or _tokenizer_of(model)
-        api: Api = "chat" if config.speaks == "chat" else "completions"
-        backend = OpenAIBackend(http, api, model, options, time.perf_counter)
+        backend = http_backend(config.speaks, http, model, options, time.perf_counter)
     tokenizer = _load(tokenizer_dir) if tokenizer_dir else None
     return BenchTarget(
         backend,
@@ -116,8 +115,12 @@ def _render(config: BenchConfig, tokenizer: Tokenizer | None) -> Render:
 
     def render(messages: list[ChatTurn]) -> BenchPrompt:
         try:
-            return renderer.apply_chat_template(messages)
+            text = renderer.apply_chat_template(messages)
         except InvalidRequest as error:
             raise RequestFailure(error.message) from None
+        # /generate puts special tokens in front of every text.
+        if config.speaks == "generate":
+            return [int(token) for token in renderer.encode_batch([text], add_special_tokens=False)[0]]
+        return text
 
     return render

@@ -66,23 +66,7 @@ class _Answer(msgspec.Struct, gc=False):
     error: Any = None
 
 
-class _Models(msgspec.Struct):
-    class Card(msgspec.Struct):
-        id: str
-
-    data: list[Card]
-
-
 _decode_answer = msgspec.json.Decoder(_Answer).decode
-
-
-async def served_model(client: HttpClient) -> str:
-    """The name of the first model the server has. Raises RequestFailure."""
-    body = await client.get("/v1/models")
-    try:
-        return msgspec.json.decode(body, type=_Models).data[0].id
-    except (msgspec.DecodeError, IndexError):
-        raise RequestFailure("/v1/models names no model; name one with --model") from None
 
 
 class OpenAIBackend:

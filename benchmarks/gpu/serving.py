@@ -17,7 +17,8 @@ import torch
 import uvloop
 
 from bench_serving.backends.base import GenerationOptions
-from bench_serving.backends.openai import OpenAIBackend, served_model
+from bench_serving.backends.openai import OpenAIBackend
+from bench_serving.backends.over_http import served_model
 from bench_serving.datasets.base import LoadConversation, Turn
 from bench_serving.http_client import HttpClient
 from bench_serving.load import LoadResult, Traffic, as_text, run_load

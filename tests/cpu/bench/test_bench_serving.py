@@ -63,6 +63,8 @@ def test_it_is_a_command(launch: Launched) -> None:
         ("carousel", ("--dataset-name", "random", "--disable-stream", "--apply-chat-template")),
         ("openai-chat", ("--dataset-name", "multi-turn", "--num-turns", "2")),
         ("carousel-chat", ("--dataset-name", "random", "--request-rate", "50", "--burstiness", "0.5")),
+        ("sglang", ("--dataset-name", "random", "--apply-chat-template")),
+        ("sglang", ("--dataset-name", "random-ids", "--disable-stream")),
         ("sdk", ("--dataset-name", "random-ids")),
         ("sdk", ("--dataset-name", "multi-turn", "--num-turns", "2", "--disable-stream")),
     ],

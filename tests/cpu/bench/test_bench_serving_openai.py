@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from bench_serving.backends.base import BenchPrompt, GenerationOptions
-from bench_serving.backends.openai import Api, OpenAIBackend, served_model
+from bench_serving.backends.openai import Api, OpenAIBackend
+from bench_serving.backends.over_http import served_model
 from bench_serving.http_client import HttpClient
 from bench_serving.records import RequestFailure, RequestRecord
 from runtime.base.errors import ConfigError

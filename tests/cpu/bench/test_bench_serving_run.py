@@ -82,6 +82,10 @@ LABELS = (
         ("--goodput ttft:3 --disable-stream", "--goodput"),
         ("--extra-request-body [1]", "--extra-request-body"),
         ('--extra-request-body {"n":2}', "--extra-request-body: one sequence per request"),
+        (
+            '--extra-request-body {"sampling_params":{"n":2}}',
+            "--extra-request-body: one sequence per request",
+        ),
         ('--extra-request-body {"stream":false}', "--extra-request-body: stream"),
         ("--output-details", "--output-details: name the file"),
     ],

@@ -1,0 +1,36 @@
+"""Choice of the back end for a server that is asked over HTTP, and the name of its model."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bench_serving.backends.base import Backend, GenerationOptions
+from bench_serving.backends.openai import OpenAIBackend
+from bench_serving.backends.sglang import SglangBackend
+from bench_serving.http_client import HttpClient
+from bench_serving.records import Clock, RequestFailure
+
+
+class _Models(msgspec.Struct):
+    class Card(msgspec.Struct):
+        id: str
+
+    data: list[Card]
+
+
+async def served_model(client: HttpClient) -> str:
+    """The name of the first model the server has. Raises RequestFailure."""
+    body = await client.get("/v1/models")
+    try:
+        return msgspec.json.decode(body, type=_Models).data[0].id
+    except (msgspec.DecodeError, IndexError):
+        raise RequestFailure("/v1/models names no model; name one with --model") from None
+
+
+def http_backend(
+    speaks: str, client: HttpClient, model: str, options: GenerationOptions, clock: Clock
+) -> Backend:
+    """speaks: completions, chat or generate."""
+    if speaks == "generate":
+        return SglangBackend(client, options, clock)
+    return OpenAIBackend(client, "chat" if speaks == "chat" else "completions", model, options, clock)
