@@ -84,3 +84,21 @@ def test_a_name_that_is_not_in_the_code_is_found() -> None:
     text = f"[`LLM.close`](carousel/client/offline.py) {links}"
     found = list(dead_links(ROOT / "README.md", text))
     assert [words.rsplit(" ", 1)[1] for words in found] == ["main", "Nobody", "LLM.nothing"]
+
+
+def torn_tables(text: str) -> Iterator[str]:
+    """First lines of tables that have no line of dashes below them: a blank line cuts a table in two."""
+    for table in re.findall(r"(?:^\|.*\n?)+", FENCE.sub("", text), re.M):
+        lines = table.splitlines()
+        if len(lines) < 2 or set(lines[1]) - set("|:- "):
+            yield lines[0]
+
+
+def test_tables_are_whole() -> None:
+    assert not [line for page in pages() for line in torn_tables(page.read_text())]
+
+
+def test_a_torn_table_is_found() -> None:
+    table = "| a | b |\n|---|:-:|\n| c | d |\n"
+    assert list(torn_tables(f"x\n\n{table}\n| e | f |\n")) == ["| e | f |"]
+    assert not list(torn_tables(table))
