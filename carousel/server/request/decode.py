@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 import msgspec
 
 from carousel.server.openai.types import TEXT_ONLY
+from carousel.server.request.field_table import EXAMPLES
 from carousel.server.request.large_fields import LARGE_FIELDS, PromptLimits, cut_fields, decode_large
 from carousel.server.request.large_json import SEGMENT_BYTES, BodyBytes, LargeJson, Span, Wait
 from carousel.server.request.unknown_fields import (
@@ -37,6 +38,8 @@ T = TypeVar("T")
 
 _AT = re.compile(r" - at .*`\$\.?(?P<path>[^`]*)`$")
 _PART = re.compile(r"\.content\[\d+\]\.type$")
+_INDEX = re.compile(r"\[\d+\]")
+_WRONG_TYPE = re.compile("Expected `.*, got `")
 _FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field `(?P<name>[^`]*)`")
 
 
@@ -126,6 +129,9 @@ def field_error(message: str, within: str = "") -> InvalidRequest:
         text = message[: at.start()] if at else message
         if _PART.search(path):
             text = f"{TEXT_ONLY}: {text}"
+        example = EXAMPLES.get(_INDEX.sub("", path))
+        if example is not None and _WRONG_TYPE.match(text):
+            text += f"; it is written as {example}"
         return InvalidRequest(f"{path}: {text}" if path else text, param=path or None)
     name = f"{path}.{field['name']}" if path else field["name"]
     if field["what"].startswith("missing"):

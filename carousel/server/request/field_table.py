@@ -298,6 +298,18 @@ HINTS = {
     "sampling_params": "its fields belong into the body itself here",
 }
 """Advice about a refused field, by its name."""
+EXAMPLES = {
+    "kv_cache_retention_config": '{"max_tokens": 1024}',
+    "logits_processors": f'[{{"name": "NAME", "args": {{}}}}]; {NO_CODE}',
+    "messages": '[{"role": "user", "content": "TEXT"}]',
+    "prediction": '{"type": "content", "content": "TEXT"}',
+    "response_format": '{"type": "json_object"}',
+    "sampling_params": '{"max_new_tokens": 32}',
+    "stream_options": '{"include_usage": true}',
+    "structured_outputs": '{"regex": "[0-9]+"}',
+    "tool_choice": '"auto" or {"type": "function", "function": {"name": "NAME"}}',
+}
+"""Values of fields that have objects, for who has sent something else."""
 
 
 @dataclass(frozen=True, slots=True)

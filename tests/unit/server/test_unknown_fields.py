@@ -65,6 +65,28 @@ def chat(**message: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("padding", ["", "x" * SMALL_BODY_BYTES], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "part"),
+    [
+        (CompletionBody, "logits_processors", "mine", "code never comes in a request"),
+        (ChatBody, "logits_processors", ["mine"], '[{"name": "NAME", "args": {}}]'),
+        (GenerateBody, "logits_processors", "mine", '[{"name": "NAME", "args": {}}]'),
+        (GenerateBody, "sampling_params", 3, '{"max_new_tokens": 32}'),
+        (CompletionBody, "stream_options", True, '{"include_usage": true}'),
+        (ChatBody, "tool_choice", 3, '"auto" or {"type": "function"'),
+        (ChatBody, "messages", ["hi"], '[{"role": "user", "content": "TEXT"}]'),
+    ],
+)
+def test_what_is_no_object_is_refused_with_one(
+    kind: Any, name: str, value: Any, part: str, padding: str
+) -> None:
+    body = {key: given if key == "messages" else given + padding for key, given in BODIES[kind].items()}
+    error = refusal(kind, **{**body, name: value})
+    assert str(error.param).partition("[")[0] == name
+    assert f"; it is written as {part}" in error.message or f"; {part}" in error.message
+
+
+@pytest.mark.parametrize("padding", ["", "x" * SMALL_BODY_BYTES], ids=["small", "large"])
 def test_unknown_fields_are_left_out_and_named(padding: str) -> None:
     body, ignored = read(CompletionBody, prompt="x" + padding, odd={"a": [1]}, odder=2, max_tokens=3)
     assert (body.prompt, body.max_tokens, ignored) == ("x" + padding, 3, ["odd", "odder"])
