@@ -12,7 +12,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar on $(PIP_ARGS)
 
-.PHONY: setup setup-serving serve test test-page test-metrics test-servers test-rings test-models test-launches test-kernels test-faults test-pretended test-unit test-all soak check docs-check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
+.PHONY: setup setup-serving serve test test-page test-metrics test-servers test-rings test-models test-launches test-kernels test-simulation test-faults test-pretended test-unit test-unit-first test-unit-rest test-all soak check docs-check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
 
 setup: $(VENV)/.ready
 # Who has the test tools has all that serving needs.
@@ -39,26 +39,29 @@ serve: setup-serving
 
 # In parts, each a process of its own that uses one core, more or less: as many at a time as there are cores, so that none
 # idles while there is a part left. The longest come first. With a GPU Triton compiles in tests/gpu, and interprets in no other.
-PARTS := rings servers models launches kernels faults pretended
+PARTS := rings servers models launches kernels pretended faults simulation unit-first unit-rest
 JOBS := $(shell nproc)
 test: setup
 	$(MAKE) --no-print-directory --jobs $(JOBS) --keep-going $(PARTS:%=test-%)
 
 SERVERS := tests/cpu/openai tests/cpu/http tests/cpu/guides tests/cpu/bench
-MODELS := tests/cpu/models tests/cpu/sampling tests/cpu/worker tests/cpu/scheduler
+MODELS := tests/cpu/models tests/cpu/sampling tests/cpu/worker
+SIMULATION := tests/simulation tests/cpu/scheduler
 # With ARGS it may be that a part has no test that is chosen: 5.
 TEST = $(BIN)/python -m pytest -m "not full" $(1) $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 # Beside the first part, which shows how far it is.
 define in_one_piece
 	@out=$$(mktemp); trap "rm -f $$out" EXIT; { $(1); } >$$out 2>&1; status=$$?; echo; cat $$out; exit $$status
 endef
-ELSEWHERE := $(SERVERS) $(MODELS) tests/cpu/launch tests/cpu/triton
+ELSEWHERE := $(SERVERS) $(MODELS) $(SIMULATION) tests/cpu/launch tests/cpu/triton
 test-rings: setup
-	@$(call TEST,tests/unit tests/cpu $(ELSEWHERE:%=--ignore %))
+	@$(call TEST,tests/cpu $(ELSEWHERE:%=--ignore %))
 test-servers: setup
 	$(call in_one_piece,$(call TEST,$(SERVERS)))
 test-models: setup
 	$(call in_one_piece,$(call TEST,$(MODELS)))
+test-simulation: setup
+	$(call in_one_piece,$(call TEST,$(SIMULATION)))
 test-launches: setup
 	$(call in_one_piece,$(call TEST,tests/cpu/launch))
 test-kernels: setup
@@ -68,12 +71,18 @@ test-faults: setup
 test-pretended: setup
 	$(call in_one_piece,$(call TEST,--pretend tests/gpu))
 
+# In two processes, which two cores take half the time for.
 test-unit: setup
-	$(BIN)/python -m pytest -m "not full" tests/unit $(ARGS)
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going test-unit-first test-unit-rest
+# Of what stands in tests/unit, by the alphabet. Whoever asks for these has set up.
+test-unit-first:
+	$(call in_one_piece,$(call TEST,tests/unit/[a-l]*/))
+test-unit-rest:
+	$(call in_one_piece,$(call TEST,tests/unit/[m-z]*/))
 
 # Its launches start as they do for a user; those of `make test` are forked from a process with all imports.
 test-all: setup
-	$(BIN)/python -m pytest --cold tests/unit tests/cpu tests/faults $(ARGS)
+	$(BIN)/python -m pytest --cold tests/unit tests/simulation tests/cpu tests/faults $(ARGS)
 	$(BIN)/python -m pytest --pretend tests/gpu $(ARGS)
 
 # The page in Debian's Chromium. Who is not root is told the one command that installs it.

@@ -1,1 +1,1 @@
-"""Rows of a step: admission, chunks, preemption, batching types, user's own schedulers."""
+"""Rows of a step, each part alone: admission, chunks, slots. In a scheduler that runs: tests/simulation."""

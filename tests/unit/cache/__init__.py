@@ -1,1 +1,1 @@
-"""Pages, the radix tree, eviction, retention and shares. A policy gets its cases in test_eviction.py."""
+"""Pages, the radix tree, and who gives them up. A policy gets its cases in tests/simulation/cache."""

@@ -323,3 +323,21 @@ def test_the_http_server_run_by_hand_says_who_starts_it_and_imports_no_executor(
         name for name in imported if name.split(".")[0] == "torch" or name.startswith("carousel.trtllm")
     }
     assert ended.stderr.splitlines()[-1].endswith("run `carousel`.")
+
+
+NOT_OF_A_PART = (
+    *("tests.harness.simulation.sim_system.System", "tests.harness.scheduler.scheduler_parts.running"),
+    *("grammar_proc.open_backend.", "grammar_proc.xgrammar_backend.", "llguidance", "xgrammar"),
+)
+"""Beginnings of names that stand for more than a part alone: the whole scheduler, a grammar library."""
+
+
+def test_a_unit_test_has_a_part_alone() -> None:
+    """Hundreds of turns of the scheduler are seconds: tests/simulation. Guides: tests/cpu/guides."""
+    files = [path for path in modules_of("tests/unit") if "project" not in path.parts]
+    assert len(files) > 100
+    wrong = [path.name for path in files if any(n.startswith(NOT_OF_A_PART) for n in source_of(path).names)]
+    assert not wrong
+    assert any(
+        n.startswith(NOT_OF_A_PART) for path in modules_of("tests/simulation") for n in source_of(path).names
+    )

@@ -1,1 +1,1 @@
-"""The scheduler's parts: requests, waiting, intake, features, statistics."""
+"""Parts of the scheduler that run without the others. All of it, turn by turn: tests/simulation."""

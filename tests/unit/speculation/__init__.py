@@ -1,1 +1,1 @@
-"""Guesses and what they cost, without a worker."""
+"""Parts of guessing, without a scheduler."""

@@ -17,7 +17,7 @@ from carousel.server.sglang.generate_types import GenerateSampling
 from carousel.structured_outputs import guide_for_wire
 from grammar_proc.compile_child import try_guide
 from runtime.base.errors import InvalidRequest
-from tests.unit.guides.test_structural_grammar import Matching
+from tests.cpu.guides.test_structural_grammar import Matching
 
 A = {"type": "const_string", "value": "a"}
 B = {"type": "const_string", "value": "b"}

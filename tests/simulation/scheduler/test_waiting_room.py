@@ -15,7 +15,7 @@ from tests.harness.simulation.sim_system import STEP_S, System
 
 POLICIES = [
     *("fcfs", "priority", "lpm", "dfs-weight", "shortest-first", "lof", "random"),
-    "tests.unit.batching.test_policies:LastFirst",
+    "tests.simulation.batching.test_policies:LastFirst",
 ]
 PATIENCE = Patience(30.5 * STEP_S, 0.0)
 PROMPT = [1, 2, 3, 4, 6]

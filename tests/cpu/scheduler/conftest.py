@@ -1,0 +1,5 @@
+"""Collections of garbage are rare here."""
+
+from tests.harness.rare_collections import rare_collections
+
+__all__ = ["rare_collections"]

@@ -1,0 +1,1 @@
+"""Requests from intake to their end: waiting, tenants, guides, deadlines, outputs, pauses."""
