@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from carousel.client.async_ import AsyncClient
-    from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
+    from carousel.client.core.logprobs import TokenLogprob
+    from carousel.client.core.result import Completion, CompletionOutput, Delta
     from carousel.client.core.streams import AsyncResultStream, ResultStream
     from carousel.client.offline import LLM
     from carousel.client.sync import Client
@@ -108,7 +109,7 @@ _MODULES = {
     "SchedulerConfig": "carousel.trtllm.executor_config",
     "StartError": "runtime.base.errors",
     "StructuredOutputsParams": "carousel.structured_outputs",
-    "TokenLogprob": "carousel.client.core.result",
+    "TokenLogprob": "carousel.client.core.logprobs",
     "TokenRangeRetentionConfig": "carousel.retention",
     "Usage": "runtime.wire.messages",
 }

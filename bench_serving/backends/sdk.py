@@ -4,13 +4,15 @@ brings.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bench_serving.backends.base import BenchPrompt, GenerationOptions
 from bench_serving.records import Clock, RequestFailure, RequestRecord
 from carousel.client.async_ import AsyncClient
+from carousel.client.core.logprobs import TokenLogprob
 from carousel.client.core.request_builder import RequestOptions
-from carousel.client.core.result import Completion, TokenLogprob
+from carousel.client.core.result import Completion
 from runtime.base.errors import CarouselError, ConfigError
 from runtime.wire.messages import Usage
 from runtime.wire.sampling_params import SamplingParams
@@ -95,7 +97,7 @@ class SdkBackend:
             raise RequestFailure(f"--flush-cache: {error}") from None
 
 
-def _logprobs_bytes(logprobs: list[TokenLogprob]) -> int:
+def _logprobs_bytes(logprobs: Sequence[TokenLogprob]) -> int:
     return sum(LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(each.top) for each in logprobs)
 
 

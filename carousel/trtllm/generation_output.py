@@ -6,12 +6,13 @@ outputs of a long one cost no more than those of a short one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
+from carousel.client.core.logprobs import PromptLogprobs, TokenLogprob
 from carousel.client.core.request_state import SequenceState
-from carousel.client.core.result import CompletionOutput, PromptLogprobs, TokenLogprob
+from carousel.client.core.result import CompletionOutput
 from runtime.wire.format import FloatArray
 
 
@@ -65,7 +66,7 @@ class GenerationOutput(CompletionOutput):
 
     extent: Extent
     """Extent of the sequence when this was made."""
-    logprobs_diff: list[TokenLogprob]
+    logprobs_diff: Sequence[TokenLogprob]
     """Log-probabilities of the new ids; empty when they were not asked for."""
     result: Owner
 

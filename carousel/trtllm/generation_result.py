@@ -14,8 +14,8 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
+from carousel.client.core.logprobs import PromptLogprobs
 from carousel.client.core.request_state import RequestState, SequenceState
-from carousel.client.core.result import PromptLogprobs
 from carousel.client.core.session import deadline_after
 from carousel.trtllm.generation_output import Extent, GenerationOutput
 from carousel.trtllm.generation_request import GenerationRequest
@@ -79,7 +79,7 @@ class GenerationResult:
         """
         with self.lock:
             self._fold()
-            return list(self._state.sequences[0].prompt_logprobs)
+            return self._state.sequences[0].prompt_logprobs[:]
 
     @property
     def context_logits(self) -> FloatArray | None:

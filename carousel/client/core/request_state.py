@@ -16,20 +16,12 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from carousel.client.core.logprobs import NO_LOGPROBS, UNKNOWN_ID, LogprobColumns, TokenLogprob
 from carousel.client.core.mailbox import Put, TensorPart
-from carousel.client.core.result import (
-    UNKNOWN_ID,
-    Completion,
-    CompletionOutput,
-    Delta,
-    FinishReason,
-    PromptLogprobs,
-    TokenLogprob,
-    error_from_info,
-)
+from carousel.client.core.result import Completion, CompletionOutput, Delta, FinishReason, error_from_info
 from carousel.client.tracing.request_span import RequestSpan
 from runtime.base.errors import CarouselError, RequestError
-from runtime.wire.format import TOKEN_BYTES, FloatArray, unpack_floats
+from runtime.wire.format import TOKEN_BYTES, FloatArray, pack_ids, unpack_floats
 from runtime.wire.handle import MAX_ATTEMPT, attempt_of, sibling, split_handle, with_attempt
 from runtime.wire.messages import (
     DraftCounts,
@@ -42,6 +34,8 @@ from runtime.wire.messages import (
 )
 from runtime.wire.perf_metrics import Stamp
 from runtime.wire.sampling_params import SamplingParams
+
+PACKED_UNKNOWN_ID = pack_ids([UNKNOWN_ID])
 
 
 class SequenceState:
@@ -92,8 +86,8 @@ class SequenceState:
         """Bytes of output and prompt logprobs that had come when its newest attempt was made."""
         # -- received by the caller
         self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.prompt_logprobs: PromptLogprobs = []
+        self.logprobs: LogprobColumns[TokenLogprob] = LogprobColumns()
+        self.prompt_logprobs: LogprobColumns[TokenLogprob | None] = LogprobColumns()
         self.finish: Finish | None = None
         self.num_chars = 0
         """Characters of its text."""
@@ -194,11 +188,11 @@ class SequenceState:
         if output.hypothesis:
             self.shown_ids = _unpack_ids(output.hypothesis)
             self.num_shown += 1
-        logprobs: list[TokenLogprob] = []
+        logprobs: LogprobColumns[TokenLogprob] = NO_LOGPROBS
         if output.logprobs and self._wants_logprobs:
-            logprobs = _unpack_logprobs(ids, output.logprobs, output.top_ids, output.top_logprobs)
-            self.logprobs += logprobs
-        prompt_logprobs = self._next_prompt_logprobs(output) if self._wants_prompt_logprobs else []
+            logprobs = LogprobColumns(output.token_ids, output.logprobs, output.top_ids, output.top_logprobs)
+            self.logprobs.extend(logprobs)
+        prompt_logprobs = self._next_prompt_logprobs(output) if self._wants_prompt_logprobs else NO_LOGPROBS
         finish, num_prompt = output.finish, output.num_prompt_tokens
         if finish is None:
             return Delta(text, ids, logprobs, None, None, None, self.index, prompt_logprobs, num_prompt)
@@ -240,7 +234,7 @@ class SequenceState:
             token_ids=token_ids,
             text_diff=text,
             token_ids_diff=list(token_ids),
-            logprobs=list(self.logprobs),
+            logprobs=self.logprobs[:],
             finish_reason=self.finish_reason,
             matched_stop=None if finish is None else finish.matched,
             cumulative_logprob=None if finish is None else finish.cumulative_logprob,
@@ -252,33 +246,36 @@ class SequenceState:
             trace_stamps=self.trace_stamps,
         )
 
-    def _next_prompt_logprobs(self, output: SequenceOutput) -> PromptLogprobs:
+    def _next_prompt_logprobs(self, output: SequenceOutput) -> LogprobColumns[TokenLogprob | None]:
         """Prompt logprobs that an output adds. None stands for each token before those asked for, at least
         for the first one; it comes with the first ones, or at the end.
         """
-        new: PromptLogprobs = []
+        num_none = 0
         if not self.prompt_logprobs:
             if output.prompt_logprobs:
-                new = [None] * (self._prompt_logprobs_start + 1)
+                num_none = self._prompt_logprobs_start + 1
             elif output.finish is not None:
                 num_prompt = output.finish.usage.prompt_tokens
-                new = [None] * max(1, min(self._prompt_logprobs_start + 1, num_prompt))
-        if output.prompt_logprobs:
-            num_values = len(output.prompt_logprobs) // 4
-            start = len(self.prompt_logprobs) + len(new)
-            new += _unpack_logprobs(
-                self._prompt_ids_from(start, num_values),
-                output.prompt_logprobs,
-                output.prompt_top_ids,
-                output.prompt_top_logprobs,
-            )
-        self.prompt_logprobs += new
+                num_none = max(1, min(self._prompt_logprobs_start + 1, num_prompt))
+        if not (num_none or output.prompt_logprobs):
+            return NO_LOGPROBS
+        start = len(self.prompt_logprobs) + num_none
+        new: LogprobColumns[TokenLogprob | None] = LogprobColumns(
+            self._prompt_ids_from(start, len(output.prompt_logprobs)),
+            output.prompt_logprobs,
+            output.prompt_top_ids,
+            output.prompt_top_logprobs,
+            num_none=num_none,
+        )
+        self.prompt_logprobs.extend(new)
         return new
 
-    def _prompt_ids_from(self, start: int, num_ids: int) -> list[int]:
+    def _prompt_ids_from(self, start: int, num_bytes: int) -> bytes:
+        """Return packed ids of the prompt from its token `start` on."""
         if self._prompt_ids is None:
-            return [UNKNOWN_ID] * num_ids
-        return _unpack_ids(self._prompt_ids[4 * start : 4 * (start + num_ids)])
+            return PACKED_UNKNOWN_ID * (num_bytes // TOKEN_BYTES)
+        first = TOKEN_BYTES * start
+        return self._prompt_ids[first : first + num_bytes]
 
 
 class RequestState:
@@ -371,7 +368,7 @@ class RequestState:
         return self.sequences[0].token_ids
 
     @property
-    def logprobs(self) -> list[TokenLogprob]:
+    def logprobs(self) -> Sequence[TokenLogprob]:
         return self.sequences[0].logprobs
 
     def receive(self, items: Sequence[Any]) -> list[Delta]:
@@ -531,29 +528,3 @@ def _unpack_ids(data: bytes) -> list[int]:
         return [int.from_bytes(data, "little")]
     ids: list[int] = memoryview(data).cast("i").tolist()
     return ids
-
-
-def _unpack_logprobs(
-    token_ids: list[int], chosen: bytes, top_ids: bytes, top_logprobs: bytes
-) -> list[TokenLogprob]:
-    values: list[float] = unpack_floats(chosen).tolist()
-    if not top_ids:
-        return [TokenLogprob(token, value) for token, value in zip(token_ids, values, strict=True)]
-    top_ids_of = np.frombuffer(top_ids, np.int32).reshape(len(values), -1).tolist()
-    top_values_of = unpack_floats(top_logprobs).reshape(len(values), -1).tolist()
-    return [
-        TokenLogprob(token, value, tuple(zip(ids, tops, strict=True)))
-        for token, value, ids, tops in zip(token_ids, values, top_ids_of, top_values_of, strict=True)
-    ]
-
-
-def num_logprob_bytes(items: Sequence[Any]) -> int:
-    """Return the bytes of packed log-probabilities in what a mailbox has collected, four each."""
-    return sum(
-        len(item.logprobs)
-        + len(item.top_logprobs)
-        + len(item.prompt_logprobs)
-        + len(item.prompt_top_logprobs)
-        for item in items
-        if isinstance(item, SequenceOutput) and (item.logprobs or item.prompt_logprobs)
-    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import msgspec
 
+from carousel.client.core.logprobs import NO_LOGPROBS, PromptLogprobs, TokenLogprob
 from runtime.base.errors import (
     AdapterNotResident,
     Forbidden,
@@ -23,26 +25,6 @@ from runtime.wire.perf_metrics import RequestPerfMetrics, Stamp
 
 PROMPT_FIELDS = frozenset({"text", "input_ids"})
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "timeout"]
-UNKNOWN_ID = -1
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Log-probabilities at one position, of the raw logits unless the server says otherwise."""
-
-    token_id: int
-    """Id of the token; UNKNOWN_ID (-1) in a prompt that was given as text or messages, or with
-    truncate_prompt_tokens: the client never sees its ids.
-    """
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-    """Most likely tokens as (token id, logprob), as many as were asked for, most likely first."""
-
-
-PromptLogprobs: TypeAlias = list[TokenLogprob | None]
-"""Log-probabilities of a prompt, one TokenLogprob for each of its tokens, as far as it was computed. The
-first is None: nothing comes before it.
-"""
 
 
 # A struct, because one is made for each token of each stream: a frozen dataclass costs ten times as much.
@@ -53,7 +35,7 @@ class Delta(msgspec.Struct, frozen=True):
 
     text: str
     token_ids: list[int]
-    logprobs: list[TokenLogprob]
+    logprobs: Sequence[TokenLogprob]
     """Log-probabilities, one for each of token_ids; empty when they were not asked for."""
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
@@ -64,7 +46,7 @@ class Delta(msgspec.Struct, frozen=True):
     """Usage of this sequence."""
     index: int = 0
     """Number of the sequence in its request."""
-    prompt_logprobs: PromptLogprobs = []
+    prompt_logprobs: PromptLogprobs = NO_LOGPROBS
     """Next log-probabilities of the prompt, when asked for; with the first sequence only."""
     num_prompt_tokens: int = 0
     """Length of the prompt, in a stream with the first news of each sequence; 0 with all that follows."""
@@ -82,7 +64,7 @@ class CompletionOutput:
     text_diff: str
     """Text since the last output that was taken; of a Completion everything."""
     token_ids_diff: list[int]
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: Sequence[TokenLogprob] = field(default_factory=lambda: NO_LOGPROBS)
     """Log-probabilities, one for each of token_ids; empty when they were not asked for."""
     finish_reason: FinishReason | None = None
     """Reason why the sequence ended; None while it goes on."""
@@ -130,7 +112,7 @@ class Completion:
     """Tokens of the prompt once, and of all that was generated for it, also what best_of has not chosen;
     cached tokens are those of the first sequence, before the others found its prompt.
     """
-    prompt_logprobs: PromptLogprobs = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs = field(default_factory=lambda: NO_LOGPROBS)
     """Log-probabilities of the prompt's tokens; empty when not asked for."""
     context_logits: FloatArray | None = field(default=None, compare=False)
     """Raw logits [prompt tokens, vocabulary] float32, when asked for; None when none was computed."""
@@ -159,7 +141,7 @@ class Completion:
         return self.outputs[0].matched_stop
 
     @property
-    def logprobs(self) -> list[TokenLogprob]:
+    def logprobs(self) -> Sequence[TokenLogprob]:
         return self.outputs[0].logprobs
 
     @property

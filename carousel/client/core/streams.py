@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Self, TypeAlias
 
-from carousel.client.core.mailbox import Item, Mailbox
+from carousel.client.core.mailbox import Mailbox
 from carousel.client.core.puts import put, put_async
 from carousel.client.core.request_builder import Submission
-from carousel.client.core.request_state import RequestState, num_logprob_bytes
+from carousel.client.core.request_state import RequestState
 from carousel.client.core.result import Completion, Delta
 from carousel.client.core.session import Session, deadline_after
 from runtime.base.errors import RequestAborted
 
-THREAD_LOGPROB_BYTES = 32 << 10
-"""Size of 8,192 log-probabilities, which take 5 ms to unpack; more than that is done in a thread."""
 Connect: TypeAlias = Callable[[], Awaitable[Session[Mailbox]]]
 
 
@@ -168,10 +166,7 @@ class AsyncResultStream(_Stream):
             self.state, self._mailbox = session.open_request(self._submission)
         if self.state.error is None:
             items = await self._mailbox.take_async()
-            # Unpacking many log-probabilities takes long: nobody else of this event loop waits for it.
-            is_much = num_logprob_bytes(items) > THREAD_LOGPROB_BYTES
-            receive: Callable[[Sequence[Item]], list[Delta]] = self.state.receive
-            self._deltas.extend(await asyncio.to_thread(receive, items) if is_much else receive(items))
+            self._deltas.extend(self.state.receive(items))
         if self._closed or not self._deltas:
             self.state.check()
 

@@ -10,7 +10,8 @@ from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
-from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
+from carousel.client.core.logprobs import PromptLogprobs
+from carousel.client.core.result import Completion, CompletionOutput, Delta
 from carousel.server.openai.logprobs import (
     NumChars,
     TokenSpeller,
@@ -68,7 +69,8 @@ class CompletionFormat:
         self._offsets = [0] * num_choices
         """Characters of each choice so far, as its logprobs count them."""
         self._plain: list[TextEvent | None] = [None] * num_choices
-        self._prompt_logprobs: list[list[TokenLogprob | None]] = [[] for _ in range(num_prompts)]
+        self._prompt_logprobs: list[list[PromptLogprobs]] = [[] for _ in range(num_prompts)]
+        """Parts of each prompt's, as they came, where the answer begins with the prompt."""
         self._held: list[list[Delta] | None] = [[] if view.prompt_texts else None for _ in range(num_prompts)]
         """Deltas that came before all that the answer shows of the prompt; None when that is out."""
         self._told_prompt_ids: set[int] = set()
@@ -87,7 +89,8 @@ class CompletionFormat:
             yield from self._events(prompt, delta)
             return
         held.append(delta)
-        self._prompt_logprobs[prompt] += delta.prompt_logprobs
+        if delta.prompt_logprobs:
+            self._prompt_logprobs[prompt].append(delta.prompt_logprobs)
         # One that has ended before them will not bring them any more.
         has_ended = delta.index == 0 and delta.finish_reason is not None
         if not has_ended and self._awaits_prompt_logprobs(prompt):
@@ -104,7 +107,7 @@ class CompletionFormat:
     def _awaits_prompt_logprobs(self, prompt: int) -> bool:
         if self._view.num_logprobs is None:
             return False
-        return len(self._prompt_logprobs[prompt]) < len(self._view.prompt_ids[prompt])
+        return sum(map(len, self._prompt_logprobs[prompt])) < len(self._view.prompt_ids[prompt])
 
     def _events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
         return (data for part in delta_pieces(delta) if (data := self._event(prompt, part)))
@@ -119,7 +122,7 @@ class CompletionFormat:
                 return self._plain_event(number).with_text(delta.text)
         choice = self._choice(number, delta)
         if self._view.shows_output and self._view.num_logprobs is not None:
-            ids = [entry.token_id for entry in delta.logprobs]
+            ids = delta.token_ids if delta.logprobs else []
             choice.logprobs = self._next_columns(number, delta.logprobs, ids, self._output_chars)
         return sse_event(self._body([choice], self._event_usage()))
 
@@ -168,10 +171,9 @@ class CompletionFormat:
         if output.score is not None and output.cumulative_logprob is not None:
             choice.score, choice.cumulative_logprob = output.score, output.cumulative_logprob
         if view.num_logprobs is not None:
-            echoed = self._echo_logprobs(prompt, number, completion.prompt_logprobs)
-            shown = output.logprobs if view.shows_output else []
-            ids = [entry.token_id for entry in shown]
-            columns = self._columns(number, shown, ids, self._output_chars)
+            echoed = self._echo_logprobs(prompt, number, [completion.prompt_logprobs])
+            shown = [output.logprobs] if view.shows_output else []
+            columns = self._columns(number, shown, output.token_ids, self._output_chars)
             choice.logprobs = completion_logprobs_json(chain(echoed, columns))
         if view.shows_hidden_states:
             choice.hidden_states = last_hidden_states(output)
@@ -181,9 +183,7 @@ class CompletionFormat:
             choice.prompt_logprobs = self._prompt_logprobs_body(completion.prompt_logprobs, prompt)
         return choice
 
-    def _prompt_logprobs_body(
-        self, logprobs: Sequence[TokenLogprob | None], prompt: int
-    ) -> PromptLogprobsJson:
+    def _prompt_logprobs_body(self, logprobs: PromptLogprobs, prompt: int) -> PromptLogprobsJson:
         view = self._view
         assert view.speller is not None
         assert view.num_prompt_logprobs is not None
@@ -205,14 +205,14 @@ class CompletionFormat:
         return choice
 
     def _echo_logprobs(
-        self, prompt: int, number: int, logprobs: Sequence[TokenLogprob | None]
+        self, prompt: int, number: int, parts: Sequence[PromptLogprobs]
     ) -> Iterator[CompletionLogprobs]:
-        """Logprobs of the prompt's tokens, where the answer begins with them."""
+        """Logprobs of the prompt's tokens, where the answer begins with them; parts: one behind the other."""
         if not self._view.prompt_texts:
             return iter(())
         ids = self._view.prompt_ids[prompt]
         # A request that was ended early has not computed them all.
-        padded = [*logprobs, *[None] * (len(ids) - len(logprobs))]
+        padded = [*parts, [None] * (len(ids) - sum(map(len, parts)))]
         return self._columns(
             number, padded, ids, partial(self._echoed_chars, self._view.prompt_texts[prompt])
         )
@@ -220,13 +220,14 @@ class CompletionFormat:
     def _columns(
         self,
         number: int,
-        logprobs: Sequence[TokenLogprob | None],
+        parts: Sequence[PromptLogprobs],
         ids: Sequence[int],
         num_chars: NumChars,
     ) -> Iterator[CompletionLogprobs]:
         """Logprobs of the next tokens of a choice, a piece at a time."""
         num_taken = 0
-        for piece in in_pieces(logprobs, self._view.num_logprobs or 0):
+        num_top = self._view.num_logprobs or 0
+        for piece in chain.from_iterable(in_pieces(part, num_top) for part in parts):
             piece_ids = ids[num_taken : num_taken + len(piece)]
             num_taken += len(piece)
             yield self._next_columns(number, piece, piece_ids, num_chars)
@@ -234,7 +235,7 @@ class CompletionFormat:
     def _next_columns(
         self,
         number: int,
-        logprobs: Sequence[TokenLogprob | None],
+        logprobs: PromptLogprobs,
         ids: Sequence[int],
         num_chars: NumChars,
     ) -> CompletionLogprobs:

@@ -7,7 +7,8 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from carousel.client.core.result import Delta, TokenLogprob
+from carousel.client.core.logprobs import LogprobColumns, PromptLogprobs, TokenLogprob
+from carousel.client.core.result import Delta
 from carousel.server.openai.responses import (
     ChatLogprobs,
     ChatTokenLogprob,
@@ -71,7 +72,7 @@ class TokenSpeller:
 
 
 def completion_logprobs(
-    logprobs: Sequence[TokenLogprob | None],
+    logprobs: PromptLogprobs,
     token_ids: Sequence[int],
     token_text: TokenText,
     text_offset: int,
@@ -133,9 +134,7 @@ def completion_logprobs_json(parts: Iterable[CompletionLogprobs]) -> CompletionL
     return encoded_as(CompletionLogprobs, b"{", b",".join(fields), b"}")
 
 
-def prompt_logprobs_json(
-    logprobs: Sequence[TokenLogprob | None], token_text: TokenText, num_top: int
-) -> PromptLogprobsJson:
+def prompt_logprobs_json(logprobs: PromptLogprobs, token_text: TokenText, num_top: int) -> PromptLogprobsJson:
     """vLLM's shape, encoded: for each token a mapping with itself and the most likely ones, by their ids."""
     body = JsonList()
     for piece in in_pieces(logprobs, num_top):
@@ -143,9 +142,7 @@ def prompt_logprobs_json(
     return encoded_as(PromptLogprobsJson, b"[", body.data, b"]")
 
 
-def _prompt_logprobs(
-    logprobs: Sequence[TokenLogprob | None], token_text: TokenText, num_top: int
-) -> PromptLogprobsJson:
+def _prompt_logprobs(logprobs: PromptLogprobs, token_text: TokenText, num_top: int) -> PromptLogprobsJson:
     body: PromptLogprobsJson = []
     for entry in logprobs:
         if entry is None:
@@ -164,6 +161,8 @@ def _prompt_logprobs(
 
 def in_pieces(entries: Sequence[T], num_top: int) -> Iterator[Sequence[T]]:
     """Slices of what is told of many tokens, with `num_top` others of each: a few milliseconds' work each."""
+    if isinstance(entries, LogprobColumns):  # all of an entry is made, whatever is told of it
+        num_top = max(num_top, entries.num_top)
     size = max(1, PIECE_ENTRIES // (num_top + 1))
     for start in range(0, len(entries), size):
         yield entries[start : start + size]
@@ -183,7 +182,7 @@ def delta_pieces(delta: Delta) -> Iterator[Delta]:
             delta,
             text=text,
             token_ids=delta.token_ids[num_taken : num_taken + len(piece)],
-            logprobs=list(piece),
+            logprobs=piece,
         )
         num_taken += len(piece)
         if num_taken < len(delta.logprobs):

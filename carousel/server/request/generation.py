@@ -36,8 +36,8 @@ from runtime.wire.sampling_params import SamplingParams
 MAX_SEQUENCES = 1024
 """Most sequences of one HTTP request, over all of its prompts."""
 MAX_LOGPROB_ENTRIES = 1 << 18
-"""Most log-probabilities in the output of one HTTP request, and as many of its prompts. Each takes about 400
-bytes until the answer is complete.
+"""Most log-probabilities in the output of one HTTP request, and as many of its prompts. Each takes 8
+bytes until the answer is complete, and what it is spelled with.
 """
 MAX_LOGITS = 1 << 21
 """Raw logits in the answer to one HTTP request: up to 22 bytes of JSON each."""
@@ -47,6 +47,8 @@ LEAVE_S = 1.0
 LARGE_WRITE_BYTES = 64 << 10
 DELTAS_AT_ONCE = 128
 """Events of one step that are spelled before other tasks of the event loop run: about 2 ms."""
+LARGE_DELTA = 8
+"""Tokens with log-probabilities whose events have a turn of their own: a step brings fewer."""
 T = TypeVar("T")
 EncodingOption: TypeAlias = Literal[
     "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"
@@ -364,7 +366,7 @@ class Generation(Response):
                 async for batch in batches:
                     data = b""
                     for position, (prompt, delta) in enumerate(batch, 1):
-                        if not position % DELTAS_AT_ONCE:
+                        if not position % DELTAS_AT_ONCE or _is_large(delta):
                             await self._server.entrance.take_turn(self._tenant.name)
                         timers[prompt].note_delta(delta)
                         if delta.finish_reason == "abort" and prompt not in self._aborted:
@@ -412,6 +414,10 @@ def _is_long(sampling: SamplingParams) -> bool:
     wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     wants_logits = sampling.return_context_logits or sampling.return_generation_logits
     return wants_logprobs or wants_logits or bool(sampling.additional_outputs)
+
+
+def _is_large(delta: Delta) -> bool:
+    return len(delta.logprobs) + len(delta.prompt_logprobs) > LARGE_DELTA
 
 
 def _aborted() -> RequestError:

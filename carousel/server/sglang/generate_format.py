@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
+from carousel.client.core.logprobs import PromptLogprobs, TokenLogprob
+from carousel.client.core.result import Completion, CompletionOutput, Delta
 from carousel.server.openai.logprobs import finite, in_pieces
 from carousel.server.request.json_list import JsonList
 from carousel.server.request.tokenizer import TokenText
@@ -107,7 +108,7 @@ class GenerateFormat:
         self,
         prompt: int,
         number: int,
-        prompt_logprobs: Sequence[TokenLogprob | None],
+        prompt_logprobs: PromptLogprobs,
         part: Delta | CompletionOutput,
     ) -> Iterator[None]:
         """Encode what has come; between the pieces of much, others may run."""
@@ -118,12 +119,17 @@ class GenerateFormat:
         sequence.num_tokens += len(part.token_ids)
         sequence.ids.extend(part.token_ids)
         for entries in in_pieces(part.logprobs, self._view.num_top):
-            sequence.logprobs.extend([self._logprob(entry.logprob, entry.token_id) for entry in entries])
+            tokens: list[Logprob] = []
+            tops: list[list[Logprob]] = []
+            for entry in entries:
+                tokens.append(self._logprob(entry.logprob, entry.token_id))
+                tops.append(self._top(entry))
+            sequence.logprobs.extend(tokens)
             if self._view.num_top:
-                sequence.top.extend([self._top(entry) for entry in entries])
+                sequence.top.extend(tops)
             yield
 
-    def _take_input(self, prompt: int, entries: Sequence[TokenLogprob | None]) -> Iterator[None]:
+    def _take_input(self, prompt: int, entries: PromptLogprobs) -> Iterator[None]:
         """Encode logprobs of a prompt. As in SGLang, the first token that is shown has no value, whatever
         stands before it.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
+from carousel.client.core.logprobs import LogprobColumns, TokenLogprob
+from carousel.client.core.result import Completion, CompletionOutput, Delta
 from carousel.server.http.write_pace import WritePace
 from carousel.server.openai import logprobs
 from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
@@ -23,12 +24,14 @@ from carousel.server.openai.logprobs import TokenSpeller, in_pieces
 from carousel.server.sglang import generate_format
 from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
 from carousel.server.sglang.generate_types import Logprob
-from runtime.wire.format import pack_ids
+from runtime.wire.format import TOKEN_BYTES, pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput, Usage
-from tests.harness.http.http_front import events, http_front
+from tests.harness.http.http_front import http_front
+from tests.harness.packed_logprobs import packed
 from tests.harness.ring.fake_ring import finish, output
 
 NUM_TOKENS, NUM_PROMPT, NUM_TOP = 60, 40, 5
+NUM_LONG = 1000
 MAX_PIECE = 2500
 USAGE = Usage(NUM_PROMPT, NUM_TOKENS)
 
@@ -256,32 +259,68 @@ def test_tenants_have_equal_parts_of_the_pace() -> None:
     assert num_done < 10, "it did not wait for all of the other's"
 
 
-def test_many_logprobs_are_unpacked_beside_the_event_loop(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+def with_all_logprobs(request: GenerateRequest) -> list[SequenceOutput]:
+    """Answer with NUM_LONG tokens at once, with the logprobs that were asked for."""
+    asked = request.sampling
+    num_prompt = len(request.input_ids or b"") // TOKEN_BYTES
+    given: list[tuple[bytes, bytes, bytes]] = []
+    for count, num_top in ((NUM_LONG, asked.logprobs), (num_prompt - 1, asked.prompt_logprobs)):
+        count *= num_top is not None
+        values = np.full(count, -0.5, np.float32).tobytes()
+        given.append((values, pack_ids([5] * count * (num_top or 0)), values * (num_top or 0)))
+    ids, end = pack_ids([5] * NUM_LONG), finish("length", NUM_LONG)
+    return [SequenceOutput(request.handle, "x", ids, *given[0], end, *given[1])]
+
+
+def test_of_many_logprobs_a_piece_is_unpacked_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads: set[str] = set()
-    unpack = "carousel.client.core.request_state._unpack_logprobs"
-    from carousel.client.core.request_state import _unpack_logprobs
+    """All of them as objects were 2 MB of each stream, which lived as long as it did."""
+    made: list[int] = []
+    entries = LogprobColumns.__iter__
 
-    def noted(*given: Any) -> Any:
-        threads.add(threading.current_thread().name)
-        return _unpack_logprobs(*given)
+    def noted(columns: LogprobColumns[Any]) -> Iterator[Any]:
+        made.append(len(columns) * (1 + columns.num_top))
+        return entries(columns)
 
-    num_tokens = 1000
+    monkeypatch.setattr(LogprobColumns, "__iter__", noted)
+    prompt = list(range(300))
+    generate = {"input_ids": prompt, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 20}
+    generate["sampling_params"] = {"max_new_tokens": NUM_LONG}
+    completion = {"prompt": prompt, "max_tokens": NUM_LONG, "logprobs": 20, "echo": True}
+    messages = [{"role": "user", "content": "x"}]
+    chat = {"messages": messages, "max_tokens": NUM_LONG, "logprobs": True, "top_logprobs": 20}
+    with http_front(tmp_path, with_all_logprobs, context_length=2048) as front:
+        for path, body, num_tokens in (
+            ("/generate", generate, NUM_LONG + len(prompt)),
+            ("/v1/completions", completion, NUM_LONG + len(prompt)),
+            ("/v1/chat/completions", chat, NUM_LONG),
+        ):
+            for is_stream in (False, True):
+                made.clear()
+                answer = front.post(path, **body, stream=is_stream)
+                assert answer.status_code == 200, answer.text
+                assert sum(made) >= 21 * (num_tokens - 1)
+                assert max(made) <= MAX_PIECE
 
-    def answer(request: GenerateRequest) -> list[SequenceOutput]:
-        ids = pack_ids([5] * num_tokens)
-        tops = pack_ids([5] * num_tokens * 20)
-        values = np.full(num_tokens, -0.5, np.float32).tobytes()
-        return [SequenceOutput(request.handle, "x", ids, values, tops, values * 20, finish("length", 9))]
 
-    monkeypatch.setattr(unpack, noted)
-    with http_front(tmp_path_factory.mktemp("run"), answer, context_length=2048) as front:
-        body = {"text": "x", "return_logprob": True, "top_logprobs_num": 20}
-        body["sampling_params"] = {"max_new_tokens": num_tokens}
-        whole = front.post("/generate", **body).json()
-        last = events(front.post("/generate", **body, stream=True))[-2]
-    for each in (whole, last):
-        assert len(each["meta_info"]["output_top_logprobs"]) == num_tokens
-    assert threads
-    assert not any(name.startswith("http-front") for name in threads)
+ONE_OF_ITS_KIND = re.compile(rb'"id":"[^"]*"|"created":\d+|"e2e_latency":[-.e\d]+')
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_packed_logprobs_are_spelled_as_their_entries(number: int) -> None:
+    spelled: list[list[bytes]] = []
+    prompt, delta = [None, *(entry(each, 20) for each in range(899))], large_delta(300)
+    for pack in (list, packed):
+        stream, whole = formats()[number], formats()[number]
+        part = msgspec.structs.replace(
+            delta, prompt_logprobs=pack(prompt if number == 0 else []), logprobs=pack(delta.logprobs)
+        )
+        output = CompletionOutput(
+            0, "text", delta.token_ids, "text", delta.token_ids, pack(delta.logprobs), "length", usage=USAGE
+        )
+        answer = whole.response([Completion([output], USAGE, part.prompt_logprobs)])
+        data = [*stream.events(0, part), msgspec.json.encode(answer)]
+        spelled.append([ONE_OF_ITS_KIND.sub(b"", each) for each in data])
+    assert spelled[0] == spelled[1]
+    assert len(b"".join(spelled[0])) > 300 * 21 * 2 * 5

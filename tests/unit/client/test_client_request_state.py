@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from carousel.client.core.logprobs import UNKNOWN_ID, TokenLogprob
 from carousel.client.core.mailbox import Mailbox, TensorPart
 from carousel.client.core.request_builder import Submission, build_request
 from carousel.client.core.request_state import RequestState
-from carousel.client.core.result import UNKNOWN_ID, TokenLogprob
 from runtime.base.errors import InvalidRequest, Overloaded, RequestError, RingClosed
 from runtime.wire.format import pack_ids
 from runtime.wire.handle import make_handle, sibling
@@ -169,13 +169,14 @@ def test_prompt_logprobs_begin_with_none_and_come_once() -> None:
             )
         ]
     )
-    (last,) = state.receive([out(state, 0, "a", prompt_logprobs=floats(-3.0), finish=end())])
+    tops = {"prompt_top_ids": pack_ids([7]), "prompt_top_logprobs": floats(-0.125)}
+    (last,) = state.receive([out(state, 0, "a", prompt_logprobs=floats(-3.0), finish=end(), **tops)])
     assert first.prompt_logprobs == [
         None,
         TokenLogprob(11, -1.0, ((5, -0.5),)),
         TokenLogprob(12, -2.0, ((6, -0.25),)),
     ]
-    assert last.prompt_logprobs == [TokenLogprob(13, -3.0)]
+    assert last.prompt_logprobs == [TokenLogprob(13, -3.0, ((7, -0.125),))]
     assert state.completion().prompt_logprobs == first.prompt_logprobs + last.prompt_logprobs
 
 

@@ -1,0 +1,159 @@
+"""Log-probabilities of tokens: TokenLogprob, and LogprobColumns, which keeps those of many as they came.
+
+A prompt of 1,000 tokens with the 20 most likely ones in the place of each is 164 KB of packed numbers. As
+objects it is 2 MB, which the garbage collector looks through again and again as long as the request lives.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any, SupportsIndex, TypeAlias, TypeVar, cast, overload
+
+from runtime.wire.format import TOKEN_BYTES, FloatArray, IntArray, unpack_floats, unpack_ids
+
+UNKNOWN_ID = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probabilities at one position, of the raw logits unless the server says otherwise."""
+
+    token_id: int
+    """Id of the token; UNKNOWN_ID (-1) in a prompt that was given as text or messages, or with
+    truncate_prompt_tokens: the client never sees its ids.
+    """
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """Most likely tokens as (token id, logprob), as many as were asked for, most likely first."""
+
+
+PromptLogprobs: TypeAlias = Sequence[TokenLogprob | None]
+"""Log-probabilities of a prompt, one TokenLogprob for each of its tokens, as far as it was computed. The
+first is None: nothing comes before it.
+"""
+Packed: TypeAlias = bytes | bytearray
+E = TypeVar("E")
+
+
+class LogprobColumns(Sequence[E]):
+    """Sequence of log-probabilities, packed as they came. An entry is made whenever it is asked for; a slice
+    is packed again. It is equal to any sequence of the same entries.
+    """
+
+    __slots__ = ("_ids", "_num_none", "_top_ids", "_top_values", "_values")
+
+    def __init__(
+        self,
+        ids: Packed = b"",
+        values: Packed = b"",
+        top_ids: Packed = b"",
+        top_values: Packed = b"",
+        *,
+        num_none: int = 0,
+    ) -> None:
+        """ids: of n tokens, int32. values: their logprobs, float32. top_ids, top_values: [n, k], those of
+        the most likely tokens. num_none: how many None stand before all of them.
+        """
+        assert len(ids) == len(values), "tokens without logprobs in a sequence that has some"
+        self._ids, self._values, self._top_ids, self._top_values = ids, values, top_ids, top_values
+        self._num_none = num_none
+
+    def __len__(self) -> int:
+        return self._num_none + len(self._values) // TOKEN_BYTES
+
+    @property
+    def num_top(self) -> int:
+        """Return how many of the most likely tokens each entry has."""
+        return len(self._top_ids) // len(self._values) if self._values else 0
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> E: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[E]: ...
+    def __getitem__(self, index: Any) -> E | Sequence[E]:
+        if isinstance(index, slice):
+            places = range(len(self))[index]
+            if places.step != 1:
+                return [self[place] for place in places]
+            return self._part(places.start, max(places.start, places.stop))
+        place = range(len(self))[operator.index(index)]
+        (entry,) = self._part(place, place + 1)
+        return entry
+
+    def __iter__(self) -> Iterator[E]:
+        ids, values = _ids(self._ids).tolist(), _floats(self._values).tolist()
+        entries: Iterator[TokenLogprob]
+        if self._top_ids:
+            rows = [
+                column.reshape(len(ids), -1).tolist()
+                for column in (_ids(self._top_ids), _floats(self._top_values))
+            ]
+            entries = map(TokenLogprob, ids, values, map(tuple, map(zip, *rows)))
+        else:
+            entries = map(TokenLogprob, ids, values)
+        return cast(Iterator[E], chain(repeat(None, self._num_none), entries))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __add__(self, other: Sequence[E]) -> list[E]:
+        return [*self, *other]
+
+    def __radd__(self, other: Sequence[E]) -> list[E]:
+        return [*other, *self]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def extend(self, following: LogprobColumns[E]) -> None:
+        """Take in those of the tokens that follow, which have as many others each."""
+        if not len(following):
+            return
+        if self._values:
+            assert not following._num_none
+            assert following.num_top == self.num_top
+        self._num_none += following._num_none
+        self._ids = _joined(self._ids, following._ids)
+        self._values = _joined(self._values, following._values)
+        self._top_ids = _joined(self._top_ids, following._top_ids)
+        self._top_values = _joined(self._top_values, following._top_values)
+
+    def _part(self, start: int, stop: int) -> LogprobColumns[E]:
+        first = TOKEN_BYTES * max(0, start - self._num_none)
+        last = TOKEN_BYTES * max(0, stop - self._num_none)
+        num_top = self.num_top
+        return LogprobColumns(
+            self._ids[first:last],
+            self._values[first:last],
+            self._top_ids[first * num_top : last * num_top],
+            self._top_values[first * num_top : last * num_top],
+            num_none=max(0, min(stop, self._num_none) - start),
+        )
+
+
+NO_LOGPROBS: LogprobColumns[Any] = LogprobColumns()
+"""The columns of what has none. Not to be extended."""
+
+
+def _ids(packed: Packed) -> IntArray:
+    return unpack_ids(bytes(packed))  # a view of what grows would keep another thread from letting it grow
+
+
+def _floats(packed: Packed) -> FloatArray:
+    return unpack_floats(bytes(packed))
+
+
+def _joined(packed: Packed, following: Packed) -> Packed:
+    """Append to what is packed, in place if it has been appended to before."""
+    if not following:
+        return packed
+    grown = packed if isinstance(packed, bytearray) else bytearray(packed)
+    grown += following
+    return grown
