@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import logging
 import socket
 import sys
@@ -17,6 +16,7 @@ from carousel.client.async_ import AsyncClient
 from carousel.server.admin.metrics import Metrics
 from carousel.server.admin.siblings import Siblings
 from carousel.server.app import make_app
+from carousel.server.garbage import GarbageWatch, stop_automatic_collections
 from carousel.server.http.rare_warnings import make_warnings_rare
 from carousel.server.http.server import HttpServer
 from carousel.server.server_state import ServerState
@@ -66,16 +66,6 @@ def return_large_blocks() -> None:
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
-def collect_often() -> None:
-    """Have every second collection be a full one. Requests that the ring ended with an error left about a
-    hundred objects each that refer to each other; after ten collections, as by default, a full one found
-    19,000, 22 to 43 ms without service. They leave none now, but whatever does, in a library too, is found a
-    few requests at a time. With what is frozen left out a full one has little else to look through.
-    """
-    gc.set_threshold(*gc.get_threshold()[:2], 1)
-    gc.collect()  # else the first one waits for a quarter as many objects as there were before the freezing
-
-
 def without_query(record: logging.LogRecord) -> bool:
     """A filter of uvicorn's access log: a path's query may hold what is nobody's business."""
     if isinstance(record.args, tuple) and len(record.args) == 5:
@@ -89,15 +79,15 @@ def main(context: ProcessContext) -> None:
     make_warnings_rare()
     return_large_blocks()
     sys.setswitchinterval(SWITCH_S)
-    # What has been imported stays. To look through it takes each full collection 29 ms, without service.
-    gc.collect()
-    gc.freeze()
-    collect_often()
-    uvloop.run(serve(context))
+    # What has been imported stays. To look through it took each full collection 29 ms, without service.
+    stop_automatic_collections()
+    uvloop.run(serve(context, watches_garbage=True))
 
 
-async def serve(context: ProcessContext) -> None:
+async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> None:
     """Answer from the first moment (/live, /ready), serve once the ring has answered, until SIGTERM.
+
+    watches_garbage: this process has no automatic collections.
 
     Raises: RingClosed when the ring is gone.
     """
@@ -132,6 +122,7 @@ async def serve(context: ProcessContext) -> None:
     serving = asyncio.create_task(server.serve([listener]))
     connecting = asyncio.create_task(client.connect())
     watching = asyncio.create_task(tenants.watch(TICK_S))
+    garbage = GarbageWatch(lambda: state.bodies.num_bytes)
     is_ready = False
     try:
         while not context.stop.is_set():
@@ -145,6 +136,8 @@ async def serve(context: ProcessContext) -> None:
                 watching.result()
             if serving.done():
                 raise RuntimeError("the HTTP server has ended") from serving.exception()
+            if watches_garbage and not state.tokenizer.is_loading:  # what it makes is left out at its end
+                garbage.look()
             context.beat(num_running=len(server.server_state.tasks))
             await asyncio.sleep(TICK_S)
     finally:

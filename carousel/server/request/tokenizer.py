@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -182,6 +181,11 @@ class ServerTokenizer:
         """False where the server runs without a tokenizer."""
         return bool(self._tokenizer_dir)
 
+    @property
+    def is_loading(self) -> bool:
+        """True while the tokenizer is imported and made."""
+        return self._lock.locked()
+
     def require(self, field: str) -> None:
         """Refuse a request that needs a tokenizer where there is none. Raises InvalidRequest naming
         `field`.
@@ -264,30 +268,16 @@ class ServerTokenizer:
         return await self._tool_thread.run(tenant, partial(work, vocabulary), num_chars)
 
     def _load(self) -> Vocabulary:
-        with _kept():
+        allows = self._allow_special_tokens
+        try:
             return Vocabulary(
-                open_tokenizer(
-                    self._tokenizer_dir, self._chat_template, allow_special_tokens=self._allow_special_tokens
-                )
+                open_tokenizer(self._tokenizer_dir, self._chat_template, allow_special_tokens=allows)
             )
-
-
-@contextmanager
-def _kept() -> Iterator[None]:
-    """Keep what is imported and made in the block, as what was there at the start, from garbage collections,
-    where the process has frozen that: to look through its 40,000 objects took a full one 20 ms, in a turn of
-    the event loop, and there were several while they came.
-    """
-    if not gc.get_freeze_count():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-        gc.collect()  # of what is left, so that the next one does not wait for as many again
+        finally:
+            # What has been imported and made stays, as what was there at the start: to look through its
+            # 40,000 objects takes a collection 20 ms, in a turn of the event loop.
+            if gc.get_freeze_count():
+                gc.freeze()
 
 
 def num_chars(prompt: Any) -> int:
