@@ -12,20 +12,28 @@ RESERVED_DESCRIPTORS = 256
 
 class ConnectionCount:
     def __init__(
-        self, most: int, most_per_address: int, on_full: Callable[[], None], on_room: Callable[[], None]
+        self,
+        most: int,
+        most_per_address: int,
+        on_taken: Callable[[], None],
+        on_room: Callable[[], None],
+        few: int = 1,
     ) -> None:
-        """most_per_address: 0 for any number. `on_full` is called when the last place is taken, `on_room`
-        when one is free again.
+        """most_per_address: 0 for any number. Where no more than `few` places were left, `on_taken` is called
+        when one of them is taken, `on_room` when one is free again.
         """
         self._most = most
         self._most_per_address = most_per_address
-        self._on_full = on_full
+        self._on_taken = on_taken
         self._on_room = on_room
+        self._few = few
         self._num_by_address: Counter[str] = Counter()
         self.total = 0
 
-    def has_room(self) -> bool:
-        return self.total < self._most
+    @property
+    def room(self) -> int:
+        """Return how many more connections there may be; below 0 where there are more than may be."""
+        return self._most - self.total
 
     def add(self, address: str) -> bool:
         """Count a connection, until `remove`. False: its address has more than it may."""
@@ -42,13 +50,13 @@ class ConnectionCount:
     def take(self) -> None:
         """Count a connection whose address is not known yet, until `give_back`."""
         self.total += 1
-        if self.total == self._most:
-            self._on_full()
+        if self.room < self._few:
+            self._on_taken()
 
     def give_back(self, _: object = None) -> None:
         """Count a connection that was taken no longer."""
         self.total -= 1
-        if self.total == self._most - 1:
+        if 0 < self.room <= self._few:
             self._on_room()
 
 

@@ -21,6 +21,10 @@ from carousel.server.http.paced_reader import READ_BYTES, PacedReader
 from carousel.server.http.protocol import HttpProtocol
 
 RETRY_S = 1.0
+ACCEPTED_IN_TURN = 8
+"""Connections accepted in one turn of the event loop. The loop accepts one of each of its listening sockets:
+with one alone, who came behind 150 others waited for as many turns, each with a read of all connections.
+"""
 HANDSHAKE_TIMEOUT_S = 10.0
 """Longest time that a client has for the TLS handshake, as for the head of a request."""
 TLS_BACKLOG = RESERVED_DESCRIPTORS // 2
@@ -59,7 +63,9 @@ class HttpServer(uvicorn.Server):
                 most,
                 max_connections,
             )
-        self._count = ConnectionCount(most, max_per_address, self._stop_accepting, self._accept_again)
+        self._count = ConnectionCount(
+            most, max_per_address, self._stop_accepting, self._accept_again, ACCEPTED_IN_TURN
+        )
         self._turns = ConnectionTurns()
         self._body_pace = body_pace
         self._buffer = memoryview(bytearray(READ_BYTES))
@@ -67,8 +73,13 @@ class HttpServer(uvicorn.Server):
         protocol = cast(type[HttpProtocol], self._read_connection)
         super().__init__(uvicorn.Config(app, http=protocol, **settings))
         body_pace.requests = self.server_state.tasks
+        self.servers: list[asyncio.Server] = []
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
+
+    @property
+    def num_connections(self) -> int:
+        return self._count.total
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -79,11 +90,17 @@ class HttpServer(uvicorn.Server):
         """Begin to accept. There is no lifespan to wait for."""
         assert sockets
         (self._listener,) = sockets
-        self.servers = [await self._create_server()]
+        await self._open_servers()
         self.started = True
 
+    async def _open_servers(self) -> None:
+        """Accept as many in a turn as there is room for: they are counted after all of them."""
+        while len(self.servers) < min(ACCEPTED_IN_TURN, self._count.room):
+            self.servers.append(await self._create_server())
+        self._close_servers()  # of places that were taken meanwhile
+
     async def _create_server(self) -> asyncio.Server:
-        """Return a server on a copy of the listening socket: a pause of accepting closes the copy alone."""
+        """Return a server on a copy of the listening socket: a pause of accepting closes the copies alone."""
         assert self._listener is not None
         has_tls = self.config.ssl is not None
         return await asyncio.get_running_loop().create_server(
@@ -102,28 +119,26 @@ class HttpServer(uvicorn.Server):
             asyncio.get_running_loop().call_soon(self._close_servers)
 
     def _close_servers(self) -> None:
-        if self._count.has_room():
-            return
-        logger.warning("all connections are in use; the next is accepted when one ends (--max-connections)")
-        for server in self.servers:
-            server.close()
+        while self.servers and len(self.servers) > self._count.room:
+            self.servers.pop().close()
+            if not self.servers:
+                logger.warning(
+                    "all connections are in use; the next is accepted when one ends (--max-connections)"
+                )
 
     def _accept_again(self) -> None:
         if self._accepting is None or self._accepting.done():
             self._accepting = asyncio.create_task(self._open())
 
     async def _open(self) -> None:
-        while self._count.has_room() and not self.should_exit and not self._is_accepting():
+        while not self.should_exit:
             try:
-                self.servers = [await self._create_server()]
+                await self._open_servers()
             except OSError as error:
                 logger.warning("no connection can be accepted: %s", error)
                 await asyncio.sleep(RETRY_S)
             else:
                 return
-
-    def _is_accepting(self) -> bool:
-        return any(server.is_serving() for server in self.servers)
 
     def _read_connection(self, **about: Any) -> PacedReader:
         make_protocol = partial(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
+import threading
+import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from carousel.server.http.connection_count import ConnectionCount
+from carousel.server.http.paced_reader import PacedReader
 from carousel.server.http.rare_warnings import LOGGERS
 from carousel.server.main import main
 from tests.harness.http.http_front import Front, http_front
@@ -146,3 +151,37 @@ def test_connections_are_no_more_than_there_are_descriptors_for(
         assert all(answers(ask(front, held)) for _ in range(MOST))
         assert not answers(ask(front, held), 0.1)
     assert f"max_connections: {MOST} instead of 8192" in caplog.text
+
+
+def test_connections_that_wait_are_accepted_several_in_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was one in a turn. Behind 150, and each turn read of all, /live was answered after 187 ms."""
+    turn, is_over, made_in = 0, threading.Event(), list[int]()
+    loops: list[asyncio.AbstractEventLoop] = []
+    connection_made = PacedReader.connection_made
+
+    def noted(reader: PacedReader, transport: asyncio.Transport) -> None:
+        loops.append(asyncio.get_running_loop())
+        made_in.append(turn)
+        connection_made(reader, transport)
+
+    def count_turns() -> None:
+        nonlocal turn
+        turn += 1
+        if not is_over.is_set():
+            loops[0].call_soon(count_turns)
+
+    monkeypatch.setattr(PacedReader, "connection_made", noted)
+    with http_front(tmp_path, spell("a")) as front, ExitStack() as held:
+        assert answers(ask(front, held))
+        before = len(made_in)
+        for call in (count_turns, partial(time.sleep, 0.3)):
+            loops[0].call_soon_threadsafe(call)
+        connections = [held.enter_context(front.connect()) for _ in range(64)]
+        for connection in connections:
+            connection.sendall(LIVE)
+        assert all(answers(each) for each in connections)
+        is_over.set()
+    turns = set(made_in[before : before + 64])
+    assert len(turns) <= 16, sorted(turns)
