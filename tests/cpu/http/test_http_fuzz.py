@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import uvloop
 
 from tests.harness.http.http_bare import BareServer, Complaints
 from tests.harness.http.http_grammar import make_stream
+from tests.harness.http.http_sockets import serve_streams
+
+MAX_RESET_PART = 0.1
 
 
 async def serve(first: int, count: int) -> None:
@@ -29,24 +34,50 @@ async def serve(first: int, count: int) -> None:
             raise
 
 
-def fuzz(first: int, count: int) -> None:
+@contextmanager
+def without_complaints() -> Iterator[None]:
+    """Fail if an error is logged meanwhile; lesser lines, one for each connection, are left out."""
     complaints = Complaints()
     logger = logging.getLogger("uvicorn.error")
     logger.addHandler(complaints)
     level, logger.level = logger.level, logging.ERROR
     try:
-        uvloop.run(serve(first, count))
+        yield
     finally:
         logger.removeHandler(complaints)
         logger.setLevel(level)
     assert not complaints.records
 
 
+def fuzz(first: int, count: int) -> None:
+    with without_complaints():
+        uvloop.run(serve(first, count))
+
+
+def fuzz_sockets(first: int, count: int) -> None:
+    with without_complaints():
+        kinds = serve_streams((seed, make_stream(seed)) for seed in range(first, first + count))
+    assert kinds.total() == count
+    assert kinds["closed"]
+    assert kinds["kept"]
+    assert kinds["reset"] <= MAX_RESET_PART * count, "answers of these are not checked to their end"
+
+
 def test_20_000_connections() -> None:
     fuzz(0, 20_000)
+
+
+def test_2_000_connections_over_sockets() -> None:
+    fuzz_sockets(0, 2000)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_a_million_connections() -> None:
     fuzz(20_000, 1_000_000)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_a_million_connections_over_sockets() -> None:
+    fuzz_sockets(2_000_000, 1_000_000)

@@ -14,12 +14,14 @@ from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.http.connection_turns import TURN_COST, ConnectionTurns
 from carousel.server.http.protocol import MAX_HEADERS, MAX_PIPELINED, HttpProtocol
 from tests.harness.http.http_grammar import Stream
+from tests.harness.http.numbered_app import NumberedApp, check_answers
 
 MAX_READ = 256_000
 PIECE_COST = 2048
 """More than any 8 KiB cost."""
 MAX_TURNS = 3000
 """Turns of the event loop until a connection has done all it can do with what has come."""
+PEER = ("192.0.2.1", 1)
 HELD_BYTES = 2 * MAX_READ
 """Bytes that one connection may hold: what is not parsed, and bodies that nobody has read."""
 
@@ -43,7 +45,7 @@ class Transport(asyncio.Transport):
         self.is_paused = self._is_closing = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("192.0.2.1", 1) if name == "peername" else default
+        return PEER if name == "peername" else default
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -71,6 +73,7 @@ class BareServer:
     """Takes streams one after another."""
 
     def __init__(self) -> None:
+        self._app = NumberedApp()
         self._config = uvicorn.Config(
             self._app,
             interface="asgi3",
@@ -87,40 +90,12 @@ class BareServer:
         self._turns = Turns()
         # There is always something else to serve, and a rest takes no time.
         self._pace = BodyPace(lambda: -1, cpu_time=lambda: 0.0)
-        self._served: dict[int, bytes] = {}
-        """By number, what the application was given to read."""
-
-    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        how, _, number = scope["path"].strip("/").partition("/")
-        if how == "late":
-            for _ in range(3):
-                await asyncio.sleep(0)
-        body = b""
-        while how == "read":
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message["body"]
-            if not message["more_body"]:
-                break
-        if number.isdecimal():
-            assert int(number) not in self._served or "wild" in scope["state"]
-            self._served[int(number)] = body
-        text = number.encode()[:20]
-        await send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [(b"content-length", b"%d" % len(text))],
-            }
-        )
-        await send({"type": "http.response.body", "body": text})
 
     async def take(self, stream: Stream) -> None:
         """Serve one connection, and check all that must be true of it. Raises AssertionError."""
-        self._served = {}
+        self._app.served[PEER] = {}
+        self._app.wild = {PEER} if stream.is_wild else set()
         transport = Transport()
-        state = {"wild": True} if stream.is_wild else {}
         protocol = HttpProtocol(
             self._count,
             self._turns,
@@ -128,7 +103,7 @@ class BareServer:
             b"",
             config=self._config,
             server_state=self._state,
-            app_state=state,
+            app_state={},
         )
         transport.protocol = protocol
         protocol.connection_made(transport)
@@ -141,7 +116,8 @@ class BareServer:
             protocol.data_received(piece)
             self._check_bounds(protocol)
         await self._settle(transport, protocol)
-        self._check_answers(stream, bytes(transport.written), is_closed=transport.is_closing())
+        served = self._app.served[PEER]
+        check_answers(stream, bytes(transport.written), served, is_closed=transport.is_closing())
         if not transport.is_closing():
             assert _has_a_limit(protocol), "nothing would ever end this connection"
             protocol.eof_received()
@@ -163,7 +139,7 @@ class BareServer:
         num_quiet, before = 0, None
         for _ in range(MAX_TURNS):
             await asyncio.sleep(0)
-            now = (len(transport.written), len(protocol._unparsed), len(self._served))
+            now = (len(transport.written), len(protocol._unparsed), len(self._app.served[PEER]))
             num_quiet = num_quiet + 1 if now == before else 0
             before = now
             is_idle = not self._state.tasks and not protocol._unparsed
@@ -181,45 +157,6 @@ class BareServer:
         assert len(protocol._unparsed) + sum(len(cycle.body) for cycle in cycles) <= HELD_BYTES
         assert self._turns.most_in_piece <= PIECE_COST
         assert self._turns.most_in_turn <= TURN_COST + PIECE_COST
-
-    def _check_answers(self, stream: Stream, written: bytes, *, is_closed: bool) -> None:
-        numbers, statuses = _answers(written)
-        errors = [status for status in statuses if status != 200]
-        assert len(errors) <= 1, "refused twice"
-        assert not errors or (statuses[-1] != 200 and is_closed), "something follows a refusal"
-        if stream.is_wild:
-            return
-        assert numbers == list(range(1, len(numbers) + 1)), "an answer is missing, or there are two"
-        most = len(stream.bodies) + stream.has_wrong_body
-        assert len(numbers) <= most, "what is no request was answered"
-        assert len(numbers) + len(errors) <= len(stream.bodies) + 1, "a request was answered twice"
-        for number, body in self._served.items():
-            assert number, "a body was taken for a request"
-            assert number <= most, "what was refused was begun before"
-            assert body in (b"", *stream.bodies[number - 1 : number])
-        if len(stream.bodies) <= MAX_PIPELINED and not stream.is_wrong:
-            assert len(numbers) == len(stream.bodies), "a request was not answered"
-            assert is_closed == stream.is_last
-        if stream.is_wrong:
-            assert is_closed
-
-
-def _answers(written: bytes) -> tuple[list[int], list[int]]:
-    """The numbers of the requests that were answered, and the statuses of all answers."""
-    numbers, statuses = [], []
-    while written:
-        head, _, rest = written.partition(b"\r\n\r\n")
-        status = int(head.split(b" ", 2)[1])
-        if status == 100:
-            written = rest
-            continue
-        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-        assert len(rest) >= length
-        statuses.append(status)
-        if status == 200 and rest[:length].isdigit():
-            numbers.append(int(rest[:length]))
-        written = rest[length:]
-    return numbers, statuses
 
 
 def _has_a_limit(protocol: HttpProtocol) -> bool:
