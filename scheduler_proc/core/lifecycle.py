@@ -175,8 +175,9 @@ class Lifecycle:
         account, num_tokens = req.account, req.num_tokens
         self.accounts.discard(req, num_tokens)
         req.status = Status.FINISHED
-        if req.row >= 0:
+        if req.row >= 0 or req.num_retractions:
             self.room.fair.note_end(req, num_tokens)
+        if req.row >= 0:
             self._give_back_row(req)
             account.num_running -= 1
             if account.queued is not None:

@@ -45,8 +45,8 @@ class FairOrder:
         )
 
     def note_end(self, req: Request, num_tokens: int) -> None:
-        """Note that a request ends in its row with so many tokens: give back those that it may have had and
-        has not.
+        """Note that a request ends with so many tokens that has had a row: give back those that it may have
+        had and has not.
         """
         account, num_left = req.account, req.max_len - num_tokens
         account.next_tag -= num_left

@@ -87,7 +87,8 @@ class WaitingRoom:
         self.width_gate: WidthGate | None = None
         """None where requests of all beam widths share steps."""
         self.fair = FairOrder()
-        """Turns of tenants. Told here of who comes and gets a row, by the life cycle of who ends in one."""
+        """Turns of tenants. Told here of who comes and gets a row, by the life cycle of who ends and had one.
+        """
         self._accounts = accounts
         self._serving = serving
         self._patience = patience

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.ring.tenants import Tenants
+from runtime.wire.handle import sequence_key
 from runtime.wire.messages import AbortRequest, TokenizedRequest
 from scheduler_proc.waiting.waiting_room import Patience
 from tests.harness.scheduler.scheduler_parts import message, run_until_idle
@@ -144,3 +145,18 @@ def test_priorities_and_keys_of_a_policy_go_before_turns() -> None:
         send(system, first)
         send(system, long, *short)
         assert order_of(system, first, long, *short) == [0, 2, 3, 4, 1]
+
+
+def test_what_was_paused_and_is_given_up_costs_no_more_than_it_has_had() -> None:
+    with limited(changes=ONE_ROW) as system:
+        for number in range(3):
+            much = a(number, max_tokens=50)
+            send(system, much)
+            system.lifecycle.retract(system.lifecycle.requests[sequence_key(much.handle)])
+            send(system, b(10 + number, max_tokens=2), AbortRequest((much.handle,), tenant="a"))
+            run_until_idle(system)
+        others, again = some(b, range(60, 65)), some(a, range(70, 73))
+        send(system, *others)
+        send(system, *again)
+        order = order_of(system, *others, *again)
+        assert order.index(5) <= 4, "after three prompts, not after 150 tokens that it might have had"
