@@ -9,7 +9,7 @@ from scheduler_proc.policy.by_prefix import PrefixPolicy
 
 
 class LongestPrefix(PrefixPolicy):
-    """Remembers matched lengths until the cache changes."""
+    """Remembers the matched lengths of those that it looked at last until the cache changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,11 +20,13 @@ class LongestPrefix(PrefixPolicy):
         if cache_version != self._cache_version:
             self._cache_version = cache_version
             self._cached_len.clear()
+        known, self._cached_len = self._cached_len, {}
         ranks = []
         for position, view in enumerate(requests):
-            cached_len = self._cached_len.get(view.seq)
+            cached_len = known.get(view.seq)
             if cached_len is None:
-                cached_len = self._cached_len[view.seq] = view.cached_len()
+                cached_len = view.cached_len()
+            self._cached_len[view.seq] = cached_len
             ranks.append((-view.priority, -cached_len, position))
         ranks.sort()
         return [position for _, _, position in ranks]

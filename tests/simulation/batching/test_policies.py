@@ -80,6 +80,18 @@ def test_longest_prefix_goes_first_within_a_priority() -> None:
     assert seqs(queue, policy.order(view)) == [4, 1, 2, 3], "matched anew when the cache has changed"
 
 
+def test_longest_prefix_remembers_nobody_who_has_gone() -> None:
+    kv = manager()
+    policy = LongestPrefix()
+    view, queue = view_of(kv, [])
+    for number in range(20):
+        queue.add(request(kv, number, [number] * 4))
+        policy.order(view)
+        if number > 1:
+            queue.remove(queue[0])
+    assert len(policy._cached_len) == 3
+
+
 def test_longest_prefix_sorts_the_head_of_a_long_queue_only() -> None:
     kv = manager()
     cached = request(kv, 0, list(range(12)))
