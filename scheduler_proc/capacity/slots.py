@@ -298,8 +298,9 @@ class SlotPool:
                 self._drop(slot)
             return
         self.counts.num_failed += 1
-        message = self.on_failed(slot.key, answer.message)
-        self._failures[slot.key] = (message, self._clock() + FAILED_S)
+        now = self._clock()
+        self._failures = {key: failure for key, failure in self._failures.items() if now < failure[1]}
+        self._failures[slot.key] = (self.on_failed(slot.key, answer.message), now + FAILED_S)
         self._forget(slot)
 
     def _forget(self, slot: Slot) -> None:

@@ -203,6 +203,17 @@ def test_what_cannot_be_loaded_is_refused_for_a_while_and_then_tried_again() -> 
     assert slots.counts.num_failed == 1
 
 
+def test_failures_that_nobody_asks_about_again_are_forgotten() -> None:
+    now = [10.0]
+    slots, _ = pool(1, now=now)
+    for seq in range(20):
+        slots.begin_step()
+        assert not slots.prepare((f"no such adapter {seq}",), seq)
+        slots.receive(AdapterFailed(0, 0, "1", "no such file"))
+        now[0] += FAILED_S / 2
+    assert len(slots._failures) == 2
+
+
 def test_a_request_that_is_passed_has_a_slot_drained_and_is_passed_by_so_many_at_most() -> None:
     """`a` is asked for all the time; 100 wants b, and no more than 8 that came later go before it."""
     slots, device = pool(1, max_passed=8)
