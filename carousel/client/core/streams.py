@@ -159,9 +159,9 @@ class AsyncResultStream(_Stream):
     async def _take_in(self) -> None:
         if self._mailbox is None or self.state is None:
             session = await self._connect()
-            if self._closed:
-                raise RequestAborted("the stream was closed before its request was made")
+            self._check_open()
             await put_async(session, self._submission)
+            self._check_open()
             self._session = session
             self.state, self._mailbox = session.open_request(self._submission)
         if self.state.error is None:
@@ -169,6 +169,10 @@ class AsyncResultStream(_Stream):
             self._deltas.extend(self.state.receive(items))
         if self._closed or not self._deltas:
             self.state.check()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestAborted("the stream was closed before its request was made")
 
     async def completion(self) -> Completion:
         """Wait for the end and return the whole. Raises: as the iteration."""

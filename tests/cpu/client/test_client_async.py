@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
-from carousel import AsyncClient, InvalidRequest, RequestAborted, RingClosed, SamplingParams
-from runtime.wire.messages import ControlRequest, GenerateRequest, SequenceOutput
+from carousel import AsyncClient, InvalidRequest, LoraConfig, RequestAborted, RingClosed, SamplingParams
+from runtime.wire.messages import ControlReply, ControlRequest, GenerateRequest, SequenceOutput
 from tests.harness.ring.fake_ring import (
     WAIT_S,
     FakeRing,
@@ -259,6 +261,33 @@ def test_a_stream_that_is_closed_while_its_client_connects_asks_for_nothing(tmp_
 
     with fake_ring(tmp_path, spell("a")) as ring:
         asyncio.run(main(ring))
+
+
+@pytest.mark.parametrize("end", ["aclose", "abort"])
+def test_a_stream_that_is_closed_while_it_brings_weights_asks_for_nothing(tmp_path: Path, end: str) -> None:
+    async def test(client: AsyncClient, ring: FakeRing) -> None:
+        ring.answers_questions = False
+        weights = {
+            "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": np.ones((1, 8), np.float32)
+        }
+        adapter = LoraConfig(1, weights, {"r": 1, "target_modules": ["up_proj"]})
+        stream = client.stream("closed", lora_config=adapter)
+        reader = asyncio.ensure_future(anext(stream))
+        (_, asked), *_ = await asyncio.to_thread(ring.wait_for, lambda: ring.arrivals[:1])
+        assert isinstance(asked, ControlRequest)
+        assert asked.op == "put_adapter"
+        if end == "abort":
+            client.abort(stream)
+        else:
+            await stream.aclose()
+        body = msgspec.Raw(msgspec.msgpack.encode({"is_resident": True}))
+        ring.send_message(ControlReply(asked.client, asked.number, body))
+        with pytest.raises(RequestAborted):
+            await reader
+        await client.generate("x")
+        assert [request.text for request in ring.requests] == ["x"]
+
+    run(tmp_path, spell("a"), test)
 
 
 def test_a_stream_that_ended_before_its_request_did_has_no_completion(tmp_path: Path) -> None:
