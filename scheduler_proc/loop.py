@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from runtime.ring.process import HEARTBEAT_S
@@ -50,6 +51,7 @@ class SchedulerLoop:
         self._port = scheduler.port
         self._idle_since = self._port.now_s()
         self._is_checked = True
+        self._reads = True
         self.num_failed_checks = 0
         self._keep_accounts()
 
@@ -58,8 +60,8 @@ class SchedulerLoop:
         work.
         """
         # Who has no room for answers is asked nothing: requests then pile up where they are refused.
-        is_full = self._scheduler.output.is_full
-        messages = [] if is_full else self._port.drain(MAX_MESSAGES_PER_STEP)
+        self._reads = not self._scheduler.output.is_full
+        messages = self._port.drain(MAX_MESSAGES_PER_STEP) if self._reads else []
         worked = self._scheduler.step(messages)
         now = self._port.now_s()
         if now >= self._accounts_at:
@@ -73,6 +75,14 @@ class SchedulerLoop:
         if not self._is_checked and now - self._idle_since >= CHECK_AFTER_IDLE_S:
             self._check()
         return HEARTBEAT_S / 2
+
+    def rest(
+        self, timeout_s: float, wait_for_message: Callable[[float], object], sleep: Callable[[float], object]
+    ) -> None:
+        """Rest for as long as a turn has said, or until a message comes. One that was left in the inbox wakes
+        nobody: it may lie there all the time.
+        """
+        (wait_for_message if self._reads else sleep)(timeout_s)
 
     def _keep_accounts(self) -> None:
         """Do what is soon enough twice a heartbeat."""

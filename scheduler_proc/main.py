@@ -147,7 +147,7 @@ def main(context: ProcessContext) -> None:
             timeout_s = loop.turn()
             heartbeat.beat_after(loop)
             if timeout_s:
-                waiter.wait(timeout_s)
+                loop.rest(timeout_s, waiter.wait, context.stop.wait)
         if context.is_launch_ending:
             scheduler.fail_all(ErrorInfo("the server is shutting down", "shutting_down", None, 503))
     except ExecutorError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from unittest.mock import Mock, call
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from runtime.wire.plan import WorkerReady
 from runtime.wire.transport import MemoryChannel
 from scheduler_proc.batching.prefill_adder import PrefillTotals
 from scheduler_proc.build_scheduler import build_scheduler
+from scheduler_proc.core import output
 from scheduler_proc.heartbeat import Heartbeat
 from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
 from scheduler_proc.observe.step_log import StepLog
@@ -60,6 +62,29 @@ def test_a_loop_that_cannot_send_retries_soon() -> None:
         system.inbox.send(message(1, [1] * 8, max_tokens=1))
         loop.turn()
         assert loop.turn() == RETRY_S
+
+
+def test_a_loop_that_reads_nothing_is_not_woken_by_what_it_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output, "MAX_BACKLOG", 8)
+    wait, sleep = Mock(), Mock()
+    with running(depth=1) as system:
+        loop = loop_of(system)
+        loop.rest(loop.turn(), wait, sleep)
+        assert (wait.call_count, sleep.call_count) == (1, 0)
+        system.outbox.refuses = lambda: True
+        for number in range(10):
+            system.inbox.send(message(number, [], max_tokens=1))
+            loop.turn()
+        assert system.output.is_full
+        loop.rest(loop.turn(), wait, sleep)
+        assert sleep.call_args_list == [call(RETRY_S)]
+        assert wait.call_count == 1
+        system.outbox.refuses = lambda: False
+        loop.turn()
+        loop.rest(loop.turn(), wait, sleep)
+        assert (wait.call_count, sleep.call_count) == (2, 1)
 
 
 def test_an_idle_loop_checks_itself_once_and_survives_what_it_finds(caplog: pytest.LogCaptureFixture) -> None:
