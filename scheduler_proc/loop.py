@@ -133,6 +133,7 @@ class SchedulerLoop:
             "tokens_per_s": self._scheduler.step_log.tokens_per_s(),
             "max_len": kv.rows.tokens.shape[1],
             "is_profiling": self._scheduler.profile.is_on,
+            "is_in_call": self._scheduler.controls.calls.is_open,
         }
 
 

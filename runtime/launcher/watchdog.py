@@ -98,7 +98,8 @@ class Watchdog:
         if silent_s >= (config.step_timeout if in_step else config.stall_timeout):
             return f"no turn of its work loop for {silent_s:.0f} s"
         if role == "scheduler":
-            has_work = scheduler.num_running + scheduler.num_waiting > 0 and not scheduler.is_paused
+            is_held_up = scheduler.is_paused or scheduler.is_in_call
+            has_work = scheduler.num_running + scheduler.num_waiting > 0 and not is_held_up
             is_waiting = has_work or scheduler.num_launched > scheduler.num_finished
             stuck_s = entry.progress.note(scheduler.num_finished if is_waiting else -1, elapsed_s)
             if is_waiting and stuck_s >= config.step_timeout:

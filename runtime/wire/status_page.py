@@ -23,9 +23,9 @@ from runtime.wire.handle import NO_HANDLE
 
 # Native, so that it is written at once; with a byte order it would be byte by byte.
 _COUNTER = struct.Struct("@Q")
-_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQIQ16s?xxxf?")
+_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQIQ16s?xxxf??")
 MAGIC = b"CRSP"
-VERSION = 11
+VERSION = 12
 HEADER_BYTES = 256
 SLOT_BYTES = 512
 ROLES = ("launcher", "scheduler", "worker", "tokenizer", "detokenizer", "api", "grammar")
@@ -81,6 +81,8 @@ class ProcessStatus(NamedTuple):
     """For a worker, and a scheduler that has it in its process: share of the weights that is there."""
     is_profiling: bool = False
     """For the scheduler: a profile is being taken."""
+    is_in_call: bool = False
+    """For the scheduler: a call to the ranks is not answered yet, and no step is launched until it is."""
 
     def age_s(self) -> float:
         return (time.monotonic_ns() - self.heartbeat_ns) / 1e9

@@ -14,12 +14,13 @@ from runtime.base.errors import ConfigError
 from runtime.ring.tenants import Tenant, Tenants
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.messages import ControlOp, ControlRequest
-from runtime.wire.plan import WorkerReady
+from runtime.wire.plan import RankCall, WorkerReady
 from runtime.wire.transport import MemoryChannel
 from scheduler_proc.batching.prefill_adder import PrefillTotals
 from scheduler_proc.build_scheduler import build_scheduler
 from scheduler_proc.core import output
 from scheduler_proc.heartbeat import Heartbeat
+from scheduler_proc.intake.worker_calls import WorkerCalls
 from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
 from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.policy.base import SchedulePolicy
@@ -262,3 +263,15 @@ def test_the_page_shows_a_pause_before_its_answer_leaves(op: ControlOp, is_pause
         system.lifecycle.output.reply = lambda reply: told.append("answer")  # type: ignore[method-assign]
         system.scheduler.controls.receive(ControlRequest(7, 1, op))
     assert told == [is_paused, "answer"]
+
+
+def test_a_call_to_the_ranks_is_shown_for_as_long_as_it_has_no_answer() -> None:
+    with running() as system:
+        loop = loop_of(system)
+        ranks = Mock(num_ranks=1, rank_answers=lambda: ())
+        calls = system.scheduler.controls.calls = WorkerCalls(ranks, system.output, system.port)
+        calls.begin(ControlRequest(7, 1, "collective_rpc", call=RankCall("ping", b"", timeout_s=5.0)))
+        assert loop.status()["is_in_call"]
+        system.now += 5.0
+        system.step()
+        assert not loop.status()["is_in_call"]

@@ -99,10 +99,11 @@ def test_requests_that_wait_for_ever_show_that_it_does_not(launch: Launch) -> No
     assert "no step has ended" in launch.run(3.0)["scheduler"]
 
 
-def test_requests_that_wait_while_generation_is_paused_show_nothing(launch: Launch) -> None:
-    launch.scheduler_says(num_running=1, num_waiting=3, is_paused=True)
+@pytest.mark.parametrize("why", ["is_paused", "is_in_call"])
+def test_requests_that_wait_while_no_step_may_be_launched_show_nothing(launch: Launch, why: str) -> None:
+    launch.scheduler_says(num_running=1, num_waiting=3, **{why: True})
     assert launch.run(1000.0) == {}
-    launch.scheduler_says(is_paused=False)
+    launch.scheduler_says(**{why: False})
     assert launch.run(99.0) == {}
     assert "no step has ended" in launch.run(3.0)["scheduler"]
 
