@@ -185,7 +185,11 @@ MUTANTS = [
         "matchers of a search outlive it", Branches, "close", "self._searches.pop(handle, None)", guided=1.0
     ),
     mutant(
-        "the grammar process is not told that a search ends", BeamSearch, "release", "self._guide.close()"
+        "the grammar process is not told that a search ends",
+        BeamSearch,
+        "release",
+        "self._guide.close()",
+        guided=1.0,
     ),
     mutant(
         "late masks are not waited for",
