@@ -52,7 +52,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     max_running: Annotated[int, Meta(ge=1)] | None = None
-    """Most sequences that run at a time; more wait."""
+    """Most sequences that run at a time, of a beam search as many as it has rows; more wait."""
     max_waiting: Annotated[int, Meta(ge=1)] | None = None
     """Most sequences that wait at a time; more are refused."""
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None

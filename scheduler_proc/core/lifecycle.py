@@ -161,6 +161,7 @@ class Lifecycle:
         req.computed_len = max(req.computed_len, req.kv_len)
         self._give_back_row(req)
         req.account.num_running -= 1
+        req.account.num_rows -= req.width
         req.num_retractions += 1
         self.num_paused += 1
         req.status = Status.WAITING
@@ -180,6 +181,7 @@ class Lifecycle:
         if req.row >= 0:
             self._give_back_row(req)
             account.num_running -= 1
+            account.num_rows -= req.width
             if account.queued is not None:
                 self.room.note_row_free(account)
         del self.requests[req.key]

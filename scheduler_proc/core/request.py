@@ -243,6 +243,11 @@ class Request:
         return self if self.group is None else self.group.head
 
     @property
+    def width(self) -> int:
+        """Return how many rows it takes: as many as its group is wide, else one."""
+        return 1 if self.group is None else self.group.width
+
+    @property
     def held_rows(self) -> tuple[int, ...]:
         """Return the rows that it holds, if it holds any, with those of its group."""
         return (self.row,) if self.group is None else tuple([each.row for each in self.group.members])

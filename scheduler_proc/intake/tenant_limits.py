@@ -43,14 +43,16 @@ class TenantLimiter:
         self._clock = clock
 
     def check(self, message: TokenizedRequest, num_live: int) -> None:
-        """Check what a tenant has. Raises RateLimited while it has as much as it may. `num_live`: sequences
-        of everybody.
+        """Check what a tenant has. Raises RateLimited while it has as much as it may, InvalidRequest for a
+        beam search that takes more rows than it may ever have. `num_live`: sequences of everybody.
         """
         account = self._accounts.of(message.tenant)
         if message.is_again:
             self._check_again(account)
             return
         limits = account.limits
+        if limits is not None and limits.max_running is not None:
+            _check_width(message.sampling.num_beams, limits.max_running)
         if limits is not None and limits.max_waiting is not None:
             self._check_waiting(account, limits.max_waiting)
         elif self._share is not None and self._share.is_used_up(account.num_live, num_live):
@@ -111,4 +113,13 @@ class TenantLimiter:
             f"this key has used its {account.bucket.per_minute} tokens a minute (tokens_per_minute);"
             f" try again in {seconds:.1f} s",
             retry_after_s=seconds,
+        )
+
+
+def _check_width(num_beams: int, max_running: int) -> None:
+    if num_beams > max_running:
+        raise InvalidRequest(
+            f"beam_width: {num_beams} beams are more than the {max_running} sequences that this key may run"
+            " at a time (max_running); ask for fewer",
+            param="beam_width",
         )

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Generic
 
 from runtime.ring.tenants import Tenant, TenantLimits
-from scheduler_proc.waiting.sorted_requests import R, SortedRequests
+from scheduler_proc.waiting.sorted_requests import ChosenRequests, R, SortedRequests
 
 MINUTE_S = 60.0
 
@@ -40,13 +40,15 @@ class Account(Generic[R]):
         """Sequences that run or wait."""
         self.num_running = 0
         """Sequences that have a row."""
+        self.num_rows = 0
+        """Rows that they have: a beam search has several."""
         self.num_again = 0
         """Sequences that were made again after a restart."""
         self.num_live_of: Counter[bytes] = Counter()
         """Sequences that run or wait, by the client's part of their handles."""
         self.num_again_of: Counter[bytes] = Counter()
         """Sequences that were made again after a restart, by the client's part of their handles."""
-        self.queued: SortedRequests[R] | None = None
+        self.queued: ChosenRequests[R] | None = None
         """Those in the waiting queue; None, and nobody is held back, without max_running."""
         self.held = SortedRequests[R]()
         """Those that wait behind the queue: see WaitingRoom."""
@@ -79,6 +81,14 @@ class Account(Generic[R]):
     @property
     def max_running(self) -> int | None:
         return None if self.limits is None else self.limits.max_running
+
+    def may_choose(self, num_requests: int, num_rows: int) -> bool:
+        """Tell whether so many of those that wait, which take so many rows, may have the next ones. A single
+        one always may while none runs: when it came, max_running may have been higher.
+        """
+        assert self.max_running is not None
+        num_places = max(0, self.max_running - self.num_rows)
+        return num_rows <= num_places or (num_requests == 1 and not self.num_running)
 
     def change(self, tenant: Tenant, now_s: float) -> None:
         """Other limits, from now on. A bucket that grows or shrinks keeps what is in it."""

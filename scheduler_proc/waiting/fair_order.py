@@ -2,9 +2,9 @@
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996): a request gets its start tag when it comes, behind the
 cost of its tenant's others, and the lowest tag goes next; a queue kept in the order of tags is never sorted
-again. The cost of a request is a step for each token of output that it may have. What it leaves of that comes
-back to its tenant when it ends. Prompts cost next to nothing here: most of a long one may be cached, and
-tokens are limited by the minute.
+again. The cost of a request is a step of each of its rows for each token of output that it may have. What it
+leaves of that comes back to its tenant when it ends. Prompts cost next to nothing here: most of a long one
+may be cached, and tokens are limited by the minute.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scheduler_proc.waiting.account import Account
 
 class FairOrder:
     """Start tags of a scheduler's requests. Those of one tenant go up in the order in which they come. The
-    cost of one is the steps for which it may hold a row: one at least for its prompt, and its output.
+    cost of one is the steps for which it may hold its rows: one at least for its prompt, and its output.
     """
 
     def __init__(self) -> None:
@@ -33,22 +33,22 @@ class FairOrder:
         if account.last_tag > tag:
             tag = account.last_tag
         req.start_tag = account.last_tag = tag
-        account.next_tag = tag + 1 + req.max_len - req.num_prompt
+        account.next_tag = tag + (1 + req.max_len - req.num_prompt) * req.width
 
     def note_row(self, req: Request) -> None:
         """Note that a request has got its row, and its tenant this turn."""
         account, tag = req.account, req.start_tag
         if tag > self.virtual_time:
             self.virtual_time = tag
-        account.had_tag = (
-            (tag if tag > account.had_tag else account.had_tag) + 1 + req.max_len - req.num_prompt
-        )
+        if account.had_tag > tag:
+            tag = account.had_tag
+        account.had_tag = tag + (1 + req.max_len - req.num_prompt) * req.width
 
     def note_end(self, req: Request, num_tokens: int) -> None:
         """Note that a request ends with so many tokens that has had a row: give back those that it may have
         had and has not.
         """
-        account, num_left = req.account, req.max_len - num_tokens
+        account, num_left = req.account, (req.max_len - num_tokens) * req.width
         account.next_tag -= num_left
         account.had_tag -= num_left
 

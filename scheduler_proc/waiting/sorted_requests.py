@@ -17,6 +17,8 @@ class Placed(Protocol):
 
     @property
     def num_tokens(self) -> int: ...
+    @property
+    def width(self) -> int: ...
 
 
 R = TypeVar("R", bound=Placed)
@@ -66,3 +68,19 @@ class SortedRequests(Generic[R]):
         self.version += 1
         del self._requests[start:end]
         del self._places[start:end]
+
+
+class ChosenRequests(SortedRequests[R]):
+    """Those of one tenant that may have the next rows: counts how many rows they take."""
+
+    def __init__(self, requests: Iterable[R] = ()) -> None:
+        super().__init__(requests)
+        self.num_rows = sum(req.width for req in self)
+
+    def put(self, req: R) -> None:
+        super().put(req)
+        self.num_rows += req.width
+
+    def remove(self, req: R) -> None:
+        super().remove(req)
+        self.num_rows -= req.width

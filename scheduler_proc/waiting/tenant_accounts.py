@@ -1,8 +1,8 @@
 """Accounts: how much each tenant has here, and the tokens that it uses. Counts only; decides nothing.
 
 A request is charged with what it brings when it is taken in, unless it is made again, and with what it has
-produced when it ends. `settle` charges what those have produced that still run, so that nothing is counted in
-a step.
+produced, in all of its rows, when it ends. `settle` charges what those have produced that still run, so that
+nothing is counted in a step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.wire.format import TOKEN_BYTES
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.waiting.account import Account
-from scheduler_proc.waiting.sorted_requests import SortedRequests
+from scheduler_proc.waiting.sorted_requests import ChosenRequests
 
 CLIENT_BYTES = 8
 """Part of a handle that says by whose connection it came."""
@@ -43,7 +43,7 @@ class Accounts:
         if account is None:
             account = self._accounts[name] = Account(self.tenants.named(name), self._clock())
             if account.max_running is not None:
-                account.queued = SortedRequests()
+                account.queued = ChosenRequests()
         return account
 
     def has_several(self) -> bool:
@@ -66,6 +66,8 @@ class Accounts:
     def discard(self, req: Request, num_tokens: int) -> None:
         """Count off a request that ends with so many tokens."""
         account, client = req.account, req.handle[:CLIENT_BYTES]
+        if req.group is not None:
+            num_tokens = _num_of_all_rows(req, num_tokens)
         account.num_used += num_tokens - req.num_charged
         account.num_live -= 1
         num_left = account.num_live_of[client] = account.num_live_of[client] - 1
@@ -99,6 +101,8 @@ class Accounts:
         self._settled_at = now_s
         for req in self._rows.running_requests():
             num_tokens = req.num_tokens
+            if req.group is not None:
+                num_tokens = _num_of_all_rows(req, num_tokens)
             req.account.num_used += num_tokens - req.num_charged
             req.num_charged = num_tokens
         for account in self:
@@ -114,6 +118,7 @@ class Accounts:
             own = [req for req in live if req.tenant == account.tenant.name]
             assert account.num_live == len(own)
             assert account.num_running == sum(req.row >= 0 for req in own)
+            assert account.num_rows == sum(req.width for req in own if req.row >= 0)
             assert account.num_live_of == Counter(req.handle[:CLIENT_BYTES] for req in own)
             again = [req for req in own if req.is_again]
             assert account.num_again == len(again)
@@ -132,3 +137,10 @@ class Accounts:
             }
             for name, account in self._accounts.items()
         }
+
+
+def _num_of_all_rows(req: Request, num_tokens: int) -> int:
+    """Return what a beam search is charged with when each of its rows has so many tokens: its prompt once,
+    and what they have of output. If it begins again that is not given back, nor charged a second time.
+    """
+    return max(req.num_charged, num_tokens + (req.width - 1) * (num_tokens - req.num_prompt))

@@ -28,7 +28,7 @@ from scheduler_proc.waiting.account import Account
 from scheduler_proc.waiting.deadlines import Deadlines
 from scheduler_proc.waiting.fair_order import FairOrder
 from scheduler_proc.waiting.serving_time import ServingTime
-from scheduler_proc.waiting.sorted_requests import SortedRequests
+from scheduler_proc.waiting.sorted_requests import ChosenRequests
 from scheduler_proc.waiting.tenant_accounts import Accounts
 from scheduler_proc.waiting.waiting_queue import SortKey, WaitingQueue, in_turn
 from scheduler_proc.waiting.width_gate import WidthGate
@@ -144,7 +144,8 @@ class WaitingRoom:
             self.queue.remove(req)
             if account.queued is not None:
                 account.queued.remove(req)
-                self._balance(account)
+        if account.queued is not None:
+            self._balance(account)
         self._forget_if_empty()
 
     def take_admitted(self, positions: list[int]) -> list[Request]:
@@ -157,6 +158,7 @@ class WaitingRoom:
                 self.fair.note_row(req)
             account = req.account
             account.num_running += 1
+            account.num_rows += req.width
             if account.queued is not None:
                 account.queued.remove(req)
         if self._before_turn.first <= self._turn_reached:
@@ -211,22 +213,23 @@ class WaitingRoom:
                 continue
             if account.queued is None:
                 name = account.tenant.name
-                account.queued = SortedRequests(req for req in self.queue if req.tenant == name)
+                account.queued = ChosenRequests(req for req in self.queue if req.tenant == name)
             self._balance(account)
 
     def _balance(self, account: Account[Request]) -> None:
         """Move as many of the tenant's into the queue as may run, the first in order of those that
-        have no row.
+        have no row. None is passed by a later one that takes fewer rows.
         """
-        held, queued, max_running = account.held, account.queued, account.max_running
+        held, queued = account.held, account.queued
         assert queued is not None
-        assert max_running is not None
-        num_places = max(0, max_running - account.num_running)
-        while len(queued) > num_places:
+        while not account.may_choose(len(queued), queued.num_rows):
             self._hold_back(account, queued[-1])
-        while held and (len(queued) < num_places or (queued and held[0].place < queued[-1].place)):
+        while held and (
+            account.may_choose(len(queued) + 1, queued.num_rows + held[0].width)
+            or (queued and held[0].place < queued[-1].place)
+        ):
             self._let_in(account, held[0])
-            if len(queued) > num_places:
+            while not account.may_choose(len(queued), queued.num_rows):
                 self._hold_back(account, queued[-1])
 
     def _hold_back(self, account: Account[Request], req: Request) -> None:
@@ -333,8 +336,8 @@ class WaitingRoom:
                 continue
             name = account.tenant.name
             assert list(queued) == [req for req in self.queue if req.tenant == name]
-            assert account.max_running is not None
-            num_chosen = len(queued) + account.num_running
-            assert not held or num_chosen >= account.max_running, "held back for nothing"
+            if held:
+                num_rows = queued.num_rows + held[0].width
+                assert not account.may_choose(len(queued) + 1, num_rows), "held back for nothing"
             assert not held or not queued or queued[-1].place < held[0].place, "held back by a later one"
         assert self.num_held == sum(len(account.held) for account in self._accounts)

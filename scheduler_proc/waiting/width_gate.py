@@ -38,7 +38,7 @@ class WidthGate:
 
     def may_start(self, req: Request, num_running: int) -> bool:
         """Tell whether the first one that waits has the width of what runs."""
-        if not num_running or _width_of(req) == self._width:
+        if not num_running or req.width == self._width:
             return True
         if self._blocked_since is None:
             self._blocked_since = self._clock()
@@ -46,15 +46,11 @@ class WidthGate:
 
     def note_started(self, req: Request) -> None:
         """Take note of the width that runs from now on."""
-        if self._width and self._width != _width_of(req):
+        if self._width and self._width != req.width:
             self.num_changes += 1
             if self._blocked_since is not None:
                 self.change_s += self._clock() - self._blocked_since
-        self._width, self._blocked_since = _width_of(req), None
+        self._width, self._blocked_since = req.width, None
 
     def figures(self) -> dict[str, float]:
         return {"num_beam_width_changes": self.num_changes, "beam_width_change_s": self.change_s}
-
-
-def _width_of(req: Request) -> int:
-    return 1 if req.group is None else req.group.width

@@ -56,6 +56,8 @@ def test_groups_among_other_requests_find_what_a_search_alone_finds() -> None:
         "aborted",
         "replaced",
         "retracted",
+        "held back",
+        "searches with adapters",
     ):
         assert counts[what], f"the traffic has no {what}: it tests less than it says"
 
@@ -250,7 +252,7 @@ MUTANTS = [
         "self._hypotheses.end(over)",
         guided=1.0,
     ),
-    mutant("another width does not wait", WidthGate, "may_start", "_width_of(req) == self._width", "True"),
+    mutant("another width does not wait", WidthGate, "may_start", "req.width == self._width", "True"),
     mutant("the order is not that of arrival", WidthGate, "in_order", "heappop(order)", "order.pop()"),
     mutant("other sequences get no terminal", BeamSearch, "closing", "self._output.close(other)"),
     mutant("owners are not taken off", PageAllocator, "_let_go", "self.num_more_owners[each] = left"),

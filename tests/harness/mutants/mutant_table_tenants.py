@@ -11,7 +11,7 @@ from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.intake.tenant_limits import TenantLimiter
 from scheduler_proc.intake.tombstones import Tombstones
-from scheduler_proc.waiting.account import TokenBucket
+from scheduler_proc.waiting.account import Account, TokenBucket
 from scheduler_proc.waiting.tenant_accounts import Accounts
 from scheduler_proc.waiting.waiting_room import Patience, WaitingRoom
 from tests.harness.mutants.mutant_table import Mutant
@@ -25,10 +25,10 @@ TIMED_OUT = TENANTS | {"patience": Patience(0.0, 0.255), "max_rows": 2}
 TENANT_MUTANTS = [
     Mutant(
         "one more of a tenant runs than may",
-        WaitingRoom,
-        "_balance",
-        "max_running - account.num_running",
-        "max_running + 1 - account.num_running",
+        Account,
+        "may_choose",
+        "self.max_running - self.num_rows",
+        "self.max_running + 1 - self.num_rows",
         0,
         changes=TENANTS,
     ),
@@ -63,7 +63,7 @@ TENANT_MUTANTS = [
         "a retracted request keeps its place among those that run",
         Lifecycle,
         "retract",
-        "req.account.num_running -= 1",
+        "req.account.num_rows -= req.width",
         "pass",
         3,
         changes=PREEMPTING,

@@ -19,13 +19,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from runtime.ring.tenants import OWNER, Tenant, TenantLimits
 from runtime.wire.format import FloatArray, IntArray, pack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.handle import make_handle, next_sibling, with_attempt
 from runtime.wire.messages import AbortRequest, ControlRequest, TokenizedRequest
-from runtime.wire.plan import ProcessorCall
+from runtime.wire.plan import AdapterRef, ProcessorCall
 from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.features.beam_search.beam_search import BeamSearch
 from scheduler_proc.features.beam_search.hypotheses import (
@@ -42,6 +44,7 @@ from tests.harness.simulation.fake_sampling import (
     RAISES,
     RAISES_AT,
     VOCAB_SIZE,
+    adapter_salt,
     banned_ids,
     choose,
     fake_logprobs,
@@ -52,13 +55,16 @@ from tests.harness.simulation.sim_branches import FakeMatcher, make_branches, nu
 from tests.harness.simulation.sim_grammar import GUIDES, NUM_SLOTS, REFUSED, FakeGrammar, place_in
 from tests.harness.simulation.sim_reference import EOS_IDS
 from tests.harness.simulation.sim_system import Setting, System
-from tests.harness.simulation.sim_traffic import stream_open
+from tests.harness.simulation.sim_traffic import SECRET, stream_open
+from tokenizer_proc.sequences import namespace
 
 CLIENT = 5
 MAX_STEPS_EACH = 350
 NUM_TOP = 40
 MAX_WIDTH = 4
 GROUP_POOLS = [(1, 200), (4, 40), (4, 80), (8, 30), (16, 20)]
+TENANTS = (Tenant("running", "user", TenantLimits(max_running=MAX_WIDTH)), Tenant("other"))
+ADAPTERS = [AdapterRef(name, number, "1", f"/{name}") for number, name in enumerate("abc", 1)]
 
 
 @dataclass(slots=True)
@@ -70,6 +76,8 @@ class Asked:
     sampling: SamplingParams
     guide: Guide | None = None
     processors: tuple[str, ...] = ()
+    tenant: str = OWNER
+    adapter: AdapterRef | None = None
     ended_from_outside: bool = False
 
     @property
@@ -79,6 +87,10 @@ class Asked:
     @property
     def is_refused(self) -> bool:
         return self.guide is not None and self.guide.text == REFUSED
+
+    def in_cache(self, tokens: list[int]) -> npt.NDArray[np.int64]:
+        """Return what the fake model's KV holds of them."""
+        return np.array(tokens, np.int64) + adapter_salt(self.adapter)
 
     def message(self) -> TokenizedRequest:
         handles = [next_sibling(self.handle, number) for number in range(self.sampling.n)]
@@ -91,6 +103,9 @@ class Asked:
             more_opens=tuple(opens[1:]),
             guide=self.guide,
             processors=tuple(map(ProcessorCall, self.processors)),
+            tenant=self.tenant,
+            adapter=self.adapter,
+            namespace=b"" if self.adapter is None else namespace("", "", SECRET, self.adapter),
         )
 
 
@@ -154,7 +169,7 @@ def expected(asked: Asked, setting: Setting) -> list[Hypothesis]:
         each = []
         for context in contexts:
             tokens = np.array(context, np.int32)
-            h = hash_of(seen(tokens.astype(np.int64), setting.window), sampling.seed or 0, ())
+            h = hash_of(seen(asked.in_cache(context), setting.window), sampling.seed or 0, ())
             each.append(next_tokens(search, rules, asked, tokens, h))
         live = range(hypotheses.num_beams)
         hypotheses.end([beam for beam in live if is_over(asked, contexts[beam])])
@@ -176,7 +191,7 @@ def greedy(asked: Asked, setting: Setting) -> list[int]:
     assert asked.sampling.max_tokens is not None
     end = min(len(tokens) + asked.sampling.max_tokens, setting.max_len)
     while len(tokens) < end:
-        h = hash_of(seen(np.array(tokens, np.int64), setting.window), asked.sampling.seed or 0, ())
+        h = hash_of(seen(asked.in_cache(tokens), setting.window), asked.sampling.seed or 0, ())
         tokens.append(choose(h, None, ()))
         if tokens[-1] in EOS_IDS:
             break
@@ -189,6 +204,8 @@ class GroupSimulation:
         rng = self.rng = random.Random(seed)
         self._guides = random.Random(f"guides {seed}")
         self._processors = random.Random(f"processors {seed}")
+        self._tenants = random.Random(f"tenants {seed}")
+        self._adapters = random.Random(f"adapters {seed}")
         drawn = Setting.draw(rng)
         page_size, num_pages = rng.choice(GROUP_POOLS)
         drains_widths = changes.pop("drains_widths", rng.random() < 0.3)
@@ -203,9 +220,9 @@ class GroupSimulation:
                 "max_live": 1000,
                 "max_iterations": 1,
                 "patience": FOR_EVER,
-                "tenants": (),
+                "tenants": () if drains_widths else self._tenants.choice([(), TENANTS]),
                 "speculation": SpeculationSettings(),
-                "has_adapters": False,
+                "has_adapters": not drains_widths and self._adapters.random() < 0.3,
                 "guided": self._guides.choice([0.0, 0.5, 0.5]),
                 "late": self._guides.choice([0.0, 0.3, 0.3]),
                 "processed": self._processors.choice([0.0, 0.5, 0.5]),
@@ -283,7 +300,11 @@ class GroupSimulation:
             if self._processors.random() < 0.4:
                 sampling = msgspec.structs.replace(sampling, ignore_eos=True)
                 self.counts["guided searches without end tokens"] += 1
-        asked = Asked(make_handle(CLIENT, number), prompt, sampling, guide)
+        tenant = self._tenants.choice([OWNER, *(each.name for each in self.setting.tenants)])
+        asked = Asked(make_handle(CLIENT, number), prompt, sampling, guide, tenant=tenant)
+        if self.setting.has_adapters:
+            asked.adapter = self._adapters.choice([None, *ADAPTERS])
+            self.counts["searches with adapters"] += sampling.num_beams > 1 and asked.adapter is not None
         if (
             sampling.num_beams > 1
             and self.setting.batching != "static"
@@ -363,7 +384,7 @@ class GroupSimulation:
         """Where widths are drained, those that run have one, and nobody has overtaken anybody."""
         lifecycle = self.system.lifecycle
         running = self.system.rows.running_requests()
-        assert len({1 if req.group is None else req.group.width for req in running}) <= 1, "two widths run"
+        assert len({req.width for req in running}) <= 1, "two widths run"
         first = min((req.seq for req in lifecycle.waiting if not req.num_retractions), default=None)
         assert first is None or all(req.seq < first for req in running), "a request was overtaken"
         gate = lifecycle.room.width_gate
@@ -377,6 +398,7 @@ class GroupSimulation:
         rows = self.system.rows
         most = self.grammar.num_open * MAX_WIDTH
         assert num_matchers() - self._num_matchers <= most, "matchers of hypotheses that are no more"
+        self.counts["held back"] += self.system.lifecycle.room.num_held
         for req in rows.running_requests():
             if req.group is None:
                 continue

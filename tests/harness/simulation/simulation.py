@@ -275,6 +275,7 @@ class Simulation:
             lifecycle.requests[child.key] = child
             lifecycle.accounts.add(child)
             child.account.num_running += 1
+            child.account.num_rows += 1
             child.status = Status.RUNNING
             system.watch.note_fork(child)
             self.counts["forked"] += 1

@@ -16,6 +16,8 @@ from tests.harness.scheduler.tenant_parts import PROMPT, a, b, limited, of, send
 from tests.harness.simulation.sim_system import STEP_S, System
 
 ONE_ROW = {"max_rows": 1}
+NUM_TOP = 40
+"""Most likely tokens that the worker names for a search."""
 
 
 def some(make: Any, numbers: Sequence[int], **fields: Any) -> list[TokenizedRequest]:
@@ -145,6 +147,16 @@ def test_priorities_and_keys_of_a_policy_go_before_turns() -> None:
         send(system, first)
         send(system, long, *short)
         assert order_of(system, first, long, *short) == [0, 2, 3, 4, 1]
+
+
+def test_a_search_costs_its_tenant_all_of_its_rows() -> None:
+    with limited(changes={"max_rows": 4}) as system:
+        system.executor.num_top = NUM_TOP
+        searches = some(a, range(3), sampling={"use_beam_search": True, "beam_width": 4})
+        plain = some(b, range(10, 16))
+        send(system, *searches)
+        send(system, *plain)
+        assert order_of(system, *searches, *plain) == [0, 3, 4, 5, 6, 1, 7, 8, 2]
 
 
 def test_what_was_paused_and_is_given_up_costs_no_more_than_it_has_had() -> None:

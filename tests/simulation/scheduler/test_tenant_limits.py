@@ -10,8 +10,8 @@ import pytest
 
 from runtime.ring.roster import Suspects
 from runtime.ring.tenants import OWNER, Tenant, Tenants
-from runtime.wire.handle import sibling
-from runtime.wire.messages import AbortRequest, ControlRequest
+from runtime.wire.handle import sequence_key, sibling
+from runtime.wire.messages import AbortRequest, ControlRequest, TokenizedRequest
 from scheduler_proc.intake.limits import QueueShare
 from scheduler_proc.intake.tenant_limits import SIBLING_S
 from scheduler_proc.waiting.account import MINUTE_S, TokenBucket
@@ -354,3 +354,62 @@ def test_the_cache_learns_what_share_a_tenant_has() -> None:
         system.lifecycle.room.change_tenants(Tenants((of("a"), of("b", cache_share=0.5))))
         send(system, a(2, namespace=b"tenant-a"), b(3, namespace=b"tenant-b"))
         assert (shares.get(b"tenant-a"), shares.get(b"tenant-b")) == (None, 0.5)
+
+
+# -- beam searches -----------------------------------------------------------------------------------------
+
+
+def search(number: int, width: int, **fields: Any) -> TokenizedRequest:
+    return a(number, sampling={"use_beam_search": True, "beam_width": width}, **fields)
+
+
+def test_a_search_runs_as_many_sequences_as_it_has_rows() -> None:
+    with limited(max_running=4, changes={"max_rows": 8}) as system:
+        system.executor.num_top = 40
+        account = system.lifecycle.accounts.of("a")
+        requests = [search(1, 3), search(2, 3), a(3), a(4), a(5), search(6, 4)]
+        send(system, *requests)
+        num_rows = []
+        while not system.scheduler.is_idle:
+            num_rows.append(account.num_rows)
+            system.lifecycle.check()
+            system.step()
+        assert max(num_rows) == 4
+        ended = list(system.detokenizer.closed)
+        assert sorted(ended) == sorted(each.handle for each in requests)
+        assert ended.index(requests[1].handle) < ended.index(requests[3].handle), "passed by a narrower one"
+        assert not any(refused(system, *requests))
+        system.check_empty()
+
+
+def test_a_search_wider_than_may_run_is_refused_and_runs_alone_if_it_was_let_in_before() -> None:
+    with limited(max_running=2, changes={"max_rows": 8}) as system:
+        system.executor.num_top = 40
+        send(system, wide := search(1, 3))
+        error = error_of(system, wide)
+        assert error is not None
+        assert (error.status, error.param) == (400, "beam_width")
+        assert "max_running" in error.message
+        send(system, again := search(2, 3, is_again=True), first := a(3), second := a(4))
+        run_until_idle(system)
+        assert not any(refused(system, again, first, second))
+        assert list(system.detokenizer.closed)[1] == again.handle
+        system.check_empty()
+
+
+def test_a_search_is_charged_with_the_output_of_all_its_rows_also_when_it_begins_again() -> None:
+    with limited(tokens_per_minute=1000) as system:
+        system.executor.num_top = 40
+        account = system.lifecycle.accounts.of("a")
+        send(system, asked := search(1, 3, max_tokens=6))
+        for _ in range(3):
+            system.step()
+        system.lifecycle.accounts.settle()
+        num_before = account.num_used
+        assert num_before > len(PROMPT) + 3
+        system.lifecycle.retract(system.lifecycle.requests[sequence_key(asked.handle)])
+        system.lifecycle.accounts.settle()
+        assert account.num_used == num_before
+        run_until_idle(system)
+        # What a search chooses last is never put into its rows.
+        assert account.num_used == len(PROMPT) + 3 * 5
