@@ -64,6 +64,7 @@ class BatchBuilder:
         ready, newcomers = self._rows.ready(feeds_back), None
         if self.micro_batches is not None:
             ready = self.micro_batches.choose(ready, others_wait=len(self._lifecycle.waiting) > 0)
+        chosen = ready
         if self._chooser is not None:
             ready, newcomers = self._chooser.choose(ready)
         for rows, admits in self._phases.of(ready):
@@ -73,8 +74,11 @@ class BatchBuilder:
             if len(batch):
                 break
         adder.reserve_guesses()
-        if self.micro_batches is not None and len(batch):
-            self.micro_batches.note_step(batch)
+        if self.micro_batches is not None:
+            if len(batch):
+                self.micro_batches.note_step(batch)
+            elif len(chosen):
+                self.micro_batches.note_turn(chosen)
         return batch, adder.totals
 
     def _continue(self, ready: RowArray, batch: ScheduleBatch, adder: PrefillAdder) -> None:

@@ -20,9 +20,11 @@ class MicroBatches:
     def __init__(self, rows: Rows, num_stages: int) -> None:
         self.num_stages = num_stages
         self._rows = rows
-        self._num_steps = 0
+        self._num_steps = self._num_turns = 0
         self._sampled_in = np.zeros(rows.max_rows, np.int64)
         """Number of the step that sampled a token of the row last."""
+        self._turn_of = np.zeros(rows.max_rows, np.int64)
+        """Number of the turn that the row had last, whether it could go on in it or not."""
 
     def choose(self, ready: RowArray, *, others_wait: bool) -> RowArray:
         """Choose of the rows that could go on, in their order. others_wait: somebody else may get into the
@@ -35,7 +37,7 @@ class MicroBatches:
         if not len(decodes):
             return ready
         sampled_in = self._sampled_in[decodes]
-        order = np.argsort(sampled_in, kind="stable")
+        order = np.argsort(self._turn_of[decodes], kind="stable")
         youngest = self._num_steps + 1 - self.num_stages
         if len(decodes) == len(ready) and not others_wait:
             youngest = max(youngest, sampled_in.item(order.item(0)))
@@ -48,7 +50,16 @@ class MicroBatches:
     def note_step(self, batch: ScheduleBatch) -> None:
         """Take note of a step, which is launched at once."""
         self._num_steps += 1
-        self._sampled_in[batch.sampling_rows()] = self._num_steps
+        sampling = batch.sampling_rows()
+        self._sampled_in[sampling] = self._num_steps
+        self.note_turn(sampling)
+
+    def note_turn(self, rows: RowArray) -> None:
+        """Take note of rows that had their turn, also if they lack pages and could not go on: others come
+        first the next time.
+        """
+        self._num_turns += 1
+        self._turn_of[rows] = self._num_turns
 
     def _share(self) -> int:
         """Rows that decode in a step, at most: a P-th of all that go on decoding."""

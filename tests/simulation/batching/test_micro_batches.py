@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from runtime.wire.format import unpack_ids
 from runtime.wire.plan import BatchPlan
-from tests.harness.scheduler.scheduler_parts import message, running
+from tests.harness.scheduler.scheduler_parts import message, run_until_idle, running
 from tests.harness.scheduler.virtual_pipe import VirtualPipe
 from tests.harness.simulation.sim_system import System
 
@@ -127,3 +128,26 @@ def test_a_step_of_nothing_commits_the_oldest_alone() -> None:
             system.step()
             committed.append(system.scheduler.num_committed - before)
         assert max(committed) == 1
+
+
+@pytest.mark.parametrize("num_rows", [2, 5])
+def test_rows_that_lack_pages_keep_no_other_from_going_on(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only those of the last request may grow; the others have waited for longer each time."""
+    room = {"num_pages": 100, "max_rows": num_rows, "capacity": "guaranteed_no_evict"}
+    with running(num_stages=2, depth=2, **room) as system:
+        requests = [message(number, [number + 1] * 4, max_tokens=12) for number in range(num_rows)]
+        for each in requests:
+            system.inbox.send(each)
+        while any(len(system.detokenizer.tokens.get(each.handle, ())) < 2 for each in requests):
+            system.step()
+        *_, last = system.rows.running_requests()
+        with monkeypatch.context() as patch:
+            patch.setattr(system.scheduler.capacity, "may_grow", lambda rows, upto: np.all(rows == last.row))
+            for _ in range(40 * num_rows):
+                if not system.detokenizer.closed:
+                    system.step()
+            assert list(system.detokenizer.closed) == [last.handle]
+        run_until_idle(system)
+        assert len(system.detokenizer.closed) == num_rows
