@@ -19,6 +19,8 @@ from scheduler_proc.waiting.tenant_accounts import SETTLE_S
 
 NAMES = (OWNER, "running", "using", "all")
 """Tenants of the simulation, by what limits them."""
+REFUSED_AGAIN = frozenset({"all"})
+"""Those that may be refused what they had before: max_waiting bounds it, and may have become less."""
 SETTLED_EVERY = 12
 """Steps between two heartbeats."""
 ROUNDING = 3.0

@@ -38,7 +38,7 @@ from tests.harness.simulation.sim_grammar import NUM_SLOTS, FakeGrammar
 from tests.harness.simulation.sim_judge import judge
 from tests.harness.simulation.sim_reference import Spec, next_token, reference, stop_ids_of
 from tests.harness.simulation.sim_system import STEP_S, Setting, System
-from tests.harness.simulation.sim_tenants import NAMES, tenants_with
+from tests.harness.simulation.sim_tenants import NAMES, REFUSED_AGAIN, tenants_with
 from tests.harness.simulation.sim_traffic import Traffic, keys_of, next_attempt, stream_open, with_attempt
 
 MAX_STEPS = 20_000
@@ -228,8 +228,8 @@ class Simulation:
         self.counts["resumed"] += 1
         self.counts["resumed within its prompt"] += num_prompt_logprobs > 0 and not have
         self._send(spec.message)
-        if self.setting.max_live >= len(self.specs):  # else it may be refused, and its stale copy begin anew
-            self._send(old)
+        if self.setting.max_live >= len(self.specs) and old.tenant not in REFUSED_AGAIN:
+            self._send(old)  # else it may be refused, and its stale copy begin anew
 
     def _fork(self) -> None:
         """A second continuation of a running request, as beam search would make it."""
