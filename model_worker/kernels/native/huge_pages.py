@@ -8,16 +8,45 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-LEAST_BYTES = 1 << 22  # two of them: of less, most lies beside them
+LEAST_BYTES = 1 << 16  # of what moves: less is read from a cache
+PAGE_BYTES = 1 << 21
+CHUNK_BYTES = 1 << 28  # of addresses; pages are taken as they are written
+ALIGNMENT = 64
 
 
-def move_to_huge_pages(weight: Tensor) -> None:
-    """Give weight, contiguous, other memory, for which huge pages are asked. Not where it is small or a part
-    of a larger tensor, whose memory would stay.
-    """
-    if weight.nbytes < LEAST_BYTES or weight.untyped_storage().nbytes() != weight.nbytes:
-        return
-    memory = mmap.mmap(-1, weight.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+class HugePages:
+    """Memory that is given out piece by piece, one behind the other. What holds a piece keeps its chunk."""
+
+    def __init__(self) -> None:
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, num_bytes: int) -> Tensor:
+        """Return so many bytes, uninitialised."""
+        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        if size > CHUNK_BYTES // 2:
+            return _chunk(size)[:num_bytes]
+        if size > len(self._chunk):
+            self._chunk = _chunk(CHUNK_BYTES)
+        piece, self._chunk = self._chunk[:num_bytes], self._chunk[size:]
+        return piece
+
+    def take(self, weight: Tensor, rows: int) -> None:
+        """Move weight [N, K], contiguous, here, with room for so many rows. Not where it is small or a part
+        of a larger tensor, whose memory would stay.
+        """
+        row_bytes = weight.shape[1] * weight.element_size()
+        if weight.nbytes < LEAST_BYTES or weight.untyped_storage().nbytes() > rows * row_bytes:
+            return
+        # A storage of its own, as if it were alone.
+        piece = torch.frombuffer(self.empty(rows * row_bytes).numpy(), dtype=weight.dtype)
+        weight.data = piece.view(rows, -1)[: len(weight)].copy_(weight)
+
+
+def _chunk(size: int) -> Tensor:
+    """Bytes that begin where a page does."""
+    memory = mmap.mmap(-1, size + PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):  # another system, or a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
-    weight.data = torch.frombuffer(memory, dtype=weight.dtype).view(weight.shape).copy_(weight)
+    chunk = torch.frombuffer(memory, dtype=torch.uint8)
+    first = -chunk.data_ptr() % PAGE_BYTES
+    return chunk[first : first + size]

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_worker.kernels.native.huge_pages import move_to_huge_pages
 from model_worker.kernels.native.library import DTYPES, LinearCall, NativeKernels, QuantizeCall
 from model_worker.kernels.native.operators import (
     LANES,
@@ -57,7 +56,7 @@ class Int8Linear:
         scale = F.pad(scale, (0, missing))
         sums = F.pad(weight.sum(1, dtype=torch.int32), (0, missing))
         is_symmetric = bool(weight.min() > LOWEST)
-        move_to_huge_pages(weight)
+        kernels.weights.take(weight, len(scale))
         pack_panels(kernels, weight)
         self._kept = (weight.data, scale, sums, bias)
         self._dtype = dtype

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.native.build import BuildError, build_library, trusted_cache
+from model_worker.kernels.native.huge_pages import HugePages
 from model_worker.kernels.native.layouts import layout_check
 from model_worker.kernels.native.sample_calls import DrawCall, LogprobsCall, MaskCall, PenaltyCall
 from model_worker.kernels.native.step_calls import ProgramCall, ProgramStep, StageCall, StepCall
@@ -384,6 +385,7 @@ class NativeKernels:
         self.name = path.stem
         self.dtype = dtype
         self.recording = ThreadRecording()
+        self.weights = HugePages()
         self.attention = self._recordable(library, "carousel_attention", AttentionCall)
         self.norm = self._recordable(library, "carousel_norm", NormCall)
         self.activate = self._recordable(library, "carousel_activate", ActivateCall)

@@ -44,15 +44,17 @@ def can_fill(weight: Tensor) -> bool:
 def pack(kernels: NativeKernels, weight: Tensor) -> None:
     """Rearrange weight [N, K] in place, as only PackedLinear and NativeTakeRows read it."""
     assert can_pack(weight)
+    kernels.weights.take(weight, round_up(len(weight)))
     pack_panels(kernels, weight)
 
 
 def pack_panels(kernels: NativeKernels, weight: Tensor, num_threads: int = 0) -> None:
     """Interleave rows of weight [N, K] in place; rows are whole 32-bit words. Where they fill no panel, its
-    memory is exchanged for some with more room. num_threads: 0: torch's.
+    memory without room for it is exchanged. num_threads: 0: torch's.
     """
     assert weight.is_contiguous()
-    if len(weight) % PANEL:
+    room_bytes = round_up(len(weight)) * weight.shape[1] * weight.element_size()
+    if weight.untyped_storage().nbytes() < weight.storage_offset() * weight.element_size() + room_bytes:
         room = weight.new_empty(round_up(len(weight)), weight.shape[1])[: len(weight)]
         weight.data = room.copy_(weight)
     n, row_bytes = weight.shape[0], weight.shape[1] * weight.element_size()

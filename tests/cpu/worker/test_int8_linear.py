@@ -12,7 +12,6 @@ from torch import Tensor
 
 from model_worker.kernels.embedding import embed_int8
 from model_worker.kernels.int8_linear import int8_linear, quantize_rows
-from model_worker.kernels.native.huge_pages import LEAST_BYTES, move_to_huge_pages
 from model_worker.kernels.native.int8_linear import OFFSET, Int8Linear, can_pack_int8
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import NATIVE_ACTIVATIONS, Activate, NativeTakeRows, pack_panels
@@ -110,23 +109,6 @@ def test_a_gate_takes_halves_of_whole_panels_and_a_result_of_the_rows_dtype(kern
         weight, scale = quantize_rows(_normal(n, 32))
         linear = Int8Linear(kernels, weight, scale, None, torch.bfloat16, out_dtype=out_dtype)
         assert linear.gated("silu") is None
-
-
-def test_a_large_weight_moves_to_memory_of_its_own(kernels: NativeKernels) -> None:
-    """But not a small one, nor a part of a tensor, as an expert's is, whose memory would stay."""
-    k = 1024
-    weight, scale = quantize_rows(_normal(LEAST_BYTES // k, k))
-    parts = torch.stack([weight, weight])
-    small = weight[:16].clone()
-    before = weight.data_ptr(), parts[0].data_ptr(), small.data_ptr()
-    rows = _normal(3, k, seed=2)
-    expected = Int8Linear(kernels, parts[0], scale, None, torch.float32)(rows)
-    assert torch.equal(Int8Linear(kernels, weight, scale, None, torch.float32)(rows), expected)
-    assert torch.equal(weight, parts[0]), "packed alike"
-    move_to_huge_pages(small)
-    assert weight.data_ptr() != before[0]
-    assert (parts[0].data_ptr(), small.data_ptr()) == before[1:]
-    assert weight.untyped_storage().nbytes() == weight.nbytes
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

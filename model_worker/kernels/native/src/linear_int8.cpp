@@ -70,8 +70,8 @@ void multiply_int8(const LinearCall& call) {
   multiply_all<ByteQuads, uint8_t, T>(call);
 #else
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  if (call.is_symmetric && call.num_rows <= SignedQuads::kMostRows) {
-    return multiply_all<SignedQuads, uint8_t, T>(call);
+  if (call.is_symmetric && call.num_rows == 1) {
+    return multiply_row<SignedQuads, uint8_t, T>(call, 0);
   }
 #endif
   multiply_all<BytePairs, uint8_t, T>(call);

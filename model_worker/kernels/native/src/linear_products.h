@@ -52,9 +52,7 @@ struct PlainProduct {
   static constexpr int kDepth = depth;
   static constexpr int kSums = kSumRegisters;  // most vectors of them in registers
   static constexpr int kPanels = kMaxPanels;
-  static constexpr int kMostRows = kTaskRows;
   static constexpr int kOffset = 128;  // of int8: what x still has added
-  static constexpr bool kAsksAhead = true;  // for W
 
   template <int>
   static S units_of(const uint32_t* words, int lane) {
@@ -141,11 +139,7 @@ struct SignedUnit {
 // line was asked for, too (2026-11).
 struct SignedQuads : PlainProduct<SignedQuads, vint, SignedUnit, 4> {
   typedef char vbytes __attribute__((vector_size(32)));
-  static constexpr int kSums = 2;
-  static constexpr int kPanels = 1;
-  static constexpr int kMostRows = 1;
   static constexpr int kOffset = 0;
-  static constexpr bool kAsksAhead = false;
 
   static vint add(vint sum, vint w, SignedUnit x) {
     const vbytes signed_w = __builtin_ia32_psignb256((vbytes)w, (vbytes)(vint{} + x.x));

@@ -16,6 +16,7 @@
 
 #include "linear_call.h"
 #include "linear_products.h"
+#include "linear_row.h"
 
 namespace carousel {
 
@@ -29,13 +30,10 @@ template <>
 struct ProductOf<bf16> : Bf16Pairs {};
 #endif
 
-constexpr int kVectors = kPanel / kLanes;  // of a panel
-constexpr int kTaskPanels = 16;
 constexpr int kFewPanels = 4;    // of a task of rows that pass at once
 constexpr int kPartSize = 256;   // units of k that stay in a cache while rows pass
 constexpr int kLongPart = 2048;  // of rows that pass at once
 constexpr int kRowStride = kLongPart + 16;  // of x: else rows compete for the same lines of a cache
-constexpr int kSumStride = kTaskPanels * kPanel;
 
 // Rows that pass at a time, with one vector of two panels at least.
 template <class Product>
@@ -94,7 +92,7 @@ void multiply(const Block<Product>& block) {
   }
   for (int word = 0; word < block.words; ++word) {
 #pragma GCC unroll 4
-    for (int p = 0; Product::kAsksAhead && p < Panels; ++p) {
+    for (int p = 0; p < Panels; ++p) {
       __builtin_prefetch(block.ahead[p] + word * block.ahead_step, 0, 2);
     }
     add_products<Product, 0>(block, word, sum);
@@ -132,8 +130,8 @@ class Task {
       : call_(call),
         row_(row),
         num_rows_(end_row - row),
-        panel_(panel),
         num_panels_(call.gate ? 2 * columns : columns),
+        outputs_{call, row, num_rows_, panel, num_panels_, sums_},
         is_widened_(kUnits > 1 && num_rows_ > kMaxRows<Product>),
         part_depth_((num_rows_ > kMaxRows<Product> ? kPartSize : kLongPart) * Product::kDepth) {}
 
@@ -151,8 +149,8 @@ class Task {
       for (; i + wide <= num_panels_; i += wide) multiply_part(begin, size, i, wide, blocks);
       for (; i < num_panels_; ++i) multiply_part(begin, size, i, 1, blocks);
     }
-    if constexpr (std::is_same_v<typename Product::Sum, vint>) scale_sums();
-    write();
+    if constexpr (std::is_same_v<typename Product::Sum, vint>) outputs_.scale(Product::kOffset);
+    outputs_.write();
   }
 
  private:
@@ -161,13 +159,8 @@ class Task {
   static constexpr int kWordDepth = kUnits * Product::kDepth;
   static constexpr int kRowsInPlace = kMaxRows<Product>;
 
-  // Of the task's panels, in the order in which their sums lie: with a gate, each one beside its other half.
-  int panel_at(int i) const {
-    return call_.gate ? panel_ + i / 2 + (i % 2 ? call_.n / 2 / kPanel : 0) : panel_ + i;
-  }
-
   const uint32_t* weight_at(int i, int begin) const {
-    return call_.weight + ((int64_t)panel_at(i) * call_.k + begin) / kWordDepth * kPanel;
+    return call_.weight + ((int64_t)outputs_.panel_at(i) * call_.k + begin) / kWordDepth * kPanel;
   }
 
   // Panel i, or if there are fewer one of the next part or the next task.
@@ -224,64 +217,24 @@ class Task {
     return (const uint32_t*)panel;
   }
 
-  // Exact sums of int8 to what they stand for.
-  void scale_sums() {
-    for (int i = 0; i < num_panels_; ++i) {
-      for (int lane = 0; lane < kPanel; lane += kLanes) {
-        const int64_t column = panel_at(i) * kPanel + lane;
-        vint of_weights;
-        std::memcpy(&of_weights, call_.weight_sum + column, sizeof of_weights);
-        const vfloat scale = load(call_.weight_scale + column);
-        for (int r = 0; r < num_rows_; ++r) {
-          float* sums = sums_ + r * kSumStride + i * kPanel + lane;
-          const vint sum = (vint)load(sums) - of_weights * Product::kOffset;
-          store(sums, __builtin_convertvector(sum, vfloat) * (scale * call_.x_scale[row_ + r]));
-        }
-      }
-    }
-  }
-
-  void write() {
-    const int full = call_.gate ? num_panels_ : std::min(num_panels_, call_.n / kPanel - panel_);
-    int i = 0;
-    for (; i + 2 <= full; i += 2) {
-      PairWriter<T> writer(call_, row_, panel_at(i));
-      for (int r = 0; r < num_rows_; ++r) {
-        const float* sums = sums_ + r * kSumStride + i * kPanel;
-        writer.write(sums, sums + kPanel);
-      }
-    }
-    for (; i < num_panels_; ++i) {
-      for (int r = 0; r < num_rows_; ++r) {
-        const float* sums = sums_ + r * kSumStride + i * kPanel;
-        if (i == full) {
-          write_last_panel<T>(call_, row_ + r, panel_at(i), sums);
-          continue;
-        }
-        for (int lane = 0; lane < kPanel; lane += kLanes) {
-          write_panel<T>(call_, row_ + r, panel_at(i), lane, load(sums + lane));
-        }
-      }
-    }
-  }
-
   const LinearCall& call_;
   const int row_;
   const int num_rows_;
-  const int panel_;
   const int num_panels_;
+  const TaskOutputs<T> outputs_;
   const bool is_widened_;  // W is, before its product
   const int part_depth_;   // of k
-  alignas(64) typename Product::Unit x_[Product::kMostRows * kRowStride];
-  alignas(64) float sums_[Product::kMostRows * kSumStride];
+  alignas(64) typename Product::Unit x_[kTaskRows * kRowStride];
+  alignas(64) float sums_[kTaskRows * kSumStride];
   alignas(64) float panels_[kUnits > 1 ? kMaxPanels : 1][kPartSize * kPanel];
 };
 
 // The panels from first_panel on.
 template <class Product, class X, class T = X>
 void multiply_all(const LinearCall& call, int first_panel = 0) {
+  if (call.num_rows == 1) return multiply_row<Product, X, T>(call, first_panel);
   const int panels = call.num_rows <= kMaxRows<typename Product::Plain> ? kFewPanels : kTaskPanels;
-  const TaskSize most{call.gate ? panels / 2 : panels, Product::kMostRows};
+  const TaskSize most{call.gate ? panels / 2 : panels, kTaskRows};
   const auto multiply = [&](int row, int end_row, int panel, int columns) {
     Task<Product, X, T>(call, row, end_row, first_panel + panel, columns).run();
   };
