@@ -72,6 +72,8 @@ class AskedGuide(NamedTuple):
 
 
 TAG_FIELDS = ("format", "structures", "triggers")
+ONE_OF = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""Fields of structured_outputs, one of which is the guide."""
 KINDS = ("json", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag", "structured_outputs")
 
 
@@ -127,6 +129,13 @@ def _of_response_format(body: ResponseFormatBody) -> StructuredOutputsParams | N
 
 
 def _of_structured_outputs(body: StructuredOutputsBody) -> StructuredOutputsParams:
+    given = [
+        name for name in ONE_OF if not _is_absent(getattr(body, name)) and getattr(body, name) is not False
+    ]
+    if len(given) != 1:
+        name = "structured_outputs"
+        said = " and ".join(given) or "none"
+        raise InvalidRequest(f"{name}: give one of {', '.join(ONE_OF)}; got {said}", param=name)
     return StructuredOutputsParams(
         json=None if _is_absent(body.json) else _schema_text(body.json),
         regex=body.regex,

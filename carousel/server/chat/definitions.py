@@ -78,7 +78,7 @@ def _decode(data: bytes | Raw, kind: Any, where: str) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise field_error(str(error), within=where) from None
+        raise field_error(str(error), kind, within=where) from None
     except DECODE_ERRORS as error:
         reason = "lists and objects are nested too deeply" if isinstance(error, RecursionError) else error
         raise InvalidRequest(f"{where}: {reason}", param=where) from None

@@ -9,11 +9,12 @@ pieces, each after counting what it holds; the others may have no more together 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
 import msgspec
+from msgspec import inspect
 
 from carousel.server.openai.types import TEXT_ONLY
 from carousel.server.request.field_table import EXAMPLES
@@ -40,6 +41,8 @@ _AT = re.compile(r" - at .*`\$\.?(?P<path>[^`]*)`$")
 _PART = re.compile(r"\.content\[\d+\]\.type$")
 _INDEX = re.compile(r"\[\d+\]")
 _WRONG_TYPE = re.compile("Expected `.*, got `")
+_LISTED = "Invalid enum value"
+_STEP = re.compile(r"[^.\[\]]+(?=[.\[]|$)|\[\d+\]")
 _FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field `(?P<name>[^`]*)`")
 
 
@@ -76,7 +79,7 @@ async def _decode_large(large: LargeJson, kind: type[T], limits: PromptLimits, f
                 name, large, spans[name], hints[name], large_fields[name], limits, fields
             )
         except msgspec.ValidationError as error:
-            raise field_error(str(error), within=name) from None
+            raise field_error(str(error), hints[name], within=name) from None
         setattr(body, name, value)
     return body
 
@@ -96,7 +99,7 @@ def _decode(data: bytes | bytearray, kind: type[T], fields: FieldFilter) -> T:
                 raise
             return msgspec.json.decode(fields.clean(data, kind), type=kind)
     except msgspec.ValidationError as error:
-        raise field_error(str(error)) from None
+        raise field_error(str(error), kind) from None
     except DECODE_ERRORS as error:
         raise _no_json(error) from None
 
@@ -118,22 +121,63 @@ def _no_json(error: Exception) -> InvalidRequest:
     return InvalidRequest(f"the body is not valid JSON: {reason}", code="invalid_json")
 
 
-def field_error(message: str, within: str = "") -> InvalidRequest:
-    """`within`: the field that was decoded by itself."""
+def field_error(message: str, kind: object, within: str = "") -> InvalidRequest:
+    """`kind`: the type that was decoded. `within`: the field that was decoded by itself."""
     at = _AT.search(message)
     # An entry of an object has no name there: logit_bias[...].
     path = at["path"].partition("[...]")[0] if at else ""
+    choices = _choices_at(kind, path) if message.startswith(_LISTED) else []
     path = f"{within}.{path}".replace(".[", "[").removesuffix(".") if within else path
     field = _FIELD.match(message)
     if field is None:
         text = message[: at.start()] if at else message
         if _PART.search(path):
             text = f"{TEXT_ONLY}: {text}"
+        elif choices:
+            text += f"; it is one of {', '.join(choices)}"
         example = EXAMPLES.get(_INDEX.sub("", path))
-        if example is not None and _WRONG_TYPE.match(text):
+        if example is not None and (choices or _WRONG_TYPE.match(text)):
             text += f"; it is written as {example}"
-        return InvalidRequest(f"{path}: {text}" if path else text, param=path or None)
+        return InvalidRequest(f"{path or 'the body'}: {text}", param=path or None)
     name = f"{path}.{field['name']}" if path else field["name"]
     if field["what"].startswith("missing"):
         return InvalidRequest(f"{name} is missing", param=name, code="missing_required_parameter")
     return unknown_field(name)
+
+
+def _choices_at(kind: object, path: str) -> list[str]:
+    """Return the values that are listed for what is at a path such as `messages[0].role` in a body of a type:
+    none where there is no list.
+    """
+    nodes = [_type_info(kind)]
+    for step in _STEP.findall(path):
+        nodes = [inner for node in _members(nodes) for inner in _inside(node, step)]
+    return [
+        str(value)
+        for node in _members(nodes)
+        if isinstance(node, inspect.LiteralType)
+        for value in node.values
+    ]
+
+
+@cache
+def _type_info(kind: Hashable) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _members(nodes: list[inspect.Type]) -> Iterator[inspect.Type]:
+    """Types, each member of a union by itself."""
+    for node in nodes:
+        if isinstance(node, inspect.Metadata):
+            yield from _members([node.type])
+        elif isinstance(node, inspect.UnionType):
+            yield from _members(list(node.types))
+        else:
+            yield node
+
+
+def _inside(node: inspect.Type, step: str) -> Iterator[inspect.Type]:
+    if isinstance(node, inspect.ListType) and step.startswith("["):
+        yield node.item_type
+    elif isinstance(node, inspect.StructType):
+        yield from (field.type for field in node.fields if field.encode_name == step)

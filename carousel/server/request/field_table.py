@@ -304,7 +304,7 @@ EXAMPLES = {
     "messages": '[{"role": "user", "content": "TEXT"}]',
     "prediction": '{"type": "content", "content": "TEXT"}',
     "response_format": '{"type": "json_object"}',
-    "sampling_params": '{"max_new_tokens": 32}',
+    "sampling_params": '{"max_new_tokens": 32}, one for all prompts',
     "stream_options": '{"include_usage": true}',
     "structured_outputs": '{"regex": "[0-9]+"}',
     "tool_choice": '"auto" or {"type": "function", "function": {"name": "NAME"}}',

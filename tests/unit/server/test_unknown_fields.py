@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from carousel.server.guides import asked_guide
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.request.decode import SMALL_BODY_BYTES, decode_body
@@ -84,6 +85,37 @@ def test_what_is_no_object_is_refused_with_one(
     error = refusal(kind, **{**body, name: value})
     assert str(error.param).partition("[")[0] == name
     assert f"; it is written as {part}" in error.message or f"; {part}" in error.message
+
+
+@pytest.mark.parametrize("padding", ["", "x" * SMALL_BODY_BYTES], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [
+        ("response_format", {"type": "json"}, ".type: Invalid enum value 'json'; it is one of json_object, "),
+        ("reasoning_effort", "extreme", "it is one of high, "),
+        ("tool_choice", "f", 'auto, none, required; it is written as "auto" or {"type": "function"'),
+    ],
+)
+def test_a_word_that_is_none_of_a_list_is_refused_with_the_list(
+    name: str, value: Any, part: str, padding: str
+) -> None:
+    messages = [{"role": "user", "content": "x" + padding}]
+    assert part in refusal(ChatBody, messages=messages, **{name: value}).message
+
+
+@pytest.mark.parametrize("data", [b"null", b"[]", b'"text"', b"[" + b"1," * SMALL_BODY_BYTES + b"1]"])
+def test_what_is_no_object_at_all_is_called_the_body(data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=r"^the body: Expected `object`, got "):
+        decoded(data, CompletionBody, FieldFilter("warn"))
+
+
+def test_where_no_guide_or_two_are_given_those_that_there_are_are_named() -> None:
+    for given, said in (({}, "none"), ({"regex": "a", "json": {}}, "json and regex")):
+        body, _ = read(CompletionBody, prompt="x", structured_outputs=given)
+        with pytest.raises(InvalidRequest) as caught:
+            asked_guide(body)
+        fields = "json, regex, choice, grammar, json_object, structural_tag"
+        assert caught.value.message == f"structured_outputs: give one of {fields}; got {said}"
 
 
 @pytest.mark.parametrize("padding", ["", "x" * SMALL_BODY_BYTES], ids=["small", "large"])
