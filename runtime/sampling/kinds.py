@@ -204,7 +204,7 @@ class Stopping(Kind):
 
     @property
     def json(self) -> str:
-        return "bool | int | str"
+        return "bool | int | float | str"
 
     @property
     def described(self) -> str:

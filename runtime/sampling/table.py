@@ -89,6 +89,8 @@ class Parameter:
     """Place of the parameter in the order of the sampler; empty: it does not enter the draw."""
     nullable: bool = False
     columns: tuple[Column, ...] = ()
+    also_neutral: tuple[Any, ...] = ()
+    """Values beside the neutral one that ask for nothing."""
     feature: Callable[[Any], int] = lambda value: 0
     """Bits of runtime.sampling.features that a value needs."""
     example: Any = None
@@ -184,6 +186,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         step="8",
         doc="Keep the k most likely tokens; -1 or 0 keeps all. Of equals at the border the lowest ids stay.",
         columns=(Column("top_k", "int64", lambda p, stay: max(p.top_k, 0), "0: all"),),
+        also_neutral=(0,),
         feature=_above_zero(bit.TOP_K),
         example=1000,
         array="top_k",
@@ -502,6 +505,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Integer(low=0, high=MAX_DRAFT_TOKENS),
         neutral=None,
         nullable=True,
+        also_neutral=(0,),
         doc="Guesses in a step, at most, where the server speculates; 0: none. None: as many as the server "
         "says. The output is the same.",
     ),

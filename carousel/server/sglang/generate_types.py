@@ -83,7 +83,7 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     use_beam_search: bool | None = None
     beam_width: Annotated[int, Meta(ge=1, le=64)] | None = None
     length_penalty: Annotated[float, Meta(ge=-10.0, le=10.0)] | None = None
-    early_stopping: bool | int | str | None = None
+    early_stopping: bool | int | float | str | None = None
     beam_search_diversity_rate: Annotated[float, Meta(ge=-100.0, le=100.0)] | None = None
     beam_width_array: Annotated[list[Annotated[int, Meta(ge=1, le=64)]], Meta(max_length=8)] | None = None
     # Written by python -m runtime.sampling.generate: end.

@@ -31,7 +31,8 @@ TAKEN = frozenset(
     }
 )
 """Sampling parameters that go together with a beam search."""
-OTHERS = tuple((p.name, p.neutral) for p in PARAMETERS if p.name not in TAKEN)
+OTHERS = tuple((p.name, (p.neutral, *p.also_neutral)) for p in PARAMETERS if p.name not in TAKEN)
+"""Parameters that do not go together with one, unless they have one of these values."""
 
 
 class BeamSettings(NamedTuple):
@@ -152,7 +153,7 @@ def _prompt_end(req: Request) -> tuple[int, ...]:
 
 def _check_alone(req: Request) -> None:
     """Raises InvalidRequest for what is not built together with a beam search."""
-    given = [name for name, neutral in OTHERS if getattr(req.sampling, name) != neutral]
+    given = [name for name, neutral in OTHERS if getattr(req.sampling, name) not in neutral]
     given += [
         name
         for name, value in (

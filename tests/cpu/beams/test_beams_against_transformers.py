@@ -279,6 +279,7 @@ def test_a_long_prompt_is_held_once_and_a_fork_takes_no_page() -> None:
         ({"beam_width": 9}, "beam_width is 9; the server was started with --max-beam-width 8"),
         ({"top_p": 0.5}, "top_p: not together with use_beam_search"),
         ({"min_p": 0.5}, "min_p: not together"),
+        ({"speculative_num_draft_tokens": 2}, "speculative_num_draft_tokens: not together"),
         ({"max_tokens": 2000}, "ask for fewer max_tokens or beams"),
     ],
 )
@@ -289,6 +290,17 @@ def test_what_cannot_be_searched_is_refused_by_name(changes: dict[str, Any], nam
         ring.submit(draw.prompt, msgspec.structs.replace(draw.sampling, **changes))
         with pytest.raises(AssertionError, match=named):
             ring.run()
+    finally:
+        ring.close()
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 0}, {"speculative_num_draft_tokens": 0}, {"min_p": 0.0}])
+def test_what_asks_for_nothing_goes_with_a_search(changes: dict[str, Any]) -> None:
+    ring = Ring(DEMO_MODEL, Setting(beams=8))
+    draw = Draw([1, 2, 3], 2, 1.0, 0, 4, (), 2)
+    try:
+        ring.submit(draw.prompt, msgspec.structs.replace(draw.sampling, **changes))
+        assert len(ring.run()) == 2
     finally:
         ring.close()
 

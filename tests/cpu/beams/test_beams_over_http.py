@@ -97,6 +97,7 @@ def test_what_does_not_search_samples_and_is_told_no_score(front: Front) -> None
         ({"stream": True}, "stream"),
         ({"length_penalty": 11}, "length_penalty"),
         ({"early_stopping": "x"}, "early_stopping"),
+        ({"early_stopping": 1.5}, "early_stopping"),
         ({"beam_search_diversity_rate": "x"}, "beam_search_diversity_rate"),
         ({"beam_width_array": [2, 8]}, "beam_width_array"),
         ({"beam_width_array": [4, 0]}, "beam_width_array[1]"),
