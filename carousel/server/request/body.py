@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from carousel.server.http.body_pool import MAX_BODY_BYTES, BodyShare
@@ -78,8 +79,9 @@ async def read_optional_body(request: Request, kind: type[T]) -> T:
     """Same as `read_body`; no body at all stands for the defaults. Raises RequestError."""
     headers = request.headers
     is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-    # A page in a browser can send this too without asking first, but not without saying where it is from.
-    if is_empty and "origin" not in headers and "content-type" not in headers:
+    # A page in a browser can send none of JSON's type without asking first, and of no type not without saying
+    # where it is from.
+    if is_empty and (_is_json(headers) or ("origin" not in headers and "content-type" not in headers)):
         return kind()
     return await read_body(request, kind)
 
@@ -87,7 +89,7 @@ async def read_optional_body(request: Request, kind: type[T]) -> T:
 async def _read_bytes(request: Request, share: BodyShare) -> BodyBytes:
     headers = request.headers
     # A page in a browser can send any other type to this server without asking first.
-    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+    if not _is_json(headers):
         raise RequestError("Content-Type must be application/json", code="unsupported_media_type", status=415)
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise RequestError("Content-Encoding is not supported", code="unsupported_encoding", status=415)
@@ -109,6 +111,10 @@ async def _read_bytes(request: Request, share: BodyShare) -> BodyBytes:
     except ClientDisconnect:
         raise RequestAborted("the client has left") from None
     return body
+
+
+def _is_json(headers: Headers) -> bool:
+    return headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
 
 
 def _too_large() -> RequestError:

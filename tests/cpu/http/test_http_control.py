@@ -285,7 +285,8 @@ COMMANDS = ["/pause_generation", "/continue_generation", "/start_profile", "/sto
 
 @pytest.mark.parametrize("path", COMMANDS)
 def test_commands_are_posted_with_or_without_a_body(front: Front, path: str) -> None:
-    bodies: list[dict[str, Any]] = [{}, {"json": {}}]
+    empty = {"headers": {"Content-Type": "application/json"}}
+    bodies: list[dict[str, Any]] = [{}, {"json": {}}, empty]
     for body in bodies:
         assert front.http.post(path, **body).json()["op"] == path[1:]
     assert front.http.get(path).status_code == 405
