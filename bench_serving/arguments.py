@@ -6,6 +6,7 @@ Names are SGLang's. A flag that the chosen backend or dataset would not use is r
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import typing
 from collections.abc import Sequence
@@ -263,6 +264,12 @@ def _spell(name: str) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
+        if message.startswith("unrecognized") and unknown.startswith("-"):
+            name = unknown.partition("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions, 1, 0.7)
+            known = f"did you mean {near[0]}?" if near else "--help lists those there are"
+            raise ConfigError(f"unknown option {name}; {known}")
         raise ConfigError(message)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from bench_serving.arguments import DEFAULT_NUM_PROMPTS
 from bench_serving.datasets.base import Generator, LoadConversation, PromptSource, Turn
 from runtime.base.errors import ConfigError
 
@@ -21,30 +22,35 @@ MIN_TOKENS = 2
 def conversation_file(
     source: PromptSource,
     rng: Generator,
-    num: int,
+    num: int | None,
     *,
     path: Path,
     output_len: int | None,
     context_len: int | None,
 ) -> list[LoadConversation]:
-    """`num` records of the file in random order, each with its first turn.
+    """`num` records of the file in random order, each with its first turn; None: all, and DEFAULT_NUM_PROMPTS
+    at most.
 
     output_len replaces the lengths of the file's own answers. Left out are records with fewer than 2 tokens
     on either side (also those without an answer), and those longer than context_len, both sides together.
-    Raises: ConfigError when the file cannot be read, or has fewer than `num` usable records.
+    Raises: ConfigError when the file cannot be read, or has fewer than `num` usable records, or none.
     """
     records = _read(path)
+    most = DEFAULT_NUM_PROMPTS if num is None else num
     chosen: list[LoadConversation] = []
     for index in rng.permutation(len(records)):
-        if len(chosen) == num:
+        if len(chosen) == most:
             break
         turn = _first_turn(records[index], source, output_len, f"{path}: record {index + 1}")
         fits = context_len is None or turn.input_len + turn.output_len <= context_len
         if min(turn.input_len, turn.output_len) >= MIN_TOKENS and fits:
             chosen.append(LoadConversation((turn,)))
-    if len(chosen) < num:
+    if len(chosen) < (num or 1):
+        asked = "" if num is None else f", {num} were asked for"
         raise ConfigError(
-            f"--num-prompts: {path} has {len(chosen)} usable records of {len(records)}, {num} were asked for"
+            f"--dataset-path: {path} has {len(chosen)} usable records of {len(records)}{asked}; one has at "
+            f"least {MIN_TOKENS} tokens of prompt and an answer or output_len, unless --sharegpt-output-len "
+            "says how long answers are"
         )
     return chosen
 
@@ -74,7 +80,7 @@ def _prompt_and_answer_len(record: Any, source: PromptSource, where: str) -> tup
         if isinstance(prompt, str):
             output_len = record.get("output_len")
             return prompt, output_len if isinstance(output_len, int) else None
-        turns = record.get("conversations") or record.get("messages")
+        turns = record.get("conversations", record.get("messages"))
         if isinstance(turns, list):
             texts = [_text_of(turn, where) for turn in turns[:2]]
             if texts:

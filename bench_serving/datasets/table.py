@@ -41,7 +41,7 @@ def make_conversations(config: BenchConfig, source: PromptSource, seed: int) -> 
     return conversation_file(
         source,
         rng,
-        num,
+        config.num_prompts or None,
         path=Path(config.dataset_path),
         output_len=config.sharegpt_output_len or None,
         context_len=config.sharegpt_context_len or None,

@@ -147,19 +147,28 @@ def test_a_file_gives_the_first_turn_and_the_length_of_its_answer(
     assert turn.output_len == 9
 
 
+def test_a_file_is_used_whole_unless_a_number_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    unusable = [{"conversations": []}, {"conversations": [TURN]}, {"messages": []}]
+    path.write_text(json.dumps([*unusable, *[{"conversations": [TURN, ANSWER]}] * 3]))
+    assert len(make(*file_flags(path))) == 3
+    assert len(make(*file_flags(path, "--num-prompts", "2"))) == 2
+
+
 @pytest.mark.parametrize(
     ("content", "flags", "says"),
     [
         (
             json.dumps([{"conversations": [TURN, ANSWER]}]),
             ("--num-prompts", "2"),
-            "has 1 usable records of 1",
+            "has 1 usable records of 1, 2 were asked for",
         ),
         (
             json.dumps([{"conversations": [TURN, ANSWER]}]),
             ("--num-prompts", "1", "--sharegpt-context-len", "4"),
             "has 0 usable records",
         ),
+        (json.dumps([{"conversations": [TURN]}]), (), "has 0 usable records of 1; one has .* output_len"),
         ('{"x": 1}', (), "record 1 has no conversations"),
         ('{"conversations": [{"from": "human"}]}', (), "a turn without a text"),
         ("[{", (), "neither JSON nor JSONL"),
