@@ -4,7 +4,8 @@ stand for.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from runtime.base.errors import ConfigError
 from runtime.base.registry import resolve
@@ -75,7 +76,7 @@ def make_schedule_policy(name: str, port: Port) -> SchedulePolicy:
     """Make a schedule policy. `name`: one of POLICIES, or package.module:Class of the user's own. Raises
     ConfigError.
     """
-    policy: SchedulePolicy = port.construct(resolve("schedule policy", name, POLICIES))
+    policy: SchedulePolicy = _constructed("schedule policy", name, POLICIES, "order", port)
     return policy
 
 
@@ -124,8 +125,9 @@ def _make_request_scheduler(
     of_capacity = (kv.rows.max_rows, KvCacheView(kv))
     of_micro_batch = (settings.limits.max_requests, settings.limits.max_tokens)
     if settings.request_scheduler:
-        scheduler: RequestScheduler = port.construct(
-            resolve("request scheduler", settings.request_scheduler, {}), *of_capacity, *of_micro_batch
+        name, arguments = settings.request_scheduler, (*of_capacity, *of_micro_batch)
+        scheduler: RequestScheduler = _constructed(
+            "request scheduler", name, {}, "schedule_request", port, *arguments
         )
         return scheduler
     if ":" not in settings.capacity and not settings.micro_batch_scheduler:
@@ -133,11 +135,27 @@ def _make_request_scheduler(
     capacity_scheduler: CapacityScheduler = EverybodyFits()
     micro_batch_scheduler: MicroBatchScheduler = EverybodyTakesPart(*of_micro_batch)
     if ":" in settings.capacity:
-        capacity_scheduler = port.construct(
-            resolve("capacity scheduler", settings.capacity, CAPACITY_POLICIES), *of_capacity
+        name = settings.capacity
+        capacity_scheduler = _constructed(
+            "capacity scheduler", name, CAPACITY_POLICIES, "schedule_request", port, *of_capacity
         )
     if settings.micro_batch_scheduler:
-        micro_batch_scheduler = port.construct(
-            resolve("micro-batch scheduler", settings.micro_batch_scheduler, {}), *of_micro_batch
+        name = settings.micro_batch_scheduler
+        micro_batch_scheduler = _constructed(
+            "micro-batch scheduler", name, {}, "schedule", port, *of_micro_batch
         )
     return SimpleScheduler(capacity_scheduler, micro_batch_scheduler)
+
+
+def _constructed(
+    kind: str, name: str, table: Mapping[str, str], method: str, port: Port, *arguments: object
+) -> Any:
+    """Raises ConfigError for what is no class, or makes what has no such method."""
+    cls = resolve(kind, name, table)
+    can_be = callable(cls) and (hasattr(cls, method) or not isinstance(cls, type))
+    made = port.construct(cls, *arguments) if can_be else None
+    if not callable(getattr(made, method, None)):
+        raise ConfigError(
+            f"{kind} {name!r}: this is no class with a method {method} (docs/adding_a_policy.md)"
+        )
+    return made

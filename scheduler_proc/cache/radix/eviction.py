@@ -162,7 +162,10 @@ def make_eviction_policy(name: str, construct: Callable[[Any], Any] = lambda cls
     """Make an eviction policy by its name, or the user's own as package.module:Class. `construct`: as Port's.
     Raises ConfigError.
     """
-    policy: EvictionPolicy = construct(resolve("radix eviction policy", name, EVICTION_POLICIES))
+    cls = resolve("radix eviction policy", name, EVICTION_POLICIES)
+    if not callable(cls):
+        raise ConfigError(f"radix_eviction_policy: {name} is no class with a method rank (docs/kv_cache.md)")
+    policy: EvictionPolicy = construct(cls)
     if ":" not in name:
         return policy
     own = OwnPolicy(policy)

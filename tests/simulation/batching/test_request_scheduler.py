@@ -289,6 +289,23 @@ class Records(CapacityScheduler):
         return active_requests, []
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"policy": "os:path"}, "schedule policy 'os:path': this is no class with a method order"),
+        ({"policy": "decimal:Context"}, "with a method order"),
+        ({"capacity": "types:SimpleNamespace"}, "capacity scheduler .* with a method schedule_request"),
+        ({"capacity": "os:sep"}, "with a method schedule_request"),
+        ({"micro_batch_scheduler": "os:sep"}, "micro-batch scheduler .* with a method schedule"),
+        ({"request_scheduler": "os:sep"}, "request scheduler .* with a method schedule_request"),
+        ({"eviction": "os:path"}, "os:path is no class with a method rank"),
+    ],
+)
+def test_what_is_no_class_of_its_kind_is_refused_by_name(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says), running(**settings):
+        pass
+
+
 def test_states_follow_a_request_through_its_life() -> None:
     Records.seen.clear()
     with running(capacity=name_of(Records), depth=2, budget=8) as system:
