@@ -59,7 +59,11 @@ class RunDir:
                     _sweep(root)
                     self._take(root / uuid.uuid4().hex[:12])
         except OSError as error:
-            raise ConfigError(f"run_dir: {error}") from None
+            no_directory = isinstance(error, FileExistsError | NotADirectoryError)
+            reason = "it is no directory" if no_directory else error.strerror
+            raise ConfigError(
+                f"run_dir: {error.filename or wanted}: {reason}; name an empty directory, or one to be made"
+            ) from None
 
     def _take(self, path: Path) -> None:
         self.path = path

@@ -215,3 +215,14 @@ def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run_dir"):
         RunDir(str(tmp_path / ("x" * 100)))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("inside", "says"),
+    [("", "it is no directory; name"), ("/x", "it is no directory; name")],
+)
+def test_what_can_be_no_directory_is_refused_in_plain_words(tmp_path: Path, inside: str, says: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=f"^run_dir: {file}.*: {says}"):
+        RunDir(f"{file}{inside}")
