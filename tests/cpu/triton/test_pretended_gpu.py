@@ -143,6 +143,16 @@ def test_a_replay_knows_memory_and_nothing_else(gpu: PretendedGpu) -> None:
         graph.replay()
 
 
+def test_a_kernel_that_is_recorded_is_not_computed_until_it_is_replayed(gpu: PretendedGpu) -> None:
+    x, out = numbers(), torch.zeros(5, device=AT)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        _double[(1,)](x, out, 5, BLOCK=8)
+    assert out.cpu().tolist() == [0.0] * 5
+    graph.replay()
+    assert out.cpu().tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
+
+
 def test_a_pool_ends_with_the_last_of_its_graphs(gpu: PretendedGpu) -> None:
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
     graphs = [torch.cuda.CUDAGraph() for _ in range(2)]

@@ -201,14 +201,14 @@ class ProcessGroupNCCL:
         written = [found for each in writes for found in gpu.memory_of(each)]
         launch = Launch(f"nccl_{name}", meet_and_run, read, written)
         if not getattr(opts, "asyncOp", True):
-            gpu.communicate(launch)
+            gpu.launch(launch)
             return None
         assert self._stream is not None
         begin, end = timeline.event_class(), timeline.event_class()
         begin.record()
         self._stream.wait_event(begin)
         with on_stream(timeline, self._stream):
-            gpu.communicate(launch)
+            gpu.launch(launch)
             end.record()
         return Work(gpu, end, [*reads, *writes])
 

@@ -2,7 +2,8 @@
 
 What a GPU would refuse is refused: operands on different devices, pageable memory where the host must not
 wait, results whose shape the host would have to wait for. A recording keeps launches, not functions: what a
-replay does not find in memory it has from the recording, as on a GPU.
+replay does not find in memory it has from the recording, as on a GPU. Neither kernels nor collectives are
+computed in a recording.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class Operations(TorchDispatchMode):
             with _disable_current_modes():
                 each.run()
 
-    def communicate(self, launch: Launch) -> None:
-        """Work that other processes have a part in: recording it, they do not meet."""
+    def launch(self, launch: Launch) -> None:
+        """Work that is recorded or done: on a GPU a recording computes nothing."""
         self._enqueue(launch)
         if self.recording is None:
             with _disable_current_modes():
@@ -107,13 +108,7 @@ class Operations(TorchDispatchMode):
         host_kwargs = {key: self.host(value) for key, value in kwargs.items()}
         touched = [each for tensor in tensors for each in self.memory_of(tensor)]
         # Which of them it writes is not known.
-        self._launch(Launch(name, lambda: interpret(*host_args, **host_kwargs), touched, touched))
-
-    def _launch(self, launch: Launch) -> None:
-        """Work that is done now, also in a recording: what it computes then nobody looks at."""
-        self._enqueue(launch)
-        with _disable_current_modes():
-            launch.run()
+        self.launch(Launch(name, lambda: interpret(*host_args, **host_kwargs), touched, touched))
 
     def _enqueue(self, launch: Launch) -> None:
         if self.recording is not None:
@@ -256,7 +251,10 @@ class Operations(TorchDispatchMode):
                 waits = True
         into, of = self.host(target), self.host(source)
         read, written = self.memory_of(source), self.memory_of(target)
-        self._launch(Launch("copy", lambda: into.copy_(of), read, written))
+        # Done in a recording, too: operations of torch that come after it look at what they are given.
+        self._enqueue(Launch("copy", lambda: into.copy_(of), read, written))
+        with _disable_current_modes():
+            into.copy_(of)
         if crosses and waits:
             self.timeline.wait_for(self.timeline.current.clock, f"a copy of {tuple(source.shape)}")
         return target
