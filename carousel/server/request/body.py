@@ -35,9 +35,15 @@ async def read_body(request: Request, kind: type[T]) -> T:
     room for a large body; RequestAborted where nobody waits for an answer any more.
     """
     server: ServerState = request.app.state.server
-    share = server.bodies.share(tenant_of(request.scope).name)
+    tenant = tenant_of(request.scope).name
+    share = server.bodies.share(tenant)
     try:
-        return await _decoded(request, await _read_bytes(request, share), kind)
+        data = await _read_bytes(request, share)
+        return await _decoded(request, data, kind)
+    except RequestError:
+        # Many that have waited for the same are refused together.
+        await server.entrance.enter(0, tenant)
+        raise
     finally:
         share.release()
 

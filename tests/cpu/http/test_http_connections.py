@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
-import threading
 import time
+from collections import Counter
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,11 @@ import pytest
 
 from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.http.paced_reader import PacedReader
+from carousel.server.http.protocol import HttpProtocol
 from carousel.server.http.rare_warnings import LOGGERS
 from carousel.server.main import main
-from tests.harness.http.http_front import Front, http_front
+from tests.harness.http.http_front import Front, http_front, raw_request
+from tests.harness.http.noted_turns import NotedTurns
 from tests.harness.ring.fake_ring import spell
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -157,31 +157,39 @@ def test_connections_that_wait_are_accepted_several_in_a_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was one in a turn. Behind 150, and each turn read of all, /live was answered after 187 ms."""
-    turn, is_over, made_in = 0, threading.Event(), list[int]()
-    loops: list[asyncio.AbstractEventLoop] = []
-    connection_made = PacedReader.connection_made
-
-    def noted(reader: PacedReader, transport: asyncio.Transport) -> None:
-        loops.append(asyncio.get_running_loop())
-        made_in.append(turn)
-        connection_made(reader, transport)
-
-    def count_turns() -> None:
-        nonlocal turn
-        turn += 1
-        if not is_over.is_set():
-            loops[0].call_soon(count_turns)
-
-    monkeypatch.setattr(PacedReader, "connection_made", noted)
+    turns = NotedTurns(monkeypatch, PacedReader, "connection_made")
     with http_front(tmp_path, spell("a")) as front, ExitStack() as held:
         assert answers(ask(front, held))
-        before = len(made_in)
-        for call in (count_turns, partial(time.sleep, 0.3)):
-            loops[0].call_soon_threadsafe(call)
+        before = len(turns.calls)
+        turns.hold(0.3)
         connections = [held.enter_context(front.connect()) for _ in range(64)]
         for connection in connections:
             connection.sendall(LIVE)
         assert all(answers(each) for each in connections)
-        is_over.set()
-    turns = set(made_in[before : before + 64])
-    assert len(turns) <= 16, sorted(turns)
+        turns.is_over = True
+    made_in = turns.calls[before:]
+    assert len(made_in) == 64
+    assert len(set(made_in)) <= 16, made_in
+
+
+def test_bodies_that_have_waited_for_the_same_are_refused_a_few_in_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 of them, and the loop was late, made a turn of 22 ms."""
+    monkeypatch.setattr("carousel.server.request.body.BODY_TIMEOUT_S", 0.3)
+    turns = NotedTurns(monkeypatch, HttpProtocol, "on_response_complete")
+    half_body = raw_request("/v1/completions", prompt="x")[:-5]
+    with http_front(tmp_path, spell("a")) as front, ExitStack() as held:
+        assert answers(ask(front, held))
+        before = len(turns.calls)
+        connections = [held.enter_context(front.connect()) for _ in range(64)]
+        for connection in connections:
+            connection.sendall(half_body)
+        time.sleep(0.1)
+        turns.hold(0.6)
+        for connection in connections:
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 408")
+        turns.is_over = True
+    refused_in = Counter(turns.calls[before:])
+    assert refused_in.total() == 64
+    assert max(refused_in.values()) <= 16, refused_in
