@@ -6,9 +6,11 @@ import asyncio
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import uvloop
 
+from carousel.server.http import protocol
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.server import HttpServer
 from tests.harness.http.http_grammar import Stream
@@ -18,6 +20,9 @@ HOST = "127.0.0.1"
 NUM_AT_ONCE = 64
 WAIT_S = 30.0
 """Longest time that what must come may take."""
+LIMIT_S = 120
+"""The server's own limits on what clients take their time for, here: none of these does, but the machine may.
+"""
 SILENCE_S = 0.03
 """Time without an answer after which no more is expected of what nobody can foresee."""
 OK = b"HTTP/1.1 200 "
@@ -96,6 +101,7 @@ class SocketServer:
             max_per_address=0,
             body_pace=BodyPace(lambda: 0),
             interface="asgi3",
+            timeout_keep_alive=LIMIT_S,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -181,4 +187,5 @@ def serve_streams(streams: Iterator[tuple[int, Stream]]) -> Counter[str]:
         assert not raised, raised
         return server.num_kinds
 
-    return uvloop.run(main())
+    with patch.multiple(protocol, HEAD_TIMEOUT_S=LIMIT_S, UNREAD_TIMEOUT_S=LIMIT_S):
+        return uvloop.run(main())
