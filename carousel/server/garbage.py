@@ -1,8 +1,8 @@
-"""GarbageWatch: collects garbage when the process has grown, and else now and then.
+"""GarbageWatch: has all that lives looked through for garbage when the process has grown, and not before.
 
-Python's own collector looks each time that some hundred objects more have been made than freed, whoever keeps
-them, and every so often through all that lives, which is a turn of the event loop. Requests and connections
-end with their last owner here and leave nothing to find, so what it looks through is what is in use.
+Python's collector looks through what is new each time that some hundred objects more have been made than
+freed, and every so often through all that lives: a turn of the event loop that takes half a microsecond for
+each object. Requests and connections end with their last owner here and leave nothing to find.
 """
 
 from __future__ import annotations
@@ -13,24 +13,29 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-LEAST_OBJECTS = 5000
-"""Objects, beyond those that lived before, for which a collection is worth its time: 2 to 5 ms."""
-LEAST_BYTES = 32 << 20
-"""Growth for which it is, too: what is left may be few objects that hold large bodies."""
-LEAST_S = 1.0
+NEW_OBJECTS = 2000
+"""Objects, made and not freed, after which the new ones are looked through: 1 ms."""
+NEW_COLLECTIONS = 3
+"""Such collections before one looks through what they have left, too."""
+NEVER = 1 << 30
+LOOKED_AT = 8
+"""Collections of those after which old objects are counted: a tenth of the time of one of them all."""
+OLD_OBJECTS = 50_000
+"""Old objects, and no fewer than there were, that make a collection of all worth its time."""
+GROWN_BYTES = 48 << 20
+"""Growth that does, too: what is left may be few objects that hold large bodies."""
+REST_S = 1.0
 """Shortest time between two collections because of bytes: it may be that all of them are in use."""
-USUAL_S = 10.0
-"""Time after which whatever is left is found: a connection that is counted until it is let go, say."""
-REST_RATIO = 1000
-"""And as many times as long as the last collection took. One of 8,000 connections takes 0.1 s."""
 STATM = Path("/proc/self/statm")
 
 
-def stop_automatic_collections() -> None:
-    """Leave out of all collections what is there now, and have none but those of a GarbageWatch."""
+def collect_new_objects_alone() -> None:
+    """Leave out of all collections what is there now, and old objects out of those that come by themselves:
+    they are for a GarbageWatch.
+    """
     gc.collect()
     gc.freeze()
-    gc.disable()
+    gc.set_threshold(NEW_OBJECTS, NEW_COLLECTIONS, NEVER)
 
 
 def resident_bytes() -> int:
@@ -38,7 +43,7 @@ def resident_bytes() -> int:
 
 
 class GarbageWatch:
-    """Watch over a process without automatic collections."""
+    """Watch over a process that collects new objects alone."""
 
     def __init__(
         self,
@@ -52,31 +57,39 @@ class GarbageWatch:
         self._resident = resident
         self._clock = clock
         self._num_living = 0
-        """Objects that the last collection has left, but for those left out of it."""
-        self._collected_s = clock()
-        self._rest_s = USUAL_S
-        self._fewest_bytes = self._num_bytes()
-        """Fewest in use since the last collection."""
+        """Objects that the last collection of all has left."""
+        self._num_looked_at = 0
+        """Collections of new objects when the old ones were last counted."""
+        self._fewest_bytes = 0
+        """Fewest since the last collection of all."""
+        self._collected_s = 0.0
+        self._note_collection()
 
     def look(self) -> None:
         """Collect if it is time. Takes some microseconds where it is not."""
-        num_new = gc.get_count()[0]  # without automatic collections, since the last one
-        num_bytes, waited_s = self._num_bytes(), self._clock() - self._collected_s
+        num_bytes = self._num_bytes()
         self._fewest_bytes = min(self._fewest_bytes, num_bytes)
-        if (
-            num_new >= max(LEAST_OBJECTS, self._num_living // 2)
-            or (num_bytes - self._fewest_bytes >= LEAST_BYTES and waited_s >= LEAST_S)
-            or (num_new and waited_s >= self._rest_s)
-        ):
-            self._collect()
+        has_rested = self._clock() - self._collected_s >= REST_S
+        has_swollen = has_rested and num_bytes - self._fewest_bytes >= GROWN_BYTES
+        # Where collections are off for a while, what comes meanwhile is to be left out of them.
+        if gc.isenabled() and (has_swollen or self._has_many_old_objects()):
+            gc.collect()
+            self._note_collection()
 
-    def _collect(self) -> None:
-        began_s = time.thread_time()
-        gc.collect()
-        self._rest_s = max(USUAL_S, REST_RATIO * (time.thread_time() - began_s))
+    def _note_collection(self) -> None:
         self._num_living = len(gc.get_objects())
-        self._collected_s = self._clock()
+        self._num_looked_at = 0
         self._fewest_bytes = self._num_bytes()
+        self._collected_s = self._clock()
+
+    def _has_many_old_objects(self) -> bool:
+        num_collections = gc.get_count()[2]  # of new objects, since the last of all
+        self._num_looked_at = min(self._num_looked_at, num_collections)
+        if num_collections - self._num_looked_at < LOOKED_AT:
+            return False
+        self._num_looked_at = num_collections
+        num_old = len(gc.get_objects(generation=2)) - self._num_living
+        return num_old >= max(OLD_OBJECTS, self._num_living)
 
     def _num_bytes(self) -> int:
         return self._resident() - self._bytes_in_use()

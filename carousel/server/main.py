@@ -16,7 +16,7 @@ from carousel.client.async_ import AsyncClient
 from carousel.server.admin.metrics import Metrics
 from carousel.server.admin.siblings import Siblings
 from carousel.server.app import make_app
-from carousel.server.garbage import GarbageWatch, stop_automatic_collections
+from carousel.server.garbage import GarbageWatch, collect_new_objects_alone
 from carousel.server.http.rare_warnings import make_warnings_rare
 from carousel.server.http.server import HttpServer
 from carousel.server.server_state import ServerState
@@ -80,14 +80,14 @@ def main(context: ProcessContext) -> None:
     return_large_blocks()
     sys.setswitchinterval(SWITCH_S)
     # What has been imported stays. To look through it took each full collection 29 ms, without service.
-    stop_automatic_collections()
+    collect_new_objects_alone()
     uvloop.run(serve(context, watches_garbage=True))
 
 
 async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> None:
     """Answer from the first moment (/live, /ready), serve once the ring has answered, until SIGTERM.
 
-    watches_garbage: this process has no automatic collections.
+    watches_garbage: this process collects new objects alone by itself.
 
     Raises: RingClosed when the ring is gone.
     """
@@ -136,7 +136,7 @@ async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> No
                 watching.result()
             if serving.done():
                 raise RuntimeError("the HTTP server has ended") from serving.exception()
-            if watches_garbage and not state.tokenizer.is_loading:  # what it makes is left out at its end
+            if watches_garbage:
                 garbage.look()
             context.beat(num_running=len(server.server_state.tasks))
             await asyncio.sleep(TICK_S)

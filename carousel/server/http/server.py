@@ -151,15 +151,19 @@ class HttpServer(uvicorn.Server):
 
     def _count_handshake(self, reader: PacedReader) -> Callable[[], None]:
         """Count a connection whose handshake begins, until the function that is returned is called, or until
-        the event loop lets go of the reader: nobody tells of a handshake that fails.
+        the event loop lets go of the reader: nobody tells of a handshake that fails. And for no longer than a
+        handshake takes.
         """
         self._count.take()
         # The garbage collector, which may be who sees it, runs in any thread.
         loop = asyncio.get_running_loop()
         failed = weakref.finalize(reader, call_in_loop, loop, self._count.give_back, None)
         failed.atexit = False
+        # Whatever refers to it may be a cycle, which is not looked for before there are many.
+        timer = loop.call_later(HANDSHAKE_TIMEOUT_S + TLS_CLOSE_TIMEOUT_S, failed)
 
         def made() -> None:
+            timer.cancel()
             failed.detach()
             self._count.give_back()
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -181,11 +182,6 @@ class ServerTokenizer:
         """False where the server runs without a tokenizer."""
         return bool(self._tokenizer_dir)
 
-    @property
-    def is_loading(self) -> bool:
-        """True while the tokenizer is imported and made."""
-        return self._lock.locked()
-
     def require(self, field: str) -> None:
         """Refuse a request that needs a tokenizer where there is none. Raises InvalidRequest naming
         `field`.
@@ -268,16 +264,29 @@ class ServerTokenizer:
         return await self._tool_thread.run(tenant, partial(work, vocabulary), num_chars)
 
     def _load(self) -> Vocabulary:
-        allows = self._allow_special_tokens
-        try:
+        with _kept():
             return Vocabulary(
-                open_tokenizer(self._tokenizer_dir, self._chat_template, allow_special_tokens=allows)
+                open_tokenizer(
+                    self._tokenizer_dir, self._chat_template, allow_special_tokens=self._allow_special_tokens
+                )
             )
-        finally:
-            # What has been imported and made stays, as what was there at the start: to look through its
-            # 40,000 objects takes a collection 20 ms, in a turn of the event loop.
-            if gc.get_freeze_count():
-                gc.freeze()
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """Keep what is imported and made in the block, as what was there at the start, from garbage collections,
+    where the process has frozen that: to look through its 40,000 objects took a full one 20 ms, in a turn of
+    the event loop, and there were several while they came.
+    """
+    if not gc.get_freeze_count():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def num_chars(prompt: Any) -> int:

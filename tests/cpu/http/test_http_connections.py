@@ -120,7 +120,7 @@ def test_warnings_that_strangers_cause_are_a_line_a_minute_of_each_kind(
     filters = [list(logger.filters) for logger in loggers]
     with monkeypatch.context() as patch:
         patch.setattr("carousel.server.main.serve", lambda _, **__: None)
-        patch.setattr("carousel.server.main.stop_automatic_collections", lambda: None)
+        patch.setattr("carousel.server.main.collect_new_objects_alone", lambda: None)
         patch.setattr("carousel.server.main.uvloop.run", lambda _: None)
         context: Any = None
         main(context)
