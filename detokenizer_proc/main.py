@@ -50,7 +50,7 @@ def main(context: ProcessContext) -> None:
         slow_reader_timeout_s=config.slow_reader_timeout,
         engine_epoch=lambda: context.status.read("scheduler").epoch,
     )
-    waiter = Waiter([inbox.socket, *(router.socket for router in routers)])
+    waiter = Waiter([inbox.socket, *(router.socket for router in routers), context.stop_wake.fd])
     # Vocabularies are a million objects that never change: keep the collector from walking them.
     gc.freeze()
     context.ready()

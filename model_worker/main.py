@@ -10,7 +10,6 @@ import gc
 import logging
 import os
 from collections import deque
-from contextlib import suppress
 
 import torch
 
@@ -21,6 +20,7 @@ from model_worker.membership import join_ranks
 from model_worker.rank_methods import RankMethods, RankView, load_methods
 from model_worker.worker import ModelWorker, WorkerStep
 from runtime.base.errors import ExecutorError
+from runtime.base.wake import Wake
 from runtime.ring.nodes import open_rank_answers, open_rank_inbox
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.wire.messages import FromRank, ToRank
@@ -59,9 +59,9 @@ class WorkerLoop:
         self._answers_out = answers_out or outbox
         self._methods = methods
         self._context = context
-        self._news = NewsFlag()
+        self._news = Wake()
         worker.on_adapter_news(self._news.set)
-        self._waiter = Waiter([inbox.socket, self._news.fd])
+        self._waiter = Waiter([inbox.socket, self._news.fd, context.stop_wake.fd])
         self._steps: deque[WorkerStep] = deque()
         self._num_steps = 0
         self._stopping = False
@@ -132,27 +132,6 @@ class WorkerLoop:
     def _send(self, outbox: ZmqOutbox, message: FromRank, frames: tuple[Frame, ...] = ()) -> None:
         while not outbox.send(message, frames) and not self._context.stop.wait(SEND_RETRY_S):
             self._context.beat()
-
-
-class NewsFlag:
-    """A flag that any thread sets, and a poll waits for."""
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._is_set = False
-
-    def set(self) -> None:
-        self._is_set = True
-        os.eventfd_write(self.fd, 1)
-
-    def take(self) -> bool:
-        """Tell whether it was set since the last call."""
-        if not self._is_set:
-            return False
-        self._is_set = False
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
-        return True
 
 
 def main(context: ProcessContext) -> None:

@@ -133,7 +133,7 @@ def main(context: ProcessContext) -> None:
     lifecycle.serving.on_change = heartbeat.show_pause
     scheduler.profile.on_change = heartbeat.show_profile
     loop = SchedulerLoop(scheduler)
-    waiter = Waiter([inbox.socket])
+    waiter = Waiter([inbox.socket, context.stop_wake.fd])
     # Collections in the middle of a step double its 99th percentile; nothing that comes and goes ends in a
     # cycle
     # (tests/cpu/scheduler/test_no_cycles.py).

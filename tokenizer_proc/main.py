@@ -32,7 +32,7 @@ def main(context: ProcessContext) -> None:
         inboxes.append(_inbox_over_tcp(context, gate))
         tenants.on_change = gate.reload
     loop = _make_loop(context, JoinedInbox(inboxes), tenants)
-    waiter = Waiter([inbox.socket for inbox in inboxes])
+    waiter = Waiter([*(inbox.socket for inbox in inboxes), context.stop_wake.fd])
     # Vocabularies are a million objects that never change: keep the collector from walking them.
     gc.freeze()
     context.ready()

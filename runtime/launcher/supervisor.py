@@ -19,13 +19,13 @@ import zmq
 
 from runtime.base.console import write_error, write_line
 from runtime.base.errors import EXIT_CONFIG, EXIT_DRAIN_CUT, EXIT_INTERNAL, EXIT_OK, ConfigError, StartError
+from runtime.base.wake import Wake
 from runtime.launcher.children import Children
 from runtime.launcher.death_causes import Deaths
 from runtime.launcher.drain import Drain
 from runtime.launcher.hosts.host import ENGINE, Child, ProcessPlace, describe_exit, places
 from runtime.launcher.hosts.local import LocalHost
 from runtime.launcher.launch_names import LaunchNames
-from runtime.launcher.nodes.gate import NodeGate
 from runtime.launcher.watchdog import Watchdog
 from runtime.ring.launch_state import ChildState, LaunchState, write_atomically
 from runtime.ring.process import FIRST_EPOCH, LaunchFile
@@ -56,6 +56,7 @@ class Supervisor:
         self._epoch = FIRST_EPOCH
         self._failure: ProcessFailed | None = None
         self._num_signals = 0
+        self._wake = Wake()
         self._state = "loading"
         self._drain: Drain | None = None
         self._recovery_ns = 0
@@ -76,6 +77,7 @@ class Supervisor:
         self._deaths = Deaths(self.names.endpoints, self._page, config.restart_window)
         self._poller = zmq.Poller()
         self._poller.register(self.names.inbox.socket, zmq.POLLIN)
+        self._poller.register(self._wake.fd, zmq.POLLIN)
         nodes = self._nodes = self.names.nodes
         if nodes is not None:
             self._poller.register(nodes.socket, zmq.POLLIN)
@@ -118,6 +120,7 @@ class Supervisor:
 
     def _on_signal(self, *_: object) -> None:
         self._num_signals += 1
+        self._wake.set()
         is_draining = self._drain is not None and not self._drain.is_over
         if self._num_signals > (2 if is_draining else 1):
             for child in self._children:
@@ -125,6 +128,7 @@ class Supervisor:
 
     def _on_hangup(self, *_: object) -> None:
         self._keys_are_due = True
+        self._wake.set()
 
     # -- start ---------------------------------------------------------------------------------------------
 
@@ -137,16 +141,19 @@ class Supervisor:
         except OSError as error:
             raise ConfigError(f"run_dir: {error}") from None
         self._records.event("start", pid=os.getpid(), port=self.names.port)
-        if self._nodes is not None and not self._await_nodes(self._nodes):
+        if self._nodes is not None and not self._await_nodes():
             return
         for place in places(self.config):
             self._start_child(place)
+        self._tell_nodes()
         self._set_state("loading")
         while not self._stopping and not all(child.is_ready for child in self._children):
             self._turn()
 
-    def _await_nodes(self, nodes: NodeGate) -> bool:
+    def _await_nodes(self) -> bool:
         """Wait for the other nodes; return whether all are there. Nothing is loaded before."""
+        nodes = self._nodes
+        assert nodes is not None
         self._set_state("loading")
         logger.info("waiting for %s at %s", ", ".join(nodes.missing), self.config.dist_addr)
         deadline = time.monotonic() + self.config.start_timeout
@@ -155,20 +162,23 @@ class Supervisor:
             if nodes.refusal:
                 self._fail(ProcessFailed("nodes", nodes.refusal, EXIT_CONFIG))
             elif time.monotonic() > deadline:
-                self._fail_for_nodes(nodes)
+                self._fail_for_nodes()
         if not self._stopping:
-            self._write_node_addresses(nodes)
+            self._write_node_addresses()
         return not self._stopping
 
-    def _fail_for_nodes(self, nodes: NodeGate) -> None:
+    def _fail_for_nodes(self) -> None:
+        nodes = self._nodes
+        assert nodes is not None
         missing = f"{', '.join(nodes.missing)}: not there within {self.config.start_timeout:g} s"
         if nodes.stranger:
             missing += f"; {nodes.stranger}"
         self._fail(ProcessFailed("nodes", missing, EXIT_INTERNAL))
 
-    def _write_node_addresses(self, nodes: NodeGate) -> None:
+    def _write_node_addresses(self) -> None:
         """For the scheduler, before it is started. Raises OSError."""
-        addresses = [self.config.node_addr, *(host.address for host in nodes.hosts.values())]
+        assert self._nodes is not None
+        addresses = [self.config.node_addr, *(host.address for host in self._nodes.hosts.values())]
         write_atomically(self.names.endpoints.nodes_file, "\n".join(addresses).encode())
 
     def _start_child(self, place: ProcessPlace) -> None:
@@ -202,6 +212,7 @@ class Supervisor:
 
     def _turn(self) -> None:
         fired = [source for source, _ in self._poller.poll(int(POLL_S * 1000))]
+        self._wake.take()
         if self._nodes is not None:
             self._nodes.turn()
         self._read_messages()
@@ -345,7 +356,13 @@ class Supervisor:
             except StartError as error:
                 self._fail(ProcessFailed(place.name, str(error), EXIT_INTERNAL))
         if due:
+            self._tell_nodes()
             self._write_state()
+
+    def _tell_nodes(self) -> None:
+        """Give agents their orders at once, and not after the next poll."""
+        if self._nodes is not None:
+            self._nodes.turn()
 
     def _without_missing_nodes(self, due: list[ProcessPlace], now: float) -> list[ProcessPlace]:
         """Leave out the engine while one of its nodes is not there; that ends the launch in the end."""
@@ -353,10 +370,10 @@ class Supervisor:
         if self._nodes is None or not engine:
             return due
         if not self._nodes.missing:
-            self._write_node_addresses(self._nodes)
+            self._write_node_addresses()
             return due
         if now - self._due[engine[0]] > self.config.start_timeout:
-            self._fail_for_nodes(self._nodes)
+            self._fail_for_nodes()
         return [place for place in due if place.unit != ENGINE]
 
     def _fail(self, failure: ProcessFailed) -> None:

@@ -23,6 +23,7 @@ import zmq
 
 from runtime.base.console import configure_logging
 from runtime.base.errors import EXIT_CONFIG, EXIT_INTERNAL, EXIT_OK, CarouselError, StartError
+from runtime.base.wake import Wake
 from runtime.ring.endpoints import Endpoints
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.messages import ProcessFailed, ProcessReady
@@ -77,6 +78,8 @@ class ProcessContext:
         self.status = StatusPage(self.endpoints.status_file)
         self.stop = threading.Event()
         """Set by SIGTERM: the work loop ends at its next turn."""
+        self.stop_wake = Wake()
+        """Set with `stop`: the poll that the work loop waits in ends then."""
         self._launcher = ZmqOutbox(
             self.zmq, self.endpoints.launcher_in, self.epoch, linger_ms=FAREWELL_LINGER_MS
         )
@@ -133,9 +136,15 @@ class ProcessContext:
         self.status.write(self.role, last._replace(state=self._state), self.index)
         self._launcher.send(ProcessFailed(self.name, message, exit_code))
 
+    def ask_to_stop(self) -> None:
+        """Have the work loop end. May be called by a handler of signals."""
+        self.stop.set()
+        self.stop_wake.set()
+
     def close(self) -> None:
         self._launcher.close()
         self.zmq.destroy(linger=FAREWELL_LINGER_MS)
+        self.stop_wake.close()
 
 
 def run_process(role: str, main: Callable[[ProcessContext], None]) -> NoReturn:
@@ -175,7 +184,7 @@ def _enter(role: str, arguments: list[str]) -> ProcessContext:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     # The launcher decides what Ctrl-C means; it asks with SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: context.stop.set())
+    signal.signal(signal.SIGTERM, lambda *_: context.ask_to_stop())
     return context
 
 

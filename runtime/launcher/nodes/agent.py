@@ -17,6 +17,7 @@ import zmq
 
 from runtime.base.console import write_error
 from runtime.base.errors import EXIT_OK, ConfigError, StartError
+from runtime.base.wake import Wake
 from runtime.launcher.children import Children
 from runtime.launcher.hosts.host import Child, ProcessPlace, describe_exit, places
 from runtime.launcher.hosts.local import LocalHost
@@ -53,6 +54,7 @@ class Agent:
         """
         self._config = config
         self._num_signals = 0
+        self._wake = Wake()
         self._state = "loading"
         self._epoch = FIRST_EPOCH
         self._beat_at = 0.0
@@ -69,6 +71,7 @@ class Agent:
         self.names = LaunchNames(config)
         self._poller = zmq.Poller()
         self._poller.register(self.names.inbox.socket, zmq.POLLIN)
+        self._poller.register(self._wake.fd, zmq.POLLIN)
         host = LocalHost(self.names.run_dir.path, self._poller, {})
         self._children = Children({config.node_rank: host})
 
@@ -102,6 +105,7 @@ class Agent:
 
     def _on_signal(self, *_: object) -> None:
         self._num_signals += 1
+        self._wake.set()
         if self._num_signals > 1:
             for child in self._children:
                 child.kill()
@@ -110,6 +114,7 @@ class Agent:
         # Its socket changes when the connection is made anew.
         self._poller.register(self._link.socket, zmq.POLLIN)
         fired = [source for source, _ in self._poller.poll(int(BEAT_S * 1000))]
+        self._wake.take()
         self._poller.unregister(self._link.socket)
         self._forward()
         for child in self._children.exited(fired):

@@ -92,7 +92,7 @@ def serve(context: ProcessContext, step_s: float, step: Callable[[BatchPlan], St
     vocab_size = CheckpointConfig.read(Path(config.model)).vocab_size
     outbox.send(WorkerReady(num_pages, PAGE_SIZE, rows, length, vocab_size, "test"))
     context.ready(num_pages=num_pages)
-    waiter = Waiter([inbox.socket])
+    waiter = Waiter([inbox.socket, context.stop_wake.fd])
     while not context.stop.is_set():
         context.beat()
         for message in inbox.drain(limit=1):

@@ -197,6 +197,16 @@ def test_what_a_second_signal_has_killed_is_not_started_again(
     assert "restarting" not in caplog.text
 
 
+def test_a_signal_is_heard_at_once(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not when the wait for something else is over."""
+    monkeypatch.setattr("runtime.launcher.supervisor.POLL_S", 60.0)
+    began = time.monotonic()
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    supervisor._turn()
+    assert supervisor._stopping
+    assert time.monotonic() - began < 30.0
+
+
 def test_nothing_is_started_once_a_launch_ends_at_once(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

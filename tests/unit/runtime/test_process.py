@@ -50,3 +50,17 @@ def test_who_takes_the_place_of_a_paused_process_shows_the_pause_from_the_start(
     for context in contexts:
         context.close()
     page.close()
+
+
+def test_a_work_loop_that_waits_hears_at_once_that_it_is_to_stop(tmp_path: Path) -> None:
+    Endpoints(tmp_path).config_file.write_bytes(msgspec.json.encode(LaunchFile(RuntimeConfig(device="cpu"))))
+    page = StatusPage(Endpoints(tmp_path).status_file, create=True)
+    context = ProcessContext("scheduler", tmp_path)
+    waiter = Waiter([context.stop_wake.fd])
+    assert not waiter.wait(0.0)
+    context.ask_to_stop()
+    assert context.stop.is_set()
+    assert waiter.wait(0.0)
+    context.close()
+    context.ask_to_stop()  # by a signal that comes late
+    page.close()
