@@ -142,14 +142,29 @@ def _assert_same(own: list[Report], other: list[Report]) -> None:
         assert raw is None or other_raw is None or torch.equal(raw, other_raw)
 
 
+SETTINGS = [tuple(SAMPLINGS)[at : at + 4] for at in range(0, len(SAMPLINGS), 4)]
+MIXED = ("greedy", "top_p", "min_tokens", "bias")
+
+
 @pytest.mark.parametrize("guided", [(), (1, 3)], ids=["free", "guided"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_places_are_sampled_as_one_at_a_time(device: CpuDevice, guided: tuple[int, ...]) -> None:
-    """Each place of a guided row has the mask behind the guess before it."""
+    """Each place of a guided row has the mask behind the guess before it. What is interpreted: see below."""
+    some = SETTINGS if device is not INTERPRETED else SETTINGS[bool(guided) :: 2]
+    check_places(device, guided, [MIXED, *some])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("guided", [(), (1, 3)], ids=["free", "guided"])
+def test_interpreted_places_of_all_settings(guided: tuple[int, ...]) -> None:
+    """Each is free or guided above, by turns: the interpreter takes half a minute for all."""
+    check_places(INTERPRETED, guided, [MIXED, *SETTINGS])
+
+
+def check_places(device: CpuDevice, guided: tuple[int, ...], settings: list[tuple[str, ...]]) -> None:
     draw = random.Random(4)
-    kinds = list(SAMPLINGS)
     num_varied = 0
-    for names in (("greedy", "top_p", "min_tokens", "bias"), *zip(*[iter(kinds)] * 4, strict=True)):
+    for names in settings:
         alone = Driven(device, names, guided)
         for _ in range(NUM_TOKENS):
             alone.step({row: [] for row in range(4)})
@@ -168,4 +183,4 @@ def test_places_are_sampled_as_one_at_a_time(device: CpuDevice, guided: tuple[in
             ids = [row, *true[row]]
             assert all(ids[at + 1] in allowed_behind(ids[at], at) for at in range(NUM_TOKENS))
         num_varied += any(len(set(tokens)) > 1 for tokens in true)
-    assert num_varied == 1 + len(kinds) // 4
+    assert num_varied == len(settings)
