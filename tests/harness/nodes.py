@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -113,6 +114,27 @@ class Nodes:
             "the launch is ready again",
         )
 
+    def cut_off(self, seconds: float) -> None:
+        """Have the nodes hear nothing of each other for so long: the cable, where there is one, is cut, else
+        the agent is stopped.
+        """
+        if self.cable is not None:
+            self.cable.cut(seconds)
+            return
+        os.kill(self.other.process.pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(self.other.process.pid, signal.SIGCONT)
+
+    @contextmanager
+    def slow(self, delay_s: float) -> Iterator[None]:
+        """Have a cable that takes time take so long in the block. Without one: nothing."""
+        cable = self.cable if self.cable is not None and self.cable.delay_s else None
+        if cable is not None:
+            cable.delay(delay_s)
+        yield
+        if cable is not None:
+            cable.delay(cable.delay_s)
+
     def close(self) -> None:
         self.zero.close()
         if self._other is not None:
@@ -180,7 +202,7 @@ class Apart:
 
     def __init__(self, folder: Path, delay_s: float = 0.0, *, contained: bool = False) -> None:
         """`delay_s`: time that the cable takes, either way. `contained`: node 1 is in a container."""
-        self._delay_s = delay_s
+        self.delay_s = delay_s
         self._relay: subprocess.Popen[bytes] | None = None
         number = next(_numbers)
         self.names = tuple(f"carousel-{os.getpid()}-{number}-{node}" for node in range(2))
@@ -197,7 +219,7 @@ class Apart:
         for name in self.names:
             _run("ip", "netns", "add", name)
             _run("ip", "-n", name, "link", "set", "lo", "up")
-        if self._delay_s:
+        if self.delay_s:
             self._lay_slow_cable()
         else:
             peer = ("peer", "name", "cable1", "netns", self.names[1])
@@ -207,8 +229,8 @@ class Apart:
             _run("ip", "-n", name, "link", "set", interface, "up")
 
     def _lay_slow_cable(self) -> None:
-        command = (sys.executable, "-m", "tests.harness.slow_cable", *self.names, str(self._delay_s))
-        self._relay = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        command = (sys.executable, "-m", "tests.harness.slow_cable", *self.names, str(self.delay_s))
+        self._relay = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._relay.stdout is not None
         assert self._relay.stdout.readline() == b"made\n"
 
@@ -223,6 +245,13 @@ class Apart:
 
     def up(self) -> None:
         _run("ip", "-n", self.names[1], "link", "set", "cable1", "up")
+
+    def delay(self, delay_s: float) -> None:
+        """Have a cable that takes time take so long from now on."""
+        assert self._relay is not None
+        assert self._relay.stdin is not None
+        self._relay.stdin.write(f"{delay_s}\n".encode())
+        self._relay.stdin.flush()
 
     def close(self) -> None:
         if self._relay is not None:

@@ -1,7 +1,8 @@
 """A cable between two networks that takes its time: `python -m tests.harness.slow_cable NAME NAME SECONDS`.
 
 Each network gets an interface, cable0 and cable1, and what is sent into one comes out of the other so many
-seconds later. As root, until it is killed: the interfaces end with it. For kernels without netem.
+seconds later, or as many as a line of the standard input says from then on. As root, until it is killed: the
+interfaces end with it. For kernels without netem.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 CLONE_NEWNET = 0x40000000
 MTU = 65000
+MAX_LINE_BYTES = 64
 
 
 def interface_in(network: str, name: str) -> int:
@@ -32,13 +34,22 @@ def interface_in(network: str, name: str) -> int:
     return fd
 
 
-def carry(ends: tuple[int, int], delay_s: float) -> None:
-    """Give each end what comes from the other one, for ever."""
+def carry(ends: tuple[int, int], delay_s: float, orders: int) -> None:
+    """Give each end what comes from the other one, for ever. `orders`: a descriptor that other delays come
+    from.
+    """
     other = dict(zip(ends, reversed(ends), strict=True))
     on_the_way: deque[tuple[float, int, bytes]] = deque()
+    sources = {*ends, orders}
     while True:
         left_s = max(0.0, on_the_way[0][0] - time.monotonic()) if on_the_way else None
-        for end in select.select(ends, (), (), left_s)[0]:
+        for end in select.select(sources, (), (), left_s)[0]:
+            if end == orders:
+                if line := os.read(orders, MAX_LINE_BYTES):
+                    delay_s = float(line.split()[-1])
+                else:
+                    sources.discard(orders)  # nobody has any more
+                continue
             try:
                 on_the_way.append((time.monotonic() + delay_s, other[end], os.read(end, MTU)))
             except OSError:  # it is down
@@ -54,4 +65,4 @@ def carry(ends: tuple[int, int], delay_s: float) -> None:
 if __name__ == "__main__":
     made = interface_in(sys.argv[1], "cable0"), interface_in(sys.argv[2], "cable1")
     print("made", flush=True)
-    carry(made, float(sys.argv[3]))
+    carry(made, float(sys.argv[3]), sys.stdin.fileno())

@@ -1,5 +1,5 @@
 """collective_rpc over two ranks, each on a node of its own: answers in order, between the same steps;
-failures by name. Ranks that die: test_nodes_launch.py, of the same launch.
+failures by name. Ranks that die: test_node_deaths.py, of the same launch.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tests.harness.ring.launched import launched
 TIMEOUT_S = 240.0
 NUM_STORM = 60
 NUM_PINGS = 20
+HANGS_S = 1.2
 RANKS = [0, 1]
 
 
@@ -107,10 +108,10 @@ def test_what_cannot_be_called_is_refused_by_name(
 def test_a_rank_that_hangs_is_named_in_time_and_the_others_go_on_after_it(client: Client) -> None:
     expected = generate(client)
     began = time.monotonic()
-    error = refusal(client, "sleep_on", 1, 1.8, timeout=0.5)
+    error = refusal(client, "sleep_on", 1, HANGS_S, timeout=HANGS_S / 4)
     assert error.code == "timeout"
-    assert "no answer from rank 1 on node 1 in 0.5 s" in str(error)
-    assert time.monotonic() - began < 1.8
+    assert f"no answer from rank 1 on node 1 in {HANGS_S / 4:g} s" in str(error)
+    assert time.monotonic() - began < HANGS_S
     assert generate(client) == expected  # it waits for the rank, and its late answer is nobody's
     assert client.collective_rpc("sleep_on", [1, 0.0]) == ["awake"] * len(RANKS)
 

@@ -4,6 +4,7 @@ and what ends them.
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -11,10 +12,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.distributed_c10d import Store
 
 from model_worker.distributed.group import GroupError
 from model_worker.distributed.layout import Layout
@@ -22,7 +25,7 @@ from model_worker.distributed.link_end import Waiting
 from model_worker.distributed.network_link import GIVER, TAKER, NetworkTakingEnd
 from model_worker.distributed.node_meeting import NodeMeeting
 from model_worker.distributed.stage_link import HIDDEN_SLOTS, SlotSizes, StageLink
-from model_worker.distributed.torch_group import LOOPBACK, meeting_in
+from model_worker.distributed.torch_group import LOOPBACK, meeting_at, meeting_in
 from tests.harness.ring.launched import ROOT, wait_until
 
 WIDTH = 6
@@ -221,11 +224,16 @@ def test_a_process_of_another_machine_that_is_killed_is_seen_at_once(tmp_path: P
         giver.wait()
 
 
-def test_a_rank_of_another_machine_that_does_not_come_ends_the_start(tmp_path: Path) -> None:
-    with pytest.raises(GroupError, match="ranks on other machines do not come"):
-        NodeMeeting(meeting_in(tmp_path, 2), lambda rank: False, address=LOOPBACK, join_timeout_s=0.2).link(
-            0, GIVER
-        )
+def test_a_rank_of_another_machine_that_does_not_come_ends_the_start() -> None:
+    with socket.create_server((LOOPBACK, 0)) as listener:
+
+        def meet(timeout: timedelta) -> Store:
+            port, fd = listener.getsockname()[1], listener.fileno()
+            return meeting_at(LOOPBACK, port, listener_fd=fd, name="epoch1", timeout=timeout)
+
+        alone = NodeMeeting(meet, lambda rank: False, address=LOOPBACK, join_timeout_s=0.2)
+        with pytest.raises(GroupError, match="ranks on other machines do not come"):
+            alone.link(0, GIVER)
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
