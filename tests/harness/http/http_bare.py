@@ -14,7 +14,7 @@ from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.http.connection_turns import TURN_COST, ConnectionTurns
 from carousel.server.http.protocol import MAX_HEADERS, MAX_PIPELINED, HttpProtocol
 from tests.harness.http.http_grammar import Stream
-from tests.harness.http.numbered_app import NumberedApp, check_answers
+from tests.harness.http.numbered_app import NumberedApp, Visit, check_answers
 
 MAX_READ = 256_000
 PIECE_COST = 2048
@@ -93,8 +93,7 @@ class BareServer:
 
     async def take(self, stream: Stream) -> None:
         """Serve one connection, and check all that must be true of it. Raises AssertionError."""
-        self._app.served[PEER] = {}
-        self._app.wild = {PEER} if stream.is_wild else set()
+        visit = self._app.visits[PEER] = Visit(stream.is_wild)
         transport = Transport()
         protocol = HttpProtocol(
             self._count,
@@ -116,8 +115,8 @@ class BareServer:
             protocol.data_received(piece)
             self._check_bounds(protocol)
         await self._settle(transport, protocol)
-        served = self._app.served[PEER]
-        check_answers(stream, bytes(transport.written), served, is_closed=transport.is_closing())
+        written = bytes(transport.written)
+        check_answers(stream, written, visit.served, is_closed=transport.is_closing())
         if not transport.is_closing():
             assert _has_a_limit(protocol), "nothing would ever end this connection"
             protocol.eof_received()
@@ -139,7 +138,7 @@ class BareServer:
         num_quiet, before = 0, None
         for _ in range(MAX_TURNS):
             await asyncio.sleep(0)
-            now = (len(transport.written), len(protocol._unparsed), len(self._app.served[PEER]))
+            now = (len(transport.written), len(protocol._unparsed), len(self._app.visits[PEER].served))
             num_quiet = num_quiet + 1 if now == before else 0
             before = now
             is_idle = not self._state.tasks and not protocol._unparsed

@@ -14,7 +14,7 @@ from carousel.server.http import protocol
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.server import HttpServer
 from tests.harness.http.http_grammar import Stream
-from tests.harness.http.numbered_app import NumberedApp, check_answers
+from tests.harness.http.numbered_app import NumberedApp, Visit, check_answers
 
 HOST = "127.0.0.1"
 NUM_AT_ONCE = 64
@@ -142,23 +142,21 @@ class SocketServer:
         loop = asyncio.get_running_loop()
         transport, client = await loop.create_connection(Client, HOST, self._port)
         address = transport.get_extra_info("sockname")
-        self.app.served[address] = {}
-        if stream.is_wild:
-            self.app.wild.add(address)
+        visit = self.app.visits[address] = Visit(stream.is_wild)
         try:
             await client.say(stream)
             await client.listen(stream)
             check_answers(
                 stream,
                 bytes(client.received),
-                self.app.served[address],
+                visit.served,
                 is_closed=client.is_closed,
                 is_reset=client.is_reset,
             )
         finally:
             transport.abort()
-            self.app.wild.discard(address)
-            del self.app.served[address]
+            if self.app.visits.get(address) is visit:  # who came since its end may have the same port
+                del self.app.visits[address]
         self.num_kinds["reset" if client.is_reset else "closed" if client.is_closed else "kept"] += 1
 
     async def _settle(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from carousel.server.http.protocol import MAX_PIPELINED
@@ -12,14 +13,22 @@ from tests.harness.http.http_grammar import Stream
 Address: TypeAlias = tuple[str, int]
 
 
+@dataclass
+class Visit:
+    """What the application has seen of one connection."""
+
+    is_wild: bool
+    """Nobody knows what it says."""
+    served: dict[int, bytes] = field(default_factory=dict)
+    """By the number of a request, what came of its body."""
+
+
 class NumberedApp:
     """An ASGI application for the streams of `http_grammar`."""
 
     def __init__(self) -> None:
-        self.served: dict[Address, dict[int, bytes]] = {}
-        """By the address of a client that is here and the number of a request, what came of its body."""
-        self.wild: set[Address] = set()
-        """Clients of whom nobody knows what they say."""
+        self.visits: dict[Address, Visit] = {}
+        """By the address of a client that is here."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         how, _, number = scope["path"].strip("/").partition("/")
@@ -35,9 +44,9 @@ class NumberedApp:
             body += message["body"]
             if not message["more_body"]:
                 break
-        if number.isdecimal() and (served := self.served.get(client)) is not None:
-            assert int(number) not in served or client in self.wild
-            served[int(number)] = body
+        if number.isdecimal() and (visit := self.visits.get(client)) is not None:
+            assert int(number) not in visit.served or visit.is_wild
+            visit.served[int(number)] = body
         text = number.encode()[:20]
         await send(
             {
