@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from carousel.server.garbage import collect_new_objects_alone
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.harness.http.http_front import Front, http_front
@@ -259,8 +260,7 @@ def measured_front() -> Iterator[tuple[Front, TimedLoop]]:
         patch.setattr("tests.harness.http.http_front.uvloop", loop)
         with http_front(Path(folder), answer, context_length=CONTEXT) as front:
             front.post("/tokenize", prompt="x")  # loads the tokenizer
-            gc.collect()
-            gc.freeze()  # as the process does that serves
+            collect_new_objects_alone()  # as the process does that serves
             yield front, loop
 
 
