@@ -15,7 +15,7 @@ Address: TypeAlias = tuple[str, int]
 
 @dataclass
 class Visit:
-    """What the application has seen of one connection."""
+    """Connection as the application has seen it."""
 
     is_wild: bool
     """Nobody knows what it says."""
