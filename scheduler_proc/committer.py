@@ -119,7 +119,7 @@ class Committer:
             self.rows.note_time(rows, self._now_s(), step)
         self.output.add_each(self.rows.handle[rows], tokens)
         for row, by_stop in zip(ended.tolist(), stopped.tolist(), strict=True):
-            req = self.rows.tenant[row]
+            req = self.rows.holder[row]
             assert req is not None
             self._finish_at_end(req, by_stop)
 
@@ -146,7 +146,7 @@ class Committer:
         assert lane is not None
         lane.note(rows, num_drafted, num_accepted)
         for at in ended.nonzero()[0].tolist():
-            req = self.rows.tenant[rows.item(at)]
+            req = self.rows.holder[rows.item(at)]
             assert req is not None
             self._finish_at_end(req, stopped.item(at))
 

@@ -55,7 +55,7 @@ class PromptTables:
             self._tables[slot] = table
 
     def open_rows(self, setups: tuple[RowSetup, ...]) -> None:
-        """Note the tables of rows that have new tenants."""
+        """Note the tables of rows that have new holders."""
         for setup in setups:
             self._slots[setup.row] = setup.prompt_slot
 

@@ -86,7 +86,7 @@ class Taps:
         self._wishes: dict[int, Wish] = {}
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
-        """Take note of what new tenants want."""
+        """Take note of what new holders want."""
         for setup in setups:
             if setup.outputs:
                 self._wishes[setup.row] = Wish(setup.outputs, setup.num_prompt)

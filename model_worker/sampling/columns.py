@@ -75,7 +75,7 @@ class SamplingColumns:
         self.is_greedy[max_rows] = 1
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
-        """Replace what the rows' last tenants left. Ids that the vocabulary does not have are ignored."""
+        """Replace what the rows' last holders left. Ids that the vocabulary does not have are ignored."""
         rows_host = np.array([setup.row for setup in setups], np.int64)
         packed = np.frombuffer(b"".join([setup.columns for setup in setups]), ROW_DTYPE)
         self._packed[rows_host] = packed

@@ -64,7 +64,7 @@ class Sampler:
         self._capabilities = tuple(make(context) for make in CAPABILITIES)
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
-        """Give rows to new tenants."""
+        """Give rows to new holders."""
         features = self._columns.features
         for setup in setups:
             for capability in self._capabilities:

@@ -113,7 +113,7 @@ class ProcessedRow(Record, frozen=True):
 
 
 class RowSetup(Record, frozen=True):
-    """News of a row that has a new tenant: what the device keeps about it for as long as it stays."""
+    """News of a row that has a new holder: what the device keeps about it for as long as it stays."""
 
     row: Count
     num_prompt: Count

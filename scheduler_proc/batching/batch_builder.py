@@ -117,8 +117,8 @@ class BatchBuilder:
         """Continue rows in the order of their ranks, pages first to the first; when they are
         short, somebody not yet in the batch gives up its row.
         """
-        tenants = [req for row in ready.tolist() if (req := self._rows.tenant[row]) is not None]
-        in_turn = sorted(tenants, key=self.capacity.rank)
+        holders = [req for row in ready.tolist() if (req := self._rows.holder[row]) is not None]
+        in_turn = sorted(holders, key=self.capacity.rank)
         for num_taken, req in enumerate(in_turn, 1):
             adder.num_to_come = len(in_turn) - num_taken
             while req.row >= 0 and not adder.try_continue(req):

@@ -78,7 +78,7 @@ class MicroBatches:
         are: BoolArray = in_flight > 1
         for at in np.flatnonzero((in_flight == 1) & rows.needs_python[ready]).tolist():
             row = ready.item(at)
-            req = rows.tenant[row]
+            req = rows.holder[row]
             are[at] = rows.is_planned_when_committed(row) or (
                 req is not None and (req.guide is not None or req.processing is not None)
             )

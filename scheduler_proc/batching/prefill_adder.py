@@ -222,7 +222,7 @@ class PrefillAdder:
         if is_allowed and kv.try_reserve_next(rows[short], upto):
             return
         for at, each in zip(short.tolist(), upto.tolist(), strict=True):
-            req = self._rows.tenant[rows.item(at)]
+            req = self._rows.holder[rows.item(at)]
             assert req is not None
             if not self._try_reserve(req, each):
                 guesses.counts[at] = num_fit[at]

@@ -146,7 +146,7 @@ def keep_best(kv: KVCacheManager, group: RowGroup, tokens: IntArray) -> None:
     if beam is not head:
         beam.row, head.row = head.row, beam.row
         beam.lease, head.lease = head.lease, beam.lease
-        rows.tenant[beam.row], rows.tenant[head.row] = beam, head
+        rows.holder[beam.row], rows.holder[head.row] = beam, head
     rows.num_given[head.row] = head.num_prompt + num_same
 
 

@@ -135,7 +135,7 @@ class KVCacheManager:
         """The first `upto` pages: what is shared to the cache alone, the rest to nobody."""
         num_shared = self.num_shared.item(row)
         if num_shared:
-            req = self.rows.tenant[row]
+            req = self.rows.holder[row]
             assert req is not None
             root = self.cache.match(b"", 0, req.namespace).node
             self.cache.lock(root)
@@ -421,7 +421,7 @@ class KVCacheManager:
         private to one row, and that leases end where they should.
         """
         self.cache.check()
-        running = self.rows.tenants()
+        running = self.rows.holders()
         private = [self.tables.private(row) for row in self.rows.running.tolist()]
         assert not np.count_nonzero(self.num_gone * self.num_shared), "shares without its head"
         every = np.concatenate([*private, *self.cache.owned_pages(), self.pages.free_pages])
@@ -429,7 +429,7 @@ class KVCacheManager:
         assert np.count_nonzero(num_owners) == self.pages.num_pages, "a page is lost"
         num_more = self.pages.num_more_owners[1:]
         assert (num_owners == 1 + num_more).all(), "a page has two owners"
-        assert not (self.num_pages + self.num_gone)[self.rows.tenancy == 0].any(), "a free row holds pages"
+        assert not (self.num_pages + self.num_gone)[self.rows.stay == 0].any(), "a free row holds pages"
         assert self._computing == {req.computes for req in running if req.computes is not None}
         if not running:
             assert self.cache.num_evictable == self.cache.num_pages, "a lease was lost"

@@ -53,15 +53,15 @@ class ShareGuard:
             return
         tables, held = self._tables, self._rows.running
         private = tables.num_pages[held] - np.maximum(tables.num_shared[held], tables.num_gone[held])
-        tenants = self._rows.tenants()
-        if len(tenants) > self._rows.num_running:
-            heads = {id(req): at for at, req in enumerate(tenants)}
-            for at, req in enumerate(tenants):  # a group is one row, with the pages of all
+        holders = self._rows.holders()
+        if len(holders) > self._rows.num_running:
+            heads = {id(req): at for at, req in enumerate(holders)}
+            for at, req in enumerate(holders):  # a group is one row, with the pages of all
                 if req.head is not req:
                     private[heads[id(req.head)]] += private[at]
-            own = [at for at, req in enumerate(tenants) if req.head is req]
-            tenants, private = [tenants[at] for at in own], private[own]
-        self._ledger.set_rows([req.lease.account for req in tenants], private.tolist())
+            own = [at for at, req in enumerate(holders) if req.head is req]
+            holders, private = [holders[at] for at in own], private[own]
+        self._ledger.set_rows([req.lease.account for req in holders], private.tolist())
         self.is_counted = True
 
     def note_seated(self, node: CacheNode, num_taken: int) -> None:
@@ -116,7 +116,7 @@ class ShareGuard:
         num_left = self._cache.num_evictable - shortfall
         num_new: Counter[CacheAccount] = Counter()
         for row, num_pages in zip(np.atleast_1d(rows).tolist(), growth.tolist(), strict=True):
-            req = self._rows.tenant[row]
+            req = self._rows.holder[row]
             if num_pages > 0 and req is not None:
                 num_new[req.lease.account] += num_pages
         return all(

@@ -103,7 +103,7 @@ class MaxUtilization:
         return max(candidates, key=self.rank)
 
     def rank(self, req: Request) -> tuple[int, int]:
-        return (-req.urgency, self._rows.tenancy.item(req.row))
+        return (-req.urgency, self._rows.stay.item(req.row))
 
     def note_step(self) -> None:
         self.new_token_ratio = max(self._floor, self.new_token_ratio - self._decay)

@@ -40,7 +40,7 @@ class Outlook:
         """
         rows, held, page_size = kv.rows, kv.rows.running, kv.page_size
         self._kv = kv
-        self._leases = [req.lease for req in rows.tenants()]
+        self._leases = [req.lease for req in rows.holders()]
         self.shared: PagesToCome = kv.num_shared[held].astype(np.int64)
         self.private: PagesToCome = kv.num_held(held) - self.shared
         num_tokens, max_len = rows.num_tokens[held], rows.max_len[held]
@@ -164,7 +164,7 @@ class GuaranteedNoEvict:
 
     def rank(self, req: Request) -> tuple[int, int]:
         """Return the rank of a running request: first come, first served, within an urgency."""
-        return (-req.urgency, self._rows.tenancy.item(req.row))
+        return (-req.urgency, self._rows.stay.item(req.row))
 
     def note_step(self) -> None:
         """Do nothing: the policy learns nothing from steps."""

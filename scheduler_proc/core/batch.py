@@ -19,7 +19,7 @@ from runtime.wire.plan import BatchPlan, ProcessedRow, PromptPositions
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.guesses import Guesses
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.row_columns import RowArray, TenancyArray
+from scheduler_proc.core.row_columns import RowArray, StayArray
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.core.scheduled_row import FUTURE, ScheduledRow
 
@@ -67,7 +67,7 @@ class ScheduleBatch:
         self.step = 0
         self.launched_s = 0.0
         self._rest: list[ScheduledRow[Request]] = []
-        self._tenancies: TenancyArray = np.empty(0, np.int64)
+        self._stays: StayArray = np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return len(self.decodes) + len(self.guessing) + len(self.single) + len(self.loose)
@@ -117,7 +117,7 @@ class ScheduleBatch:
             rest_rows, rest_ids, lens, samples, drafts = self._rest_columns()
             self.order = np.concatenate([decodes, rest_rows]) if len(decodes) else rest_rows
             ids += rest_ids
-        self._tenancies = rows.tenancy[self.order]
+        self._stays = rows.stay[self.order]
         starts = rows.kv_len[self.order]
         writes = kv.tables.take_table_writes()
         plan = BatchPlan(
@@ -181,7 +181,7 @@ class ScheduleBatch:
 
     def still_held(self) -> BoolArray:
         """Return [len(order)] which rows are in the same hands as when the step was planned."""
-        return self.rows.still_held(self.order, self._tenancies)
+        return self.rows.still_held(self.order, self._stays)
 
     def waits_for_tokens(self) -> bool:
         """Tell whether the host has to know more tokens before this step may be sampled: those of earlier

@@ -19,7 +19,7 @@ MAX_STOP_IDS = 4
 """Most stop ids that fit the columns; a request with more is looked at one token at a time."""
 
 RowArray: TypeAlias = npt.NDArray[np.intp]
-TenancyArray: TypeAlias = npt.NDArray[np.int64]
+StayArray: TypeAlias = npt.NDArray[np.int64]
 
 
 def all_of(flags: BoolArray) -> bool:
@@ -62,7 +62,7 @@ class RowColumns:
         self.token_s: npt.NDArray[np.float64] = np.zeros(max_rows, np.float64)
         self.token_step: npt.NDArray[np.int64] = np.zeros(max_rows, np.int64)
         # Number of this stay, never used twice; 0: nobody holds the row.
-        self.tenancy: TenancyArray = np.zeros(max_rows, np.int64)
+        self.stay: StayArray = np.zeros(max_rows, np.int64)
         self._running: RowArray | None = None
         self._planned_when_committed: set[tuple[int, Hashable]] = set()
         # The same mark, of rows whose guesses are made for many at once.
@@ -76,13 +76,13 @@ class RowColumns:
         went.
         """
         if self._running is None:
-            held = np.flatnonzero(self.tenancy)
-            self._running = held[np.argsort(self.tenancy[held])]
+            held = np.flatnonzero(self.stay)
+            self._running = held[np.argsort(self.stay[held])]
         return self._running
 
-    def still_held(self, rows: RowArray, tenancies: TenancyArray) -> BoolArray:
+    def still_held(self, rows: RowArray, stays: StayArray) -> BoolArray:
         """Return which of the rows are in the same hands as when a step was planned."""
-        held: BoolArray = self.tenancy[rows] == tenancies
+        held: BoolArray = self.stay[rows] == stays
         return held
 
     def plan_when_committed(self, row: int, wanted: bool, owner: Hashable) -> None:

@@ -17,9 +17,9 @@ class Rows(RowColumns):
         together.
         """
         super().__init__(max_rows, max_len)
-        self.tenant: list[Request | None] = [None] * max_rows
+        self.holder: list[Request | None] = [None] * max_rows
         self._free = list(range(max_rows))[::-1]
-        self._num_tenancies = 0
+        self._num_stays = 0
         self._num_further = 0  # rows of groups besides the first of each
         self._stops: list[StopIds | None] = [None] * max_rows  # whose column `stop_ids` has
         self._setups: dict[int, RowSetup] = {}
@@ -35,19 +35,19 @@ class Rows(RowColumns):
         """Number of requests that hold a row or a group of them."""
         return self.max_rows - len(self._free) - self._num_further
 
-    def tenants(self) -> list[Request]:
+    def holders(self) -> list[Request]:
         """Return who holds each row that is held, in the order of admission: requests, and the other members
         of their groups.
         """
-        return [req for row in self.running.tolist() if (req := self.tenant[row]) is not None]
+        return [req for row in self.running.tolist() if (req := self.holder[row]) is not None]
 
     def running_requests(self) -> list[Request]:
         """Return the requests that hold a row, in the order of admission."""
-        tenants = self.tenants()
-        return [req for req in tenants if req.head is req] if self._num_further else tenants
+        holders = self.holders()
+        return [req for req in holders if req.head is req] if self._num_further else holders
 
     def acquire(self, req: Request, kv_len: int) -> None:
-        """Move req's facts into the columns of a free row; the next plan tells the device of its new tenant.
+        """Move req's facts into the columns of a free row; the next plan tells the device of its new holder.
 
         kv_len: tokens whose KV is there already.
         """
@@ -74,9 +74,9 @@ class Rows(RowColumns):
             self._num_further += req.head is not req
         self.urgency[row] = req.urgency
         self.handle[row] = req.handle
-        self._num_tenancies += 1
-        self.tenancy[row] = self._num_tenancies
-        self.tenant[row] = req
+        self._num_stays += 1
+        self.stay[row] = self._num_stays
+        self.holder[row] = req
         self._running = None
         self._setups[row] = req.row_setup(row)
         req.row = row
@@ -97,8 +97,8 @@ class Rows(RowColumns):
         row = req.row
         if not req.finished:
             req.parked = req.tokens.tobytes()
-        self.tenancy[row] = 0
-        self.tenant[row] = None
+        self.stay[row] = 0
+        self.holder[row] = None
         self._free.append(row)
         self._running = None
         self._setups.pop(row, None)

@@ -145,7 +145,7 @@ class SnapshotMaker:
 
     def _rows(self, now: float) -> RunningRows:
         kv, columns = self._kv, self._kv.rows
-        rows, reqs = columns.running, columns.tenants()
+        rows, reqs = columns.running, columns.holders()
         return RunningRows(
             rows.tolist(),
             [req.seq for req in reqs],

@@ -18,7 +18,7 @@ WORD_BYTES = 4
 
 
 class SortedRows:
-    """Tokens of a step by the slot of their row. A row's slot is set when it has a new tenant."""
+    """Tokens of a step by the slot of their row. A row's slot is set when it has a new holder."""
 
     def __init__(self, kernels: NativeKernels, max_rows: int, num_slots: int) -> None:
         self.num_slots = num_slots

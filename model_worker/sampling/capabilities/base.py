@@ -1,6 +1,6 @@
 """SamplingCapability: one capability of sampling, for all rows, and the moments at which it may act.
 
-    a row has a new tenant   close_row() of the last one ─► open_row()
+    a row has a new holder   close_row() of the last one ─► open_row()
     a step                   apply() ─► the draw ─► remember()
 
 Only capabilities that a row needs are called, for the rows that need them. What a row needs is a bit of its
@@ -56,4 +56,4 @@ class SamplingCapability:
         """See the drawn tokens. The next step must know of them whether or not the host sees them before."""
 
     def close_row(self, row: int) -> None:
-        """End the stay of a row's tenant. Columns are still its."""
+        """End the stay of a row's holder. Columns are still its."""

@@ -33,5 +33,5 @@ class LogitBias(SamplingCapability):
         self._context.ops.add_bias(logits, step.rows_with(BIAS), self._entries)
 
     def close_row(self, row: int) -> None:
-        """End the stay of a row's tenant. See SamplingCapability."""
+        """End the stay of a row's holder. See SamplingCapability."""
         self._entries.clear(row)

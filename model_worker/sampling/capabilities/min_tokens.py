@@ -44,5 +44,5 @@ class MinTokens(SamplingCapability):
         return by_owner(short.at, self._stop_ids.take(short.rows)[:, 0].long())
 
     def close_row(self, row: int) -> None:
-        """End the stay of a row's tenant. See SamplingCapability."""
+        """End the stay of a row's holder. See SamplingCapability."""
         self._stop_ids.clear(row)

@@ -25,7 +25,7 @@ class Penalties(SamplingCapability):
     _counts: Tensor | None = None
 
     def open_row(self, setup: RowSetup) -> None:
-        """Forget the row's last tenant and count what this one has already."""
+        """Forget the row's last holder and count what this one has already."""
         context, tensor = self._context, self._context.device.tensor
         if self._counts is None:
             shape = (context.max_rows, context.vocab_size)

@@ -59,7 +59,7 @@ class Prohibitions(SamplingCapability):
         self._history.remember(step, sampled)
 
     def close_row(self, row: int) -> None:
-        """End the stay of a row's tenant. See SamplingCapability."""
+        """End the stay of a row's holder. See SamplingCapability."""
         features = self._context.columns.features.item(row)
         for part in self._found_by:
             if features & part.bits:

@@ -20,7 +20,7 @@ class TokenHistory(SamplingCapability):
 
     Allocated with the first need: most runs never need it. A token is added on the stream that samples it.
     How long a row's history is, its reader knows: as long as the position of the token to be sampled. What
-    lies beyond is an earlier tenant's.
+    lies beyond is an earlier holder's.
     """
 
     bits = remembered = HISTORY

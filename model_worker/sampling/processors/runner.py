@@ -91,7 +91,7 @@ class ProcessorRunner:
         """Rows of each call of the next step."""
 
     def open_row(self, setup: RowSetup) -> None:
-        """A row has a new tenant; one without processors is none of ours."""
+        """A row has a new holder; one without processors is none of ours."""
         self._rows.pop(setup.row, None)
         if (processing := setup.processing) is not None:
             calls = [(call.name, call.keywords()) for call in processing.calls]

@@ -95,7 +95,7 @@ class PageTables:
     def take_table_writes(self) -> TableWrites:
         """Return every changed row from its first changed entry on, and forget the changes. They are read
         from the table now: however often an entry changed since the last plan, the device sees it written
-        once, and what an earlier tenant left unsaid is never said.
+        once, and what an earlier holder left unsaid is never said.
         """
         rows = np.flatnonzero(self._dirty_from < self.num_pages)
         if not len(rows):

@@ -262,7 +262,7 @@ def test_a_long_prompt_is_held_once_and_a_fork_takes_no_page() -> None:
         while not kv.pages.num_more_owners.any():
             ring.scheduler.step([])
             num_held = kv.pages.num_pages - kv.pages.num_free
-            num_output = max(req.num_output for req in kv.rows.tenants())
+            num_output = max(req.num_output for req in kv.rows.holders())
             most = 1000 // 16 + 8 * (-(-(8 + num_output) // 16))
             assert num_held <= most, "the prompt is there more than once"
         generated = ring.run()

@@ -403,7 +403,7 @@ class GroupSimulation:
             if req.group is None:
                 continue
             assert len(req.group.members) == req.group.width, "a group with another number of rows"
-            assert all(rows.tenant[each.row] is each for each in req.group.members)
+            assert all(rows.holder[each.row] is each for each in req.group.members)
             assert self.system.kv.num_shared.item(req.row) <= req.num_prompt // self.setting.page_size
             if len(req.group.beams) > 1:
                 outputs = {each.tokens.tobytes() for each in req.group.beams}

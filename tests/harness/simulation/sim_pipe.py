@@ -21,7 +21,7 @@ class PipeWatch:
         self._num_decoding = 0
         self._has_built = False
         self._sampled_in = np.zeros(self._rows.max_rows, np.int64)
-        self._tenancy = np.zeros(self._rows.max_rows, np.int64)
+        self._stay = np.zeros(self._rows.max_rows, np.int64)
         self.num_shared = 0
         """Steps that several micro-batches shared the pipe with."""
 
@@ -50,11 +50,11 @@ class PipeWatch:
         assert len(decodes) <= share, "more rows than a micro-batch's share"
         young = plan.step - self._num_stages
         awaited = decodes[(rows.in_flight[decodes] > 1) & (self._sampled_in[decodes] > young)]
-        same = self._tenancy[awaited] == rows.tenancy[awaited]
+        same = self._stay[awaited] == rows.stay[awaited]
         if len(decodes) < len(planned):
             assert not same.any(), "a prompt waits for the token of a young step"
         self._sampled_in[sampled] = plan.step
-        self._tenancy[sampled] = rows.tenancy[sampled]
+        self._stay[sampled] = rows.stay[sampled]
         self.num_shared += len(self._scheduler.in_flight) >= min(2, self._num_stages)
 
     def check(self) -> None:

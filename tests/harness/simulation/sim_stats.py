@@ -82,7 +82,7 @@ class StatsWatch:
         lens = [1] * plan.num_decodes + (unpack_ids(plan.lens) - unpack_ids(plan.drafts)).tolist()
         starts = unpack_ids(plan.starts).tolist()
         for row, start, num_new in zip(unpack_ids(plan.rows).tolist(), starts, lens, strict=True):
-            req = rows.tenant[row]
+            req = rows.holder[row]
             assert req is not None
             reach = self._reach.get(req.seq, 0)
             self._reach[req.seq] = max(reach, start + num_new)

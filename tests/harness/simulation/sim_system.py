@@ -434,7 +434,7 @@ class System:
         elapsed_s, self._stepped_at = began - self._stepped_at, began
         self.waiting_watch.time_passes(elapsed_s)
         self.tenant_watch.begin(elapsed_s)
-        running = set(self.rows.tenancy[self.rows.running].tolist())
+        running = set(self.rows.stay[self.rows.running].tolist())
         self.pipe_watch.begin()
         self.scheduler.step(self.port.drain(HIGH_WATER_MARK))
         if self.setting.num_stages > 1:
@@ -460,7 +460,7 @@ class System:
         if self.setting.capacity in ("guaranteed_no_evict", "static_batch"):
             assert not self.lifecycle.num_retracted, "took a row back"
         if self.setting.capacity == "static_batch" and earlier:
-            now = set(self.rows.tenancy[self.rows.running].tolist())
+            now = set(self.rows.stay[self.rows.running].tolist())
             assert not now & earlier or now <= earlier, "joined a closed batch"
 
     def _check_window(self) -> None:
@@ -473,7 +473,7 @@ class System:
         for req in self.rows.running_requests():
             if self.kv.num_gone.item(req.row):
                 held = self.kv.num_held(np.array([req.row])).item()
-                self.gave_back.add(self.rows.tenancy.item(req.row))
+                self.gave_back.add(self.rows.stay.item(req.row))
                 num_guessed = MAX_GUESSES if req.features else 0
                 if req.draft_ids:
                     num_guessed = MAX_DRAFT_TOKENS
@@ -500,7 +500,7 @@ class System:
         """Each row of a step has its own adapter in its slot when the step is launched."""
         slot_of_row = self.executor.slot_of_row | {setup.row: setup.adapter_slot for setup in plan.setups}
         for row in unpack_ids(plan.rows).tolist():
-            req, slot = self.rows.tenant[row], slot_of_row[row]
+            req, slot = self.rows.holder[row], slot_of_row[row]
             assert req is not None
             ready = self.executor.slots.get(slot)
             assert (slot < 0) == (req.adapter is None), "a row with the slot of another one"

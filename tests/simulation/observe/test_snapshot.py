@@ -50,7 +50,7 @@ def test_rows_and_the_line_behind_them_are_those_of_the_scheduler() -> None:
         rows = rows_by_number(shown)
         assert list(rows) == [1, 2]
         for number, row in rows.items():
-            req = system.scheduler.rows.tenant[row["row"]]
+            req = system.scheduler.rows.holder[row["row"]]
             assert req is not None
             assert req.seq == number
             assert row["num_prompt"] == row["num_given"] == 9
