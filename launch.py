@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from runtime.launcher.main import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from runtime.launcher.main import main
+
+        sys.exit(main())
+    except KeyboardInterrupt:  # while modules are imported, which takes a second
+        sys.exit(0)

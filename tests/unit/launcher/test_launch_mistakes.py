@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import runpy
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from runtime.launcher import resolve
 from runtime.launcher.checks import device
 from runtime.settings.config import RuntimeConfig
 from tests.harness.models.checkpoint_files import LFS_POINTER, safetensors_file, save_checkpoint
+from tests.harness.sources import ROOT
 
 STARTED = -1
 NO_MODEL, BAD_SETTINGS = 72, 64
@@ -351,3 +353,15 @@ def test_a_grammar_backend_is_a_known_one_or_a_class(model: Path, capfd: pytest.
     assert launcher.main([*arguments, "--grammar-backend=my_package.grammars:Vocabulary"]) == STARTED
     assert launcher.main([*arguments, "--grammar-backend=lark"]) == BAD_SETTINGS
     assert "grammar_backend: unknown 'lark'; known: auto, llguidance" in capfd.readouterr().err
+
+
+def test_an_interrupt_while_modules_are_imported_ends_it_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "main", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")
+    assert caught.value.code == 0
