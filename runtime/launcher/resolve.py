@@ -504,6 +504,11 @@ def _check_idle(config: RuntimeConfig) -> None:
             "max_logits_bytes: no request may ask for raw logits; allow it with --gather-context-logits, "
             "--gather-generation-logits or --additional-output, or leave it out"
         )
+    guesses = "speculative_num_draft_tokens"
+    if config.speculative_algorithm == "none" and getattr(config, guesses) != getattr(default, guesses):
+        raise ConfigError(
+            f"{guesses}: nothing is guessed; add --speculative-algorithm NGRAM, or leave it out"
+        )
     if config.metrics_open and not config.has_api_keys:
         raise ConfigError("metrics_open: without an API key /metrics is open; leave it out")
 

@@ -248,6 +248,7 @@ def test_a_setting_of_the_http_server_needs_one(setting: dict[str, Any], tmp_pat
         ({"restart": "never", "restart_window": 3.0}, "restart_window: with --restart never"),
         ({"max_logits_bytes": 3}, "max_logits_bytes: .* --gather-context-logits"),
         ({"metrics_open": True}, "metrics_open: without an API key"),
+        ({"speculative_num_draft_tokens": 8}, "speculative_num_draft_tokens: nothing is guessed; add"),
         ({"disable_radix_cache": True, "schedule_policy": "lpm"}, "schedule_policy: lpm orders by cached"),
         (
             {"disable_radix_cache": True, "schedule_policy": "dfs-weight"},
@@ -267,6 +268,7 @@ def test_a_setting_of_what_there_is_is_taken(tmp_path: Path) -> None:
     resolved(RuntimeConfig(no_http=True, port=0), tmp_path)
     resolved(RuntimeConfig(max_logits_bytes=3, gather_context_logits=True), tmp_path)
     resolved(RuntimeConfig(metrics_open=True, api_key="secret"), tmp_path)
+    resolved(RuntimeConfig(speculative_num_draft_tokens=8, speculative_algorithm="NGRAM"), tmp_path)
     resolved(RuntimeConfig(schedule_policy="lpm"), tmp_path)
     keys = tmp_path / "keys.toml"
     keys.touch(0o600)
