@@ -22,7 +22,7 @@ from carousel.client.core.request_builder import EmbedOptions, Prompt, RequestOp
 from carousel.client.core.result import Completion
 from carousel.client.core.ring_state import CONNECT_TIMEOUT_S, RING_TIMEOUT_S
 from carousel.client.core.session import Session
-from carousel.client.core.streams import AsyncResultStream
+from carousel.client.core.streams import AsyncResultStream, check_stream
 from carousel.client.sync import Client
 from runtime.base.errors import CarouselError, RingClosed
 from runtime.ring.tenants import OWNER
@@ -189,6 +189,11 @@ class AsyncClient(AsyncControlCalls):
 
     @documented_as(Client.abort)
     def abort(self, stream: AsyncResultStream) -> None:
+        """End a request early; its iterator still delivers what there is, with finish_reason "abort".
+
+        Raises InvalidRequest for what is no stream of a client's.
+        """
+        check_stream(stream, AsyncResultStream)
         stream.abort()
 
     async def aclose(self, error: CarouselError | None = None) -> None:

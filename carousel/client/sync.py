@@ -27,7 +27,7 @@ from carousel.client.core.request_builder import (
 from carousel.client.core.result import Completion
 from carousel.client.core.ring_state import CONNECT_TIMEOUT_S, RING_TIMEOUT_S
 from carousel.client.core.session import Session, deadline_after
-from carousel.client.core.streams import ResultStream
+from carousel.client.core.streams import ResultStream, check_stream
 from runtime.base.errors import RingClosed
 from runtime.wire.sampling_params import SamplingParams
 
@@ -205,7 +205,11 @@ class Client(ControlCalls):
         return ResultStream(self._session, Submission(prompt, sampling, True, options), deadline)
 
     def abort(self, stream: ResultStream) -> None:
-        """End a request early; its iterator still delivers what there is, with finish_reason "abort"."""
+        """End a request early; its iterator still delivers what there is, with finish_reason "abort".
+
+        Raises InvalidRequest for what is no stream of a client's.
+        """
+        check_stream(stream, ResultStream)
         self._session.abort(stream.state.number)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from carousel.client.core.request_builder import Submission
 from carousel.client.core.request_state import RequestState
 from carousel.client.core.result import Completion, Delta
 from carousel.client.core.session import Session, deadline_after
-from runtime.base.errors import RequestAborted
+from runtime.base.errors import InvalidRequest, RequestAborted
 
 Connect: TypeAlias = Callable[[], Awaitable[Session[Mailbox]]]
 
@@ -47,6 +47,16 @@ class _Stream:
 
     def __del__(self) -> None:
         self._abandon()
+
+
+def check_stream(given: object, kind: type[_Stream]) -> None:
+    """Raises InvalidRequest."""
+    if not isinstance(given, kind):
+        raise InvalidRequest(
+            f"stream: a {kind.__name__} as `stream` returns it, got {type(given).__name__}; a call of "
+            "generate is bounded by time_limit",
+            param="stream",
+        )
 
 
 class ResultStream(_Stream):

@@ -152,6 +152,12 @@ def test_an_explicit_abort_delivers_the_rest_and_finish_reason_abort(tmp_path: P
         assert stream.state.completion().text == "ab"
 
 
+def test_what_is_no_stream_cannot_be_aborted(client: Client) -> None:
+    for given in ("a label", None, 3):
+        with pytest.raises(InvalidRequest, match="stream: a ResultStream as `stream` returns it, got"):
+            client.abort(given)  # type: ignore[arg-type]
+
+
 def test_a_timeout_aborts_the_request(tmp_path: Path) -> None:
     with fake_ring(tmp_path) as ring, Client(tmp_path) as client:
         with pytest.raises(TimeoutError):
