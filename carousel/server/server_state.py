@@ -164,9 +164,10 @@ class ServerState:
 
     def check_model(self, name: str | None) -> None:
         """Check the name of a model. Raises RequestError (404) for one that is not served here. None means
-        the one there is, and so does the name that SGLang's clients send where none is set.
+        the one there is, and so do the names that clients send where none is set: SGLang's `default`, and
+        none at all.
         """
-        if name not in (None, DEFAULT_MODEL, *self.config.model_names):
+        if name not in (None, "", DEFAULT_MODEL, *self.config.model_names):
             raise RequestError(
                 f"The model `{name:.100}` does not exist", param="model", code="model_not_found", status=404
             )

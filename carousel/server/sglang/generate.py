@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -152,6 +153,9 @@ def _labels(rid: str | list[str], num_prompts: int, *, is_list: bool) -> list[st
         raise InvalidRequest(
             f"rid: {len(rid)} for {num_prompts} prompts; give one, or one for each", param="rid"
         )
+    twice = [name for name, number in Counter(rid).items() if number > 1]
+    if twice:
+        raise InvalidRequest(f"rid: {twice[0]!r:.100} is there twice; each prompt needs its own", param="rid")
     return rid
 
 

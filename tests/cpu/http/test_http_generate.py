@@ -107,6 +107,11 @@ def test_a_stream_repeats_what_came_before(front: Front) -> None:
     assert last["meta_info"]["completion_tokens"] == 6
 
 
+def test_a_rid_that_is_there_twice_is_refused_as_that(front: Front) -> None:
+    answer = ask(front, text=["x", "y", "z"], rid=["a", "b", "a"])
+    assert answer.json()["error"]["message"] == "rid: 'a' is there twice; each prompt needs its own"
+
+
 def test_a_stream_over_a_list_names_the_prompt_of_each_event(front: Front) -> None:
     *parts, _ = events(ask(front, text=["one", "two"], stream=True))
     final = {part["index"]: part["text"] for part in parts if part["meta_info"]["finish_reason"]}
@@ -239,6 +244,7 @@ def test_the_bodies_that_benchmark_clients_send_are_accepted(front: Front) -> No
         ({"rid": "x" * 257}, "rid"),
         ({"rid": ["a", "b"]}, "rid"),
         ({"rid": ["a"]}, "rid"),
+        ({"text": ["x", "y"], "rid": ["a", "a"]}, "rid"),
         ({"image_data": ["x"]}, "image_data"),
         ({"lora_path": "x"}, "lora_path"),
         ({"return_hidden_states": True}, "return_hidden_states"),

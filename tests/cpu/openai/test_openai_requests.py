@@ -416,8 +416,9 @@ def test_the_history_of_an_agent_is_taken(front: Front) -> None:
     assert msgspec.msgpack.decode(tool.further) == {"tool_call_id": "c1"}
 
 
-def test_the_model_of_sglangs_clients_is_the_one_there_is(front: Front) -> None:
-    assert front.complete(model="default").json()["model"] == "fake"
+def test_the_model_that_clients_send_where_none_is_set_is_the_one_there_is(front: Front) -> None:
+    for unset in ("default", ""):
+        assert front.complete(model=unset).json()["model"] == "fake"
     (card,) = front.http.get("/v1/models").json()["data"]
     assert (card["root"], card["parent"]) == ("fake", None)
 
