@@ -65,7 +65,8 @@ class LaunchNames:
                     self.nodes = NodeGate(config, self.page, self.records.event)
                     held.callback(self.nodes.close)
             except (OSError, zmq.ZMQError) as error:
-                raise ConfigError(f"run_dir: {self.run_dir.path}: {error}") from None
+                reason = getattr(error, "strerror", None) or error
+                raise ConfigError(f"run_dir: {self.run_dir.path}: {reason}") from None
             self._held = held.pop_all()
 
     def stop_listening(self) -> None:

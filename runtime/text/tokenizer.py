@@ -235,9 +235,12 @@ def load(
 def _leave(backend: Backend, prepared: Path) -> None:
     """Several processes may do so at a time."""
     new = prepared.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):  # without it a restart takes longer, no more
+    # Without it a restart takes longer, no more. The library raises plain Exception where it cannot write.
+    with suppress(Exception):
         backend.save(str(new), pretty=False)
         new.replace(prepared)
+    with suppress(OSError):
+        new.unlink(missing_ok=True)
 
 
 def _read(path: Path, chat_template: Path | None) -> PreTrainedTokenizerFast:

@@ -200,6 +200,13 @@ def test_the_prompt_is_what_transformers_renders(demo: Tokenizer) -> None:
         assert demo.apply_chat_template(HI, **options) == expected
 
 
+def test_a_prepared_file_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    os.symlink("/dev/full", tmp_path / f"prepared.{os.getpid()}")
+    for prepared in (tmp_path / "prepared.json", tmp_path / "missing" / "prepared.json"):
+        assert tokenizer.load(DEMO_MODEL, prepared=prepared).encode_batch(["import os"])
+    assert not list(tmp_path.iterdir())
+
+
 def test_who_loads_it_after_others_gets_the_same_without_transformers(
     copy_of_demo: Path, tmp_path: Path
 ) -> None:
