@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.base.errors import ConfigError
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.launch_state import write_atomically
 from runtime.wire.handle import KEY_BYTES, sequence_key
@@ -34,13 +35,15 @@ class Roster:
 
     @staticmethod
     def create(path: Path, num_places: int) -> Roster:
-        """Make the file anew and map it. Raises OSError."""
+        """Make the file anew and map it. Raises ConfigError where it cannot be made."""
         size = max(1, num_places) * KEY_BYTES
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
             os.posix_fallocate(fd, 0, size)
             return Roster(mmap.mmap(fd, size))
+        except OSError as error:
+            raise ConfigError(f"run_dir: {path}: {error.strerror}; it takes {size} bytes") from None
         finally:
             os.close(fd)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.base.errors import ConfigError
 from runtime.ring import roster
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.roster import DeathCounts, EngineDeaths, Roster, Suspects
@@ -25,6 +26,11 @@ def test_a_roster_shows_who_is_there(tmp_path: Path) -> None:
     shown.add(KEYS[4])
     assert shown.keys() == {KEYS[0], KEYS[2], KEYS[4]}
     assert Roster.create(tmp_path / "roster", 3).keys() == set()
+
+
+def test_a_roster_that_has_no_room_names_its_file_and_its_size() -> None:
+    with pytest.raises(ConfigError, match=r"run_dir: /dev/full: .*; it takes \d+ bytes"):
+        Roster.create(Path("/dev/full"), 3)
 
 
 def test_whoever_was_there_at_two_deaths_is_to_run_alone() -> None:
