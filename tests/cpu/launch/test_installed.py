@@ -37,8 +37,8 @@ DEMO = """
 from carousel import LLM, SamplingParams
 
 if __name__ == "__main__":
-    with LLM() as model:
-        print(len(model.generate("x", SamplingParams(max_tokens=3, ignore_eos=True)).token_ids))
+    with LLM(skip_tokenizer_init=True) as model:
+        print(len(model.generate([5, 6], SamplingParams(max_tokens=3, ignore_eos=True)).token_ids))
 """
 MODEL_FILES = {f"carousel/demo_model/{name}" for name in os.listdir(ROOT / "demo/model")}
 PAGE = ROOT / "carousel/server/web/static"
@@ -116,15 +116,20 @@ def test_a_launch_finds_the_users_policy_and_nothing_else_of_theirs(
 ) -> None:
     assert run(sys.executable, str(ROOT / "launch.py"), "--help").returncode == 0
     run_dir = tmp_path / "ring"
-    command = [str(installed / "bin" / "carousel"), "--no-http", f"--run-dir={run_dir}"]
+    command = [
+        str(installed / "bin" / "carousel"),
+        "--no-http",
+        "--skip-tokenizer-init",
+        f"--run-dir={run_dir}",
+    ]
     launch = subprocess.Popen([*command, "--schedule-policy", "mine:Policy"], stderr=subprocess.PIPE)
     try:
         wait_until(
             lambda: launch.poll() is not None or (run_dir / "state.json").exists(), START_S, "it is up"
         )
         with Client(run_dir, connect_timeout=START_S) as client:
-            greedy = SamplingParams(max_tokens=4, temperature=0.0)
-            assert len(client.generate("def ", greedy, timeout=START_S).token_ids) == 4
+            greedy = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+            assert len(client.generate([5, 6], greedy, timeout=START_S).token_ids) == 4
             assert client.server_info(timeout=START_S)["schedule_policy"] == "mine:Policy"
     finally:
         launch.send_signal(signal.SIGINT)
