@@ -19,6 +19,7 @@ import httpx
 
 from carousel import AsyncClient, SamplingParams
 from runtime.base.errors import CarouselError
+from tests.harness.ring.launched import wait_until
 
 PROMPTS = tuple(
     f"{opening} number {number} and how it {verb}"
@@ -83,6 +84,14 @@ class Load:
         assert not self._thread.is_alive(), "a caller waits for ever"
         if self._error is not None:
             raise self._error
+
+    def wait_for_more(self) -> None:
+        """Wait until one more request is answered, or has failed: callers are there now."""
+        account = self.account
+        num_before = account.num_done
+        wait_until(
+            lambda: account.num_done > num_before or bool(account.failed), REQUEST_TIMEOUT_S, "an answer more"
+        )
 
     def reset_gap(self) -> float:
         """The longest gap since the last time."""

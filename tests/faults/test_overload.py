@@ -8,7 +8,7 @@ from tests.harness.ring.launched import launched
 
 def test_overload_costs_no_goodput_and_no_memory_and_refusals_say_when_to_come_back() -> None:
     with launched(*SETTINGS, module="tests.harness.ring.sleeping_worker") as launch:
-        report = measure(launch, seconds=6.0, factor=10.0)
+        report = measure(launch, seconds=4.8, factor=10.0)
         log = launch.log()
     assert set(report["statuses"]) == {200, 503}, report
     assert report["statuses"][503] > report["statuses"][200], report
