@@ -40,6 +40,7 @@ class TokenSpeller:
         self.text: TokenText = _id_text if as_ids else vocabulary.token_text
         self._vocabulary = vocabulary
         self._bytes: dict[int, list[int] | None] = {}
+        self._lengths: dict[int, int] = {}
 
     def bytes(self, token_id: int) -> list[int] | None:
         """Null where nothing tells them: a part of a character whose text depends on the tokens beside it.
@@ -52,7 +53,9 @@ class TokenSpeller:
     def num_chars(self, token_id: int, *, skips_special: bool) -> int:
         """Return how many characters the token is in a text, which may leave out special ones."""
         own = self._vocabulary.token_text(token_id)
-        return 0 if own and skips_special and self._vocabulary.is_special(token_id) else len(own)
+        return (
+            0 if own and skips_special and self._vocabulary.is_special(token_id) else self._length(token_id)
+        )
 
     def num_chars_at(self, token_id: int, text: str, offset: int) -> int:
         """Return how many characters the token is in a text that may have a special one at that place or not:
@@ -61,7 +64,18 @@ class TokenSpeller:
         own = self._vocabulary.token_text(token_id)
         if own and not text.startswith(own, offset) and self._vocabulary.is_special(token_id):
             return 0
-        return len(own)
+        return self._length(token_id)
+
+    def _length(self, token_id: int) -> int:
+        """Characters of a token in a text; one of several tokens is the first one's."""
+        length = self._lengths.get(token_id)
+        if length is None:
+            text = self._vocabulary.token_text(token_id)
+            data = self._vocabulary.token_bytes(token_id) if REPLACEMENT in text else None
+            # Each character begins with one byte of another kind than those that go on with it.
+            length = len(text) if data is None else sum(byte & 0xC0 != 0x80 for byte in data)
+            self._lengths[token_id] = length
+        return length
 
     def _find_bytes(self, token_id: int) -> list[int] | None:
         data = self._vocabulary.token_bytes(token_id)

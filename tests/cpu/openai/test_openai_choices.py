@@ -367,6 +367,21 @@ def test_offsets_of_an_echo_are_places_in_its_text(front: Front, prompt: Any, sk
     assert choice["text"].startswith(columns["tokens"][first], len(text))
 
 
+def test_offsets_count_a_character_of_several_tokens_once(front: Front) -> None:
+    text = "é😀 héllo 中文 x"
+    (choice,) = complete(front, prompt=text, echo=True, logprobs=0, max_tokens=1)["choices"]
+    columns = choice["logprobs"]
+    assert columns["text_offset"] == sorted(columns["text_offset"])
+    shown = [
+        (choice["text"][at : at + len(token)], token)
+        for token, at in zip(columns["tokens"], columns["text_offset"], strict=True)
+        if "\ufffd" not in token
+    ]
+    assert len(shown) < len(columns["tokens"])
+    assert [place for place, _ in shown] == [token for _, token in shown]
+    assert columns["text_offset"][-1] == len(text)
+
+
 # -- ids, usage, ends ----------------------------------------------------------------------------------------
 
 
