@@ -18,9 +18,9 @@ from tests.harness.http.numbered_app import NumberedApp, Visit, check_answers
 
 HOST = "127.0.0.1"
 NUM_AT_ONCE = 64
-WAIT_S = 30.0
+WAIT_S = 120.0
 """Longest time that what must come may take."""
-LIMIT_S = 120
+LIMIT_S = 3600
 """The server's own limits on what clients take their time for, here: none of these does, but the machine may.
 """
 SILENCE_S = 0.03
