@@ -244,7 +244,7 @@ class GenerationExecutor(RuntimeQuestions):
         try:
             for request in requests:
                 results.append(self.submit(request))  # noqa: PERF401 - those before an error count
-        except CarouselError:
+        except BaseException:
             for result in results:
                 result.abort()
             raise

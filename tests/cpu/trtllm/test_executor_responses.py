@@ -18,6 +18,7 @@ from carousel import (
     RingClosed,
     SamplingParams,
 )
+from carousel.trtllm.generation_result import GenerationResult
 from carousel.trtllm.responses import Result
 from runtime.wire.format import pack_ids
 from runtime.wire.handle import sibling
@@ -161,6 +162,25 @@ def test_one_wrong_request_lets_none_be_enqueued(make: Make) -> None:
             executor.enqueue_requests(requests)
     executor.generate([1], timeout=WAIT_S)
     assert len(ring.requests) == 2
+
+
+def test_requests_that_cannot_all_be_enqueued_leave_none_that_runs_for_nobody(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when weights of a later one do not arrive in time, which is no error of the runtime's."""
+    executor, ring = make()
+    requests = [request_of("a"), request_of("b")]
+    submit = executor.submit
+
+    def submit_the_first(request: GenerationRequest) -> GenerationResult:
+        if request is requests[1]:
+            raise TimeoutError("the time limit of the call is over")
+        return submit(request)
+
+    monkeypatch.setattr(executor, "submit", submit_the_first)
+    with pytest.raises(TimeoutError):
+        executor.enqueue_requests(requests)
+    assert ring.wait_abort().handles == (ring.wait_request().handle,)
 
 
 def test_the_count_of_what_is_ready_is_the_number_of_responses_then_collected(make: Make) -> None:
