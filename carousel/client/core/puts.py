@@ -7,11 +7,12 @@ which is answered before the next one goes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -20,7 +21,7 @@ from carousel.client.core.request_builder import RequestOptions, Submission
 from carousel.client.core.session import Session, control_result
 from carousel.lora import PackedWeights, inline_for_wire
 from carousel.prompt_tables import table_for_wire
-from runtime.base.errors import InvalidRequest
+from runtime.base.errors import InvalidRequest, RequestError
 from runtime.ring.adapters_file import incoming_in
 from runtime.ring.endpoints import Endpoints
 from runtime.wire.plan import MAX_PIECE_BYTES, AdapterPiece
@@ -61,7 +62,11 @@ def put(session: Session[Any], submission: Submission, deadline: float | None) -
         while (piece := _next(dialogue, answer)) is not None:
             with session.asking("put_adapter", adapter=piece, tenant=submission.tenant) as mailbox:
                 last = time.monotonic() + PATIENCE_S
-                items = mailbox.take(last if deadline is None else min(last, deadline))
+                if deadline is not None and deadline <= last:
+                    items = mailbox.take(deadline)
+                else:
+                    with _naming(brought):
+                        items = mailbox.take(last)
             answer = control_result(items[0])
 
 
@@ -73,9 +78,26 @@ async def put_async(session: Session[Mailbox], submission: Submission) -> None:
         dialogue = _dialogue(brought, session.connection.run_dir)
         answer: dict[str, Any] | None = None
         while (piece := await asyncio.to_thread(_next, dialogue, answer)) is not None:
-            async with asyncio.timeout(PATIENCE_S):
-                with session.asking("put_adapter", adapter=piece, tenant=submission.tenant) as mailbox:
-                    answer = control_result((await mailbox.take_async())[0])
+            asking = session.asking("put_adapter", adapter=piece, tenant=submission.tenant)
+            with asking as mailbox, _naming(brought):
+                async with asyncio.timeout(PATIENCE_S):
+                    items = await mailbox.take_async()
+            answer = control_result(items[0])
+
+
+@contextlib.contextmanager
+def _naming(brought: Brought) -> Iterator[None]:
+    """Say of a time that is over whose it was: the caller has set another one."""
+    try:
+        yield
+    except TimeoutError:
+        param = "lora_config" if brought.kind == "lora" else "prompt_tuning_config"
+        raise RequestError(
+            f"{param}: the server has not taken it in within {PATIENCE_S:g} s; try again later",
+            param=param,
+            code="timeout",
+            status=503,
+        ) from None
 
 
 def _next(dialogue: Dialogue, answer: dict[str, Any] | None) -> AdapterPiece | None:

@@ -14,7 +14,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from carousel import AsyncClient, InvalidRequest, LoraConfig, RequestAborted, RingClosed, SamplingParams
+from carousel import (
+    AsyncClient,
+    InvalidRequest,
+    LoraConfig,
+    PromptTuningConfig,
+    RequestAborted,
+    RequestError,
+    RingClosed,
+    SamplingParams,
+)
 from runtime.wire.messages import ControlReply, ControlRequest, GenerateRequest, SequenceOutput
 from tests.harness.ring.fake_ring import (
     WAIT_S,
@@ -287,6 +296,22 @@ def test_a_stream_that_is_closed_while_it_brings_weights_asks_for_nothing(tmp_pa
         await client.generate("x")
         assert [request.text for request in ring.requests] == ["x"]
 
+    run(tmp_path, spell("a"), test)
+
+
+def test_vectors_that_are_not_taken_in_are_named_and_a_limit_of_the_caller_is_his(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(client: AsyncClient, ring: FakeRing) -> None:
+        ring.answers_questions = False
+        options: Any = {"prompt_tuning_config": PromptTuningConfig(np.ones((1, 8), np.float32))}
+        with pytest.raises(RequestError, match=r"prompt_tuning_config: .* within 0\.05 s"):
+            await client.generate([1], **options)
+        with pytest.raises(TimeoutError, match="time limit of the call"):
+            await client.generate([1], timeout=0.02, **options)
+        assert not ring.requests
+
+    monkeypatch.setattr("carousel.client.core.puts.PATIENCE_S", 0.05)
     run(tmp_path, spell("a"), test)
 
 

@@ -16,6 +16,7 @@ from carousel import (
     Client,
     InvalidRequest,
     Overloaded,
+    PromptTuningConfig,
     RequestAborted,
     RequestError,
     SamplingParams,
@@ -332,3 +333,17 @@ def test_an_error_about_the_prompt_names_the_callers_argument(tmp_path: Path) ->
         with Client(tmp_path) as client, pytest.raises(InvalidRequest) as caught:
             client.generate([1, 2], timeout=WAIT_S)
         assert caught.value.param == "prompt"
+
+
+def test_vectors_that_are_not_taken_in_are_named_and_a_limit_of_the_caller_is_his(
+    ring: FakeRing, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carousel.client.core.puts.PATIENCE_S", 0.05)
+    ring.answers_questions = False
+    options: Any = {"prompt_tuning_config": PromptTuningConfig(np.ones((1, 8), np.float32))}
+    with pytest.raises(RequestError, match=r"prompt_tuning_config: .* within 0\.05 s") as caught:
+        client.generate([1], **options)
+    assert (caught.value.status, caught.value.code) == (503, "timeout")
+    with pytest.raises(TimeoutError, match="time limit of the call"):
+        client.generate([1], timeout=0.02, **options)
+    assert not ring.requests
