@@ -12,7 +12,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar on $(PIP_ARGS)
 
-.PHONY: setup setup-serving serve test test-page test-metrics test-servers test-rings test-models test-launches test-kernels test-simulation test-faults test-pretended test-unit test-unit-first test-unit-rest test-all soak check docs-check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
+.PHONY: setup setup-serving serve test test-page test-metrics test-servers test-rings test-models test-launches test-kernels test-simulation test-project test-faults test-pretended test-unit test-unit-first test-unit-rest test-all soak check docs-check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
 
 setup: $(VENV)/.ready
 # Who has the test tools has all that serving needs.
@@ -39,7 +39,7 @@ serve: setup-serving
 
 # In parts, each a process of its own that uses one core, more or less: as many at a time as there are cores, so that none
 # idles while there is a part left. The longest come first. With a GPU Triton compiles in tests/gpu, and interprets in no other.
-PARTS := rings servers models launches kernels pretended faults simulation unit-first unit-rest
+PARTS := rings servers models launches kernels pretended faults simulation project unit-first unit-rest
 JOBS := $(shell nproc)
 test: setup
 	$(MAKE) --no-print-directory --jobs $(JOBS) --keep-going $(PARTS:%=test-%)
@@ -62,6 +62,8 @@ test-models: setup
 	$(call in_one_piece,$(call TEST,$(MODELS)))
 test-simulation: setup
 	$(call in_one_piece,$(call TEST,$(SIMULATION)))
+test-project: setup
+	$(call in_one_piece,$(call TEST,tests/project))
 test-launches: setup
 	$(call in_one_piece,$(call TEST,tests/cpu/launch))
 test-kernels: setup
@@ -82,7 +84,7 @@ test-unit-rest:
 
 # Its launches start as they do for a user; those of `make test` are forked from a process with all imports.
 test-all: setup
-	$(BIN)/python -m pytest --cold tests/unit tests/simulation tests/cpu tests/faults $(ARGS)
+	$(BIN)/python -m pytest --cold tests/project tests/unit tests/simulation tests/cpu tests/faults $(ARGS)
 	$(BIN)/python -m pytest --pretend tests/gpu $(ARGS)
 
 # The page in Debian's Chromium. Who is not root is told the one command that installs it.
@@ -114,13 +116,13 @@ check: setup
 	$(BIN)/ruff format --check .
 	@# In two processes; where these do not find each other in time (2), as on a busy machine, in one.
 	$(BIN)/mypy --num-workers 2 || { [ $$? -eq 2 ] && $(BIN)/mypy; }
-	$(BIN)/python -m pytest -q tests/unit/project/test_import_floors.py tests/unit/project/test_file_sizes.py \
-	  tests/unit/project/test_docstrings.py tests/unit/project/test_code_rules.py $(DOCS)
+	$(BIN)/python -m pytest -q tests/project/test_import_floors.py tests/project/test_file_sizes.py \
+	  tests/project/test_docstrings.py tests/project/test_code_rules.py $(DOCS)
 	@# Figures that nobody judges.
 	$(BIN)/python -m benchmarks.code.code_rules
 
 # Links and blocks of code of all pages; ARGS=tests/cpu/launch/test_docs_run.py also runs the blocks, in 2 minutes.
-DOCS := tests/unit/project/test_docs_links.py tests/unit/project/test_docs_blocks.py
+DOCS := tests/project/test_docs_links.py tests/project/test_docs_blocks.py
 docs-check: setup
 	$(BIN)/python -m pytest -q $(DOCS) $(ARGS)
 

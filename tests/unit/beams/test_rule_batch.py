@@ -79,7 +79,9 @@ def rows_of(tokens: BeamTokens, beam: int) -> list[tuple[int, float, float]]:
     return sorted(zip(own.ids.tolist(), own.scores.tolist(), own.logprobs.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize(
+    "seed", [*range(30), *(pytest.param(n, marks=pytest.mark.full) for n in range(30, 60))]
+)
 def test_what_is_asked_together_is_what_each_beam_gets_alone(seed: int) -> None:
     rng, batch = random.Random(seed), RuleBatch()
     searches = [begun(rng) for _ in range(3)]

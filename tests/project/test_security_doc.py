@@ -8,7 +8,7 @@ from pathlib import Path
 from runtime.ring.tenants import read_tenants
 from runtime.settings.config import RuntimeConfig
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text()
 REFERENCE = re.compile(r"`(tests/[\w/.]+?)::(\w+)`")
 

@@ -334,7 +334,7 @@ NOT_OF_A_PART = (
 
 def test_a_unit_test_has_a_part_alone() -> None:
     """Hundreds of turns of the scheduler are seconds: tests/simulation. Guides: tests/cpu/guides."""
-    files = [path for path in modules_of("tests/unit") if "project" not in path.parts]
+    files = modules_of("tests/unit")
     assert len(files) > 100
     wrong = [path.name for path in files if any(n.startswith(NOT_OF_A_PART) for n in source_of(path).names)]
     assert not wrong

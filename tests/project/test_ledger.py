@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = re.compile(
     r"`((?:tests|benchmarks|docs|examples|scheduler_proc|model_worker|runtime)/[\w/.]+?)(?:::(\w+))?`"
 )

@@ -336,7 +336,7 @@ def test_what_is_right_passes(language: str, text: str) -> None:
 def test_marks_say_what_becomes_of_a_block() -> None:
     assert block("make serve").is_run
     assert not block("{}", "json").is_run
-    here = "tests/unit/project/test_docs_blocks.py"
+    here = "tests/project/test_docs_blocks.py"
     named = block("make serve", mark=f"<!-- run by {here} -->")
     assert (named.is_run, named.runner, list(faults(named))) == (False, here, [])
     other = block("make serve", mark="<!-- run by tests/ledger.md -->")

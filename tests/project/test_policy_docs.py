@@ -16,7 +16,7 @@ from scheduler_proc.capacity import CAPACITY_POLICIES
 from scheduler_proc.policy import POLICIES
 from tests.harness.scheduler.scheduler_parts import message, run_until_idle, running
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 REQUESTS = [message(i, [i + 1] * (9 - i), max_tokens=4) for i in range(3)]
 
 
