@@ -101,16 +101,25 @@ inline vfloat load(const fp16* p) {
 
 inline void store(float* p, vfloat x) { std::memcpy(p, &x, sizeof x); }
 
-// Rounds to nearest, ties to even; NaN stays NaN. The instruction takes what is below 2^-126 for 0.
+// A bf16 in the upper half of each element, rounded to nearest, ties to even; NaN stays NaN. Below it is anything.
+inline vuint rounded_upper_half(vfloat x) {
+  const vuint bits = (vuint)x;
+  return x == x ? bits + 0x7fff + (bits >> 16 & 1) : bits | 0x400000;
+}
+
+// Rounds as above. The instruction takes what is below 2^-126 for 0.
 inline void store(bf16* p, vfloat x) {
 #if defined(__AVX512BF16__)
   const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
   std::memcpy(p, &half, sizeof half);
+#elif defined(__SSE2__) && !defined(__AVX2__)
+  // One instruction for what the compiler makes four of. As signed numbers none is too large for 16 bits.
+  typedef int vwords __attribute__((vector_size(16)));
+  const auto upper = (vwords)rounded_upper_half(x) >> 16;
+  const auto half = __builtin_ia32_packssdw128(upper, upper);
+  std::memcpy(p, &half, kLanes * sizeof *p);
 #else
-  const vuint bits = (vuint)x;
-  const vuint rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const vuint narrow = x == x ? rounded : (bits >> 16) | 0x40;
-  const vhalf half = __builtin_convertvector(narrow, vhalf);
+  const vhalf half = __builtin_convertvector(rounded_upper_half(x) >> 16, vhalf);
   std::memcpy(p, &half, sizeof half);
 #endif
 }
@@ -152,6 +161,10 @@ template <class T>
 inline vfloat rounded_to(vfloat x) {
   if constexpr (std::is_same_v<T, float>) {
     return x;
+#if !defined(__AVX512BF16__)
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    return (vfloat)(rounded_upper_half(x) & 0xffff0000);
+#endif
   } else {
     T narrow[kLanes];
     store(narrow, x);
