@@ -52,8 +52,12 @@ void check_shape(int rows, int n, int k, bool is_extreme) {
   call.weight_scale = weight_scale.data(), call.weight_sum = weight_sum.data(), call.bias = bias.data();
   call.out = out.data(), call.num_rows = rows, call.n = n, call.k = k, call.dtype = check::kType<T>;
   call.out_is_float = 1, call.is_symmetric = 1, call.num_threads = 2;
-  carousel_int8_linear(&call);
-  check::near("int8 linear", out, expected, 1e-6);
+  for (int in_huge_pages : {0, 1}) {
+    call.in_huge_pages = in_huge_pages;
+    std::fill(out.begin(), out.end(), NAN);
+    carousel_int8_linear(&call);
+    check::near("int8 linear", out, expected, 1e-6);
+  }
 }
 
 }  // namespace
@@ -69,4 +73,5 @@ void check_int8() {
     }
   }
   check_shape<float>(9, 48, 65536, true);
+  check_shape<float>(1, 48, 65536, true);
 }

@@ -35,6 +35,12 @@ void check_shape(int rows, int n, int k, bool has_bias, bool is_float, bool has_
   call.gate = has_gate ? 1 + kSilu : 0, call.num_threads = 2;
   carousel_linear(&call);
   const std::string name = "linear " + std::to_string(rows) + " " + std::to_string(n) + " " + std::to_string(k);
+  std::vector<T> streamed(rows * width);
+  std::vector<float> streamed_floats(rows * width);
+  call.out = is_float ? (void*)streamed_floats.data() : (void*)streamed.data(), call.in_huge_pages = 1;
+  carousel_linear(&call);
+  check::near(name + ", bits", streamed, check::wide(out), 0, 0);
+  check::near(name + ", bits", streamed_floats, check::wide(floats), 0, 0);
   const double scale = 1 + k / 500.0;  // what the terms of a sum that cancels are rounded by
   if (is_float) {
     check::near(name, floats, expected, 1e-4, scale);

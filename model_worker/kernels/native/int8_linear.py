@@ -77,6 +77,7 @@ class Int8Linear:
             dtype=number,
             out_is_float=self._out_dtype is torch.float32,
             is_symmetric=is_symmetric,
+            in_huge_pages=kernels.weights.has(weight),
             num_threads=num_threads,
         )
 

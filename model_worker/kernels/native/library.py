@@ -83,6 +83,7 @@ class LinearCall(ctypes.Structure):
         ("out_is_float", ctypes.c_int32),
         ("gate", ctypes.c_int32),
         ("is_symmetric", ctypes.c_int32),
+        ("in_huge_pages", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
     row_field = "num_rows"

@@ -167,6 +167,7 @@ class PackedLinear:
             k=weight.shape[1],
             dtype=kernels.number_of(weight.dtype),
             out_is_float=out_dtype is torch.float32,
+            in_huge_pages=kernels.weights.has(weight),
             num_threads=torch.get_num_threads(),
         )
 

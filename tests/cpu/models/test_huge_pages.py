@@ -13,15 +13,15 @@ from model_worker.kernels.int8_linear import quantize_rows
 from model_worker.kernels.native.huge_pages import CHUNK_BYTES, LEAST_BYTES, PAGE_BYTES, HugePages
 from model_worker.kernels.native.int8_linear import Int8Linear
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import PackedLinear, pack
-from tests.harness.models.native import native_kernels
+from model_worker.kernels.native.operators import PackedLinear, pack, round_up
+from tests.harness.models.native import NATIVE_ISAS, native_kernels
 
 K = 1024
 
 
-@pytest.fixture(scope="module")
-def kernels() -> NativeKernels:
-    return native_kernels()
+@pytest.fixture(params=NATIVE_ISAS)
+def kernels(request: pytest.FixtureRequest) -> NativeKernels:
+    return native_kernels(request.param)
 
 
 def _normal(rows: int) -> Tensor:
@@ -35,6 +35,7 @@ def test_weights_that_move_lie_behind_each_other() -> None:
     for weight, rows in ((first, 48), (second, 48), (large, len(large))):
         pages.take(weight, rows)
         assert weight.untyped_storage().nbytes() == rows * K * 4
+        assert pages.has(weight)
     assert torch.equal(first, copies[0])
     assert torch.equal(second, copies[1])
     assert first.data_ptr() % PAGE_BYTES == 0
@@ -57,17 +58,43 @@ def test_a_small_weight_and_a_part_of_a_tensor_stay(kernels: NativeKernels) -> N
     assert torch.equal(whole, parts[0]), "packed alike"
 
 
-def test_layers_compute_from_where_their_weights_lie(kernels: NativeKernels) -> None:
-    weight, row = _normal(97), _normal(1)
-    expected = row.double() @ weight.double().t()
-    quantized, scale = quantize_rows(weight)
-    pack(kernels, weight)
-    got = PackedLinear(kernels, weight, None, out_dtype=torch.float32)(row)
-    assert torch.allclose(got.double(), expected, atol=1e-3)
-    assert weight.untyped_storage().nbytes() == 112 * K * 4, "with the room of whole panels"
-    got = Int8Linear(kernels, quantized, scale, None, torch.float32)(row)
-    assert torch.allclose(got.double(), expected, atol=2)
-    assert quantized.untyped_storage().nbytes() == 112 * K
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "int8"])
+def test_one_row_gives_the_bits_that_it_has_beside_others(
+    kernels: NativeKernels, kind: str, dtype: torch.dtype
+) -> None:
+    """Alone it is computed from a stream of the weight's memory, with others another way."""
+    rows = _normal(3).to(dtype)
+    for n in (97, 160):
+        weight = _normal(n).to(dtype)
+        expected = rows.double() @ weight.double().t()
+        layer: PackedLinear | Int8Linear
+        if kind == "plain":
+            pack(kernels, weight)
+            layer = PackedLinear(kernels, weight, None, out_dtype=dtype)
+        else:
+            weight, scale = quantize_rows(weight)
+            layer = Int8Linear(kernels, weight, scale, None, dtype)
+        assert kernels.weights.has(weight)
+        assert weight.untyped_storage().nbytes() == round_up(n) * K * weight.element_size()
+        got = layer(rows)
+        assert torch.allclose(got.double(), expected, rtol=0.01, atol=0.01 if kind == "plain" else 3)
+        assert torch.equal(layer(rows[:1]), got[:1])
+        gated = layer.gated("silu")
+        assert (gated is None) == (n == 97)
+        if gated is not None:
+            assert torch.equal(gated(rows[:1]), gated(rows)[:1])
+
+
+def test_without_huge_pages_weights_stay(tmp_path: Path) -> None:
+    setting = tmp_path / "enabled"
+    setting.write_text("always madvise [never]")
+    weight = _normal(48)
+    before = weight.data_ptr()
+    for pages in (HugePages(setting), HugePages(tmp_path / "of another system")):
+        pages.take(weight, 48)
+        assert weight.data_ptr() == before
+        assert not pages.has(weight)
 
 
 def test_a_chunk_goes_back_when_its_last_weight_does() -> None:

@@ -28,6 +28,7 @@ struct LinearCall {
   int32_t gate;  // 0, or 1 + the Activation of W's first half, which multiplies its second; then out is as x, and n a
                  // multiple of 32
   int32_t is_symmetric;  // of int8: no element of W is -128
+  int32_t in_huge_pages;  // W is
   int32_t num_threads;
 };
 

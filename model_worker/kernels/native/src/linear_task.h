@@ -232,7 +232,7 @@ class Task {
 // The panels from first_panel on.
 template <class Product, class X, class T = X>
 void multiply_all(const LinearCall& call, int first_panel = 0) {
-  if (call.num_rows == 1) return multiply_row<Product, X, T>(call, first_panel);
+  if (call.num_rows == 1 && call.in_huge_pages) return multiply_row<Product, X, T>(call, first_panel);
   const int panels = call.num_rows <= kMaxRows<typename Product::Plain> ? kFewPanels : kTaskPanels;
   const TaskSize most{call.gate ? panels / 2 : panels, kTaskRows};
   const auto multiply = [&](int row, int end_row, int panel, int columns) {
