@@ -203,7 +203,7 @@ def test_a_directory_that_a_killed_launch_and_its_guardian_left_is_cleared_by_th
 
 @pytest.mark.parametrize("delay_s", [0.0, pytest.param(0.3, marks=pytest.mark.full), 1.0])
 def test_a_signal_during_start_ends_it_cleanly(start: Callable[..., Launched], delay_s: float) -> None:
-    launch = start(is_cold=True)
+    launch = start(is_cold=delay_s > 0)  # later: while it imports
     wait_until(
         lambda: launch.state() != {} or launch.process.poll() is not None, 10.0, "children are started"
     )
