@@ -10,7 +10,7 @@ from runtime.base.cpu_isa import hold_back_libraries
 from runtime.settings.config import DEMO_MODEL
 from runtime.text import tokenizer
 from runtime.text.tokenizer import Tokenizer
-from tests.harness.warm_start import use_warm_starts
+from tests.harness.warm_start import left_behind, use_warm_starts
 
 # Before anything computes. What a test starts inherits it.
 hold_back_libraries()
@@ -31,6 +31,15 @@ def pytest_collection_finish() -> None:
     """Freeze what is there now, which stays to the end: the garbage collector need not walk over it again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what has made launches four times as dear without anybody noticing it."""
+    if names := sorted(left_behind()):
+        terminalreporter.write_line(
+            f"Launches were no forks once a test had set {', '.join(names)}: see READ_LATER in warm_start.py",
+            yellow=True,
+        )
 
 
 def pytest_unconfigure() -> None:

@@ -39,9 +39,9 @@ MODULES = frozenset(
 """Modules that can be started so. A pretended GPU has to be there before torch is imported."""
 COLD_FLAGS = ("--cpu-isa",)
 """Flags that libraries are told of before they are loaded."""
-READ_LATER = ("CAROUSEL_", "OTEL_", "TORCHINDUCTOR_")
-"""Beginnings of names of variables that no library reads as it is loaded. Torch sets one of the last kind in
-whoever imports its compiler, as tests do.
+READ_LATER = ("CAROUSEL_", "OTEL_", "TORCHINDUCTOR_", "TIKTOKEN_")
+"""Beginnings of names of variables that no library of a launch reads as it is loaded. Torch's compiler and
+litellm set one each, of the last two kinds, in whoever imports them, as tests do.
 """
 IMPORTED = (
     *("carousel.server.main", "grammar_proc.vocabulary", "runtime.text.tokenizer"),
@@ -276,12 +276,18 @@ class Stock:
         """Tell whether the processes of a ring may have this environment: it is not what libraries read as
         they are loaded that differs.
         """
+        return not self.differences(environment)
+
+    def differences(self, environment: Mapping[str, str]) -> set[str]:
+        """Return the names of the variables that keep it from starting processes with this environment."""
         names = self._environment.keys() | environment.keys()
-        return all(
-            name == "PYTEST_CURRENT_TEST" or (name.startswith(READ_LATER) and name != "CAROUSEL_CPU_ISA")
+        return {
+            name
             for name in names
             if self._environment.get(name) != environment.get(name)
-        )
+            and name != "PYTEST_CURRENT_TEST"
+            and (not name.startswith(READ_LATER) or name == "CAROUSEL_CPU_ISA")
+        }
 
     def start(
         self,
@@ -319,6 +325,11 @@ def use_warm_starts() -> None:
 def stock() -> Stock:
     """Return the process that forks this process's launches."""
     return Stock()
+
+
+def left_behind() -> set[str]:
+    """Return the names of variables that tests have left, and that keep launches from being forks."""
+    return stock().differences(child_environment()) if stock.cache_info().currsize else set()
 
 
 def _may_be_warm(arguments: Sequence[str]) -> bool:
