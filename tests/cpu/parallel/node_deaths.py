@@ -23,6 +23,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -214,9 +215,11 @@ class Deaths:
             case "cut":
                 self._cut(kind, epoch)
             case "call":
-                with Client(self._both.run_dir) as client:
-                    self._call_what_ends(client, int(victim))
-                self._await_act(epoch, DEATH_S)
+                # The call is answered once the engine is there again.
+                with Client(self._both.run_dir) as client, ThreadPoolExecutor(1) as pool:
+                    call = pool.submit(self._call_what_ends, client, int(victim))
+                    self._await_act(epoch, DEATH_S)
+                    call.result()
             case _ if victim == "agent":
                 self._end_agent(epoch, is_killed=what == "kill")
             case _:
