@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
@@ -119,8 +120,27 @@ _is_for_numpy = False
 """True while operands of a function of numpy are broadcast, which repeats scalars by itself."""
 
 
+def _joined() -> Callable[[Any, Any], Any]:
+    """Return a function of two shapes: the one that both are broadcast to; None where they do not match."""
+    # With the shapes themselves, so that no other gets their place in memory.
+    known: dict[tuple[int, int], tuple[Any, Any, list[int] | None]] = {}
+
+    def joined(a: Any, b: Any) -> list[int] | None:
+        key = id(a), id(b)
+        if key not in known:
+            try:
+                shape = list(np.broadcast_shapes(tuple(a), tuple(b)))
+            except ValueError:
+                shape = None
+            known[key] = a, b, shape
+        return known[key][2]
+
+    return joined
+
+
 def _broadcast(plain: Callable[..., Any]) -> Callable[..., Any]:
     """For TritonSemantic.broadcast_impl_value."""
+    joined = _joined()
 
     def broadcast(self: Any, left: Any, right: Any) -> Any:
         a, b = left.type, right.type
@@ -128,6 +148,11 @@ def _broadcast(plain: Callable[..., Any]) -> Callable[..., Any]:
         if is_block == b.is_block():
             if not is_block or a.shape is b.shape:
                 return left, right
+            if _is_for_numpy and (shape := joined(a.shape, b.shape)) is not None:
+                return (
+                    tl.tensor(left.handle, tl.block_type(a.element_ty, shape)),
+                    tl.tensor(right.handle, tl.block_type(b.element_ty, shape)),
+                )
         elif _is_for_numpy and is_block:
             return left, tl.tensor(right.handle, a.with_element_ty(b))
         elif _is_for_numpy:
@@ -139,6 +164,31 @@ def _broadcast(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _operands(plain: Callable[..., Any]) -> Callable[..., Any]:
     """For TritonSemantic.binary_op_type_checking_impl, of whose results numpy makes one."""
+    results: dict[Any, Any] = {}
+
+    def computed_in(self: Any, a: Any, b: Any, div_or_mod: bool) -> Any:
+        """The type of a result of two types; None: one is a pointer."""
+        key = a.name, b.name, div_or_mod
+        if key not in results:
+            has_pointer = a.is_ptr() or b.is_ptr()
+            results[key] = None if has_pointer else self.computation_type_impl(a, False, b, False, div_or_mod)
+        return results[key]
+
+    scalars: dict[Any, Any] = {}
+
+    def beside(self: Any, tensor: Any, value: Any, is_left: bool, div_or_mod: bool) -> Any:
+        """The number as a tensor of the other operand's type; None: it is computed in another one."""
+        of = tensor.dtype
+        key = of.name, type(value), value, is_left, div_or_mod
+        if key not in scalars:
+            scalars[key] = None
+            if not of.is_ptr() and (value or type(value) is int):  # zeros of floats differ in their sign
+                pair = (value, tensor) if is_left else (tensor, value)
+                left, right = plain(self, *pair, False, False, True, div_or_mod)
+                number, other = (left, right) if is_left else (right, left)
+                if other.handle is tensor.handle and number.dtype is of:
+                    scalars[key] = self.scalar_constant(value, of)
+        return scalars[key]
 
     def operands(
         self: Any,
@@ -155,15 +205,54 @@ def _operands(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(self, left, right, *rest)
         _is_for_numpy = True
         try:
-            if type(left) is type(right) is tl.tensor and left.dtype is right.dtype:
-                own = left.dtype
-                if not own.is_ptr() and self.computation_type_impl(own, False, own, False, div_or_mod) is own:
+            if not arithmetic_check:
+                return plain(self, left, right, *rest)
+            kinds = type(left), type(right)
+            if kinds == (tl.tensor, tl.tensor):
+                a, b = left.dtype, right.dtype
+                result = computed_in(self, a, b, div_or_mod)
+                if result is not None:
+                    left = left if a is result else self.cast(left, result)
+                    right = right if b is result else self.cast(right, result)
                     return self.broadcast_impl_value(left, right)
+                if allow_left_ptr and b.is_int():
+                    return self.broadcast_impl_value(left, right)
+            elif kinds in NUMBER_RIGHT:
+                number = beside(self, left, right, False, div_or_mod)
+                if number is not None:
+                    return self.broadcast_impl_value(left, number)
+            elif kinds in NUMBER_LEFT:
+                number = beside(self, right, left, True, div_or_mod)
+                if number is not None:
+                    return self.broadcast_impl_value(number, right)
             return plain(self, left, right, *rest)
         finally:
             _is_for_numpy = False
 
     return operands
+
+
+NUMBER_RIGHT = {(tl.tensor, int), (tl.tensor, float)}
+NUMBER_LEFT = {(int, tl.tensor), (float, tl.tensor)}
+
+
+def _unwrapped(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """For the language's _unwrap_if_constexpr."""
+    simple = {tl.tensor, int, float, bool, type(None)}
+    return lambda value: value if type(value) in simple else plain(value)
+
+
+def _fits(plain: Callable[..., bool]) -> Callable[..., bool]:
+    """For the interpreter's _validate_np_data_size: of an array and a type."""
+    known: dict[Any, bool] = {}
+
+    def fits(array: Any, of: Any) -> bool:
+        key = array.itemsize, of.name
+        if key not in known:
+            known[key] = plain(array, of)
+        return known[key]
+
+    return fits
 
 
 def _constant(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,6 +317,8 @@ REPLACED: list[tuple[Any, str, Callable[..., Any]]] = [
     (TritonSemantic, "broadcast_impl_value", _broadcast),
     (TritonSemantic, "binary_op_type_checking_impl", _operands),
     (TritonSemantic, "scalar_constant", _constant),
+    (tl.core, "_unwrap_if_constexpr", _unwrapped),
+    (interpreter, "_validate_np_data_size", _fits),
 ]
 _is_remembering = False
 
