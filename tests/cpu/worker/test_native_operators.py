@@ -83,8 +83,14 @@ def test_only_fitting_shapes_are_packed() -> None:
         assert not can_pack(_normal(2, 40, 34, dtype=dtype)[0])  # its memory is not all its own
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
-@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(
+    ("num_threads", "with_bias"),
+    [
+        (1, True),
+        (3, False),
+        *(pytest.param(*each, marks=pytest.mark.full) for each in ((1, False), (3, True))),
+    ],
+)
 @pytest.mark.parametrize(("dtype", "out_dtype"), LINEAR_DTYPES)
 @pytest.mark.parametrize(
     "shape",
