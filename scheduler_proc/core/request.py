@@ -187,6 +187,8 @@ class Request:
     features: tuple[RequestFeature, ...] = ()
     group: RowGroup | None = None
     """Group of its rows, if it holds several."""
+    width: int = 1
+    """Number of rows that it takes: more than one where it has a group."""
     adapter: AdapterRef | None = None
     """LoRA adapter that its tokens are computed with."""
     slots: tuple[Hashable, ...] = ()
@@ -241,11 +243,6 @@ class Request:
     def head(self) -> Request:
         """Request of a group whose member this is; else itself."""
         return self if self.group is None else self.group.head
-
-    @property
-    def width(self) -> int:
-        """Return how many rows it takes: as many as its group is wide, else one."""
-        return 1 if self.group is None else self.group.width
 
     @property
     def held_rows(self) -> tuple[int, ...]:

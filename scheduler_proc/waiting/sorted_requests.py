@@ -14,11 +14,10 @@ class Placed(Protocol):
     """Something that has a place in line."""
 
     place: Place
+    width: int
 
     @property
     def num_tokens(self) -> int: ...
-    @property
-    def width(self) -> int: ...
 
 
 R = TypeVar("R", bound=Placed)

@@ -85,6 +85,7 @@ class BeamSearch(RequestFeature):
         req.sampling = device_sampling(req.sampling, self._num_wanted, self._rules)
         req.min_len = 0
         req.group = RowGroup(req, search.width, self._choose, self._foresee)
+        req.width = search.width
         if self._processors is not None:
             req.group.plan_row = self._processors.plan
 
