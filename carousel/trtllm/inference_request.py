@@ -81,6 +81,7 @@ class InputArrays:
         array.
         """
         self._arrays: dict[str, npt.ArrayLike] = {}
+        given: dict[str, str] = {}
         for name, value in inputs.items():
             known = SPELLINGS.get(name, name)
             if known not in KNOWN:
@@ -88,8 +89,9 @@ class InputArrays:
                     f"{name} is not supported; the inputs are {', '.join(sorted(KNOWN))}", param=str(name)
                 )
             if known in self._arrays:
-                raise InvalidRequest(f"{name}: another name of {known}; give one of them", param=name)
+                raise InvalidRequest(f"{name}: the same as {given[known]}; give one of them", param=name)
             self._arrays[known] = value
+            given[known] = name
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays

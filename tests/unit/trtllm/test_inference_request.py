@@ -205,8 +205,9 @@ def test_what_is_needed_must_be_there(name: str) -> None:
 
 
 def test_one_array_has_one_name() -> None:
-    with pytest.raises(InvalidRequest, match="another name of top_k"):
-        InputArrays({"top_k": one(3), "runtime_top_k": one(3)})
+    for first, second in (("top_k", "runtime_top_k"), ("runtime_top_k", "top_k")):
+        with pytest.raises(InvalidRequest, match=f"^{second}: the same as {first}; give one of them"):
+            InputArrays({first: one(3), second: one(3)})
 
 
 def test_the_padding_is_the_pad_id_else_the_end_id_else_zero() -> None:
