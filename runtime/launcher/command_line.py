@@ -281,12 +281,26 @@ def _joined(words: list[str]) -> str:
     """A list as words, as JSON or with commas: with commas."""
     parts: list[str] = []
     for word in words:
-        listed = None
-        if word.startswith("["):
-            with contextlib.suppress(ValueError):
-                listed = json.loads(word)
-        parts += [str(part) for part in listed] if isinstance(listed, list) else [word]
+        listed = _from_json(word) if word.startswith("[") else None
+        parts += map(_part, listed) if isinstance(listed, list) else [_part(word)]
     return ",".join(parts)
+
+
+def _from_json(text: str) -> Any:
+    """None where it is no JSON."""
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return None
+
+
+def _part(given: Any) -> str:
+    """A part of a list; an adapter that is written as an object, as vLLM and SGLang take it, as name=path."""
+    adapter = _from_json(given) if isinstance(given, str) and given.startswith("{") else given
+    if isinstance(adapter, dict):
+        for names in (("name", "path", "base_model_name"), ("lora_name", "lora_path")):
+            if set(names[:2]) <= set(adapter) <= set(names):
+                return f"{adapter[names[0]]}={adapter[names[1]]}"
+    return str(given)
 
 
 def _converted(name: str, kind: Any, text: str) -> Any:

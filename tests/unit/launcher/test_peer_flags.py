@@ -35,6 +35,9 @@ UNDERSTOOD = """
 --served-model-name a | served_model_name = a
 --lora-modules a=x b=y | lora_modules = a=x,b=y
 --lora-paths a=x | lora_modules = a=x
+--lora-modules '{"name": "a", "path": "x", "base_model_name": "m"}' b=y | lora_modules = a=x,b=y
+--lora-modules '[{"name": "a", "path": "x"}, "b=y"]' | lora_modules = a=x,b=y
+--lora-paths '{"lora_name": "a", "lora_path": "x"}' | lora_modules = a=x
 --enable-lora | enable_lora = True
 --max-loras-per-batch 2 | max_loras = 2
 --served-model-name a b | served_model_name = a,b
