@@ -27,7 +27,9 @@ class Drain:
         num_left = self.num_left() if timeout_s else 0
         if num_left:
             logger.info(
-                "%d unfinished requests have %g s; a second signal ends them now", num_left, timeout_s
+                "unfinished requests: %d; they have %g s, and a second signal ends them now",
+                num_left,
+                timeout_s,
             )
 
     def num_left(self) -> int:
