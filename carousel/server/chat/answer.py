@@ -24,6 +24,8 @@ class AnswerPlan:
 
     shows_reasoning: bool = True
     """False leaves it out of the answer."""
+    is_calls_alone: bool = False
+    """True where calls are all that may be written: what has broken off before its arguments is left out."""
 
     @property
     def special(self) -> tuple[str, ...]:

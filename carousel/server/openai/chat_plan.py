@@ -87,6 +87,7 @@ async def plan_answer(
         reasoning,
         thinking,
         shows_reasoning=body.include_reasoning is not False,
+        is_calls_alone=calls.is_forced,
     )
     # Special tokens are in the text only where some of them are needed, and then for the parser alone.
     if sampling.skip_special_tokens and not special.isdisjoint(plan.special):

@@ -38,7 +38,7 @@ class MessageReader:
 
     def is_plain(self, text: str) -> bool:
         """Return True where the next text is content as it is, and need not be read."""
-        return self._parser.is_plain(text)
+        return not self._plan.is_calls_alone and self._parser.is_plain(text)
 
     def read(self, delta: Delta) -> list[ChatDelta]:
         """Take the next part of the answer; return what it tells."""
@@ -61,7 +61,8 @@ class MessageReader:
                 assert message.tool_calls
                 message.tool_calls[-1].function.arguments += event.text
             elif event.kind == "text":
-                message.content = (message.content or "") + event.text
+                if not self._plan.is_calls_alone:
+                    message.content = (message.content or "") + event.text
             elif has_reasoning:
                 message.reasoning_content = message.reasoning = (message.reasoning or "") + event.text
         if message.content is None and not message.tool_calls and not self._parser.has_reasoning:
@@ -100,7 +101,7 @@ class MessageReader:
         if not isinstance(event, ItemDelta):
             return None
         if event.kind == "text":
-            return ChatDelta(content=event.text)
+            return None if self._plan.is_calls_alone else ChatDelta(content=event.text)
         if event.kind == "tool_call":
             arguments = FunctionCallDelta(arguments=event.text)
             return ChatDelta(tool_calls=[ToolCallDelta(self._num_calls - 1, arguments)])

@@ -238,6 +238,17 @@ def test_forced_calls_match_their_schemas(client: openai.OpenAI, choice: Any, on
         assert all(len(answer.calls) == 1 for answer in got)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_forced_calls_that_are_cut_off_leave_no_content(client: openai.OpenAI, stream: bool) -> None:
+    """Markers of a call are nothing that a caller should show."""
+    options: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "logit_bias": END_OF_TEXT}
+    cut = [Answer(client, stream=stream, max_tokens=most, seed=most, **options) for most in range(1, 40, 9)]
+    assert {answer.content for answer in cut} == {""}
+    assert {answer.reason for answer in cut} >= {"length"}
+    assert not cut[0].calls
+    assert cut[-1].calls
+
+
 @pytest.mark.parametrize("thinks", [True, False])
 @pytest.mark.parametrize("choice", ["required", NAMED])
 @pytest.mark.parametrize("count", NUM_CALLS)
