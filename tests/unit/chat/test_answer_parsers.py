@@ -413,7 +413,8 @@ def drawn_garbage(rng: random.Random, family: str) -> list[str]:
     text = spelled(family, [("weather", values), ("now", {})])
     for _ in range(rng.randrange(4)):
         at = rng.randrange(len(text) + 1)
-        text = text[:at] + rng.choice(["", "\\", "\\u00e9", rng.choice(PIECES)]) + text[at + rng.randrange(4) :]
+        new = rng.choice(["", "\\", "\\u00e9", rng.choice(PIECES)])
+        text = text[:at] + new + text[at + rng.randrange(4) :]
     return list(_cut(text, rng))
 
 
