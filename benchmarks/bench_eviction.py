@@ -84,7 +84,7 @@ class Bench:
                 self.evict_us += (time.thread_time() - started) * 1e6
             pages = np.array([self.free.pop() for _ in range(num_missing)], np.int32)
             done = cache.insert(node, prompt[num_found * PAGE_SIZE * 4 :], pages)
-            cache.move_lock(node, done.node)
+            cache.lock(done.node, node)
             node = done.node
         self.leases.append(node)
 

@@ -44,7 +44,7 @@ def fill_tree(bench: Bench, num_nodes: int) -> None:
         root = cache.match(tokens, num_pages * PAGE_SIZE, b"").node
         cache.lock(root)
         leaf = cache.insert(root, tokens, taken).node
-        cache.move_lock(root, leaf)
+        cache.lock(leaf, root)
         cache.unlock(leaf)
 
 

@@ -23,6 +23,7 @@ FORBIDS = MIN_LEN | BAD_WORDS | NGRAM
 CHANGES = EDITS | ALLOWED | FORBIDS  # the logits, before the draw
 REMEMBERS = PENALTY | HISTORY | TOP_P_DECAY
 LOOKS_BACK = PENALTY | HISTORY  # at prompt and output so far
+HAS_ARRAYS = BIAS | ALLOWED | MIN_LEN | BAD_WORDS | LOOKS_BACK | TOP_P_DECAY | PROCESSED  # besides numbers
 TRUNCATES = TOP_N_SIGMA | TOP_K | TOP_P | MIN_P
 DRAWABLE = NOISE | TRUNCATES  # all that a row needs is a draw
 OF_DRAW = DRAWABLE | TOP_P_DECAY  # a greedy row needs none of them

@@ -66,6 +66,10 @@ class Stay(NamedTuple):
     """Number of output tokens since the beginning or the last reset id."""
 
 
+NEW_STAY = Stay()
+"""Stay of nearly every request: without min_tokens, and without decay of top_p."""
+
+
 class Column(NamedTuple):
     """One number of each row on the device."""
 

@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.columns import ROW_BYTES, pack_row
-from runtime.sampling.features import FEATURE_BITS, LOOKS_BACK, MIN_LEN, PROCESSED
-from runtime.sampling.table import Stay
+from runtime.sampling.features import FEATURE_BITS, HAS_ARRAYS, LOOKS_BACK, MIN_LEN, PROCESSED
+from runtime.sampling.table import NEW_STAY, Stay
 from runtime.wire.format import Count, Label, Message, Record, ShortText, Text, pack_ids, unpack_ids
 from runtime.wire.sampling_params import SamplingParams
 
@@ -165,11 +165,13 @@ class RowSetup(Record, frozen=True):
         """
         s = sampling
         age = 0 if s.top_p_decay == 1.0 else RowSetup.top_p_age(tokens, num_prompt, s)
-        features, columns = pack_row(s, Stay(min_len, age))
+        features, columns = pack_row(s, Stay(min_len, age) if min_len or age else NEW_STAY)
         if stop_ids:
             features |= MIN_LEN
         if processing is not None:
             features |= PROCESSED
+        if not features & HAS_ARRAYS and adapter_slot == NO_ADAPTER and not s.additional_outputs:
+            return RowSetup(row, num_prompt, features, columns)  # as of nearly all
         return RowSetup(
             row,
             num_prompt,

@@ -69,7 +69,7 @@ class Admission:
                 num_skipped += 1
                 continue
             try:
-                if not self._is_prepared(req):
+                if not self.is_prepared(req):
                     if gate is not None:
                         break
                     num_skipped += 1
@@ -113,17 +113,15 @@ class Admission:
         return [positions[req.seq] for req in newcomers if req.seq in positions]
 
     def prefix_if_it_may_start(self, req: Request) -> Prefix | None:
-        """Return the cached prefix of a waiting request; None while something other than space keeps it
-        waiting. Raises RequestError.
+        """Return the cached prefix of a waiting request that is prepared; None while it is better off waiting
+        for a page that another row computes.
         """
         if req.awaits is not None and self._kv.still_awaits(req):
-            return None
-        if not self._is_prepared(req):
             return None
         prefix = self._kv.match(req)
         return None if not self._closes_batches and self._kv.must_await(req, prefix) else prefix
 
-    def _is_prepared(self, req: Request) -> bool:
+    def is_prepared(self, req: Request) -> bool:
         """Tell whether what its features wait for is there, and what it wants of the device's slots, which is
         loaded otherwise. Raises RequestError.
         """

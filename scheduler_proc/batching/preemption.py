@@ -87,7 +87,8 @@ class Preemption:
 
     def _prefix_of(self, req: Request) -> Prefix | None:
         try:
-            return self._admission.prefix_if_it_may_start(req)
+            is_prepared = self._admission.is_prepared(req)
+            return self._admission.prefix_if_it_may_start(req) if is_prepared else None
         except RequestError:
             return None  # it fails where it would be admitted
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from scheduler_proc.batching.chunk_costs import ChunkCosts
@@ -35,7 +36,7 @@ class StepLimits(NamedTuple):
     """Costs of tokens of prompts where later ones count for more; None: each counts for one."""
 
 
-class PrefillTotals(NamedTuple):
+class PrefillTotals(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Work of a batch besides decoding."""
 
     num_admitted: int

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from runtime.wire.format import IntArray
 from scheduler_proc.cache.ledger import Ledger
 from scheduler_proc.cache.pages.retained_pages import RetainedPages
@@ -17,7 +19,7 @@ never used twice. Whoever holds a lock on it may use every page on the way to it
 """
 
 
-class Match(NamedTuple):
+class Match(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A cached prefix. Valid until the cache changes, unless `node` is locked."""
 
     node: CacheNode
@@ -25,7 +27,7 @@ class Match(NamedTuple):
     """Page numbers of the prefix, in the order of its tokens; all of them full."""
 
 
-class Insertion(NamedTuple):
+class Insertion(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Fate of pages that were offered to the cache."""
 
     node: CacheNode
@@ -115,14 +117,13 @@ class PrefixCache(Protocol):
         firmly as the spans say; what is in none of them stays as it is. A cache node begins at `first`.
         """
 
-    def lock(self, node: CacheNode) -> None:
-        """Keep everything down to node from being evicted. Counted: one `unlock` each."""
+    def lock(self, node: CacheNode, above: CacheNode = None) -> None:
+        """Keep everything down to node from being evicted. Counted: one `unlock` each. above: a node above it
+        whose lock becomes this one.
+        """
 
     def unlock(self, node: CacheNode) -> None:
         """Undo one `lock`."""
-
-    def move_lock(self, above: CacheNode, below: CacheNode) -> None:
-        """Turn a lock on `above` into one on its descendant `below`."""
 
     def num_pages_held(self, nodes: Sequence[CacheNode]) -> list[int]:
         """Return, for each of some locked nodes, how many pages are on the way to it and on the way to none
@@ -132,8 +133,8 @@ class PrefixCache(Protocol):
     def evict(self, num_pages: int, upto: int = 0, lease: CacheNode = None) -> IntArray:
         """Give back num_pages unlocked pages, or all there are if that is fewer; up to `upto` in all, if with
         several tenants the rest is of those that have more than their share. Theirs go first. Of one
-        tenant's what is retained least goes first, then as the eviction policy ranks it. lease: the node of
-        the row for which it is done, if it is for one.
+        tenant's what is retained least goes first, then as the eviction policy ranks it; with one alone no
+        run is cut for more than num_pages. lease: the node of the row for which it is done, if it is for one.
         """
 
     def owned_pages(self) -> Iterator[IntArray]:

@@ -18,8 +18,9 @@ loop.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from runtime.wire.format import TOKEN_BYTES, IntArray
@@ -38,7 +39,7 @@ PageKey: TypeAlias = tuple[int, bytes]
 """A page that may come to be cached: the node it continues, and its tokens."""
 
 
-class Prefix(NamedTuple):
+class Prefix(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Cached beginning of one request's tokens. Valid until the cache changes, unless `node` is locked."""
 
     node: CacheNode
@@ -86,17 +87,16 @@ class KVCacheManager:
 
     def num_held(self, rows: RowArray) -> IntArray:
         """Return the number [n] of pages that each of the rows holds, those that it shares included."""
-        return self.num_pages[rows] - self.num_gone[rows]
+        return self.num_pages[rows] if self.window is None else self.num_pages[rows] - self.num_gone[rows]
 
     def most_pages(self, rows: RowArray, num_tokens: IntArray) -> IntArray:
         """Return the number [n] of pages that each of the rows holds at most from now until it has so many
         tokens.
         """
-        gone = self.num_gone[rows]
         pages = -(-num_tokens // self.page_size)
         if self.window is None:
             return pages
-        window = self.window.num_pages
+        gone, window = self.num_gone[rows], self.window.num_pages
         first = self.window.most_pages(self.rows.num_given[rows], num_tokens)
         return np.where(gone > 0, np.minimum(pages - gone, window), first)
 
@@ -105,7 +105,7 @@ class KVCacheManager:
         num_given.
         """
         if self.window is None:
-            return self.num_pages_for(num_tokens)
+            return -(-num_tokens // self.page_size)
         return int(self.window.most_pages(num_given, num_tokens))
 
     # -- less and more room for a row -----------------------------------------------------------------------
@@ -225,10 +225,10 @@ class KVCacheManager:
         """Return what is cached of a waiting request, but for the positions that it must compute. Lock its
         node, or forget it.
         """
-        num_tokens, page_size = req.num_tokens, self.page_size
+        num_tokens, page_size = len(req.parked) // TOKEN_BYTES, self.page_size
         upto = num_tokens - 1 if num_tokens <= req.wanted_from else req.wanted_from
-        node, pages = self.cache.match(req.parked, upto, req.namespace)
-        num_pages = len(pages)
+        found = self.cache.match(req.parked, upto, req.namespace)
+        node, pages, num_pages = found.node, found.pages, len(found.pages)
         start = num_pages * page_size
         next_page: PageKey | None = None
         if num_tokens >= start + page_size and self.cache.shares:
@@ -277,13 +277,14 @@ class KVCacheManager:
         if num_shared:
             pages = np.concatenate([prefix.pages, pages])
         self.counts.num_reused += num_shared
-        self.counts.num_missed += self.num_pages_for(start + prefix.num_left) - num_shared
+        self.counts.num_missed += -(-(start + prefix.num_left) // self.page_size) - num_shared
         if num_shared:
             self.cache.note_hit(prefix.node, req.priority)
             if req.retained:
                 self.cache.retain(prefix.node, 0, num_shared, req.retained)
         self.rows.acquire(req, start)
-        self._start_stay(req, prefix.node, num_shared, pages)
+        req.lease = prefix.node
+        self.tables.start(req.row, num_shared, pages)
         if self.guard.is_counted:
             self.guard.note_seated(prefix.node, num_taken)
         if prefix.next_page is not None:
@@ -291,10 +292,6 @@ class KVCacheManager:
         if req.cached_tokens < 0:
             req.cached_tokens = min(start, req.num_prompt)
         return num_taken
-
-    def _start_stay(self, req: Request, lease: CacheNode, num_shared: int, pages: IntArray) -> None:
-        req.lease = lease
-        self.tables.start(req.row, num_shared, pages)
 
     def _announce(self, req: Request, page: PageKey) -> None:
         """Let others wait for the page that req is about to compute, if nobody else computes it."""
@@ -321,7 +318,7 @@ class KVCacheManager:
             start = self.num_shared.item(req.row) * self.page_size
             end = start + self.page_size
             if end <= req.num_given:
-                self._announce(req, (req.lease.uid, self.rows.tokens[req.row, start:end].tobytes()))
+                self._announce(req, (req.lease.uid, self.rows.packed(req.row, start, end).tobytes()))
 
     def publish(self, req: Request) -> None:
         """Put the full pages of what req computed into the cache; share those that others put there first.
@@ -341,12 +338,12 @@ class KVCacheManager:
         if upto <= first:
             return
         self.guard.is_counted = False
-        tokens = rows.tokens[row, first * size : upto * size].tobytes()
+        tokens = rows.packed(row, first * size, upto * size).tobytes()
         done = self.cache.insert(lease, tokens, self.table[row, first:upto], req.priority)
         if len(done.found):
             self._repoint(row, first, done.found)
         self.num_shared[row] = first + done.num_owned
-        self.cache.move_lock(lease, done.node)
+        self.cache.lock(done.node, lease)
         req.lease = done.node
         if req.retained:
             self.cache.retain(done.node, first, first + done.num_owned, req.retained)
@@ -376,8 +373,7 @@ class KVCacheManager:
             self._withdraw(req, req.computes)
         row = req.row
         self.guard.is_counted = False
-        self.pages.free(self.tables.private(row))
-        self.tables.end(row)
+        self.pages.free(self.tables.end(row))
         self.cache.unlock(req.lease)
         req.lease = None
         self.rows.release(req)
@@ -401,7 +397,8 @@ class KVCacheManager:
         self.counts.num_reused += num_full
         self.rows.acquire(child, source.kv_len)
         pages = np.concatenate([self.table[source.row, :num_full], copy])
-        self._start_stay(child, source.lease, num_full, pages)
+        child.lease = source.lease
+        self.tables.start(child.row, num_full, pages)
         self.guard.is_counted = False
         if tail:
             self.tables.copies.append((child.row, self.table.item(source.row, num_full), copy.item(0)))

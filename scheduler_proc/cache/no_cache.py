@@ -52,14 +52,11 @@ class NoCache:
     def retain(self, node: CacheNode, first: int, num_pages: int, spans: Sequence[RetainedPages]) -> None:
         """Do nothing: there is nothing to keep; a request that asks for it is refused."""
 
-    def lock(self, node: CacheNode) -> None:
+    def lock(self, node: CacheNode, above: CacheNode = None) -> None:
         """Do nothing: there is nothing to keep."""
 
     def unlock(self, node: CacheNode) -> None:
         """Do nothing: there is nothing to let go."""
-
-    def move_lock(self, above: CacheNode, below: CacheNode) -> None:
-        """Do nothing: there is nothing to move."""
 
     def num_pages_held(self, nodes: Sequence[CacheNode]) -> list[int]:
         return [0] * len(nodes)

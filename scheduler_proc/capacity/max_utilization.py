@@ -61,7 +61,9 @@ class MaxUtilization:
         if self._promised_pages < 0:
             self._promised_pages = self.pages_wanted()
         room = self._kv.num_available - self._promised_pages
-        if num_missing > room - self._kv.guard.num_withheld(prefix.node, num_missing):
+        if self._ledger.has_several:
+            room -= self._kv.guard.num_withheld(prefix.node, num_missing)
+        if num_missing > room:
             return False
         self._promised_pages += num_missing
         return True
@@ -80,7 +82,7 @@ class MaxUtilization:
         left = np.minimum(rows.max_len[held] - num_tokens, MAX_ESTIMATED_TOKENS)
         final_len = num_tokens + np.ceil(left * self.new_token_ratio).astype(np.int64)
         missing = self._kv.most_pages(held, final_len) - self._kv.num_held(held)
-        return int(np.maximum(missing, 0).sum())
+        return int(np.add.reduce(np.maximum(missing, 0)))  # `sum` takes twice as long for so few
 
     def pages_for(self, req: Request) -> int:
         """Return how many pages a waiting request is expected to take: for all tokens that it has, and for a

@@ -10,8 +10,7 @@ single rows, whose result is one token that nobody looks at, then those that gue
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import msgspec
 import numpy as np
 
 from runtime.wire.format import BoolArray, IntArray, pack_ids
@@ -27,11 +26,12 @@ NO_ROWS: RowArray = np.empty(0, np.intp)
 NO_COUNTS: IntArray = np.empty(0, np.int32)
 
 
-class PlanColumns(NamedTuple):
+class PlanColumns(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Rows of a plan, with their packed input ids and the plan's lens, samples and drafts."""
 
     rows: RowArray
-    ids: bytes
+    ids: list[bytes | memoryview]
+    """Pieces, which are put together once for all rows: those of long prompts are large."""
     lens: IntArray
     samples: IntArray
     drafts: IntArray
@@ -42,9 +42,9 @@ def _columns_of(each: list[ScheduledRow[Request]], rows: Rows) -> PlanColumns:
     row_of = np.array([scheduled.row for scheduled in each], np.intp)
     num_known = [scheduled.num_known for scheduled in each]
     if num_known.count(1) == len(each) and not np.count_nonzero(drafts):  # as of beams
-        ids = rows.next_ids(row_of, FUTURE).tobytes()
+        ids: list[bytes | memoryview] = [rows.next_ids(row_of, FUTURE).tobytes()]
     else:
-        ids = b"".join([scheduled.input_ids(rows) for scheduled in each])
+        ids = [scheduled.input_ids(rows) for scheduled in each]
     return PlanColumns(
         row_of,
         ids,
@@ -114,9 +114,10 @@ class ScheduleBatch:
         self.order, ids = decodes, rows.next_ids(decodes, FUTURE).tobytes() if len(decodes) else b""
         lens = samples = drafts = NO_COUNTS
         if rest or self.guesses is not None:
-            rest_rows, rest_ids, lens, samples, drafts = self._rest_columns()
-            self.order = np.concatenate([decodes, rest_rows]) if len(decodes) else rest_rows
-            ids += rest_ids
+            columns = self._rest_columns()
+            self.order = np.concatenate([decodes, columns.rows]) if len(decodes) else columns.rows
+            ids = b"".join((ids, *columns.ids))
+            lens, samples, drafts = columns.lens, columns.samples, columns.drafts
         self._stays = rows.stay[self.order]
         starts = rows.kv_len[self.order]
         writes = kv.tables.take_table_writes()
@@ -142,7 +143,7 @@ class ScheduleBatch:
         if len(decodes):
             rows.count_as_launched(decodes)
         if len(lens):
-            rows.count_as_launched(rest_rows, lens, samples)
+            rows.count_as_launched(columns.rows, lens, samples)
         return plan
 
     def _rest_columns(self) -> PlanColumns:
@@ -151,13 +152,13 @@ class ScheduleBatch:
         if guesses is None:
             return _columns_of(self._rest, rows)
         ids, ones = guesses.input_ids(rows, FUTURE), np.ones(len(guesses.rows), np.int32)
-        columns = PlanColumns(guesses.rows, ids, guesses.counts + 1, ones, guesses.counts)
+        columns = PlanColumns(guesses.rows, [ids], guesses.counts + 1, ones, guesses.counts)
         if not self._rest:
             return columns
         parts = (_columns_of(self.single, rows), columns, _columns_of(self.loose, rows))
         return PlanColumns(
             np.concatenate([part.rows for part in parts]),
-            b"".join([part.ids for part in parts]),
+            [ids for part in parts for ids in part.ids],
             np.concatenate([part.lens for part in parts]),
             np.concatenate([part.samples for part in parts]),
             np.concatenate([part.drafts for part in parts]),

@@ -78,7 +78,8 @@ class Lifecycle:
         """Take in a new sequence, which waits for its row. `more`: StreamOpens of the other sequences of a
         beam search.
         """
-        self.open(req.handle, stream_open)
+        self.num_accepted += 1
+        self.output.open(req.handle, stream_open)
         for each in more:
             self.output.open(req.handle, each)
         self.requests[req.key] = req
@@ -97,16 +98,13 @@ class Lifecycle:
         more: Sequence[Raw] = (),
     ) -> None:
         """Open and close a sequence that ends where it arrives. `more`: as of `add`."""
-        self.open(handle, stream_open)
+        self.num_accepted += 1
+        self.output.open(handle, stream_open)
         self.num_terminated += 1
         self.output.close(Closed(handle, reason, error=error))
         for number, each in enumerate(more, 1):
             self.output.open(handle, each)
             self.output.close(Closed(next_sibling(handle, number), reason, error=error))
-
-    def open(self, handle: bytes, stream_open: Raw) -> None:
-        self.num_accepted += 1
-        self.output.open(handle, stream_open)
 
     def note_admitted(self, positions: list[int]) -> None:
         """Note that the requests at these places of the waiting queue have got a row."""

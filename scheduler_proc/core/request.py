@@ -157,10 +157,18 @@ class Request:
     """Number of its prompt's logprobs that an earlier attempt delivered."""
     num_delivered: int = 0
     """Number of its output's tokens that an earlier attempt delivered, where it is made again whole."""
-    wanted_from: int = NOTHING_WANTED
-    """The first position of its prompt whose logits are still to be looked at: it has to be computed."""
     cached_tokens: int = -1
     """Number of prompt tokens found in the cache when it was first admitted; -1: not admitted yet."""
+    tenant: str = ""
+    """Name of the tenant whose it is: see runtime.ring.tenants."""
+    is_again: bool = False
+    """True if it was let in before and is made again after a restart."""
+    guide: Guide | None = None
+    """Form that its output must have."""
+    trace: TraceStamps | None = None
+    """Stamps of it on the way here; None: it is not sampled."""
+    wanted_from: int = NOTHING_WANTED
+    """The first position of its prompt whose logits are still to be looked at: it has to be computed."""
     num_accepted_before: int = 0
     """Guesses that were right in stays that it has lost."""
     num_retractions: int = 0
@@ -180,8 +188,6 @@ class Request:
     """Place in the waiting queue, while it waits: see WaitingQueue."""
     retained: tuple[RetainedPages, ...] = ()
     """Wishes of how firmly the cache is to keep its pages."""
-    guide: Guide | None = None
-    """Form that its output must have."""
     processing: RowProcessing | None = None
     """Logits processors that its tokens are drawn with."""
     features: tuple[RequestFeature, ...] = ()
@@ -201,12 +207,8 @@ class Request:
     """First id that is a virtual token; so are all above it."""
     prompt_slot: int = NO_ADAPTER
     """Number of its prompt table's slot in the stay that begins."""
-    tenant: str = ""
-    """Name of the tenant whose it is: see runtime.ring.tenants."""
     account: Account[Request] = None  # type: ignore[assignment]
     """Account of its tenant, from when it is taken in."""
-    is_again: bool = False
-    """True if it was let in before and is made again after a restart."""
     num_charged: int = 0
     """Number of its tokens that its tenant's account has counted."""
     start_tag: int = 0
@@ -220,8 +222,6 @@ class Request:
     """
     waited_s: float = 0.0
     """Seconds that it was in the queue; meant while it is not there."""
-    trace: TraceStamps | None = None
-    """Stamps of it on the way here; None: it is not sampled."""
     shows_hypotheses: bool = False
     """True for a beam search whose client looks on."""
     is_starved: bool = False

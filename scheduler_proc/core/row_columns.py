@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from runtime.wire.format import BoolArray, IntArray
+from runtime.wire.format import TOKEN_BYTES, BoolArray, IntArray
 
 MAX_STOP_IDS = 4
 """Most stop ids that fit the columns; a request with more is looked at one token at a time."""
@@ -36,6 +36,10 @@ class RowColumns:
         self.max_rows = max_rows
         # Prompt and committed output.
         self.tokens: IntArray = np.zeros((max_rows, max_len), np.int32)
+        # The same memory, all rows one behind the other: a request's tokens go in and out as bytes, which
+        # numpy takes three times as long for.
+        self._token_bytes = memoryview(self.tokens.data).cast("B")
+        self._row_bytes = max_len * TOKEN_BYTES
         self.num_tokens: IntArray = np.zeros(max_rows, np.int32)
         # Tokens that the request came to its row with: to compute these is prefill.
         self.num_given: IntArray = np.zeros(max_rows, np.int32)
@@ -116,6 +120,11 @@ class RowColumns:
         marked = self._guesses_when_committed.nonzero()[0]
         self._has_marked_many = len(marked) > 0
         return bool(np.count_nonzero(self.in_flight[marked]))
+
+    def packed(self, row: int, start: int, end: int) -> memoryview:
+        """Return a view of the packed tokens of a row from one place up to another."""
+        at = row * self._row_bytes
+        return self._token_bytes[at + start * TOKEN_BYTES : at + end * TOKEN_BYTES]
 
     def append(self, row: int, tokens: list[int]) -> int:
         """Commit what one sample gave a single row. Returns how many tokens it has now."""

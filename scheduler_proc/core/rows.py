@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from runtime.wire.format import unpack_ids
+from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.plan import RowSetup
 from scheduler_proc.core.guesses import GuessLane
-from scheduler_proc.core.request import Request, StopIds
+from scheduler_proc.core.request import Request, Status, StopIds
 from scheduler_proc.core.row_columns import RowColumns
 
 
@@ -52,9 +52,9 @@ class Rows(RowColumns):
         kv_len: tokens whose KV is there already.
         """
         row = self._free.pop()
-        tokens = unpack_ids(req.parked)
-        num_tokens = len(tokens)
-        self.tokens[row, :num_tokens] = tokens
+        num_bytes, at = len(req.parked), row * self._row_bytes
+        self._token_bytes[at : at + num_bytes] = req.parked
+        num_tokens = num_bytes // TOKEN_BYTES
         self.num_tokens[row] = num_tokens
         self.num_given[row] = num_tokens
         self.max_len[row] = req.max_len
@@ -67,9 +67,9 @@ class Rows(RowColumns):
             self.num_stop_columns = max(self.num_stop_columns, req.stops.num_columns)
         is_plain = not req.features and req.group is None and req.stops.fit_the_column
         self.needs_python[row] = not is_plain
-        self.token_step[row] = 0
-        self.only_guesses[row] = False
-        self.num_accepted[row] = 0
+        if not is_plain:  # else these say nothing
+            self.token_step[row] = 0
+            self.only_guesses[row] = False
         if req.group is not None:
             self._num_further += req.head is not req
         self.urgency[row] = req.urgency
@@ -95,8 +95,8 @@ class Rows(RowColumns):
     def release(self, req: Request) -> None:
         """Give the row back. What is in flight for it now belongs to nobody: see `still_held`."""
         row = req.row
-        if not req.finished:
-            req.parked = req.tokens.tobytes()
+        if req.status is not Status.FINISHED:
+            req.parked = self.packed(row, 0, self.num_tokens.item(row)).tobytes()
         self.stay[row] = 0
         self.holder[row] = None
         self._free.append(row)
@@ -105,8 +105,11 @@ class Rows(RowColumns):
         self.timed.discard(row)
         if req.group is not None:
             self._num_further -= req.head is not req
-        req.num_accepted_before += self.num_accepted.item(row)
-        self._guesses_when_committed[row] = False
+        if num_accepted := self.num_accepted.item(row):
+            req.num_accepted_before += num_accepted
+            self.num_accepted[row] = 0
+        if self._has_marked_many:
+            self._guesses_when_committed[row] = False
         if self._planned_when_committed:
             self._planned_when_committed = {mark for mark in self._planned_when_committed if mark[0] != row}
         req.row = -1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
 
 from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.plan import ProcessedRow
@@ -52,8 +53,7 @@ class WantedPositions(NamedTuple):
         return len(self.targets) // TOKEN_BYTES
 
 
-@dataclass(slots=True, eq=False)
-class ScheduledRow(Generic[R]):
+class ScheduledRow(msgspec.Struct, Generic[R], eq=False, gc=False):
     """A row that is more than a plain decode: a chunk of prefill, or something attached to it."""
 
     req: R
@@ -80,17 +80,18 @@ class ScheduledRow(Generic[R]):
     def num_new(self) -> int:
         return self.num_known + len(self.guesses)
 
-    def input_ids(self, rows: RowColumns) -> bytes:
+    def input_ids(self, rows: RowColumns) -> bytes | memoryview:
         """Return the packed ids [num_new] of the row: those the host knows, FUTURE for those still in flight,
-        the guesses.
+        the guesses. They may be a view of the row's tokens.
         """
+        ids: bytes | memoryview
         end, num_tokens = self.start + self.num_known, rows.num_tokens.item(self.row)
         if end <= num_tokens:
-            ids = rows.tokens[self.row, self.start : end].tobytes()
+            ids = rows.packed(self.row, self.start, end)
         elif self.num_known == 1:
             ids = ONE_FUTURE
         else:
-            known = rows.tokens[self.row, self.start : num_tokens]
-            ids = known.tobytes() + ONE_FUTURE * (self.num_known - len(known))
+            known = rows.packed(self.row, self.start, num_tokens)
+            ids = b"".join((known, ONE_FUTURE * (end - num_tokens)))
         # pack_ids takes three times as long for so few.
-        return ids + array("i", self.guesses).tobytes() if self.guesses else ids
+        return b"".join((ids, array("i", self.guesses))) if self.guesses else ids

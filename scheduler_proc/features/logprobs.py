@@ -38,8 +38,9 @@ def attach_logprobs(emit: Callable[[TokenLogprobs], None]) -> Callable[[Request]
     """A factory for the intake: gives LogprobsFeature to each request that asked."""
 
     def attach(req: Request) -> RequestFeature | None:
-        if req.group is not None:  # they are reported with what has won
+        num_logprobs = req.sampling.logprobs
+        if num_logprobs is None or req.group is not None:  # those of a search are reported with what has won
             return None
-        return None if req.num_logprobs < 0 else LogprobsFeature(req.handle, req.num_logprobs, emit)
+        return LogprobsFeature(req.handle, num_logprobs, emit)
 
     return attach

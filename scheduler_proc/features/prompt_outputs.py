@@ -93,7 +93,8 @@ def attach_prompt_outputs(
 
     def attach(req: Request) -> RequestFeature | None:
         sampling = req.sampling
-        if sampling.prompt_logprobs is None and not (sampling.return_context_logits or wants_context(req)):
+        wants_rows = sampling.return_context_logits or (sampling.additional_outputs and wants_context(req))
+        if sampling.prompt_logprobs is None and not wants_rows:
             return None
         feature = PromptOutputs(req, emit_logprobs, emit_tensor)
         return None if req.wanted_from == NOTHING_WANTED else feature

@@ -174,8 +174,8 @@ def check_ids(name: str, packed: bytes, vocab_size: int) -> None:
         raise InvalidRequest(f"{name}: {len(packed)} bytes are not packed int32", param=name)
     if not packed:
         return
-    # Unsigned, so that a negative id is a large one.
-    if np.maximum.reduce(np.frombuffer(packed, np.uint32)) >= vocab_size:
+    ids = np.frombuffer(packed, np.uint32)  # unsigned, so that a negative id is a large one
+    if ids.item(ids.argmax()) >= vocab_size:  # the maximum itself takes four times as long
         raise InvalidRequest(f"{name}: an id is not below the vocabulary size {vocab_size}", param=name)
 
 

@@ -32,11 +32,15 @@ class RequestMaker:
         *,
         clock: Callable[[], float],
         inline: InlineStore | None = None,
+        may_ask: Callable[[Request], bool] | None = None,
     ) -> None:
-        """`inline`: adapters that came with requests."""
+        """`inline`: adapters that came with requests; `may_ask`: whether a request may get any feature at
+        all; None: the factories are asked, one by one.
+        """
         self._inline = inline
         self.limits = limits
         self.factories = factories
+        self.may_ask = may_ask
         self.tenant_limits = TenantLimiter(
             lifecycle.accounts, lifecycle.room, lifecycle.kv.rows, limits.tenant_share, clock
         )
@@ -78,25 +82,30 @@ class RequestMaker:
             message.prediction_ids,
             message.num_prompt_logprobs,
             len(message.output_ids) // TOKEN_BYTES if is_search else 0,
-            cached_tokens=cached_tokens,
-            retained=() if message.retention is None else self._retained(message.retention, num_prompt),
-            guide=message.guide,
-            processing=RowProcessing(self._num_requests, message.label, message.processors, is_search)
-            if message.processors
-            else None,
-            tenant=message.tenant,
-            is_again=message.is_again,
-            adapter=message.adapter,
-            prompt_table=message.prompt_table,
-            first_virtual=limits.vocab_size,
-            trace=message.trace,
-            shows_hypotheses=message.shows_hypotheses,
+            cached_tokens,
+            message.tenant,
+            message.is_again,
+            message.guide,
+            message.trace,
         )
+        if message.retention is not None:
+            req.retained = self._retained(message.retention, num_prompt)
+        if message.processors:
+            req.processing = RowProcessing(req.seq, message.label, message.processors, is_search)
         if message.adapter is not None or message.prompt_table is not None:
-            for contents in req.contents:
-                self._check_adapter(contents)
-        self._attach_features(req)
+            self._note_contents(req, message)
+        if is_search:
+            req.shows_hypotheses = message.shows_hypotheses
+        if self.may_ask is None or self.may_ask(req):
+            self._attach_features(req)
         return req
+
+    def _note_contents(self, req: Request, message: TokenizedRequest) -> None:
+        """Note what it needs on the device, if there is room for such at all. Raises RequestError."""
+        req.adapter, req.prompt_table = message.adapter, message.prompt_table
+        req.first_virtual = self.limits.vocab_size
+        for contents in req.contents:
+            self._check_adapter(contents)
 
     def _check_room(self, message: TokenizedRequest) -> None:
         """Raises Overloaded when too many sequences are there, or too many of this tenant or client."""

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from runtime.wire.stats import (
     InflightBatchingStats,
     IterationStats,
@@ -52,7 +54,7 @@ class StatsSettings(NamedTuple):
     """Number of stages of the pipeline that computes a step."""
 
 
-class Launched(NamedTuple):
+class Launched(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Counts of a step in flight."""
 
     step: int
@@ -64,7 +66,7 @@ class Launched(NamedTuple):
     queue_s: float
 
 
-class Finished(NamedTuple):
+class Finished(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Counts of a step, and how the scheduler stood after it."""
 
     launched: Launched

@@ -31,11 +31,14 @@ class PageAllocator:
         return self._stack[: self.num_free]
 
     def try_alloc(self, n: int) -> IntArray | None:
-        """Take n pages and return their numbers [n]; return None, and change nothing, when fewer are free."""
-        if n > self.num_free:
+        """Take n pages and return their numbers [n], a view that holds until pages are freed; return None,
+        and change nothing, when fewer are free.
+        """
+        end = self.num_free
+        if n > end:
             return None
-        self.num_free -= n
-        return self._stack[self.num_free : self.num_free + n].copy()
+        self.num_free = start = end - n
+        return self._stack[start:end]
 
     def share(self, pages: IntArray) -> None:
         """Give these pages, each there once, one owner more: `free` is then to be called for each of them

@@ -4,8 +4,7 @@ know yet. Written by KVCacheManager alone; knows no owner of a page but the row.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import msgspec
 import numpy as np
 
 from runtime.wire.format import IntArray
@@ -14,7 +13,7 @@ from scheduler_proc.core.row_columns import RowArray
 CLEAN = np.iinfo(np.int32).max
 
 
-class TableWrites(NamedTuple):
+class TableWrites(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Changes of page tables, as packed int32: [num_spans, 3] (row, start, n), and the pages of all spans in
     order.
     """
@@ -46,15 +45,18 @@ class PageTables:
         self.num_pages[row] = num_pages
         self._dirty_from[row] = 0
 
-    def end(self, row: int) -> None:
+    def end(self, row: int) -> IntArray:
         """End the table of a row that nobody holds; what of it was not told to the device yet is never
-        told.
+        told. Returns its private pages.
         """
+        first = self.num_shared.item(row) or self.num_gone.item(row)
+        private = self.pages[row, first : self.num_pages.item(row)]
         self.num_pages[row] = 0
         self.num_gone[row] = 0
         self._dirty_from[row] = CLEAN
         if self.copies:
             self.copies = [copy for copy in self.copies if copy[0] != row]
+        return private
 
     def append_one(self, rows: RowArray, have: IntArray, pages: IntArray) -> None:
         """Append one page to the table of each of the rows, which have so many."""

@@ -72,6 +72,9 @@ class LazyHeap(Generic[Key, Item]):
         """Take out and return the item with the lowest key."""
         item = self.first()
         if item is not None:
-            heapq.heappop(self._heap)
-            del self._entries[item]
+            self.drop_first()
         return item
+
+    def drop_first(self) -> None:
+        """Take out the item that `first` has just returned."""
+        del self._entries[heapq.heappop(self._heap)[2]]

@@ -154,7 +154,8 @@ class RadixCache:
             run = tokens[num_found * self._page_bytes :]
             self._clock += 1
             account = node.account
-            leaf = Node(node, run, pages[num_found:].copy(), self._clock, account)
+            own = pages[num_found:] if num_found else pages
+            leaf = Node(node, run, own.copy(), self._clock, account)
             leaf.request_priority = priority
             node.children[run[: self._page_bytes]] = leaf
             self._sizes.add(leaf)
@@ -194,18 +195,11 @@ class RadixCache:
 
     # -- leases ---------------------------------------------------------------------------------------------
 
-    def lock(self, node: Node) -> None:
-        self._lock_until(node, None)
-
-    def move_lock(self, above: Node, below: Node) -> None:
-        self._lock_until(below, above)
-
-    def _lock_until(self, node: Node, end: Node | None) -> None:
-        """Lock node and what is above it, up to but without `end`."""
+    def lock(self, node: Node, above: Node | None = None) -> None:
         account = node.account
         num_locked = 0
         at: Node | None = node
-        while at is not end:
+        while at is not above:
             assert at is not None, "a lock can only move down"
             num_leases, parent = at.lock, at.parent
             if not num_leases:
@@ -245,7 +239,8 @@ class RadixCache:
                     self._expiring.push(at, (self._seconds() + at.duration_s,))
                 if parent is None:
                     self.ledger.note_unused(account)
-                self._nothing_needs(at)
+                if not at.children:
+                    self._nothing_needs(at)
             at = parent
         if num_unlocked:
             self.num_evictable += num_unlocked
@@ -288,22 +283,28 @@ class RadixCache:
         if self.ledger.has_several and upto < self.num_evictable:
             runs = self._fair.evict(min(num_pages, upto), upto, None if lease is None else lease.account)
         else:
-            runs = self._evict_in_order(upto)
+            runs = self._evict_in_order(upto if self.ledger.has_several else num_pages, upto)
         if not runs:
             return NO_PAGES
         self.version += 1
-        return np.concatenate(runs)
+        return runs[0] if len(runs) == 1 else np.concatenate(runs)
 
-    def _evict_in_order(self, num_pages: int) -> list[IntArray]:
-        """So many, of one tenant, or of all of them everything."""
+    def _evict_in_order(self, num_pages: int, upto: int) -> list[IntArray]:
+        """So many, of one tenant, or of all of them everything. No leaf is cut for what is more than
+        num_pages.
+        """
         runs: list[IntArray] = []
+        num_optional = upto - num_pages
         for account in list(self.ledger):
-            missing, leaves = num_pages, account.leaves
-            while missing > 0 and (leaf := leaves.pop()) is not None:
+            missing, leaves = upto, account.leaves
+            while missing > 0 and (leaf := leaves.first()) is not None:
+                if missing <= num_optional and len(leaf.pages) > missing:
+                    break
+                leaves.drop_first()
                 runs.append(self._take_from(leaf, missing))
                 missing -= len(runs[-1])
-            self._count_taken(account, num_pages - missing)
-            num_pages = missing
+            self._count_taken(account, upto - missing)
+            upto = missing
         return runs
 
     def _take(self, account: CacheAccount, num_pages: int) -> IntArray:

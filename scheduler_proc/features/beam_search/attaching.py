@@ -64,6 +64,8 @@ def attach_beam_search(
 
     def attach(req: Request) -> RequestFeature | None:
         sampling = req.sampling
+        if not sampling.use_beam_search:  # as nearly all
+            return None
         width = sampling.num_beams
         if width == 1:
             return None

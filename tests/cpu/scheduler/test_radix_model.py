@@ -24,7 +24,7 @@ MUTANTS = [
     Mutant(
         "a lease does not take it out of line",
         RadixCache,
-        "_lock_until",
+        "lock",
         "account.leaves.discard(at)",
         "pass",
         0,
@@ -58,7 +58,7 @@ MUTANTS = [
         "a range is not cut out of a run", RadixCache, "retain", "self._split(at, cut - start)", "pass", 0
     ),
     Mutant("retention reaches above its stay", RadixCache, "retain", "end > first", "end > 0", 0),
-    Mutant("what expires does so in use", RadixCache, "_lock_until", "self._expiring.discard(at)", "pass", 0),
+    Mutant("what expires does so in use", RadixCache, "lock", "self._expiring.discard(at)", "pass", 0),
     Mutant("what expires keeps its place", RadixCache, "_expire", "self._queue(node)", "pass", 0),
     Mutant("nothing expires", RadixCache, "evict", "self._expire()", "pass", 0),
     Mutant("the gone expire", RadixCache, "_take_from", "self._expiring.discard(leaf)", "pass", 0),

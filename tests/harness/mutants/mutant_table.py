@@ -116,8 +116,8 @@ STEP_MUTANTS = [
         "retraction forgets the output",
         Rows,
         "release",
-        "req.tokens.tobytes()",
-        "req.tokens[: req.num_prompt].tobytes()",
+        "self.packed(row, 0, self.num_tokens.item(row)).tobytes()",
+        "self.packed(row, 0, req.num_prompt).tobytes()",
         2,
     ),
     Mutant(

@@ -42,8 +42,8 @@ BATCHING_MUTANTS = [
         "newcomers overcommit the pool",
         MaxUtilization,
         "try_promise",
-        "num_missing > room -",
-        "False and",
+        "num_missing > room",
+        "False",
         4,
     ),
     Mutant(

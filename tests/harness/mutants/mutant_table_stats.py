@@ -40,7 +40,7 @@ STATS_MUTANTS = [
         "note_commit",
         "totals = launched.totals",
         "totals = (self._pending[0] if self._pending else launched).totals;"
-        " launched = launched._replace(totals=totals)",
+        " launched = msgspec.structs.replace(launched, totals=totals)",
         0,
         changes=DEEP,
     ),

@@ -138,7 +138,7 @@ class Comparison:
         found = self.model.insert(lease.namespace, tokens, first, numbers, lease.priority)
         assert done.found.tolist() == found
         self.free += numbers[: len(found)]
-        self.cache.move_lock(lease.node, done.node)
+        self.cache.lock(done.node, lease.node)
         keys = self.model.path(lease.namespace, tokens)
         self.model.lock(keys[first:], 1, self.now)
         lease.node, lease.num_pages = done.node, upto
@@ -182,7 +182,11 @@ class Comparison:
             self.cache.ledger.add_private(lease.node.account, num_wanted)
             node, taker = lease.node, tenant_of(lease.namespace)
             self.model.private[taker] += num_wanted
+        has_several, num_evictable = self.cache.ledger.has_several, self.model.num_evictable
         taken = self.cache.evict(num_pages, upto, node).tolist()
+        if not has_several:  # no run is cut for more than is needed
+            assert min(num_pages, num_evictable) <= len(taken) <= max(num_pages, upto)
+            upto = max(num_pages, len(taken))
         assert set(taken) == self.model.evict(num_pages, upto, taker, self.now), "another page was to go"
         self.free += taken
 

@@ -271,7 +271,8 @@ class Simulation:
         lifecycle = system.lifecycle
         # No policy was asked whether it fits, so where none may be taken back it waits.
         if self.setting.capacity == "max_utilization" and lifecycle.kv.try_fork(parent, child):
-            lifecycle.open(handle, message.stream_open)
+            lifecycle.num_accepted += 1
+            lifecycle.output.open(handle, message.stream_open)
             lifecycle.requests[child.key] = child
             lifecycle.accounts.add(child)
             child.account.num_running += 1

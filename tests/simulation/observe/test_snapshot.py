@@ -139,7 +139,7 @@ def test_the_largest_nodes_are_the_largest() -> None:
         pages = np.arange(next_page, next_page + num_pages - found, dtype=np.int32)
         next_page += len(pages)
         new = cache.insert(match.node, pack_ids(tokens[found * 2 :]), pages)
-        cache.move_lock(match.node, new.node)
+        cache.lock(new.node, match.node)
         cache.unlock(new.node)
         if draw.random() < 0.2:
             cache.evict(int(draw.integers(1, 12)))
@@ -167,7 +167,7 @@ def test_a_place_is_used_again() -> None:
         root = cache.match(b"", 0, b"").node
         cache.lock(root)
         leaf = cache.insert(root, pack_ids([number]), np.array([number + 1], np.int32)).node
-        cache.move_lock(root, leaf)
+        cache.lock(leaf, root)
         cache.unlock(leaf)
         assert len(cache.evict(1)) == 1
     assert len(cache._sizes._nodes) == 1

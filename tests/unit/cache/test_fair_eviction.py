@@ -39,7 +39,7 @@ class Cache:
         root = self.tree.match(b"", 0, tenant).node
         self.tree.lock(root)
         node = self.tree.insert(root, pack_ids(numbers), numbers).node
-        self.tree.move_lock(root, node)
+        self.tree.lock(node, root)
         return node
 
     def evict(self, num_pages: int, upto: int = 0, lease: CacheNode = None) -> str:

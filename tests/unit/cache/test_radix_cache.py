@@ -25,7 +25,7 @@ def put(cache: RadixCache, tokens: bytes, new_pages: IntArray, namespace: bytes 
     node = cache.match(b"", 0, namespace).node
     cache.lock(node)
     done = cache.insert(node, tokens, new_pages)
-    cache.move_lock(node, done.node)
+    cache.lock(done.node, node)
     cache.unlock(done.node)
     cache.check()
 
@@ -63,7 +63,7 @@ def test_insert_names_the_pages_that_were_there_first() -> None:
     done = cache.insert(root, ids(1, 2, 9), pages(7, 8, 9))
     assert done.found.tolist() == [1, 2]
     assert done.num_owned == 3
-    cache.move_lock(root, done.node)
+    cache.lock(done.node, root)
     cache.unlock(done.node)
     cache.check()
 
