@@ -58,6 +58,7 @@ from scheduler_proc.core.rows import Rows
 from scheduler_proc.feature_factories import feature_factories
 from scheduler_proc.features.beam_search.attaching import BeamSettings
 from scheduler_proc.features.beam_search.score_rules import SLACK
+from scheduler_proc.features.feature_gate import may_by_what_it_brings
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
@@ -280,6 +281,7 @@ class Bench:
             ),
             controls=controls,
             clock=port.now_s,
+            may_ask=None if speculation.has_ngram else may_by_what_it_brings,
         )
         batching = BatchingSettings(step_limits, conservativeness=0.01)
         builder = make_batch_builder(batching, self.lifecycle, policy, port)

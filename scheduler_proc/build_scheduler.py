@@ -107,6 +107,7 @@ def build_scheduler(
         clock=port.now_s,
         suspects=suspects,
         inline=inline,
+        may_ask=features.may_ask,
     )
     builder = make_batch_builder(_batching(config, step_limits), lifecycle, policy, port)
     step_log = StepLog(kv, lifecycle.room, config.decode_log_interval, port.now_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from runtime.settings.config import RuntimeConfig
 from runtime.text.codec import Decoders
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.output import Output
-from scheduler_proc.core.request import FeatureFactory
+from scheduler_proc.core.request import FeatureFactory, Request
 from scheduler_proc.features.beam_search.attaching import (
     DEFAULTS,
     NO_BEAMS,
@@ -18,6 +19,7 @@ from scheduler_proc.features.beam_search.attaching import (
     attach_beam_search,
 )
 from scheduler_proc.features.embedding import attach_embedding
+from scheduler_proc.features.feature_gate import may_by_what_it_brings
 from scheduler_proc.features.generation_logits import attach_generation_logits
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.guided import attach_guide
@@ -37,6 +39,8 @@ class Features(NamedTuple):
     factories: tuple[FeatureFactory, ...]
     step_cost: StepCost | None
     """Cost of steps, to be told how long each takes; None where no request guesses."""
+    may_ask: Callable[[Request], bool] | None = None
+    """Function that tells whether a request may get any of them. None: each may."""
 
 
 def make_features(
@@ -66,7 +70,9 @@ def make_features(
         config.max_beam_width, vocab_size, *DEFAULTS[config.beam_defaults], decoders, grammar
     )
     factories = feature_factories(output, kv, clock, speculation, step_cost, grammar, beams)
-    return Features((processors, *factories), step_cost if speculation.has_ngram else None)
+    if speculation.has_ngram:
+        return Features((processors, *factories), step_cost)
+    return Features((processors, *factories), None, may_by_what_it_brings)
 
 
 def speculation_of(config: RuntimeConfig) -> SpeculationSettings:

@@ -38,11 +38,12 @@ class Intake:
         clock: Callable[[], float],
         suspects: Suspects = NO_SUSPECTS,
         inline: InlineStore | None = None,
+        may_ask: Callable[[Request], bool] | None = None,
     ) -> None:
-        """Begin with nobody. `suspects`: sequences under which earlier engines have died. `inline`: adapters
-        that came with requests.
+        """Begin with nobody. `suspects`: sequences under which earlier engines have died. `inline` and
+        `may_ask`: as RequestMaker's.
         """
-        self.maker = RequestMaker(lifecycle, limits, factories, clock=clock, inline=inline)
+        self.maker = RequestMaker(lifecycle, limits, factories, clock=clock, inline=inline, may_ask=may_ask)
         self.suspects = suspects
         self._lifecycle = lifecycle
         self._controls = controls

@@ -35,6 +35,7 @@ from scheduler_proc.core.request import FeatureFactory, Status
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.feature_factories import feature_factories
 from scheduler_proc.features.beam_search.attaching import BeamSettings
+from scheduler_proc.features.feature_gate import may_by_what_it_brings
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.logits_processors import attach_logits_processors
 from scheduler_proc.features.speculation.guessing_rows import MIN_TOGETHER
@@ -325,7 +326,8 @@ class System:
         self.outboxes = [
             RecordingOutbox(lambda: rng.random() < setting.refusal) for _ in range(setting.num_detokenizers)
         ]
-        self.outbox = self.outboxes[0]
+        self.outbox, step_cost = self.outboxes[0], StepCost()
+        self.setting, self.detokenizer = setting, FakeDetokenizer()
         self.port = port = self.make_port(inbox or self.inbox, epoch, clock)
         cache = make_prefix_cache(
             setting.page_size, port, setting.eviction, is_disabled=setting.cache == "none"
@@ -364,7 +366,6 @@ class System:
             snapshots=SnapshotMaker(self.lifecycle, port.now_s, port.wall_s),
             calls=WorkerCalls(None, self.output, port),
         )
-        step_cost = StepCost()
         intake = Intake(
             self.lifecycle,
             setting.limits(),
@@ -388,6 +389,7 @@ class System:
             controls=controls,
             clock=port.now_s,
             suspects=suspects,
+            may_ask=None if factories or setting.speculation.has_ngram else may_by_what_it_brings,
         )
         builder = make_batch_builder(setting.who_is_in_a_step(limits), self.lifecycle, policy, port)
         step_log = StepLog(self.kv, self.lifecycle.room, 40, port.now_s)
@@ -395,7 +397,6 @@ class System:
             port, self.lifecycle, intake, builder, self.executor, step_log, controls, step_cost
         )
         self.scheduler.committer.mask_slots = None if grammar is None else grammar.slots
-        self.setting, self.detokenizer = setting, FakeDetokenizer()
         self.begin(clock)
 
     def begin(self, clock: Callable[[], float]) -> None:

@@ -95,6 +95,7 @@ def test_a_feature_that_needs_more_rows_than_there_are_is_refused() -> None:
 
     with running() as system:
         system.scheduler.intake.maker.factories = (lambda req: TooWide(),)
+        system.scheduler.intake.maker.may_ask = None
         request = message(1, PROMPT)
         run_until_idle(system, request)
         error = closed_of(system, request).error
