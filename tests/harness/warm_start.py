@@ -39,9 +39,9 @@ MODULES = frozenset(
 """Modules that can be started so. A pretended GPU has to be there before torch is imported."""
 COLD_FLAGS = ("--cpu-isa",)
 """Flags that libraries are told of before they are loaded."""
-READ_LATER = ("CAROUSEL_", "OTEL_", "TORCHINDUCTOR_", "TIKTOKEN_")
-"""Beginnings of names of variables that no library of a launch reads as it is loaded. Torch's compiler and
-litellm set one each, of the last two kinds, in whoever imports them, as tests do.
+READ_LATER = ("CAROUSEL_", "OTEL_", "TORCHINDUCTOR_", "TIKTOKEN_", "TRITON_DEFAULT_FP_FUSION")
+"""Beginnings of names of variables that no library of a launch reads as it is loaded. Torch's compiler,
+litellm and Triton's interpreter have one each set in who imports them, as tests do.
 """
 IMPORTED = (
     *("carousel.server.main", "grammar_proc.vocabulary", "runtime.text.tokenizer"),
