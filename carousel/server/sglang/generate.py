@@ -155,7 +155,8 @@ def _labels(rid: str | list[str], num_prompts: int, *, is_list: bool) -> list[st
         )
     twice = [name for name, number in Counter(rid).items() if number > 1]
     if twice:
-        raise InvalidRequest(f"rid: {twice[0]!r:.100} is there twice; each prompt needs its own", param="rid")
+        message = f"rid: {twice[0]!r:.100} is there twice; each prompt needs its own"
+        raise InvalidRequest(message, code="duplicate_label", param="rid")
     return rid
 
 
