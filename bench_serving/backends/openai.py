@@ -14,9 +14,9 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from bench_serving.backends.base import BenchPrompt, GenerationOptions
+from bench_serving.backends.stream_reader import StreamReader
 from bench_serving.http_client import HttpClient, parts_of
 from bench_serving.records import Clock, RequestFailure, RequestRecord
-from bench_serving.sse import EventParser
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 Api = Literal["completions", "chat"]
@@ -121,36 +121,10 @@ def _logprobs_fields(api: Api, num_top: int) -> dict[str, Any]:
     return {"logprobs": True, "top_logprobs": num_top} if api == "chat" else {"logprobs": num_top}
 
 
-class _StreamReader:
-    """One streamed answer, event by event, into a record."""
+class _StreamReader(StreamReader):
+    __slots__ = ()
 
-    __slots__ = ("_has_ended", "_last_s", "_num_bytes", "_parser", "_record")
-
-    def __init__(self, record: RequestRecord) -> None:
-        self._record = record
-        self._parser = EventParser()
-        self._num_bytes = 0
-        self._has_ended = False
-        self._last_s = 0.0
-
-    def on_body(self, data: bytes, now: float) -> None:
-        self._last_s = now
-        self._num_bytes += len(data)
-        for event in self._parser.feed(data):
-            self._take(event, now)
-
-    def finish(self) -> None:
-        """The body is complete. Raises RequestFailure when the answer in it is not."""
-        self._record.received_bytes = self._num_bytes
-        for event in self._parser.finish():
-            self._take(event, self._last_s)
-        if not self._has_ended:
-            raise RequestFailure("the stream ended without a finish_reason and without [DONE]")
-
-    def _take(self, event: bytes, now: float) -> None:
-        if event == b"[DONE]":
-            self._has_ended = True
-            return
+    def _take_answer(self, event: bytes, now: float) -> None:
         record = self._record
         answer = _decode(event)
         if answer.choices:

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from bench_serving.backends.base import BenchPrompt, GenerationOptions
+from bench_serving.backends.stream_reader import StreamReader
 from bench_serving.http_client import HttpClient, parts_of
 from bench_serving.records import Clock, RequestFailure, RequestRecord
-from bench_serving.sse import EventParser
 
 PATH = "/generate"
 
@@ -87,36 +87,14 @@ class SglangBackend:
         await self._client.post("/flush_cache", b"", lambda _data, _now: None)
 
 
-class _StreamReader:
-    """One streamed answer, event by event, into a record."""
-
-    __slots__ = ("_has_ended", "_last_s", "_num_bytes", "_num_chars", "_parser", "_record")
+class _StreamReader(StreamReader):
+    __slots__ = ("_num_chars",)
 
     def __init__(self, record: RequestRecord) -> None:
-        self._record = record
-        self._parser = EventParser()
-        self._num_bytes = self._num_chars = 0
-        self._has_ended = False
-        self._last_s = 0.0
+        super().__init__(record)
+        self._num_chars = 0
 
-    def on_body(self, data: bytes, now: float) -> None:
-        self._last_s = now
-        self._num_bytes += len(data)
-        for event in self._parser.feed(data):
-            self._take(event, now)
-
-    def finish(self) -> None:
-        """The body is complete. Raises RequestFailure when the answer in it is not."""
-        self._record.received_bytes = self._num_bytes
-        for event in self._parser.finish():
-            self._take(event, self._last_s)
-        if not self._has_ended:
-            raise RequestFailure("the stream ended without a finish_reason and without [DONE]")
-
-    def _take(self, event: bytes, now: float) -> None:
-        if event == b"[DONE]":
-            self._has_ended = True
-            return
+    def _take_answer(self, event: bytes, now: float) -> None:
         answer, meta = _decode(event)
         record = self._record
         record.end_s = now

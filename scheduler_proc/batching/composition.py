@@ -150,7 +150,9 @@ def _make_request_scheduler(
 def _constructed(
     kind: str, name: str, table: Mapping[str, str], method: str, port: Port, *arguments: object
 ) -> Any:
-    """Raises ConfigError for what is no class, or makes what has no such method."""
+    """Return what the named class makes of the arguments. Raises ConfigError for what is no class, or where
+    that has no such method.
+    """
     cls = resolve(kind, name, table)
     can_be = callable(cls) and (hasattr(cls, method) or not isinstance(cls, type))
     made = port.construct(cls, *arguments) if can_be else None

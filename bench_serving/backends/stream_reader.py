@@ -1,0 +1,45 @@
+"""StreamReader: a streamed answer of server-sent events, read into a record."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from bench_serving.records import RequestFailure, RequestRecord
+from bench_serving.sse import EventParser
+
+
+class StreamReader(ABC):
+    """One answer, event by event. A subclass knows what an event says."""
+
+    __slots__ = ("_has_ended", "_last_s", "_num_bytes", "_parser", "_record")
+
+    def __init__(self, record: RequestRecord) -> None:
+        self._record = record
+        self._parser = EventParser()
+        self._num_bytes = 0
+        self._has_ended = False
+        self._last_s = 0.0
+
+    def on_body(self, data: bytes, now: float) -> None:
+        self._last_s = now
+        self._num_bytes += len(data)
+        for event in self._parser.feed(data):
+            self._take(event, now)
+
+    def finish(self) -> None:
+        """The body is complete. Raises RequestFailure when the answer in it is not."""
+        self._record.received_bytes = self._num_bytes
+        for event in self._parser.finish():
+            self._take(event, self._last_s)
+        if not self._has_ended:
+            raise RequestFailure("the stream ended without a finish_reason and without [DONE]")
+
+    def _take(self, event: bytes, now: float) -> None:
+        if event == b"[DONE]":
+            self._has_ended = True
+        else:
+            self._take_answer(event, now)
+
+    @abstractmethod
+    def _take_answer(self, event: bytes, now: float) -> None:
+        """Take what an event says, and note whether it is the last. Raises RequestFailure."""
