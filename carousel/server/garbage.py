@@ -1,4 +1,4 @@
-"""GarbageWatch: has all that lives looked through for garbage when the process has grown, and not before.
+"""GarbageWatch: runs a full garbage collection when the process has grown, and not before.
 
 Python's collector looks through what is new each time that some hundred objects more have been made than
 freed, and every so often through all that lives: a turn of the event loop that takes half a microsecond for
@@ -14,24 +14,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 NEW_OBJECTS = 2000
-"""Objects, made and not freed, after which the new ones are looked through: 1 ms."""
+"""Objects made and not freed after which Python collects its first generation, which takes 1 ms."""
 NEW_COLLECTIONS = 3
-"""Such collections before one looks through what they have left, too."""
+"""Collections of the first generation after which the second one is collected, too."""
 NEVER = 1 << 30
+"""Collections of the second generation after which Python would collect the third one by itself."""
 LOOKED_AT = 8
-"""Collections of those after which old objects are counted: a tenth of the time of one of them all."""
+"""Collections of the second generation after which objects of the third one are counted. That takes
+a tenth of the time of a full collection.
+"""
 OLD_OBJECTS = 50_000
-"""Old objects, and no fewer than there were, that make a collection of all worth its time."""
+"""Growth of the third generation that starts a full collection, if it has at least doubled, too."""
 GROWN_BYTES = 48 << 20
-"""Growth that does, too: what is left may be few objects that hold large bodies."""
+"""Growth of resident memory, in bytes, that starts one: garbage may be a few objects with large bodies."""
 REST_S = 1.0
-"""Shortest time between two collections because of bytes: it may be that all of them are in use."""
+"""Seconds from a full collection to one because of bytes, at least: all of them may be in use."""
 STATM = Path("/proc/self/statm")
 
 
 def collect_new_objects_alone() -> None:
-    """Leave out of all collections what is there now, and old objects out of those that come by themselves:
-    they are for a GarbageWatch.
+    """Freeze what is there now, and have Python collect its first two generations alone. The third one is
+    left to a GarbageWatch.
     """
     gc.collect()
     gc.freeze()

@@ -50,7 +50,7 @@ class _Stream:
 
 
 def check_stream(given: object, kind: type[_Stream]) -> None:
-    """Raises InvalidRequest."""
+    """Check that what was given is a stream of this kind. Raises InvalidRequest."""
     if not isinstance(given, kind):
         raise InvalidRequest(
             f"stream: a {kind.__name__} as `stream` returns it, got {type(given).__name__}; a call of "
