@@ -14,8 +14,8 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from bench_serving.backends.base import BenchPrompt, GenerationOptions
-from bench_serving.backends.stream_reader import StreamReader
-from bench_serving.http_client import HttpClient, parts_of
+from bench_serving.backends.stream_reader import StreamReader, ask_streamed, ask_whole
+from bench_serving.http_client import HttpClient
 from bench_serving.records import Clock, RequestFailure, RequestRecord
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -98,16 +98,11 @@ class OpenAIBackend:
 
     async def generate(self, prompt: BenchPrompt, output_len: int, record: RequestRecord) -> None:
         body = self.request_body(prompt, output_len)
-        record.start_s = self._clock()
         if self._options.stream:
             reader = _StreamReader(record)
-            await self._client.post(self._path, body, reader.on_body)
-            reader.finish()
-            return
-        parts: list[bytes] = []
-        await self._client.post(self._path, body, parts_of(parts))
-        record.end_s = self._clock()
-        _take_whole(b"".join(parts), record)
+            await ask_streamed(self._client, self._path, body, reader, record, self._clock)
+        else:
+            await ask_whole(self._client, self._path, body, _take_whole, record, self._clock)
 
     async def aclose(self) -> None:
         return

@@ -1,10 +1,12 @@
-"""StreamReader: a streamed answer of server-sent events, read into a record."""
+"""An answer over HTTP, read into a record: whole, or server-sent event by event by a StreamReader."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
-from bench_serving.records import RequestFailure, RequestRecord
+from bench_serving.http_client import HttpClient, parts_of
+from bench_serving.records import Clock, RequestFailure, RequestRecord
 from bench_serving.sse import EventParser
 
 
@@ -43,3 +45,28 @@ class StreamReader(ABC):
     @abstractmethod
     def _take_answer(self, event: bytes, now: float) -> None:
         """Take what an event says, and note whether it is the last. Raises RequestFailure."""
+
+
+async def ask_streamed(
+    client: HttpClient, path: str, body: bytes, reader: StreamReader, record: RequestRecord, clock: Clock
+) -> None:
+    """Send a request and read its stream. Raises RequestFailure."""
+    record.start_s = clock()
+    await client.post(path, body, reader.on_body)
+    reader.finish()
+
+
+async def ask_whole(
+    client: HttpClient,
+    path: str,
+    body: bytes,
+    take: Callable[[bytes, RequestRecord], None],
+    record: RequestRecord,
+    clock: Clock,
+) -> None:
+    """Send a request and give the body of its answer to `take`. Raises RequestFailure."""
+    parts: list[bytes] = []
+    record.start_s = clock()
+    await client.post(path, body, parts_of(parts))
+    record.end_s = clock()
+    take(b"".join(parts), record)
