@@ -1,15 +1,20 @@
-"""Time of linear layers on the CPU, and what share of the machine's peaks that is.
+"""Measure linear layers on the CPU: microseconds, and shares of what the machine can read and compute.
 
     python -m benchmarks.cpu.linear [--shapes 1024x512,512x1408] [--rows 1,8,64] [--builds SRC,SRC]
-                             [--cpu-isa avx2] [--dtype int8] [--memory-gb-per-s 40 --gflop-per-s 150]
+                                    [--cpu-isa avx2] [--dtype int8] [--gflop-per-s 150]
 
-A shape is outputs x inputs. A build is a folder of C++ sources, such as another checkout's whose calls have
-the same fields; without --builds this checkout's alone. As many weights of a shape as fill --megabytes are
-taken in turn, recorded as a step is, so that what one has read of a cache is not there the next time and no
-Python comes between them. Weights of int8 multiply rows of bfloat16, whose time to become int8 counts.
-Printed are one layer's microseconds, the least of all turns (with one thread its CPU time, which other work
-disturbs less), the rate at which weights are read, and that of multiplying and adding; with the two figures
-of benchmarks.cpu.machine also what share of those this is. The last line is JSON.
+A shape is outputs x inputs. A build is a folder of C++ sources, for example another checkout's whose calls
+have the same fields. Without --builds it is this checkout's alone.
+
+A case multiplies the same rows by many different weights of one shape, as many as fill --megabytes, so that
+caches do not hold a weight until its next turn. They are recorded as one program, as a step of a model is, so
+that no Python runs between them. With int8 weights the rows are bfloat16, and their conversion counts.
+
+Each line tells, for one layer and each build, the microseconds (the best of all turns; with one thread CPU
+time, which other work disturbs less), the rate at which weights are read, and the rate of multiplications
+and additions. In brackets stands the share of the machine's read rate: benchmarks.cpu.machine's sum over as
+much memory runs in turns with the layers, and the share is that of the quickest tenths of both. With
+--gflop-per-s the second rate has its share, too. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -21,8 +26,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from benchmarks.cpu.machine import beyond_caches, memory_sum
 from model_worker.kernels.int8_linear import quantize_rows
 from model_worker.kernels.native.build import SOURCE_DIR, build_library, trusted_cache
 from model_worker.kernels.native.int8_linear import Int8Linear
@@ -33,15 +40,14 @@ from runtime.base.cpu_isa import cpu_isa, usable_isas
 from runtime.base.environment import kernel_cache_dir
 
 LLAMA_60M = "1024x512,2816x512,512x1408,8192x512"
-MAX_WEIGHTS = 64
 
 
 def one_after_another(
     kernels: NativeKernels, outputs: int, inputs: int, rows: int, dtype: torch.dtype, megabytes: float
 ) -> tuple[Callable[[], object], int]:
-    """Multiply the same rows by each of many weights, in one call; and by how many."""
+    """Return a function that multiplies the same rows by each of many weights, and the number of weights."""
     torch.manual_seed(0)
-    count = min(MAX_WEIGHTS, max(1, round(megabytes * 1e6 / (outputs * inputs * dtype.itemsize))))
+    count = max(1, round(megabytes * 1e6 / (outputs * inputs * dtype.itemsize)))
     layers: list[PackedLinear | Int8Linear] = []
     for _ in range(count):
         weight = torch.randn(outputs, inputs)
@@ -60,18 +66,19 @@ def one_after_another(
     return partial(program.run, num_tokens=rows, num_outputs=0, num_seqs=0), count
 
 
-def least_s(functions: list[Callable[[], object]], seconds: float, clock: Callable[[], float]) -> list[float]:
-    """The least time of each, in turns."""
-    best = [float("inf")] * len(functions)
+def timed(functions: list[Callable[[], object]], seconds: float, clock: Callable[[], float]) -> np.ndarray:
+    """Call all in turns, for so many seconds each. Return the seconds of each call, [turns, functions]."""
     for function in functions:
         function()
+    turns = []
     end = time.perf_counter() + seconds * len(functions)
     while time.perf_counter() < end:
-        for number, function in enumerate(functions):
-            began = clock()
+        times = [clock()]
+        for function in functions:
             function()
-            best[number] = min(best[number], clock() - began)
-    return best
+            times.append(clock())
+        turns.append(np.diff(times))
+    return np.array(turns)
 
 
 def main() -> None:
@@ -87,8 +94,12 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32", "int8"], default="bfloat16")
     parser.add_argument("--cpu-isa", choices=usable_isas(), default=cpu_isa())
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--megabytes", type=float, default=100.0, help="of all weights of a shape")
-    parser.add_argument("--memory-gb-per-s", type=float, default=0.0)
+    parser.add_argument(
+        "--megabytes",
+        type=float,
+        default=beyond_caches() / 1e6,
+        help="of all weights of a shape (default: four times the largest cache)",
+    )
     parser.add_argument("--gflop-per-s", type=float, default=0.0)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each case and build")
     options = parser.parse_args()
@@ -107,15 +118,22 @@ def main() -> None:
                 one_after_another(kernels, outputs, inputs, rows, dtype, options.megabytes)
                 for kernels in builds
             ]
-            times = least_s([run for run, _ in cases], options.seconds, clock)
+            functions = [run for run, _ in cases]
+            num_bytes = outputs * inputs * dtype.itemsize * cases[0][1]
+            turns = timed([*functions, memory_sum(num_bytes)], options.seconds, clock)
+            times = turns.min(axis=0)[:-1].tolist()
+            # Not of the best ones: a virtual machine's memory is twice as fast for some moments.
+            quick = np.quantile(turns, 0.1, axis=0)
+            shares = (quick[-1] / quick[:-1]).tolist()
             line = f"{shape:>12} {rows:>4} rows:"
-            for (_, count), total in zip(cases, times, strict=True):
+            for (_, count), total, share in zip(cases, times, shares, strict=True):
                 seconds = total / count
                 read = outputs * inputs * dtype.itemsize / seconds / 1e9
                 computed = 2e-9 * rows * outputs * inputs / seconds
-                line += f"  {seconds * 1e6:8.1f} us {read:5.1f} GB/s {computed:6.1f} GFLOP/s"
-                if options.memory_gb_per_s and options.gflop_per_s:
-                    line += f" ({read / options.memory_gb_per_s:4.0%} {computed / options.gflop_per_s:4.0%})"
+                line += f"  {seconds * 1e6:8.1f} us {read:5.1f} GB/s ({share:4.0%})"
+                line += f" {computed:6.1f} GFLOP/s"
+                if options.gflop_per_s:
+                    line += f" ({computed / options.gflop_per_s:4.0%})"
             print(line, flush=True)
             results[f"{shape}_{rows}"] = [
                 round(t / n * 1e6, 1) for t, (_, n) in zip(times, cases, strict=True)
