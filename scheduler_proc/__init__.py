@@ -1,3 +1,4 @@
-"""Floor 1: the one brain. Decides what the model computes
-next; works on ids, page numbers and lengths, never on tensors.
+"""The scheduler process: decides what the model computes next.
+
+It works on token ids, page numbers and lengths, never on tensors, and must not import torch.
 """

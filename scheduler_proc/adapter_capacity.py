@@ -1,4 +1,6 @@
-"""Slots of adapters, and what is kept of those that came with requests, as the settings size them."""
+"""Sizes of the scheduler's LoRA parts, from the settings: adapter slots on the device, and the store of
+adapters that came with requests.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from scheduler_proc.port import Port
 
 
 def page_rows(config: RuntimeConfig, limits: WorkerReady) -> int:
-    """Return the rows of one page: those of an adapter of rank --lora-page-rank on all modules, and no fewer
-    than the largest adapter has on one.
+    """Return the number of rank rows in one adapter page: enough for an adapter of rank --lora-page-rank on
+    all modules, and for the largest adapter on one module.
     """
     return max(config.lora_page_rank * limits.num_adapted_modules, config.max_lora_rank)
 
@@ -22,7 +24,9 @@ def page_rows(config: RuntimeConfig, limits: WorkerReady) -> int:
 def make_slots(
     config: RuntimeConfig, limits: WorkerReady, adapters: AdapterDevice | None, port: Port
 ) -> SlotPool:
-    """Return the slots of the device; none where no adapters are served. Raises ConfigError."""
+    """Make the pool of adapter slots on the device; it is empty where no adapters are served. Raises
+    ConfigError.
+    """
     if adapters is None:
         return SlotPool(0)
     size = page_rows(config, limits)
@@ -40,7 +44,7 @@ def make_slots(
 def make_inline_store(
     config: RuntimeConfig, limits: WorkerReady, lifecycle: Lifecycle, files: KeptFiles
 ) -> InlineStore | None:
-    """Return what is kept of adapters that come with requests; None where no adapters are served."""
+    """Make the store of adapters whose weights come with requests; None where no adapters are served."""
     if not lifecycle.slots.num_slots:
         return None
     store = InlineStore(

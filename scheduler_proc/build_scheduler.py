@@ -1,4 +1,4 @@
-"""Puts a scheduler together out of its parts, around a port and an executor."""
+"""Construction of a scheduler from its parts, around a port and an executor."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def build_scheduler(
     decoders: Decoders | None = None,
     attention_span: int = 0,
 ) -> Scheduler:
-    """Compose the parts around the port. `profile_dir`: as StepProfile's; `roster`: as Lifecycle's;
-    `suspects`: as Intake's; `grammar`: None where no guides are kept; `adapters`: None where no adapters are
-    served; `ranks`: None where none can be called; `decoders`: None where beam searches have no text;
-    `attention_span`: as ChunkCosts', 0 where chunks of a prompt are alike.
+    """Build a Scheduler. Raises ConfigError when a policy or a cache cannot be found.
 
-    Raises ConfigError when a policy or a cache cannot be found.
+    - profile_dir, roster, suspects: as in StepProfile, Lifecycle and Intake.
+    - grammar: None where no guides are served. adapters: None where no adapters are served.
+    - ranks: None where ranks cannot be called. decoders: None where beam searches have no text.
+    - attention_span: as in ChunkCosts; 0 where all chunks of a prompt cost the same.
     """
     page_size = limits.page_size
     max_len = min(config.context_length, limits.max_len, limits.num_pages * page_size)
@@ -132,7 +132,7 @@ def _batching(config: RuntimeConfig, limits: StepLimits) -> BatchingSettings:
 def _settings_in_force(
     config: RuntimeConfig, executor: AnyExecutor, limits: WorkerReady
 ) -> dict[str, int | float | str]:
-    """For /server_info."""
+    """Return the settings as the scheduler applies them, for /server_info."""
     return {
         "model": config.model_names[0],
         "device": limits.device,

@@ -19,17 +19,20 @@ from scheduler_proc.policy.base import InvalidOrder, SchedulePolicy, WaitingView
 logger = logging.getLogger(__name__)
 
 MAX_PASSED_OVER = 128
-"""Most waiting requests that are looked at and passed over in one step; arbitrary, bounds the time of a step.
+"""Most waiting requests per step that are examined but not admitted. An arbitrary bound on the time of a
+step.
 """
 MAX_SKIPPED = 1024
-"""Bound like MAX_PASSED_OVER for those of tenants one of whose requests was passed over, at 0.1 us each, and
-for those that are not ready: whose features are not, such as a guide, or whose adapters.
+"""Most waiting requests per step that are skipped cheaply, at 0.1 us each: those of a tenant that is held
+back in this step, and those that are not ready (their guide or adapter is still being loaded).
 """
 
 
 class Admission:
-    """`closes_batches`: as CapacityPolicy's. Who would wait for a page that another row computes is not made
-    to: it would miss the batch. `is_ready`: as Port's.
+    """Gives rows to waiting requests.
+
+    closes_batches: as in CapacityPolicy. If it is true, a request never waits for a page that another row is
+    computing, because it would miss its batch. is_ready: as in Port.
     """
 
     def __init__(
@@ -46,10 +49,12 @@ class Admission:
         self.policy = policy
 
     def admit(self, adder: PrefillAdder, newcomers: Sequence[Request] | None = None) -> None:
-        """Give rows to waiting requests until one does not fit; those that are not ready yet are passed over,
-        and so are all of a tenant once one of them does not fit beside the shares of others. newcomers: who
-        is considered, all of them waiting; None: everybody, as the policy orders them. Where beam widths are
-        drained nobody is passed over, and the order is that of arrival.
+        """Give rows to waiting requests until one does not fit.
+
+        Requests that are not ready yet are skipped. When a request does not fit because of other tenants'
+        shares, all requests of its tenant are skipped. newcomers: the only requests to consider, all of them
+        waiting; None: all waiting requests in the policy's order. If beam widths are drained, nothing is
+        skipped and requests start in the order of arrival.
         """
         waiting = self._lifecycle.waiting
         admitted: list[int] = []
@@ -95,8 +100,9 @@ class Admission:
             self._lifecycle.finish(req, "error", error=info)
 
     def _positions(self, newcomers: Sequence[Request] | None) -> Iterable[int]:
-        """Where they wait now: a row that was taken back in this step has moved those behind its request.
-        While somebody has to run alone, only the one whose turn it is.
+        """Return the current queue positions of the requests to consider. They are looked up anew because a
+        retraction in this step can shift the queue. While requests must run alone, only the next of those is
+        considered.
         """
         lifecycle = self._lifecycle
         if lifecycle.solitary:
@@ -113,8 +119,8 @@ class Admission:
         return [positions[req.seq] for req in newcomers if req.seq in positions]
 
     def prefix_if_it_may_start(self, req: Request) -> Prefix | None:
-        """Return the cached prefix of a waiting request that is prepared; None while it is better off waiting
-        for a page that another row computes.
+        """Return the cached prefix of a request that is prepared, or None if it should wait for a page that
+        another row is computing.
         """
         if req.awaits is not None and self._kv.still_awaits(req):
             return None
@@ -122,8 +128,8 @@ class Admission:
         return None if not self._closes_batches and self._kv.must_await(req, prefix) else prefix
 
     def is_prepared(self, req: Request) -> bool:
-        """Tell whether what its features wait for is there, and what it wants of the device's slots, which is
-        loaded otherwise. Raises RequestError.
+        """Return True if everything that the request needs before its start is there: its features are ready,
+        and its adapter is in a device slot. Starts to load an adapter that is not. Raises RequestError.
         """
         if not req.features:
             if req.adapter is None and req.prompt_table is None:  # as nearly all
@@ -134,8 +140,8 @@ class Admission:
         return not slots or self._lifecycle.slots.prepare(slots, req.seq)
 
     def order(self) -> Iterable[int]:
-        """Return the positions of the waiting queue in the order in which they are considered: first those
-        that starve, then as the policy, which is shown no more than these, orders the others.
+        """Yield positions of the waiting queue in the order in which they are considered: first starving
+        requests, then the others as the schedule policy orders them. The policy only sees the others.
         """
         num_starved = self._lifecycle.waiting.num_starved
         return self._policy_order(0) if not num_starved else self._starved_first(num_starved)
@@ -146,7 +152,9 @@ class Admission:
             yield num_starved + position
 
     def _policy_order(self, num_starved: int) -> Sequence[int]:
-        """Positions in what comes after the first so many."""
+        """Return the policy's order of the requests behind the first num_starved, or first come, first served
+        if the policy fails.
+        """
         view = WaitingView(self._lifecycle.waiting, self._kv, num_starved)
         try:
             return checked_order(self.policy.order(view), len(view))

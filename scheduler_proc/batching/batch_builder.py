@@ -1,5 +1,6 @@
-"""BatchBuilder: who is in the next step. Continues what runs, takes rows back when pages are short, admits
-what waits. It asks the capacity policy who fits; the PrefillAdder says how many tokens each of them gets.
+"""BatchBuilder: chooses the requests of the next step. It continues running rows, retracts rows when pages
+are short, and admits waiting requests. The capacity policy decides who fits; the PrefillAdder decides how
+many tokens each row gets.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchBuilder:
-    """Builder of the next step; `build` is called once a step."""
+    """Builds the next step. Call `build` once a step."""
 
     def __init__(
         self,
@@ -38,7 +39,8 @@ class BatchBuilder:
         chooser: ChosenBatch | None = None,
         micro_batches: MicroBatches | None = None,
     ) -> None:
-        """micro_batches: of a pipeline of stages; None where each step is computed as a whole."""
+        """micro_batches: the division of rows among steps in a pipeline of stages; None without a pipeline.
+        """
         self._lifecycle = lifecycle
         self._kv = lifecycle.kv
         self._rows = lifecycle.kv.rows
@@ -53,8 +55,8 @@ class BatchBuilder:
         self._num_turns = 0
 
     def build(self, feeds_back: bool) -> tuple[ScheduleBatch, PrefillTotals]:
-        """Return the next step, which is to be launched at once unless it is empty. feeds_back: as
-        Executor's.
+        """Return the next step, which the caller launches at once unless it is empty. feeds_back: as in
+        Executor.
         """
         self._lifecycle.slots.begin_step()
         if self._preemption is not None:
@@ -82,7 +84,9 @@ class BatchBuilder:
         return batch, adder.totals
 
     def _continue(self, ready: RowArray, batch: ScheduleBatch, adder: PrefillAdder) -> None:
-        """Decodes without anything to them at once, then rows that guess; the others one by one."""
+        """Continue running rows: plain decodes all at once, then rows with guesses all at once, and the rest
+        one by one.
+        """
         if len(ready) > self._limits.max_requests:
             ready = self._whose_turn_it_is(ready)
         plain = self._rows.plain_decodes(ready)
@@ -95,7 +99,9 @@ class BatchBuilder:
             self._continue_one_by_one(ready, batch, adder)
 
     def _continue_guessing(self, ready: RowArray, adder: PrefillAdder) -> RowArray:
-        """Continue rows that make guesses and nothing else, at once. Returns those that are left."""
+        """Continue the rows that do nothing special but guess, all at once. Returns the rows that are still
+        to be continued.
+        """
         lane = self._rows.guess_lane
         chosen = None if lane is None else lane.choose(ready)
         if lane is None or chosen is None:
@@ -104,7 +110,7 @@ class BatchBuilder:
         return others if adder.try_continue_guessing(rows, lane, len(others)) else ready
 
     def _whose_turn_it_is(self, ready: RowArray) -> RowArray:
-        """Those that have been left out for the longest time, in the order of admission."""
+        """Return the max_requests rows that have gone longest without a turn, in the order of admission."""
         order = np.argsort(self._served_at[ready], kind="stable")
         chosen = ready[np.sort(order[: self._limits.max_requests])]
         self._num_turns += 1
@@ -114,8 +120,8 @@ class BatchBuilder:
     # -- short of pages -------------------------------------------------------------------------------------
 
     def _continue_one_by_one(self, ready: RowArray, batch: ScheduleBatch, adder: PrefillAdder) -> None:
-        """Continue rows in the order of their ranks, pages first to the first; when they are
-        short, somebody not yet in the batch gives up its row.
+        """Continue rows one by one in the order of the capacity policy's rank, so the first ones get pages
+        first. When pages are short, a row that is not in the batch yet is retracted.
         """
         holders = [req for row in ready.tolist() if (req := self._rows.holder[row]) is not None]
         in_turn = sorted(holders, key=self.capacity.rank)
@@ -126,8 +132,8 @@ class BatchBuilder:
                     break
 
     def _try_make_room(self, batch: ScheduleBatch, req: Request, num_missing: int) -> bool:
-        """Take one row back for req, which lacks so many pages. False: nobody has to give way, and who lacks
-        pages waits for them.
+        """Retract one row to free pages for req, which lacks num_missing pages. Returns False if no row has
+        to give way; req then waits for pages.
         """
         taken = batch.taken()
         candidates = [each for each in self._rows.running_requests() if taken.isdisjoint(each.held_rows)]

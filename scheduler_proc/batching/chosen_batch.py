@@ -1,6 +1,8 @@
-"""ChosenBatch: asks a scheduler of the user's own, checks what it answers, and says it in the BatchBuilder's
-terms. A call that fails, or an answer that cannot be done, ends the requests of that call with the reason;
-the next call is a new one.
+"""ChosenBatch: adapter for a scheduler of the user's own (RequestScheduler). It calls the scheduler, checks
+the answer, and translates it for the BatchBuilder.
+
+If a call fails, or its answer cannot be carried out, the requests of that call end with the reason. The next
+call is unaffected.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ logger = logging.getLogger(__name__)
 
 class Chosen(NamedTuple):
     rows: RowArray
-    """Rows that go on, of those that could."""
+    """Rows that continue, a subset of those that are ready."""
     newcomers: list[Request]
     """Requests that may be admitted, in this order."""
 
 
 class ChosenBatch:
-    """The choice of a scheduler of the user's own; `choose` is called once a step."""
+    """Runs a scheduler of the user's own. Call `choose` once a step."""
 
     def __init__(
         self, lifecycle: Lifecycle, admission: Admission, scheduler: RequestScheduler, max_requests: int
@@ -47,7 +49,9 @@ class ChosenBatch:
         self._max_requests = max_requests
 
     def choose(self, ready: RowArray) -> Chosen:
-        """Takes rows back from those that are paused, and ends requests if the call fails."""
+        """Ask the user's scheduler for the next step. Retracts the rows that it pauses. If the call fails,
+        ends all requests that were shown to it.
+        """
         waiting = self._lifecycle.waiting
         running = self._rows.running_requests()
         active = {LlmRequest(req): req for req in running}
@@ -72,7 +76,7 @@ class ChosenBatch:
     def _checked(
         self, answer: object, active: dict[LlmRequest, Request], in_flight: set[int]
     ) -> SchedulerOutput:
-        """Raises InvalidSchedule."""
+        """Return the scheduler's answer if it can be carried out. Raises InvalidSchedule otherwise."""
         names = ("context", "generation", "paused")
         output = SchedulerOutput(*checked_lists("scheduler", answer, list(active), names))
         context, generation, paused = output

@@ -1,5 +1,5 @@
-"""Which parts decide, by name: the settings that name them, and the prefix cache and BatchBuilder that they
-stand for.
+"""Construction of the parts that decide about batches: the settings that name them, and factories for prefix
+cache, schedule policy and BatchBuilder.
 """
 
 from __future__ import annotations
@@ -47,17 +47,20 @@ class BatchingSettings(NamedTuple):
     capacity: str = "max_utilization"
     """The name of a capacity policy, or package.module:Class of a CapacityScheduler of the user's own."""
     conservativeness: float = 1.0
-    """Factor of max_utilization's estimates: above 1 it admits later and retracts less."""
+    """Factor on the output lengths that max_utilization estimates. Above 1 it admits later and retracts less.
+    """
     micro_batch_scheduler: str = ""
-    """Class of a MicroBatchScheduler of the user's own, as package.module:Class; empty for none."""
+    """Import path (package.module:Class) of a MicroBatchScheduler of the user's own; empty for none."""
     request_scheduler: str = ""
-    """Class of a RequestScheduler of the user's own, in the place of both schedulers, as
-    package.module:Class; empty for none.
+    """Import path (package.module:Class) of a RequestScheduler of the user's own, which replaces both the
+    capacity and the micro-batch scheduler; empty for none.
     """
     num_stages: int = 1
     """Number of stages of the pipeline that computes a step."""
     drains_widths: bool = False
-    """Start requests of another beam width when all before them have ended."""
+    """Run requests of one beam width at a time: a request of another width starts when all before it have
+    ended.
+    """
 
 
 def make_prefix_cache(
@@ -83,8 +86,8 @@ def make_schedule_policy(name: str, port: Port) -> SchedulePolicy:
 def make_batch_builder(
     settings: BatchingSettings, lifecycle: Lifecycle, policy: SchedulePolicy, port: Port
 ) -> BatchBuilder:
-    """Make the BatchBuilder of the settings. Raises ConfigError when a name stands for nothing, or two of
-    them do not go together.
+    """Make the BatchBuilder that the settings describe. Raises ConfigError if a name is unknown or two
+    settings exclude each other.
     """
     kv = lifecycle.kv
     capacity = _make_capacity_policy(settings, kv)
@@ -121,7 +124,7 @@ def _make_capacity_policy(settings: BatchingSettings, kv: KVCacheManager) -> Cap
 def _make_request_scheduler(
     settings: BatchingSettings, kv: KVCacheManager, port: Port
 ) -> RequestScheduler | None:
-    """The user's own; None: there is none."""
+    """Return the request scheduler of the user's own, or None if the settings name none."""
     of_capacity = (kv.rows.max_rows, KvCacheView(kv))
     of_micro_batch = (settings.limits.max_requests, settings.limits.max_tokens)
     if settings.request_scheduler:
@@ -150,8 +153,8 @@ def _make_request_scheduler(
 def _constructed(
     kind: str, name: str, table: Mapping[str, str], method: str, port: Port, *arguments: object
 ) -> Any:
-    """Return what the named class makes of the arguments. Raises ConfigError for what is no class, or where
-    that has no such method.
+    """Construct the class that the setting names, with these arguments. Raises ConfigError if it is not a
+    class or lacks `method`.
     """
     cls = resolve(kind, name, table)
     can_be = callable(cls) and (hasattr(cls, method) or not isinstance(cls, type))

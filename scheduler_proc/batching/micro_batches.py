@@ -1,9 +1,10 @@
-"""MicroBatches: which rows share the next step of a pipeline, so that every stage has a step to compute.
+"""MicroBatches: divides decoding rows among the steps of a pipeline, so that every stage has a step to
+compute.
 
-With P stages P steps are computed at a time, and a row's next token needs its last one: so a step takes a
-P-th of the rows that decode, those first that have waited for the longest. A row whose token comes with a
-step that is still young is left to a later one, as the whole pipeline would wait for that token. Chunks of
-prompts need no token and follow each other through the stages. Knows rows; knows no page.
+With P stages, P steps are in flight, and a row's next token needs the result of its last one. So each step
+takes 1/P of the decoding rows, those first that have waited longest. A row whose last token is still being
+computed by a recent step is left to a later step, because the whole pipeline would wait for that token.
+Chunks of prompts need no token, so they follow each other through the stages. Knows rows, but no pages.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ class MicroBatches:
         self._rows = rows
         self._num_steps = self._num_turns = 0
         self._sampled_in = np.zeros(rows.max_rows, np.int64)
-        """Number of the step that sampled a token of the row last."""
+        """Number of the step that last sampled a token of each row."""
         self._turn_of = np.zeros(rows.max_rows, np.int64)
-        """Number of the turn that the row had last, whether it could go on in it or not."""
+        """Number of the last turn of each row, whether or not it could continue then."""
 
     def choose(self, ready: RowArray, *, others_wait: bool) -> RowArray:
-        """Choose of the rows that could go on, in their order. others_wait: somebody else may get into the
-        step, and would wait for its youngest token.
+        """Return the rows of `ready` that join the next step, in their order. others_wait: other requests may
+        join the step too, and would wait for its youngest token.
         """
         rows = self._rows
         ready = ready[~self._are_in_two_steps(ready)]
@@ -48,21 +49,21 @@ class MicroBatches:
         return ready[is_chosen]
 
     def note_step(self, batch: ScheduleBatch) -> None:
-        """Take note of a step, which is launched at once."""
+        """Record a step that is launched now."""
         self._num_steps += 1
         sampling = batch.sampling_rows()
         self._sampled_in[sampling] = self._num_steps
         self.note_turn(sampling)
 
     def note_turn(self, rows: RowArray) -> None:
-        """Take note of rows that had their turn, also if they lack pages and could not go on: others come
-        first the next time.
+        """Record that these rows had their turn, even if they lacked pages, so that other rows come first
+        next time.
         """
         self._num_turns += 1
         self._turn_of[rows] = self._num_turns
 
     def _share(self) -> int:
-        """Rows that decode in a step, at most: a P-th of all that go on decoding."""
+        """Return how many rows may decode in one step: 1/P of all decoding rows, rounded up."""
         rows = self._rows
         running = rows.running
         predicted = rows.num_tokens[running] + rows.in_flight[running]
@@ -70,8 +71,8 @@ class MicroBatches:
         return -(-int(np.count_nonzero(decodes)) // self.num_stages)
 
     def _are_in_two_steps(self, ready: RowArray) -> BoolArray:
-        """Which of them have as many tokens in flight as they may: one, and none where the host has to know
-        the last one before it plans the next.
+        """Return a mask of the rows that must wait for a result: those with two tokens in flight, and those
+        with one whose next step can only be planned when the host knows that token.
         """
         rows = self._rows
         in_flight = rows.in_flight[ready]

@@ -1,8 +1,8 @@
-"""Batching types: which of the rows that could go on share one forward. Knows rows; knows no page.
+"""Batching types: rules for which of the ready rows share one forward. Knows rows, but no pages.
 
-inflight_fused   prompts and decodes in one forward
-inflight         a forward computes prompts or decodes, in turns while there are both
-static           all prompts of the batch first, then their decodes
+inflight_fused   prompts and decodes share a forward
+inflight         a forward computes either prompts or decodes, alternating while there are both
+static           all prompts of the batch are computed first, then its decodes
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ BATCHING_TYPES = {
 
 
 Phase: TypeAlias = tuple[RowArray, bool]
-"""Parts of one forward: these rows; and waiting requests, or not."""
+"""Part of one forward: the rows to continue, and True if waiting requests may join."""
 
 
 class Phases(Protocol):
     def of(self, ready: RowArray) -> Iterable[Phase]:
-        """Return what the next forward may be made of, given the rows that could go on. The next answer is
-        asked for only if nothing came of the one before.
+        """Yield candidate contents of the next forward, best first. The caller asks for the next candidate
+        only if nothing could be done with the one before.
         """
 
 
 class Fused:
-    """Batching type in which prompts and decodes share every forward."""
+    """Lets prompts and decodes share every forward."""
 
     def __init__(self, rows: Rows) -> None:
         pass
@@ -42,7 +42,7 @@ class Fused:
 
 
 class PromptsFirst:
-    """Batching type in which decodes wait until no prompt is left to compute."""
+    """Lets decodes wait until no prompt is left to compute."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -54,7 +54,7 @@ class PromptsFirst:
 
 
 class InTurns:
-    """Batching type in which a forward of prompts follows one of decodes: so neither waits for long."""
+    """Alternates forwards of prompts and forwards of decodes, so that neither waits long."""
 
     def __init__(self, rows: Rows) -> None:
         self._prompts_first = PromptsFirst(rows)

@@ -1,6 +1,5 @@
-"""Preemption: a waiting request of a higher priority takes rows and pages from running ones of a lower.
-
-Comes before anything is planned: what is in the step already can no longer give way.
+"""Preemption: retracts running requests for waiting ones of a higher priority. It runs before a step is
+planned, because a row in the step can no longer give way.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class Preemption:
-    """Taker of rows for waiting requests of a higher priority; only beside a capacity policy that takes rows
-    back anyway.
+    """Frees rows and pages for waiting requests of a higher priority. Used only with a capacity policy that
+    retracts anyway.
     """
 
     def __init__(self, lifecycle: Lifecycle, admission: Admission, capacity: MaxUtilization) -> None:
@@ -35,12 +34,13 @@ class Preemption:
         self._capacity = capacity
 
     def make_way(self) -> None:
-        """Retract as many running requests as those that wait with a higher priority need: the lowest
-        urgency and the latest started first. Who waits is admitted where all are. So what those need that
-        starve and go before them is counted, though they take no row from anybody of their own priority.
+        """Retract as many running requests as the waiting ones with a higher priority need. Victims are those
+        of the lowest urgency, and among them the latest started.
 
-        Who takes its tenant beyond its share, beside other rows of it, takes from its own tenant's requests
-        alone: what others gave up would be withheld for them.
+        The rows and pages of starving requests count too, because they are admitted first, although a
+        starving request causes no retraction within its own priority. A request that takes its tenant beyond
+        its cache share only retracts requests of its own tenant: pages that others gave up would be withheld
+        from it.
         """
         waiting, rows = self._lifecycle.waiting, self._rows
         if not len(waiting) or not rows.num_running or self._lifecycle.solitary:
@@ -76,8 +76,8 @@ class Preemption:
             self._kv.cache.unlock(prefix.node)
 
     def _wants_any(self, lowest: int) -> bool:
-        """Tell whether anybody who waits has a higher priority than this. The first that does not starve
-        has the highest.
+        """Return True if a waiting request has a priority above `lowest`. The queue is sorted, so the first
+        request that does not starve has the highest priority of those.
         """
         waiting = self._lifecycle.waiting
         if not waiting[0].is_starved:
@@ -93,7 +93,9 @@ class Preemption:
             return None  # it fails where it would be admitted
 
     def _victims_of(self, req: Request, *, only_own: bool) -> list[Request]:
-        """Return who may have to give way to it. only_own: no other tenant's."""
+        """Return the running requests that may be retracted for req, only those of its own tenant if only_own
+        is true.
+        """
         victims = [each for each in self._rows.running_requests() if each.urgency < req.priority]
         if only_own:
             tenant = tenant_of(req.namespace)
@@ -101,7 +103,9 @@ class Preemption:
         return victims
 
     def _try_free(self, num_rows: int, num_pages: int, victims: list[Request]) -> bool:
-        """So many rows and pages, from these requests; nothing when they cannot give enough."""
+        """Retract victims until num_rows rows and num_pages pages are free. Returns False, and changes
+        nothing, if they cannot give that much.
+        """
         held = int(self._kv.num_held(np.array([req.row for req in victims], np.intp)).sum())
         if num_rows > self._rows.num_free + len(victims) or num_pages > self._kv.num_available + held:
             return False

@@ -1,7 +1,7 @@
-"""PrefillAdder: one step's budgets, and the only code that decides how many tokens a row gets.
+"""PrefillAdder: keeps the budgets of one step, and alone decides how many tokens each row gets.
 
-Running rows are continued first, decodes before anything else, so prefill never starves decode; what is left
-of the budget goes to newcomers. Every try_* method does what it says or changes nothing.
+Running rows are continued first, decodes before anything else, so prefill never starves decode. What is left
+of the budget goes to newcomers. Every try_* method either does what it says or changes nothing.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ class StepLimits(NamedTuple):
     """Limits of one forward, decodes included."""
 
     max_tokens: int
-    """Most new tokens of one forward."""
+    """Most new tokens in one forward."""
     max_requests: int
     cuts_prompts: bool = True
-    """A prompt may be computed in chunks. False: in one step, and it waits for one that has room for it."""
+    """True: a prompt may be computed in chunks. False: a prompt is computed in one step, and waits for a step
+    that has room for it.
+    """
     costs: ChunkCosts | None = None
-    """Costs of tokens of prompts where later ones count for more; None: each counts for one."""
+    """Cost of prompt tokens by position; None: each token costs 1."""
 
 
 class PrefillTotals(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Work of a batch besides decoding."""
+    """Counts of a batch's work besides decoding."""
 
     num_admitted: int
     num_new_tokens: int
     num_cached_tokens: int
     num_prefills: int = 0
-    """Requests of which the batch computes what they came to their row with."""
+    """Number of requests in the batch of which prompt tokens are computed."""
     num_recomputed_tokens: int = 0
     """New tokens that are computed again, or are output: see InflightBatchingStats.num_recomputed_ctx_tokens.
     """
 
 
 class PrefillAdder:
-    """Fills one batch."""
+    """Fills one batch within its budgets."""
 
     def __init__(
         self,
@@ -75,13 +77,15 @@ class PrefillAdder:
         self._num_recomputed_tokens = 0
         self._guessing: list[ScheduledRow[Request]] = []
         self._reserved: RowGroup | None = None
-        """The last group for whose rows there is room."""
+        """The last group of rows for which pages were reserved."""
         self.num_to_come = 0
-        """Running rows that are still to be continued one by one: guesses leave a token to each of them."""
+        """Number of running rows that are still to be continued one by one. Guesses leave a token of the
+        budget to each of them.
+        """
         self.num_missing = 0
-        """Pages that who could not be continued last wanted beside its own."""
+        """Number of pages that the last row that could not continue lacked."""
         self.was_withheld = False
-        """Tell whether who was not admitted last has pages withheld from it for other tenants."""
+        """True if the last request that was not admitted lacked pages that are withheld for other tenants."""
 
     @property
     def can_admit(self) -> bool:
@@ -100,8 +104,8 @@ class PrefillAdder:
         )
 
     def try_continue_together(self, decodes: RowArray) -> bool:
-        """Add the next token of every plain decode. False: budget or pages are short; take them one by
-        one.
+        """Add the next token of every plain decode. Returns False if budget or pages are short; the caller
+        then continues them one by one.
         """
         num_decodes = len(decodes)
         if not num_decodes:
@@ -119,8 +123,9 @@ class PrefillAdder:
         return True
 
     def try_continue_guessing(self, rows: RowArray, lane: GuessLane, num_to_come: int) -> bool:
-        """The next token and the guesses of all of these rows. False: budget or pages are short; take them
-        one by one. num_to_come: running rows that are continued behind them.
+        """Add the next token and the guesses of all these rows. Returns False if budget or pages are short;
+        the caller then continues them one by one. num_to_come: number of running rows that are continued
+        after these.
         """
         num_rows = len(rows)
         if num_rows > self._token_budget or num_rows > self._request_budget:
@@ -137,12 +142,14 @@ class PrefillAdder:
         return True
 
     def _room_for_guesses(self, num_to_come: int) -> int:
-        """Half of what is left stays for prompts, so that guesses never keep them waiting."""
+        """Return how many guessed tokens still fit. Half of the remaining budget stays for prompts, so
+        guesses never delay them.
+        """
         return max(0, self._token_budget - num_to_come) // 2
 
     def try_continue(self, req: Request) -> bool:
-        """Add the next chunk (or decode token) of a request that holds a row, as much as the budget leaves.
-        False: pages are short.
+        """Add the next chunk (or decode token) of a request that holds a row, as much as the budget allows.
+        Returns False if pages are short.
         """
         rows, row = self._rows, req.row
         start = rows.kv_len.item(row)
@@ -165,8 +172,8 @@ class PrefillAdder:
         return True
 
     def try_admit(self, req: Request, prefix: Prefix) -> bool:
-        """Give a waiting request a row and add its first chunk, if it fits beside what was promised to
-        others.
+        """Give a waiting request a row and add its first chunk, if it fits beside what the policy has
+        promised to others.
         """
         kv = self._kv
         is_plain = not req.features and req.adapter is None and req.prompt_table is None
@@ -200,8 +207,8 @@ class PrefillAdder:
         return True
 
     def reserve_guesses(self) -> None:
-        """Make room for the guesses of the batch, or cut them to the pages that their rows have. Called when
-        nobody can lose a row for want of pages any more.
+        """Reserve pages for the guesses of the batch, or cut the guesses to the pages that their rows have.
+        Call it when no row can be retracted any more.
         """
         if self._batch.guesses is not None:
             self._reserve_all(self._batch.guesses)
@@ -249,12 +256,12 @@ class PrefillAdder:
         return True
 
     def _chunk_len(self, req: Request, start: int, num_left: int) -> int:
-        """Return what the budget allows, less where later tokens cost more; a chunk that is not the last one
-        ends with a page, if it reaches the end of one. While logits of the prompt are wanted, no chunk goes
-        beyond it.
+        """Return the length of the next chunk: what the budget allows, less where later tokens cost more. 0:
+        the prompt must not be cut and needs a step with more room.
 
-        0: prompts are not to be cut, and this one needs a step with more room. More than any step has can
-        only be what a retraction or a restart took back with its output; that is computed in chunks.
+        A chunk that is not the last one ends at a page boundary if it reaches one. While logits of the prompt
+        are wanted, no chunk goes beyond the prompt. Only a request that was retracted or restarted with its
+        output can be longer than a step's budget; it is computed in chunks in any case.
         """
         if req.wanted_from < req.num_prompt and start < req.num_prompt:
             num_left = min(num_left, req.num_prompt - start)

@@ -1,1 +1,1 @@
-"""Pages of KV and who owns them: free list, prefix cache, rows."""
+"""Pages of the KV cache and their owners: the free list, the prefix cache, and rows."""

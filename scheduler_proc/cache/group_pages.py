@@ -1,8 +1,9 @@
-"""Pages of the rows of a group: what they have in common they share by count, also beside the cache.
+"""Pages of the rows of a beam search (a row group), which share what they have in common by counting owners,
+also outside the prefix cache.
 
-A row that forks gives its full pages to the other one as well, and its page in progress is copied on the
-device. The other row's own page in progress is what it is copied to, so a fork takes no page; for the first
-fork each further row gets a page with its seat. What nobody goes on with is free at once, never cached.
+When a row forks, it shares its full pages with the other row, and its page in progress is copied on the
+device into the other row's own page in progress. So a fork takes no page; each further row gets that page
+when it is seated. Pages of a beam that nobody continues are free at once and never cached.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from scheduler_proc.core.request import Request, RowGroup, Status
 
 
 def num_shared_pages(kv: KVCacheManager, num_prompt: int) -> int:
-    """Return how many pages of a prompt the rows of a group share for as long as they live."""
+    """Return how many pages of a prompt the rows of a group share during their whole life."""
     return num_prompt // kv.page_size if kv.cache.shares and kv.window is None else 0
 
 
 def most_further_pages(kv: KVCacheManager, num_prompt: int, max_len: int, width: int) -> int:
-    """Return how many pages the further rows of a group may come to hold, at most."""
+    """Return the most pages that the further rows of a group can ever hold."""
     return (width - 1) * (kv.num_pages_for(max_len) - num_shared_pages(kv, num_prompt))
 
 
 def seat_others(kv: KVCacheManager, group: RowGroup) -> int:
-    """Give the other members of a group their rows; its first one has its own. Returns the number of pages
-    taken.
+    """Give rows to the other members of a group; its first member has one already. Returns the number of
+    pages taken.
     """
     head = group.head
     others = [
@@ -52,8 +53,8 @@ def seat_others(kv: KVCacheManager, group: RowGroup) -> int:
 
 
 def go_on(kv: KVCacheManager, group: RowGroup, beams: Sequence[tuple[int, int]]) -> None:
-    """Continue a group with (number of a beam now, token) for each of its next beams. The first that
-    continues a row keeps it, each other one takes over a row that nobody continues.
+    """Continue a group with its next beams, each given as (index of the beam that it continues, token). The
+    first beam that continues a row keeps that row; each further one takes over a row that no beam continues.
     """
     assert len(beams) <= group.width
     before = group.beams
@@ -81,9 +82,9 @@ def go_on(kv: KVCacheManager, group: RowGroup, beams: Sequence[tuple[int, int]])
 
 
 def _fork_in_place(kv: KVCacheManager, source: Request, other: Request) -> bool:
-    """Make the other row a second continuation of source, if the two differ in the page in progress alone, as
-    they nearly always do: then its table stays as it is, and the device need not be told of it. Returns
-    whether they do.
+    """Make `other` a second continuation of `source` if the two differ in the page in progress only, which is
+    nearly always so. Its page table then stays as it is and the device needs no update. Returns False, with
+    nothing changed, if they differ elsewhere.
     """
     rows, table = kv.rows, kv.table
     src, row = source.row, other.row
@@ -104,7 +105,7 @@ def _fork_in_place(kv: KVCacheManager, source: Request, other: Request) -> bool:
 
 
 def _fork(kv: KVCacheManager, source: Request, other: Request) -> None:
-    """Make the other row a second continuation of source, of which nothing is in flight."""
+    """Make `other` a second continuation of `source`. No token of `source` may be in flight."""
     rows, tables, table = kv.rows, kv.tables, kv.table
     src, row, kv_len = source.row, other.row, source.kv_len
     num_full, tail = divmod(kv_len, kv.page_size)
@@ -138,8 +139,8 @@ def _fork(kv: KVCacheManager, source: Request, other: Request) -> None:
 
 
 def keep_best(kv: KVCacheManager, group: RowGroup, tokens: IntArray) -> None:
-    """Let the request's own row be the one that has the most of the output that has won, which the cache then
-    gets when the row is given back.
+    """Give the request's own row to the beam that has most of the winning output in common, so that the cache
+    gets these pages when the row is released.
     """
     rows, head = kv.rows, group.head
     beam, num_same = max(((beam, _num_same(_output(kv, beam), tokens)) for beam in group.beams), key=_second)
@@ -151,7 +152,7 @@ def keep_best(kv: KVCacheManager, group: RowGroup, tokens: IntArray) -> None:
 
 
 def release_others(kv: KVCacheManager, group: RowGroup) -> None:
-    """Take back the rows and pages of all members but the request itself, which loses its row next."""
+    """Release the rows and pages of all members except the request itself, whose row is released next."""
     for other in group.end():
         other.status = Status.FINISHED  # its tokens are not kept
         kv.release(other)
@@ -170,7 +171,7 @@ def _first_private(kv: KVCacheManager, row: int) -> int:
 
 
 def _num_same(one: IntArray, other: IntArray) -> int:
-    """Return with how many entries both begin."""
+    """Return the length of the common beginning of both."""
     n = min(len(one), len(other))
     differ = (one[:n] != other[:n]).nonzero()[0]
     return differ.item(0) if len(differ) else n

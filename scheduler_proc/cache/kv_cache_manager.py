@@ -36,7 +36,7 @@ from scheduler_proc.core.row_columns import RowArray, all_of
 from scheduler_proc.core.rows import Rows
 
 PageKey: TypeAlias = tuple[int, bytes]
-"""A page that may come to be cached: the node it continues, and its tokens."""
+"""Identity of a page that may become cached: the node that it continues, and its tokens."""
 
 
 class Prefix(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -48,7 +48,7 @@ class Prefix(msgspec.Struct, frozen=True, eq=False, gc=False):
     num_left: int
     """Tokens of the request that are left to compute; at least one."""
     next_page: PageKey | None
-    """The first full page that is not cached; None when there is none, or when nothing is ever shared."""
+    """The first full page that is not cached; None if there is none, or if nothing is ever shared."""
 
 
 class KVCacheManager:
@@ -62,7 +62,7 @@ class KVCacheManager:
         cache: PrefixCache,
         attention_window: int = 0,
     ) -> None:
-        """attention_window: tokens that the layer which looks back the farthest sees; 0: one sees all."""
+        """attention_window: how many tokens back the widest layer sees; 0: without limit."""
         self.page_size = page_size
         self.rows = rows
         self.cache = cache
@@ -86,12 +86,11 @@ class KVCacheManager:
         return -(-num_tokens // self.page_size)
 
     def num_held(self, rows: RowArray) -> IntArray:
-        """Return the number [n] of pages that each of the rows holds, those that it shares included."""
+        """Return the number of pages [n] that each of the rows holds, shared ones included."""
         return self.num_pages[rows] if self.window is None else self.num_pages[rows] - self.num_gone[rows]
 
     def most_pages(self, rows: RowArray, num_tokens: IntArray) -> IntArray:
-        """Return the number [n] of pages that each of the rows holds at most from now until it has so many
-        tokens.
+        """Return the most pages [n] that each of the rows holds from now until it has num_tokens [n] tokens.
         """
         pages = -(-num_tokens // self.page_size)
         if self.window is None:
@@ -101,8 +100,8 @@ class KVCacheManager:
         return np.where(gone > 0, np.minimum(pages - gone, window), first)
 
     def most_pages_of(self, num_given: int, num_tokens: int) -> int:
-        """Return how many pages a request holds at most until it has num_tokens, if it gets its row with
-        num_given.
+        """Return the most pages that a request holds until it has num_tokens, if it gets its row with
+        num_given tokens.
         """
         if self.window is None:
             return -(-num_tokens // self.page_size)
@@ -132,7 +131,9 @@ class KVCacheManager:
             self._give_back(rows.item(i), unseen.item(i))
 
     def _give_back(self, row: int, upto: int) -> None:
-        """The first `upto` pages: what is shared to the cache alone, the rest to nobody."""
+        """Give back the first `upto` pages of a row: shared pages stay with the cache, private ones become
+        free.
+        """
         num_shared = self.num_shared.item(row)
         if num_shared:
             req = self.rows.holder[row]
@@ -146,7 +147,8 @@ class KVCacheManager:
         self.num_gone[row] = upto
 
     def give_back_rejected(self, rows: RowArray) -> None:
-        """Give back pages behind that of each row's newest token: only rejected guesses are in them."""
+        """Give back the pages behind the one with each row's newest token: they hold rejected guesses only.
+        """
         num_needed = -(-self.rows.num_tokens[rows] // self.page_size)
         has_more = self.num_pages[rows] > num_needed
         for row, num in zip(rows[has_more].tolist(), num_needed[has_more].tolist(), strict=True):
@@ -154,8 +156,8 @@ class KVCacheManager:
             self.pages.free(self.tables.cut(row, num))
 
     def try_reserve_next(self, rows: RowArray, upto: IntArray | None = None) -> bool:
-        """Make room for one more token in each of the rows, or for its first `upto`, evicting if need be. All
-        or nothing.
+        """Reserve pages for one more token in each of the rows, or for the first `upto` [n] tokens of each,
+        evicting if necessary. All or nothing.
         """
         if upto is not None:
             return self._try_reserve_upto(rows, upto)
@@ -191,7 +193,7 @@ class KVCacheManager:
         return True
 
     def try_reserve(self, req: Request, upto: int) -> bool:
-        """Make room for the first `upto` tokens of req, which holds a row; evicts if need be. All or
+        """Reserve pages for the first `upto` tokens of req, which holds a row, evicting if necessary. All or
         nothing.
         """
         missing = self.num_pages_for(upto) - self.num_pages.item(req.row)
@@ -205,7 +207,9 @@ class KVCacheManager:
         return True
 
     def _try_take_pages(self, n: int, lease: CacheNode = None) -> IntArray | None:
-        """lease: of the row that wants them; None: they are for several."""
+        """Take n free pages, evicting if necessary; None if there are not enough. lease: cache node of the
+        row that needs them; None: they are for several rows.
+        """
         shortfall = n - self.pages.num_free
         if shortfall > 0:
             if shortfall > self.cache.num_evictable:
@@ -222,8 +226,8 @@ class KVCacheManager:
     # -- admission ------------------------------------------------------------------------------------------
 
     def match(self, req: Request) -> Prefix:
-        """Return what is cached of a waiting request, but for the positions that it must compute. Lock its
-        node, or forget it.
+        """Return the cached prefix of a waiting request, without positions that it must compute itself. The
+        caller must lock the prefix's node or drop the result.
         """
         num_tokens, page_size = len(req.parked) // TOKEN_BYTES, self.page_size
         upto = num_tokens - 1 if num_tokens <= req.wanted_from else req.wanted_from
@@ -244,17 +248,16 @@ class KVCacheManager:
         return self.cache.match_path(req.parked, min(req.num_tokens - 1, req.wanted_from), req.namespace)
 
     def still_awaits(self, req: Request) -> bool:
-        """Tell whether the page that req waits for is still being computed. False also when it waits for
-        none.
+        """Return True while the page that req waits for is still being computed. False if it waits for none.
         """
         return req.awaits is not None and req.awaits in self._computing
 
     def must_await(self, req: Request, prefix: Prefix) -> bool:
-        """Tell whether a running row is about to compute the first page that req misses; then req is better
-        off waiting, unless it must compute that page itself.
+        """Return True if req should wait because a running row is about to compute the first page that it
+        misses. False if req must compute that page itself.
 
-        A row says so from its admission until the page is published or the row is given up, so nobody waits
-        for longer than that.
+        A row announces its page from its admission until the page is published or the row is given up, so
+        nobody waits longer than that.
         """
         if prefix.next_page not in self._computing:
             return False
@@ -265,9 +268,9 @@ class KVCacheManager:
 
     def seat(self, req: Request, prefix: Prefix, num_new: int) -> int:
         """Give req a free row that starts with its cached prefix and has room for num_new more tokens.
+        Returns the number of pages taken.
 
-        The lock on prefix.node becomes req's lease. The caller has made sure that there is room. Returns: the
-        number of pages it took.
+        The lock on prefix.node becomes req's lease. The caller has made sure that there is room.
         """
         num_shared = prefix.num_pages
         start = num_shared * self.page_size
@@ -294,23 +297,25 @@ class KVCacheManager:
         return num_taken
 
     def _announce(self, req: Request, page: PageKey) -> None:
-        """Let others wait for the page that req is about to compute, if nobody else computes it."""
+        """Announce that req computes this page, so that others can wait for it, unless another row computes
+        it already.
+        """
         if page not in self._computing:
             self._computing.add(page)
             req.computes = page
 
     def _withdraw(self, req: Request, page: PageKey) -> None:
-        """The page that req announced is there, or will not come."""
+        """Withdraw the announcement of a page: it is there now, or will not come."""
         self._computing.discard(page)
         req.computes = None
 
     # -- sharing --------------------------------------------------------------------------------------------
 
     def publish_prefill(self, req: Request) -> None:
-        """Publish what launched plans compute of the tokens that req came with. Call it when its plan is
+        """Publish the full pages of req's given tokens that launched plans compute. Call it when its plan is
         launched.
 
-        Readers are safe: their plans come later on the same stream.
+        Readers are safe, because their plans come later on the same stream.
         """
         self.publish(req)
         if req.computes is not None:
@@ -367,7 +372,7 @@ class KVCacheManager:
     # -- the end of a stay ----------------------------------------------------------------------------------
 
     def release(self, req: Request) -> None:
-        """Take back row and pages. What the cache can use of them it keeps."""
+        """Release the row and pages of a request. The cache keeps the pages that it can use."""
         self.publish(req)
         if req.computes is not None:
             self._withdraw(req, req.computes)
@@ -379,11 +384,10 @@ class KVCacheManager:
         self.rows.release(req)
 
     def try_fork(self, source: Request, child: Request) -> bool:
-        """Give a waiting child a row that continues source: full pages shared, the page in progress copied on
-        the device.
+        """Give a waiting child a row that continues `source`: full pages are shared, the page in progress is
+        copied on the device.
 
-        Nothing of source may be in flight. Returns: False when no row or page is left; then nothing has
-        changed.
+        No token of `source` may be in flight. Returns False, with nothing changed, if no row or page is left.
         """
         assert not source.num_in_flight
         self.publish(source)

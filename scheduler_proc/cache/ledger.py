@@ -1,11 +1,11 @@
-"""Ledger: what each tenant has of the pool and what it is entitled to, and so whose pages go first.
+"""Ledger: counts each tenant's pages and its entitlement, which decide whose pages are evicted first.
 
-    entitled     its own share of the pool, or an equal part of what the shares of those present leave
-    present      has leases, or had one within the last IDLE_S seconds; who is not is entitled to nothing
-    protected    what nobody uses of a tenant's, within what it is entitled to
+entitled     the tenant's own share of the pool, or an equal part of what is left beside the shares of those present
+present      has leases, or had one within the last IDLE_S seconds; a tenant that is not present is entitled to nothing
+protected    a tenant's unused pages within its entitlement
 
-With one tenant none of it is ever counted. With several only those are looked at again of whom something has
-changed, and all of them when the pool is divided anew.
+With one tenant nothing is counted. With several, only accounts that have changed are examined again, and all
+of them when the pool is divided anew.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ from scheduler_proc.cache.radix.radix_node import CacheAccount, LeafKey
 from scheduler_proc.cache.tenants import CacheShares, tenant_of
 
 IDLE_S = 600.0
-"""Seconds after its last request for which the cache keeps a tenant's share for it. Longer than a pause in a
-conversation or between two jobs; arbitrary beyond that.
+"""Seconds after its last request for which a tenant keeps its cache share. Longer than a pause in a
+conversation or between two jobs; otherwise arbitrary.
 """
 
 COARSENESS = 16
-"""With more tenants the pool is divided anew once the number of those without a share of their own has
-changed by this part of it: it takes 2 us for each tenant, and may be due with each newcomer.
+"""With more tenants than this, the pool is divided anew only once the number of tenants without a share of
+their own has changed by 1/COARSENESS. Dividing takes 2 us per tenant and could otherwise be due with each
+newcomer.
 """
 
 
 class Ledger:
-    """Accounts of the pool, a CacheAccount for each tenant that has a namespace in the tree."""
+    """Page accounts of all tenants: a CacheAccount for each that has a namespace in the tree."""
 
     def __init__(self, clock: Callable[[], float], idle_s: float = IDLE_S) -> None:
         self.shares = CacheShares()
         self.pool_pages = 0
-        """Pages that shares are shares of."""
+        """Number of pages in the pool, to which shares refer."""
         self._seconds = clock
         self._idle_s = idle_s
         self.has_several = False
-        """Several tenants have an account. An attribute, since it is read in every step and admission."""
+        """True if several tenants have an account. A plain attribute because every step and admission reads
+        it.
+        """
         self._accounts: dict[bytes, CacheAccount] = {}
         self._noted: list[CacheAccount] = []  # of whom something has changed
         self._must_divide = True  # somebody came or went, or has another share
@@ -50,7 +53,7 @@ class Ledger:
         self._with_rows: list[CacheAccount] = []
         self._num_protected = 0
         self.alone: CacheAccount | None = None
-        """Account of who is present, if only one is. True when it is settled."""
+        """Account of the only tenant present, or None if there are several. Valid once settled."""
         # Who is over, the most over first; and who is not present, by the first leaf of each.
         self._over: LazyHeap[tuple[float, float, float, float], CacheAccount] = LazyHeap()
         self._idle: LazyHeap[LeafKey, CacheAccount] = LazyHeap()
@@ -64,7 +67,7 @@ class Ledger:
     # -- what happens to accounts ---------------------------------------------------------------------------
 
     def add_root(self, namespace: bytes) -> CacheAccount:
-        """Return the account of a namespace's tenant, for a namespace that comes into the tree."""
+        """Return the account of the tenant of a namespace that enters the tree."""
         tenant = tenant_of(namespace)
         account = self._accounts.get(tenant)
         if account is None:
@@ -91,13 +94,13 @@ class Ledger:
                 self._count_present(account, -1)
 
     def note(self, account: CacheAccount) -> None:
-        """Note that an account has changed: it is looked at again before anything is answered."""
+        """Mark an account as changed, so that it is examined again before the next answer."""
         if not account.is_noted:
             account.is_noted = True
             self._noted.append(account)
 
     def note_used(self, account: CacheAccount) -> None:
-        """Note that a namespace of the account without leases has got one."""
+        """Record that a namespace of the account got its first lease."""
         account.num_used_roots += 1
         if account.is_idle:
             account.is_idle = False
@@ -105,14 +108,14 @@ class Ledger:
             self.note(account)
 
     def note_unused(self, account: CacheAccount) -> None:
-        """Note that the last lease in a namespace of the account was given back."""
+        """Record that a namespace of the account lost its last lease."""
         account.num_used_roots -= 1
         if not account.num_used_roots:
             account.left_s = self._seconds()
             self._look_at_s = min(self._look_at_s, account.left_s + self._idle_s)
 
     def _count_present(self, account: CacheAccount, num_more: int) -> None:
-        """It has come, or gone."""
+        """Count num_more (1 or -1) present tenants: this account's tenant has come or gone."""
         if self.shares.get(account.tenant) is not None:
             self._must_divide = True
             return
@@ -122,7 +125,7 @@ class Ledger:
         self._must_divide |= change > self._num_divided // COARSENESS
 
     def set_rows(self, accounts: Iterable[CacheAccount], counts: Iterable[int]) -> None:
-        """Take the account of each row, and the number of pages that the row holds beside the tree's."""
+        """Set the account of each row, and the number of pages that each row holds outside the tree."""
         before = {account: account.num_private for account in self._with_rows}
         for account in self._with_rows:
             account.num_rows = account.num_private = 0
@@ -147,14 +150,14 @@ class Ledger:
         self.add_private(account, num_pages)
 
     def add_private(self, account: CacheAccount, num_pages: int) -> None:
-        """Count so many more private pages of an account's rows."""
+        """Count num_pages more private pages of an account's rows."""
         account.num_private += num_pages
         self.note(account)
 
     # -- what follows from it -------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Bring everything up to date. Call it before asking, and again after any change."""
+        """Bring all accounts up to date. Call it before asking, and again after any change."""
         if self._look_at_s <= self._seconds():
             self._find_idle()
         if self._must_divide or self._shares_version != self.shares.version:
@@ -183,8 +186,8 @@ class Ledger:
                 self._look_at_s = min(self._look_at_s, until_s)
 
     def _divide(self) -> None:
-        """Entitle each tenant that is present to its part of the pool's pages. Shares that together are more
-        than the pool are scaled down.
+        """Divide the pool: entitle each present tenant to its part of the pages. Shares that exceed the pool
+        together are scaled down.
         """
         own_shares, equals = [], []
         present = [account for account in self._accounts.values() if not account.is_idle]
@@ -208,7 +211,8 @@ class Ledger:
         self._shares_version = self.shares.version
 
     def place(self, account: CacheAccount) -> None:
-        """Put an account in its place in line, and work out what of it is protected."""
+        """Put an account at its place in the eviction order, and compute how many of its pages are protected.
+        """
         account.is_noted = False
         over_key = idle_key = None
         num_protected = 0
@@ -230,29 +234,28 @@ class Ledger:
     # -- answers, true when it is settled -------------------------------------------------------------------
 
     def take_most_over(self) -> CacheAccount | None:
-        """Take out of line and return the account that has the most beyond what it is entitled to, for its
-        size, of those with a leaf to give; among equals, whose leaf comes first. It is out of line until it
-        is placed again.
+        """Remove from the eviction order and return the account that exceeds its entitlement most, relative
+        to its size, among those with an evictable leaf. Among equals the account whose leaf is evicted first.
+        Call `place` to put it back.
         """
         return self._over.pop()
 
     def most_over(self) -> CacheAccount | None:
-        """Return the account that `take_most_over` would, and leave it in line."""
+        """Return the account that `take_most_over` would take. Changes nothing."""
         return self._over.first()
 
     def first_idle(self) -> CacheAccount | None:
-        """Return the account of a tenant that is not present which has the leaf that comes first among all
-        such.
-        """
+        """Return, of the accounts whose tenants are not present, the one whose leaf is evicted first."""
         return self._idle.first()
 
     def num_withheld(self, account: CacheAccount) -> int:
-        """Return how many evictable pages are within what others are entitled to."""
+        """Return how many evictable pages are within the entitlements of other tenants."""
         return self._num_protected - account.num_protected
 
     def check(self, counts: Mapping[bytes, Sequence[int]]) -> None:
-        """Assert that accounts say what the tree does, and that who is not to be looked at again is in its
-        place. counts: namespaces, those with leases, pages and locked pages of each tenant.
+        """Assert that the accounts agree with the tree, and that unchanged accounts are at their places.
+        counts: for each tenant the number of namespaces, of namespaces with leases, of pages, and of locked
+        pages.
         """
         assert counts == {
             each.tenant: [each.num_roots, each.num_used_roots, each.num_pages, each.num_locked]

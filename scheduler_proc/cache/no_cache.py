@@ -47,10 +47,10 @@ class NoCache:
         return Insertion(node, NO_PAGES, 0)
 
     def note_hit(self, node: CacheNode, priority: int) -> None:
-        """Do nothing: there is nothing to count."""
+        """Do nothing: no hits are counted."""
 
     def retain(self, node: CacheNode, first: int, num_pages: int, spans: Sequence[RetainedPages]) -> None:
-        """Do nothing: there is nothing to keep; a request that asks for it is refused."""
+        """Do nothing: no page is kept. A request with a retention is refused earlier."""
 
     def lock(self, node: CacheNode, above: CacheNode = None) -> None:
         """Do nothing: there is nothing to keep."""

@@ -1,1 +1,1 @@
-"""Pages of the KV cache: which are free, and which a row has."""
+"""Bookkeeping of KV cache pages: which are free, and which each row has."""

@@ -1,7 +1,8 @@
-"""PageAllocator: the free stack of KV pages. Page 0 is the dummy that padded rows write to and is never
-handed out. A page has one owner, but rows of a group may share it: then it is free when the last has let go.
+"""PageAllocator: stack of free KV pages. Page 0 is the dummy that padded rows write to; it is never handed
+out.
 
-That no page is freed twice is KVCacheManager.check's to say: it sees every owner, this sees one.
+A page has one owner, except that rows of a group may share it; then it becomes free when its last owner frees
+it. KVCacheManager.check verifies that no page is freed twice, because it sees every owner.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ NO_PAGES: IntArray = np.empty(0, np.int32)
 
 
 class PageAllocator:
-    """Stack of the free ones of pages 1 to num_pages, last freed first out (its KV is the most likely to be
-    in a device cache).
+    """Stack of the free pages among pages 1 to num_pages. The page freed last is taken first, because its KV
+    is most likely still in a device cache.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -41,14 +42,12 @@ class PageAllocator:
         return self._stack[start:end]
 
     def share(self, pages: IntArray) -> None:
-        """Give these pages, each there once, one owner more: `free` is then to be called for each of them
-        once more.
-        """
+        """Add one owner to each of these distinct pages: `free` must then be called once more for each."""
         self.num_more_owners[pages] += 1
         self._num_shared += len(pages)
 
     def free(self, pages: IntArray) -> None:
-        """Take one owner from each of these pages, and free those that have no other."""
+        """Remove one owner from each of these pages, and free those that have no other owner."""
         if self._num_shared:
             pages = self._let_go(pages)
         n = self.num_free + len(pages)
@@ -57,7 +56,9 @@ class PageAllocator:
         self.num_free = n
 
     def _let_go(self, pages: IntArray) -> IntArray:
-        """Take one owner from each page, from one that stands twice two. Returns those that have none."""
+        """Remove one owner from each page, two from a page that is listed twice. Returns the pages without
+        owners.
+        """
         each, times = np.unique(pages, return_counts=True)
         before = self.num_more_owners[each]
         left = np.maximum(before - times, 0)

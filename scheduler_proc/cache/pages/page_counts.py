@@ -1,7 +1,8 @@
-"""PageCounts: how often pages were taken, found again, computed anew and evicted, since the start.
+"""PageCounts: how many pages were allocated, reused, missed and evicted since the start, like TensorRT-LLM's
+KvCacheStats.
 
-TensorRT-LLM's KvCacheStats in our words. Counts a stay, not a request: who loses its row and comes back
-counts again, and finds most of what it had.
+It counts stays in a row, not requests: a request that is retracted and returns counts again, and finds most
+of its pages.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ class PageCounts:
     """Totals of pages since the start, kept by KVCacheManager alone."""
 
     num_new: int = 0
-    """Pages taken from the free list for a row (allocNewBlocks)."""
+    """Pages taken from the free list for rows (allocNewBlocks)."""
     num_reused: int = 0
-    """Pages found in the cache when a row was given (reusedBlocks)."""
+    """Pages found in the cache when a request got its row (reusedBlocks)."""
     num_missed: int = 0
-    """Pages of the tokens that a request came to its row with, the last partly filled one included, that were
-    not found (missedBlocks).
+    """Pages of a request's given tokens that were not found in the cache, the last partly filled one included
+    (missedBlocks).
     """
     num_evicted: int = 0
-    """Pages that the cache gave up because pages were short."""
+    """Pages evicted because free pages were short."""
     num_flushed: int = 0
-    """Pages that the cache gave up because it was told to."""
+    """Pages removed by flush_cache."""
 
     @property
     def hit_rate(self) -> float:
-        """Share of the pages that requests came to their rows with that was found (cacheHitRate)."""
+        """Return reused pages as a share of all pages that requests needed at their start (cacheHitRate)."""
         num_asked = self.num_reused + self.num_missed
         return self.num_reused / num_asked if num_asked else 0.0

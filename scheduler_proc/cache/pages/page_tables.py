@@ -1,5 +1,5 @@
-"""PageTables: which pages each row reads, in the order of its tokens, and what of that the device does not
-know yet. Written by KVCacheManager alone; knows no owner of a page but the row.
+"""PageTables: the pages that each row reads, in the order of its tokens, and the changes that the device has
+not been told yet. Only KVCacheManager writes it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ CLEAN = np.iinfo(np.int32).max
 
 
 class TableWrites(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Changes of page tables, as packed int32: [num_spans, 3] (row, start, n), and the pages of all spans in
-    order.
+    """Changes of page tables, as packed int32: spans [num_spans, 3] of (row, start, n), and the page numbers
+    of all spans in order.
     """
 
     spans: bytes
@@ -23,7 +23,7 @@ class TableWrites(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class PageTables:
-    """Page numbers of each row, in one row of `pages` each; num_pages entries of it count."""
+    """Page tables of all rows: row r has its page numbers in `pages[r, :num_pages[r]]`."""
 
     def __init__(self, max_rows: int, max_pages: int) -> None:
         self.pages: IntArray = np.zeros((max_rows, max_pages), np.int32)
@@ -37,7 +37,9 @@ class PageTables:
         self._dirty_from: IntArray = np.full(max_rows, CLEAN, np.int32)
 
     def start(self, row: int, num_shared: int, pages: IntArray) -> None:
-        """Begin the table of a new stay in the row, with these pages."""
+        """Begin a new table in the row, with these pages, of which the first num_shared are shared with the
+        cache.
+        """
         num_pages = len(pages)
         self.num_shared[row] = num_shared
         self.num_gone[row] = 0
@@ -46,8 +48,8 @@ class PageTables:
         self._dirty_from[row] = 0
 
     def end(self, row: int) -> IntArray:
-        """End the table of a row that nobody holds; what of it was not told to the device yet is never
-        told. Returns its private pages.
+        """End the table of a released row. Changes that the device was not told are dropped. Returns its
+        private pages.
         """
         first = self.num_shared.item(row) or self.num_gone.item(row)
         private = self.pages[row, first : self.num_pages.item(row)]
@@ -59,7 +61,7 @@ class PageTables:
         return private
 
     def append_one(self, rows: RowArray, have: IntArray, pages: IntArray) -> None:
-        """Append one page to the table of each of the rows, which have so many."""
+        """Append one page to the table of each row; `have` [n] is the current number of pages of each."""
         self.pages[rows, have] = pages
         self.num_pages[rows] = have + 1
         self._dirty_from[rows] = np.minimum(self._dirty_from[rows], have)
@@ -71,7 +73,7 @@ class PageTables:
         self.changed(row, at)
 
     def cut(self, row: int, num_pages: int) -> IntArray:
-        """Keep the first pages of the row, and return the others."""
+        """Keep the first num_pages pages of the row, and return the others."""
         rest = self.pages[row, num_pages : self.num_pages.item(row)].copy()
         self.num_pages[row] = num_pages
         return rest
@@ -87,17 +89,17 @@ class PageTables:
     # -- what the device must be told, once per plan --------------------------------------------------------
 
     def take_page_copies(self) -> tuple[tuple[int, int], ...]:
-        """Return (source, target) pages to copy before the tables change, in the order in which it is to be
-        done, and forget them.
+        """Return and clear the (source, target) page copies, in the order in which the device must do them
+        before its tables change.
         """
         copies = tuple((source, target) for _, source, target in self.copies)
         self.copies.clear()
         return copies
 
     def take_table_writes(self) -> TableWrites:
-        """Return every changed row from its first changed entry on, and forget the changes. They are read
-        from the table now: however often an entry changed since the last plan, the device sees it written
-        once, and what an earlier holder left unsaid is never said.
+        """Return and clear the changes: every changed row from its first changed entry on. Entries are read
+        from the table now, so the device sees the latest value once, however often it changed since the last
+        plan, and never the changes of an earlier holder of the row.
         """
         rows = np.flatnonzero(self._dirty_from < self.num_pages)
         if not len(rows):

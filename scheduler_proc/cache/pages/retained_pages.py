@@ -1,4 +1,4 @@
-"""RetainedPages: a request's retention, in pages of its sequence."""
+"""RetainedPages: the retention that a request asks for, in pages of its sequence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RetainedPages(NamedTuple):
     end: int
     priority: int
     duration_s: float
-    """Seconds after the last use; 0.0: for ever."""
+    """Seconds after the last use; 0.0: without limit."""
 
 
 NO_END = 1 << 31

@@ -1,1 +1,1 @@
-"""The radix tree of prefixes, and what of it is evicted first."""
+"""The radix tree of cached prefixes, and its eviction."""

@@ -1,8 +1,7 @@
-"""Which of the cached runs that nobody uses goes first. One class a policy; RadixCache asks for the rank of a
-leaf whenever it becomes evictable.
+"""Eviction policies: which unused cached run is evicted first. Each policy is one class; RadixCache asks it
+for the rank of a leaf whenever that becomes evictable.
 
-A request's retention goes before all of them: what is retained at a lower priority goes first, whatever its
-rank.
+Retention comes before every policy: pages with a lower retention priority go first, whatever their rank.
 """
 
 from __future__ import annotations
@@ -18,32 +17,33 @@ from runtime.base.registry import resolve
 logger = logging.getLogger(__name__)
 
 EVICTION_SHARE = 128
-"""Part of the pool that is evicted at a time when pages are short: it halves what eviction costs a step that
-admits 26 prompts of 1,024 tokens (104 to 48 us), and the cache is smaller by half of it on average.
+"""Fraction 1/EVICTION_SHARE of the pool that is evicted at a time when pages are short. It halves the cost of
+eviction in a step that admits 26 prompts of 1,024 tokens (104 to 48 us). On average the cache is smaller by
+half of that fraction.
 """
 MAX_EVICTION_BITE = 128
-"""Most pages evicted at a time. EVICTION_SHARE of a large pool is hundreds of leaves, for all of which one
-step paid: 2.4 ms with 40,000 leaves (benchmarks.bench_eviction, 2 cores, EPYC, 2026-11).
+"""Most pages evicted at a time. 1/EVICTION_SHARE of a large pool is hundreds of leaves, for which one step
+paid 2.4 ms with 40,000 leaves (benchmarks.bench_eviction, 2 cores, EPYC, 2026-11).
 """
 
 
 def eviction_bite(num_pages: int) -> int:
-    """Pages to evict at a time from a pool of num_pages."""
+    """Return the number of pages to evict at a time from a pool of num_pages."""
     return min(num_pages // EVICTION_SHARE, MAX_EVICTION_BITE)
 
 
 class CachedRun(Protocol):
-    """Facts that a policy may know of a run of pages. Times are those of the tree's own clock: larger is
+    """Properties of a run of pages that a policy may use. Times are those of the tree's own clock: larger is
     later.
     """
 
     @property
     def created(self) -> int:
-        """Time at which its pages came into the cache."""
+        """Time at which its pages entered the cache."""
 
     @property
     def last_used(self) -> int:
-        """Time at which it was last found, or written."""
+        """Time at which it was last found or written."""
 
     @property
     def num_hits(self) -> int:
@@ -56,19 +56,20 @@ class CachedRun(Protocol):
 
 class EvictionPolicy(Protocol):
     def rank(self, run: CachedRun) -> float:
-        """Return the rank of a run: the lowest goes first; among equals the least recently used."""
+        """Return the rank of a run. The lowest rank is evicted first; among equals the least recently used.
+        """
 
 
 class LRU:
-    """Eviction of the run that was used least recently."""
+    """Evicts the least recently used run."""
 
     def rank(self, run: CachedRun) -> float:
         return 0
 
 
 class MRU:
-    """Eviction of the run that was used most recently: what is read in turns, and is larger than the cache,
-    then keeps hitting.
+    """Evicts the most recently used run. A working set that is read in turns and is larger than the cache
+    then still gets hits.
     """
 
     def rank(self, run: CachedRun) -> float:
@@ -76,36 +77,36 @@ class MRU:
 
 
 class LFU:
-    """Eviction of the run that the fewest requests used again."""
+    """Evicts the run that the fewest requests reused."""
 
     def rank(self, run: CachedRun) -> float:
         return run.num_hits
 
 
 class FIFO:
-    """Eviction of the oldest run, used or not."""
+    """Evicts the oldest run, used or not."""
 
     def rank(self, run: CachedRun) -> float:
         return run.created
 
 
 class FILO:
-    """Eviction of the newest run, used or not."""
+    """Evicts the newest run, used or not."""
 
     def rank(self, run: CachedRun) -> float:
         return -run.created
 
 
 class PriorityEviction:
-    """Eviction of the run that only requests of low scheduling priority used."""
+    """Evicts the run whose requests had the lowest scheduling priority."""
 
     def rank(self, run: CachedRun) -> float:
         return run.request_priority
 
 
 class SLRU:
-    """Eviction by segmented LRU: what was never hit goes before what was, so a scan does not push out what is
-    shared.
+    """Segmented LRU: runs that were never hit go before runs that were, so a scan does not evict shared
+    prefixes.
     """
 
     def rank(self, run: CachedRun) -> float:
@@ -122,7 +123,7 @@ EVICTION_POLICIES = {
 
 
 class Run(NamedTuple):
-    """A CachedRun that cannot be changed, for policies of the user's own."""
+    """Immutable CachedRun, given to policies of the user's own."""
 
     created: int
     last_used: int
@@ -131,8 +132,8 @@ class Run(NamedTuple):
 
 
 class OwnPolicy:
-    """Eviction policy of the user's own; what it cannot rank goes first, the least recently used of it before
-    the rest.
+    """Wrapper around an eviction policy of the user's own. Runs that it cannot rank go first, the least
+    recently used of them before the others.
     """
 
     def __init__(self, own: EvictionPolicy) -> None:
@@ -159,7 +160,7 @@ class OwnPolicy:
 
 
 def make_eviction_policy(name: str, construct: Callable[[Any], Any] = lambda cls: cls()) -> EvictionPolicy:
-    """Make an eviction policy by its name, or the user's own as package.module:Class. `construct`: as Port's.
+    """Make an eviction policy by its name, or the user's own as package.module:Class. construct: as in Port.
     Raises ConfigError.
     """
     cls = resolve("radix eviction policy", name, EVICTION_POLICIES)

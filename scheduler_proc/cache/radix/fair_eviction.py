@@ -1,11 +1,12 @@
-"""FairEviction: the order of eviction among tenants.
+"""FairEviction: order of eviction among tenants.
 
-    1  whoever is over its share: the most over, for its size, a few pages at a time and not below its share
-    2  if that was not enough, the one for whom it is done, when it is over its share with what it gets
-    3  everybody
+1  tenants above their share: the one most above it relative to its size, a few pages at a time, down to its share
+2  if that was not enough: the tenant that needs the pages, if these take it above its share
+3  all tenants
 
-Beside whoever gives stand all tenants that are not present: of theirs and its own the leaf goes that is
-first in line. While only one is present it shares with nobody, so these two are everybody.
+At each turn the pages of tenants that are not present compete with those of the giving tenant: the leaf that
+is first in the eviction order goes. While only one tenant is present, steps 1 and 2 are skipped as it shares
+with nobody.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from scheduler_proc.cache.ledger import Ledger
 from scheduler_proc.cache.radix.radix_node import CacheAccount
 
 PAGES_IN_A_ROW = 8
-"""Number of pages that the tenant most over its share gives before somebody else is looked for who is so now:
-a thousand tenants that have as much as each other would otherwise give a page each, and cutting up runs costs
-more than they do.
+"""Number of pages that the tenant most above its share gives before the next one is determined. Without it a
+thousand tenants with equally many pages would give one page each, and cutting up runs would cost more than
+the pages are worth.
 """
 
 Take: TypeAlias = Callable[[CacheAccount, int], IntArray]
-"""Function that takes up to so many pages, at least one, from the first leaf of an account that has one."""
+"""Function that takes up to n pages, at least one, from the first leaf of an account that has one."""
 
 
 class FairEviction:
-    """Eviction from a tree with several tenants. Shares count as they were when an eviction began."""
+    """Eviction from a tree with several tenants. Entitlements are those at the start of an eviction."""
 
     def __init__(self, ledger: Ledger, take: Take) -> None:
         self._ledger = ledger
         self._take = take
 
     def evict(self, num_pages: int, upto: int, taker: CacheAccount | None) -> list[IntArray]:
-        """Return num_pages pages, in runs, and up to `upto` in all where nobody loses what is within its
-        share; fewer when there are no more. taker: for whom; None: for several.
+        """Return num_pages evicted pages in runs, and up to `upto` as long as no tenant falls below its
+        share; fewer if there are no more. taker: account of the tenant that needs the pages; None: several.
         """
         ledger = self._ledger
         ledger.settle()
@@ -61,8 +62,8 @@ class FairEviction:
         return runs
 
     def _give(self, giver: CacheAccount, num_own: int, missing: int, runs: list[IntArray]) -> int:
-        """Up to num_own pages of the giver's, and what comes before them of tenants that are not present.
-        Returns the number of all.
+        """Evict up to num_own pages of the giver, together with pages of absent tenants that come earlier in
+        the eviction order. Returns the number of all pages evicted.
         """
         num_left, left = num_own, missing
         while num_left > 0 and left > 0 and (key := giver.leaves.first_key()) is not None:
@@ -78,8 +79,8 @@ class FairEviction:
         return missing - left
 
     def num_in_turn(self, giver: CacheAccount, next_one: CacheAccount | None) -> int:
-        """Return how many pages the tenant most over its share gives before another one's turn: until that
-        one is as much over, but some in a row.
+        """Return how many pages the tenant most above its share gives before the next one's turn: until that
+        one is as much above its own, but at least PAGES_IN_A_ROW.
         """
         if next_one is None:
             return giver.num_over

@@ -1,5 +1,5 @@
-"""LazyHeap: a priority queue of things whose keys change. An entry that is no longer true stays in the heap
-until it comes up, or until there are so many that throwing them all out is cheaper.
+"""LazyHeap: priority queue whose items change their keys. An outdated entry stays in the heap until it
+reaches the top, or until there are so many that rebuilding the heap is cheaper.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 MAX_STALE = 64
-"""Number of untrue entries beyond half of the true ones at which all untrue ones are thrown out."""
+"""Number of outdated entries, beyond half the number of valid ones, at which the heap is rebuilt."""
 
 Key = TypeVar("Key", bound=tuple[float, ...])
 Item = TypeVar("Item", bound=Hashable)
 
 
 class LazyHeap(Generic[Key, Item]):
-    """Priority queue that has every item at most once, the lowest key first; among equals the one that was
-    put in first.
+    """Priority queue that holds each item at most once, the lowest key first; among equal keys the item that
+    was put in first.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class LazyHeap(Generic[Key, Item]):
         return self._entries[item][0]
 
     def push(self, item: Item, key: Key) -> None:
-        """Put an item in, or move it to another key."""
+        """Put an item in, or change its key."""
         entry = self._entries[item] = (key, next(self._numbers), item)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > len(self._entries) * 3 // 2 + MAX_STALE:
@@ -44,7 +44,7 @@ class LazyHeap(Generic[Key, Item]):
             heapq.heapify(self._heap)
 
     def put(self, item: Item, key: Key | None) -> None:
-        """Put an item in, move it to another key, leave it where it is, or (None) take it out."""
+        """Put an item in, change its key, leave it as it is, or take it out (key None)."""
         entry = self._entries.get(item)
         if key is None:
             if entry is not None:
@@ -56,7 +56,7 @@ class LazyHeap(Generic[Key, Item]):
         self._entries.pop(item, None)
 
     def first(self) -> Item | None:
-        """Return the item with the lowest key, and leave it where it is."""
+        """Return the item with the lowest key, and leave it in the queue."""
         heap, entries = self._heap, self._entries
         while heap:
             entry = heap[0]

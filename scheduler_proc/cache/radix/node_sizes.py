@@ -1,4 +1,4 @@
-"""NodeSizes: how many pages each node of the tree has, side by side, so that the largest are found without a
+"""NodeSizes: page counts of all nodes of the tree in one array, so that the largest nodes are found without a
 walk.
 """
 
@@ -11,18 +11,16 @@ import numpy as np
 from scheduler_proc.cache.radix.radix_node import Node
 
 MAX_LOOKED_AT = 1 << 15
-"""Number of nodes among which the largest are looked for: 0.2 ms. Of a larger tree those that have been there
-longest, or have taken the place of such a one.
+"""Number of nodes among which the largest are looked for, which takes 0.2 ms. In a larger tree these are the
+nodes that have been there longest, or have taken the place of such a node.
 """
 MAX_SIZE = 1 << 12
-"""Number of pages from which on sizes are not counted apart."""
+"""Sizes from this number of pages on are not distinguished."""
 _NO_SIZES = np.zeros(0, np.intc)
 
 
 class NodeSizes:
-    """Sizes of the nodes of a radix tree, told by RadixCache of every node that has come, gone, or has
-    another size.
-    """
+    """Sizes of the nodes of a radix tree. RadixCache reports every node that is added, removed or resized."""
 
     def __init__(self) -> None:
         self._sizes = array("i")
@@ -51,7 +49,7 @@ class NodeSizes:
         self._free.append(node.place)
 
     def largest(self, num_nodes: int) -> list[Node]:
-        """Return so many nodes with the most pages, the largest first; all where there are fewer."""
+        """Return the num_nodes nodes with the most pages, the largest first; all nodes if there are fewer."""
         sizes = np.frombuffer(self._sizes, np.intc)[:MAX_LOOKED_AT] if self._sizes else _NO_SIZES
         # Few sizes differ, so that counting them is faster than sorting all.
         num_with = np.bincount(np.minimum(sizes, MAX_SIZE))
@@ -62,7 +60,7 @@ class NodeSizes:
         return [node for place in places.tolist() if (node := self._nodes[place]) is not None]
 
     def check(self, nodes: list[Node]) -> None:
-        """Assert that these are the nodes that it knows, and their sizes."""
+        """Assert that exactly these nodes are known, with their sizes."""
         assert len(self) == len(nodes)
         assert all(self._nodes[node.place] is node for node in nodes)
         assert all(self._sizes[node.place] == len(node.pages) for node in nodes)

@@ -40,8 +40,8 @@ class RadixCache:
         eviction: EvictionPolicy | None = None,
         idle_s: float = IDLE_S,
     ) -> None:
-        """`clock`: seconds, for retention and for tenants that have been away for longer than idle_s.
-        `eviction`: by default the least recently used goes first.
+        """clock: seconds, for retention and for tenants that were absent for longer than idle_s. eviction:
+        default LRU.
         """
         self.page_size = page_size
         self._eviction = eviction or LRU()
@@ -93,7 +93,7 @@ class RadixCache:
         return tuple(path)
 
     def _walk(self, node: Node, tokens: bytes, end: int) -> tuple[Node, IntArray]:
-        """Follow whole pages of tokens[:end] down from node, splitting the run where they part."""
+        """Follow the tokens down from `node` by whole pages, up to `end`. Splits a run where they diverge."""
         page, pos = self._page_bytes, 0
         runs: list[IntArray] = []
         clock = self._clock = self._clock + 1
@@ -118,7 +118,7 @@ class RadixCache:
         return (first if differs[first] else n) // self.page_size
 
     def _split(self, node: Node, num_pages: int) -> Node:
-        """Cut node after num_pages; returns the new upper half.
+        """Split node after num_pages; returns the new upper half.
 
         before   parent ── node [0 .. n)
         after    parent ── top [0 .. k) ── node [k .. n)       leases on node keep their depth
@@ -171,7 +171,7 @@ class RadixCache:
         self._note_hit(node, None, priority)
 
     def _note_hit(self, node: Node, end: Node | None, priority: int) -> None:
-        """Note a hit of node and what is above it, up to but without `end`."""
+        """Record a hit of `node` and its ancestors, up to but not including `end`."""
         at: Node | None = node
         while at is not end:
             assert at is not None
@@ -218,7 +218,7 @@ class RadixCache:
                 self.ledger.note(account)
 
     def _open(self, root: Node) -> None:
-        """A root without leases gets one."""
+        """Record that a root without leases gets its first one."""
         if root.account is NOBODYS:
             assert root.namespace not in self._roots
             self._roots[root.namespace] = root
@@ -262,7 +262,7 @@ class RadixCache:
         return counts
 
     def _nothing_needs(self, node: Node) -> None:
-        """An unlocked leaf may be evicted; an unlocked root without children is dropped."""
+        """Make an unlocked leaf evictable, or drop an unlocked root without children."""
         if node.lock or node.children:
             return
         if node.parent is not None:
@@ -290,8 +290,8 @@ class RadixCache:
         return runs[0] if len(runs) == 1 else np.concatenate(runs)
 
     def _evict_in_order(self, num_pages: int, upto: int) -> list[IntArray]:
-        """So many, of one tenant, or of all of them everything. No leaf is cut for what is more than
-        num_pages.
+        """Evict up to `upto` pages without regard to shares, of one tenant only, or everything of all of
+        them. No leaf is cut for pages beyond num_pages.
         """
         runs: list[IntArray] = []
         num_optional = upto - num_pages
@@ -308,7 +308,7 @@ class RadixCache:
         return runs
 
     def _take(self, account: CacheAccount, num_pages: int) -> IntArray:
-        """Up to num_pages of the leaf that is first in the account's line; there is one."""
+        """Take up to num_pages from the first leaf in the account's eviction order. There must be one."""
         leaf = account.leaves.pop()
         assert leaf is not None
         taken = self._take_from(leaf, num_pages)
@@ -321,7 +321,7 @@ class RadixCache:
         self.ledger.note(account)
 
     def _take_from(self, leaf: Node, num_pages: int) -> IntArray:
-        """Up to num_pages from the end of an unlocked leaf; without pages it is no more."""
+        """Take up to num_pages from the end of an unlocked leaf, and drop the leaf if no page is left."""
         keep = len(leaf.pages) - num_pages
         if keep > 0:
             taken = leaf.pages[keep:]
@@ -341,7 +341,7 @@ class RadixCache:
         return leaf.pages
 
     def _expire(self) -> None:
-        """Make pages like any other that nobody has used for as long as they were to be retained."""
+        """Reset the retention of pages that were not used for as long as they were to be retained."""
         now = self._seconds()
         while (node := self._expiring.first()) is not None and self._expiring.key_of(node)[0] <= now:
             self._expiring.discard(node)
@@ -379,7 +379,7 @@ class RadixCache:
         return len(self._roots)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node that holds pages, in no particular order."""
+        """Yield every node that holds pages, in no particular order."""
         todo = [child for root in self._roots.values() for child in root.children.values()]
         while todo:
             node = todo.pop()

@@ -11,7 +11,9 @@ from scheduler_proc.cache.tenants import tenant_of
 
 
 def check_lines(nodes: Sequence[Node], ledger: Ledger, expiring: LazyHeap[tuple[float], Node]) -> None:
-    """Assert that what may be evicted, and what expires, is in line at the right place, and nothing else."""
+    """Assert that exactly the nodes that may be evicted, and those whose retention expires, are in their
+    queues, at the right place.
+    """
     leaves = [node for node in nodes if not node.lock and not node.children]
     assert all(node in node.account.leaves for node in leaves), "never to be evicted"
     num_in_line = sum(len(account.leaves) for account in ledger)

@@ -1,4 +1,4 @@
-"""Node: a run of pages in the radix tree, and what eviction goes by. CacheAccount: what one tenant has."""
+"""Node: a run of pages in the radix tree with its eviction data. CacheAccount: the pages of one tenant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from scheduler_proc.cache.pages.page_allocator import NO_PAGES
 from scheduler_proc.cache.radix.lazy_heap import LazyHeap
 
 LeafKey: TypeAlias = tuple[float, float, float]
-"""Place of a leaf in line for eviction: its retention, its rank by the policy, when it was last used."""
+"""Sort key of a leaf in the eviction order: its retention, its rank by the policy, the time of its last use.
+"""
 
 _uids = itertools.count(1)
 
