@@ -1,4 +1,4 @@
-"""Committer: what the masks and the results of a step do to its requests. Launches nothing."""
+"""Committer: applies the masks and the results of a step to its requests. It launches nothing."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from scheduler_proc.observe.step_stats import StepStats
 
 
 class NumberedMasks(Protocol):
-    """Masks that the rows of a step name by the number of a slot."""
+    """Masks of a step's rows that are named by slot numbers."""
 
     @property
     def memory_name(self) -> str: ...
 
     def note_launch(self, step: int) -> None:
-        """A step is about to be told slots."""
+        """Record that a step is about to be launched with these slot numbers."""
 
     def note_commit(self, step: int) -> None:
-        """A step has been computed, and all before it."""
+        """Record that a step, and all before it, has been computed."""
 
 
 class Committer:
-    """Gives tokens to requests, and ends those that have all theirs."""
+    """Appends sampled tokens to requests, and ends those that are complete."""
 
     def __init__(
         self, lifecycle: Lifecycle, step_log: StepLog, stats: StepStats, now_s: Callable[[], float]
@@ -52,12 +52,14 @@ class Committer:
         self._now_s = now_s
         self.mask_slots: NumberedMasks | None = None
         self._held: list[RowGroup] = []
-        """Groups with all their results of which it is not known yet how they go on."""
+        """Groups that have all their results, while it is not known yet how they continue."""
         self._complete: list[RowGroup] = []
-        """Groups that have got the last of their results in the step that is committed."""
+        """Groups that got the last of their results in the step being committed."""
 
     def masks(self, batch: ScheduleBatch) -> SampleMasks:
-        """The masks that a step waits for. A row without one is let go; what is drawn for it is dropped."""
+        """Return the masks that a step waits for. A request whose mask is late is retracted, and the token
+        that is sampled for it is dropped. A request whose guide is complete, or fails, ends here.
+        """
         masks: list[tuple[int, bytes | int]] = []
         slots, memory = self.mask_slots, ""
         if slots is not None:
@@ -87,7 +89,7 @@ class Committer:
         return SampleMasks(batch.step, tuple(masks), batch.processed(), memory)
 
     def commit(self, batch: ScheduleBatch, result: StepResult, handle: StepHandle) -> None:
-        """Apply a finished step. What was computed for a stay that has ended is dropped."""
+        """Apply the result of a finished step. Tokens for a row whose request has left it are dropped."""
         if self.mask_slots is not None:
             self.mask_slots.note_commit(batch.step)
         tokens = unpack_ids(result.tokens)
@@ -126,7 +128,7 @@ class Committer:
     def _commit_guesses(
         self, batch: ScheduleBatch, tokens: IntArray, counts: IntArray, held: BoolArray
     ) -> None:
-        """Do for all rows what `_commit_row` does for one whose only feature are guesses."""
+        """Do what `_commit_row` does, for all rows at once whose only feature is guesses."""
         guesses = batch.guesses
         assert guesses is not None
         rows, starts, num_drafted = guesses.rows, guesses.starts, guesses.counts
@@ -153,7 +155,7 @@ class Committer:
     def _take_back_rejected(
         self, rows: RowArray, starts: IntArray, num_drafted: IntArray, num_accepted: IntArray
     ) -> None:
-        """KV of rejected guesses is overwritten by the next step."""
+        """Set the lengths back to before rejected guesses. The next step overwrites their KV."""
         rejected = num_accepted < num_drafted
         if not np.count_nonzero(rejected):
             return
@@ -184,9 +186,7 @@ class Committer:
             self._go_on_with(complete)
 
     def _commit_member(self, member: Request, group: RowGroup, sampled: Sampled) -> None:
-        """Keep what one row of a group has got. With those of all the group goes on, or it ends: what it has
-        found the feature says then.
-        """
+        """Keep the result of one row of a group. Once all rows have theirs, the group continues or ends."""
         in_flight, row = self.rows.in_flight, member.row
         in_flight[row] = in_flight.item(row) - 1  # `-= 1` takes three times as long
         if member is group.head:
@@ -208,8 +208,8 @@ class Committer:
             self.lifecycle.finish(group.head, "stop")
 
     def go_on_held(self) -> None:
-        """Go on with groups of which it was not known how, if it is now. One that has lost its rows meanwhile
-        begins again.
+        """Continue the held groups of which it is known now how. A group that has lost its rows meanwhile
+        starts again.
         """
         held, self._held = self._held, []
         self._go_on_with(held)

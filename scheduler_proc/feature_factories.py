@@ -1,4 +1,4 @@
-"""The table of capabilities: which a scheduler has, and in which order their hooks are called."""
+"""Table of the scheduler's request features and the order in which their hooks are called."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from scheduler_proc.port import Clock
 
 
 class Features(NamedTuple):
-    """Capabilities that a launch has."""
+    """Request features of a launch."""
 
     factories: tuple[FeatureFactory, ...]
     step_cost: StepCost | None
-    """Cost of steps, to be told how long each takes; None where no request guesses."""
+    """Cost model of steps, which is told how long each step takes; None if no request uses speculation."""
     may_ask: Callable[[Request], bool] | None = None
-    """Function that tells whether a request may get any of them. None: each may."""
+    """Function that returns True if a request may get features. None: each request may."""
 
 
 def make_features(
@@ -52,10 +52,8 @@ def make_features(
     vocab_size: int,
     decoders: Decoders | None = None,
 ) -> Features:
-    """Make the table that the settings ask for. `grammar`: None where no guides are kept; `decoders`: as
-    BeamSettings'.
-
-    Raises ConfigError when a logits processor cannot be found.
+    """Make the features that the settings ask for. grammar: None where no guides are served. decoders: as in
+    BeamSettings. Raises ConfigError when a logits processor cannot be found.
     """
     if config.task == "embed":
         return Features(_embedding_factories(config, output, clock), None)
@@ -76,7 +74,7 @@ def make_features(
 
 
 def speculation_of(config: RuntimeConfig) -> SpeculationSettings:
-    """Return what the settings say of guesses. Those of the request itself need none."""
+    """Return the speculation settings of the launch. Drafts that come with a request need none."""
     if config.speculative_algorithm != "NGRAM":
         return SpeculationSettings()
     return SpeculationSettings(True, config.speculative_num_draft_tokens)
@@ -91,8 +89,8 @@ def feature_factories(
     grammar: GrammarClient | None = None,
     beams: BeamSettings = NO_BEAMS,
 ) -> tuple[FeatureFactory, ...]:
-    """Return what makes a text model's capabilities, in the order of their hooks: the last ones report what
-    counts.
+    """Return the feature factories of a text model, in the order of their hooks. The last ones report what
+    the others have decided.
     """
     return (
         attach_beam_search(beams, kv, output),

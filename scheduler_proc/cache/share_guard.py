@@ -1,9 +1,10 @@
-"""ShareGuard: what of the pool a tenant that has more than its share may not take, and who gives way for it.
+"""ShareGuard: keeps a tenant that exceeds its share from taking other tenants' pages, and says whose rows
+give way.
 
-Eviction takes from whoever is over its share first. That is not enough where running rows hold so much that
-all that is left to evict is others': so a tenant's second row and those after it are admitted, and go on,
-only while that takes nothing within the shares of others. Its only row may take everything, so that each
-request gets through in the end.
+Eviction takes pages from tenants above their share first. That is not enough when running rows hold so much
+that only pages within other tenants' shares are left to evict. So a tenant's second and further rows are
+admitted, and continue, only while that takes nothing within the shares of others. A tenant's only row may
+take everything, so that each request completes in the end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from scheduler_proc.core.rows import Rows
 
 
 class ShareGuard:
-    """Guard of tenants' shares for one KVCacheManager. With one tenant nothing is withheld and nobody gives
+    """Guards the tenants' shares for one KVCacheManager. With one tenant nothing is withheld and no row gives
     way.
     """
 
@@ -40,7 +41,9 @@ class ShareGuard:
         self._ledger.pool_pages = pages.num_pages
         self.shares = self._ledger.shares
         self.is_counted = False
-        """The ledger knows the rows and their private pages. Whoever changes these says that it does not."""
+        """True while the ledger knows the rows and their private pages. Code that changes these sets it to
+        False.
+        """
 
     @property
     def is_needed(self) -> bool:
@@ -48,7 +51,7 @@ class ShareGuard:
         return self._ledger.has_several
 
     def count_rows(self) -> None:
-        """Tell the ledger whose the rows are, and what they hold beside the tree's pages."""
+        """Tell the ledger which account each row belongs to, and how many pages it holds outside the tree."""
         if self.is_counted:
             return
         tables, held = self._tables, self._rows.running
@@ -65,14 +68,12 @@ class ShareGuard:
         self.is_counted = True
 
     def note_seated(self, node: CacheNode, num_taken: int) -> None:
-        """Count the private pages of a row that continues `node` and has just got them, while the rows are
-        counted.
-        """
+        """Count the private pages of a row that has just been seated on `node`, if the rows are counted."""
         self._ledger.add_row(node.account, num_taken)
 
     def evict_for(self, node: CacheNode, num_wanted: int, num_pages: int, upto: int) -> IntArray:
-        """Evict as the cache does, for a row with a lease on `node` that is about to get num_wanted pages:
-        they count as its tenant's already. node None: for several rows.
+        """Evict as the cache does, for a row with a lease on `node` that will get num_wanted pages. These
+        pages count as its tenant's already. node None: for several rows.
         """
         self.count_rows()
         if node is None:
@@ -83,16 +84,16 @@ class ShareGuard:
         return evicted
 
     def num_withheld(self, node: CacheNode, num_missing: int) -> int:
-        """Return how many of the pages that could be evicted are not there for a request that waits, has a
-        lease on `node` and wants num_missing.
+        """Return how many of the evictable pages a waiting request with a lease on `node` may not use when it
+        needs num_missing pages.
         """
         if not self._ledger.has_several or not self.is_beyond_share(node, num_missing):
             return 0
         return self._ledger.num_withheld(node.account)
 
     def is_beyond_share(self, node: CacheNode, num_missing: int) -> bool:
-        """Tell whether a request that waits and has a lease on `node` takes its tenant beyond its share with
-        num_missing pages, beside other rows of it.
+        """Return True if a waiting request with a lease on `node` takes its tenant beyond its share with
+        num_missing pages, and the tenant has other rows.
         """
         if not self.is_needed:
             return False
@@ -105,8 +106,8 @@ class ShareGuard:
         self._ledger.settle()
 
     def may_grow(self, rows: RowArray | int, upto: IntArray | int) -> bool:
-        """Tell whether pages for the first `upto` tokens of these running rows take nothing that is withheld
-        from any of them. True also when there are not so many pages at all.
+        """Return True if pages for the first `upto` tokens of these running rows take nothing that is
+        withheld from any of them. It does not check that there are enough pages.
         """
         growth = np.atleast_1d(-(-upto // self._page_size) - self._tables.num_pages[rows])
         shortfall = int(np.maximum(growth, 0).sum()) - self._pages.num_free
@@ -125,8 +126,8 @@ class ShareGuard:
         )
 
     def who_gives_way(self, candidates: Sequence[Request], req: Request, num_new: int) -> Sequence[Request]:
-        """Return who of the candidates may have to give up a row so that req gets `num_new` pages: those of
-        tenants with several rows and more than their share, if there are any.
+        """Return the candidates that may have to give up a row so that req gets `num_new` pages: those of
+        tenants with several rows and more than their share, if there are any, or else all.
         """
         if not self.is_needed:
             return candidates

@@ -1,4 +1,4 @@
-"""Tenants of the KV cache: whose a namespace is, and which share each is entitled to."""
+"""Tenants of the KV cache: the tenant of a namespace, and each tenant's share."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ OWNER = bytes(TENANT_BYTES)
 
 
 def tenant_of(namespace: bytes) -> bytes:
-    """Return the part of a namespace that stands for its tenant. What follows it is the salt's."""
+    """Return the part of a namespace that identifies its tenant. The rest identifies the salt."""
     return namespace[:TENANT_BYTES] or OWNER
 
 
 class CacheShares:
-    """Table of the part of the pool that each tenant is entitled to, where somebody has said so."""
+    """Explicit cache shares of tenants, as fractions of the pool."""
 
     def __init__(self) -> None:
         self.version = 0
-        """Changes whenever a share does."""
+        """Number that changes whenever a share changes."""
         self._shares: dict[bytes, float] = {}
 
     def set(self, tenant: bytes, share: float | None) -> None:
-        """Entitle a tenant, named by its part of a namespace, to this share of the pool, from 0.0 to 1.0.
-        None: an equal part of what the shares of others leave. Raises ValueError when it is no share.
+        """Set a tenant's share of the pool, 0.0 to 1.0. tenant: the tenant's part of a namespace. None: an
+        equal part of what explicit shares leave. Raises ValueError for a share out of range.
         """
         if share is not None and not 0.0 <= share <= 1.0:
             raise ValueError(f"share: {share!r} of the KV cache; it must be from 0.0 to 1.0, or None")
@@ -37,9 +37,9 @@ class CacheShares:
         self.version += 1
 
     def get(self, tenant: bytes) -> float | None:
-        """Return the share that was set last for a tenant; None when nothing was."""
+        """Return the share that was set for a tenant, or None."""
         return self._shares.get(tenant)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Those with a share of their own."""
+        """Yield the tenants that have a share of their own."""
         return iter(self._shares)

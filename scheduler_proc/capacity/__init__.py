@@ -1,5 +1,5 @@
-"""Capacity policies: who fits, and who has to give way. `CAPACITY_POLICIES` names
-ours; a user's own is given as "package.module:Class".
+"""Capacity policies decide which requests fit and which have to give way. `CAPACITY_POLICIES` lists the
+built-in ones; a user's own is named "package.module:Class".
 """
 
 CAPACITY_POLICIES = {

@@ -1,4 +1,6 @@
-"""For capacity schedulers of the user's own: the pool has the last word, and no opinion beyond that."""
+"""AsChosen: capacity policy that leaves the choice to a scheduler of the user's own, within the pages that
+there are.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from scheduler_proc.capacity.max_utilization import MaxUtilization
 
 
 class AsChosen(MaxUtilization):
-    """Capacity policy by which whoever was chosen fits if there is room for the tokens it has. When pages run
-    short all the same, the one that started last gives way.
+    """Admits every chosen request if there is room for the tokens that it has. If pages run short all the
+    same, the request that started last gives way.
     """
 
     def __init__(self, kv: KVCacheManager) -> None:

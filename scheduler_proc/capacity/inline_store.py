@@ -1,7 +1,6 @@
-"""InlineStore: which adapters that came with requests are kept in the run directory, and which go for others.
-
-What no live request is computed with goes first, the least recently used; where that is not enough, what is
-new is refused. Knows no file.
+"""InlineStore: keeps adapters that came with requests, up to a limit, and chooses which to remove. It removes
+the least recently used adapter that no live request uses. If that is not enough, it refuses the new one.
+Files are handled by KeptFiles only.
 """
 
 from __future__ import annotations
@@ -16,28 +15,28 @@ from runtime.wire.plan import AdapterRef
 
 PARAM = "lora_config"
 MAX_KEPT = 4096
-"""Most adapters and prompt tables that are kept, however small they are."""
+"""Most adapters and prompt tables that are kept, whatever their size."""
 
 
 class KeptFiles(Protocol):
-    """Directories of adapters that came with requests, in the run directory."""
+    """The run directory's folders of adapters that came with requests."""
 
     def kept_adapters(self) -> list[tuple[str, KeptAdapter]]:
-        """Return the kept adapters, by their paths."""
+        """Return the kept adapters with their paths."""
 
     def kept_adapter(self, path: str) -> KeptAdapter | None:
-        """Return the kept adapter at a path; None: there is none."""
+        """Return the kept adapter at a path, or None."""
 
     def is_inline(self, path: str) -> bool:
-        """Tell whether a path is where an adapter that came with a request lies, or lay."""
+        """Return True if a path is where an adapter that came with a request is kept, or was."""
 
     def remove_adapter(self, path: str) -> None:
-        """Have the directory of an adapter removed."""
+        """Remove the directory of an adapter."""
 
 
 class InlineStore:
-    """Store of adapters that came with requests, bounded in bytes, or in rows where a number of them is
-    given.
+    """Store of adapters that came with requests. It is limited in rank rows if max_rows is given, and
+    otherwise in bytes.
     """
 
     def __init__(
@@ -49,8 +48,8 @@ class InlineStore:
         max_rows: int = 0,
         page_rows: int = 1,
     ) -> None:
-        """in_use: paths of the adapters of live requests. max_rows: whole pages of `page_rows` count, and
-        bytes do not; 0: bytes count.
+        """in_use: returns the paths of adapters of live requests. max_rows: limit, counted in whole pages of
+        `page_rows`; 0: max_bytes is the limit.
         """
         self._files = files
         self._in_use = in_use
@@ -64,8 +63,8 @@ class InlineStore:
             self._add(path, kept)
 
     def put(self, path: str) -> None:
-        """Keep a directory that is complete. Raises InvalidRequest where there is no room for it; it is then
-        removed.
+        """Keep a complete directory. Raises InvalidRequest, and removes the directory, if there is no room
+        for it.
         """
         if path in self._kept:
             self._kept.move_to_end(path)
@@ -93,19 +92,21 @@ class InlineStore:
         self._add(path, kept)
 
     def has(self, path: str) -> bool:
-        """Tell whether a path is the directory of an adapter that came with a request, kept or not."""
+        """Return True if a path is the directory of an adapter that came with a request, kept or not."""
         return self._files.is_inline(path)
 
     def use(self, adapter: AdapterRef) -> None:
-        """Note that a request asks for weights that it names by their task id. Raises AdapterNotResident."""
+        """Record that a request uses an adapter which it names by its task id. Raises AdapterNotResident if
+        it is not kept.
+        """
         if adapter.path in self._kept:
             self._kept.move_to_end(adapter.path)
             return
         self.put(adapter.path)  # a tokenizer ended before it could say so
 
     def note_failure(self, adapter: AdapterRef, message: str) -> str:
-        """Forget an adapter that the device cannot load. Return the message without a directory of the
-        runtime's.
+        """Forget an adapter that the device cannot load. Returns the message with the run directory's paths
+        removed.
         """
         if adapter.path not in self._kept:
             return message
@@ -127,7 +128,7 @@ class InlineStore:
         self._files.remove_adapter(path)
 
     def figures(self) -> Mapping[str, int]:
-        """Return what server_info tells of adapters that came with requests."""
+        """Return the figures on adapters that came with requests, for /server_info."""
         pages = [-(-kept.num_rows // self._page_rows) for kept in self._kept.values()]
         return {
             "num_host_adapters": len(self._kept),

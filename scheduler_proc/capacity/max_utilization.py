@@ -22,14 +22,14 @@ FLOOR_OF_INITIAL = 0.14
 DECAY_STEPS = 600
 MAX_ESTIMATED_TOKENS = 4096
 RETRACTION_HEADROOM = 20
-"""Number of tokens that each running request is expected to produce at least, after a retraction showed that
-pages are short.
+"""Number of tokens beyond its output so far that each running request is expected to produce, after a
+retraction has shown that pages are short.
 """
 
 
 class MaxUtilization:
-    """Capacity policy that admits on an estimate. `conservativeness` above 1 admits later and retracts
-    less.
+    """Capacity policy that admits requests on an estimate of their output. A `conservativeness` above 1
+    admits later and retracts less.
     """
 
     closes_batches = False
@@ -69,14 +69,14 @@ class MaxUtilization:
         return True
 
     def has_room_for(self, num_pages: int) -> bool:
-        """Tell whether newcomers could be promised so many pages together."""
+        """Return True if num_pages pages could be promised to newcomers together."""
         return not self._rows.num_running or num_pages <= self._kv.num_available - self.pages_wanted()
 
     def note_seated(self, num_taken: int) -> None:
         self._promised_pages -= num_taken
 
     def pages_wanted(self) -> int:
-        """Return how many pages the running requests are expected to take, beyond those they hold."""
+        """Return how many pages the running requests are expected to take in addition to those they hold."""
         rows, held = self._rows, self._rows.running
         num_tokens = rows.num_tokens[held]
         left = np.minimum(rows.max_len[held] - num_tokens, MAX_ESTIMATED_TOKENS)
@@ -85,8 +85,8 @@ class MaxUtilization:
         return int(np.add.reduce(np.maximum(missing, 0)))  # `sum` takes twice as long for so few
 
     def pages_for(self, req: Request) -> int:
-        """Return how many pages a waiting request is expected to take: for all tokens that it has, and for a
-        share of what it may still produce; for more of it after it was retracted.
+        """Return how many pages a waiting request is expected to take: for all tokens that it has and for a
+        share of its possible output, a larger share after a retraction.
         """
         num_tokens = req.num_tokens
         left = min(req.max_len - num_tokens, MAX_ESTIMATED_TOKENS)
@@ -99,8 +99,8 @@ class MaxUtilization:
         return self._kv.guard.may_grow(rows, upto)
 
     def victim(self, candidates: Sequence[Request]) -> Request | None:
-        """Return the request of the lowest urgency, then the one that started latest: whoever started first
-        always gets through.
+        """Return the request of the lowest urgency that started last. So the request that started first
+        always completes.
         """
         return max(candidates, key=self.rank)
 
@@ -114,8 +114,8 @@ class MaxUtilization:
         self.new_token_ratio = self._initial
 
     def note_retraction(self) -> None:
-        """Expect of the running requests what they have produced
-        so far and a little more, as a share of what they may.
+        """Raise the estimated share: running requests are expected to produce what they have produced so far
+        and a little more, relative to the most they may produce.
         """
         running = self._rows.running_requests()
         produced = sum(req.num_output + RETRACTION_HEADROOM for req in running)

@@ -1,9 +1,11 @@
-"""GUARANTEED_NO_EVICT and STATIC_BATCH: whoever has a row keeps it until its end.
+"""GUARANTEED_NO_EVICT and STATIC_BATCH: capacity policies that never retract; a running request keeps its row
+until its end.
 
-Admission asks for the peak of what the running requests and the newcomer can ever hold together (`Outlook`).
-That peak holds while all of them go at one pace. A long prefill, a budget or rejected guesses let some fall
-behind; then pages could become so short that none can go on. So growth is guarded as well: pages are taken
-only if afterwards the requests could still end one after the other. Who has to wait for pages keeps its row.
+Admission computes the most pages that the running requests and the newcomer can ever hold together
+(`Outlook`). That bound assumes that all advance at the same pace. A long prefill, a spent budget or rejected
+guesses let some fall behind, and then pages could become so short that none can continue. So growth is
+guarded as well: a row takes pages only if the requests could afterwards still end one after the other. A row
+that has to wait for pages is kept.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ class Outlook:
     def __init__(
         self, kv: KVCacheManager, newcomer: Request | None = None, prefix: Prefix | None = None
     ) -> None:
-        """Outlook of all that run, and of a newcomer whose prefix is locked, as if all its tokens were
-        computed.
+        """Take the state of all running requests, and of a newcomer whose prefix is locked, as if all its
+        tokens were computed.
         """
         rows, held, page_size = kv.rows, kv.rows.running, kv.page_size
         self._kv = kv
@@ -60,7 +62,7 @@ class Outlook:
         self.final: PagesToCome = final.astype(np.int64)
 
     def _cumulated_shared(self, order: RowArray) -> PagesToCome:
-        """Return the shared pages of the first requests in this order: 1, 2, ... of them."""
+        """Return [n] the number of distinct shared pages of the first 1, 2, ... n requests in this order."""
         return np.cumsum(self._kv.cache.num_pages_held([self._leases[i] for i in order.tolist()]))
 
     def final_pages(self) -> int:
@@ -69,10 +71,11 @@ class Outlook:
         return int((self.final - self.shared).sum()) + num_shared
 
     def peak_pages(self) -> int:
-        """That they hold at most while each takes a token a step, and gives everything back at its end.
+        """Return the most pages held at any time if each request takes one token a step, and gives everything
+        back at its end.
 
         With the most tokens left first, when the i-th ends the first i of them hold the tokens that they have
-        now and i times the tokens that the i-th has left; the peak is the largest of these sums.
+        now and i times the tokens that the i-th has left. The peak is the largest of these sums.
         """
         order = np.argsort(-self.tokens_left)
         count = np.arange(1, len(order) + 1)
@@ -88,8 +91,9 @@ class Outlook:
         return int((pages + self._cumulated_shared(order)).max())
 
     def pages_in_turn(self) -> int:
-        """That they hold at most if they end one after the other, while those whose turn comes later stand
-        still: the one that needs the fewest pages first, since it gives back what the next may need.
+        """Return the most pages held at any time if the requests end one after the other while the others
+        stand still. The request that needs the fewest pages goes first, since it gives back what the next may
+        need.
         """
         missing = np.maximum(self.final - self.shared - self.private, 0)
         order = np.argsort(-missing)  # the last to end first: when one ends, those before it here are alive
@@ -98,7 +102,7 @@ class Outlook:
 
 
 class GuaranteedNoEvict:
-    """Capacity policy by which whoever has a row keeps it until its end."""
+    """Capacity policy under which a running request keeps its row until its end."""
 
     closes_batches = False
     guards_growth = True
@@ -135,7 +139,7 @@ class GuaranteedNoEvict:
         return True
 
     def note_seated(self, num_taken: int) -> None:
-        """Do nothing: the rows show it."""
+        """Do nothing: the rows already show it."""
 
     def may_grow(self, rows: RowArray | int, upto: IntArray | int) -> bool:
         if self._is_roomy:
@@ -163,22 +167,22 @@ class GuaranteedNoEvict:
         return None
 
     def rank(self, req: Request) -> tuple[int, int]:
-        """Return the rank of a running request: first come, first served, within an urgency."""
+        """Return the sort key of a running request: by urgency, then first come, first served."""
         return (-req.urgency, self._rows.stay.item(req.row))
 
     def note_step(self) -> None:
-        """Do nothing: the policy learns nothing from steps."""
+        """Do nothing: the policy does not depend on steps."""
 
     def note_idle(self) -> None:
-        """Do nothing: the policy has learnt nothing."""
+        """Do nothing: the policy keeps no estimates."""
 
     def note_retraction(self) -> None:
-        """Do nothing: the policy takes no row back."""
+        """Do nothing: the policy retracts no request."""
 
 
 class StaticBatch(GuaranteedNoEvict):
-    """Capacity policy like GuaranteedNoEvict, whose batch is closed once it runs: the next one starts when
-    the last of it has ended.
+    """GuaranteedNoEvict with closed batches: the next batch starts when the last request of the current one
+    has ended.
     """
 
     closes_batches = True

@@ -1,13 +1,13 @@
-"""SlotPool: the ledger of the device's slots, which hold what several requests may share, such as adapters.
+"""SlotPool: bookkeeping of the device's slots, which hold what several requests may share, such as LoRA
+adapters. Knows no request.
 
-    absent ──prepare──► loading ──AdapterLoaded──► ready ◄──give_back── leased
-                           └──AdapterFailed──► absent └───────take────────►
+absent ──prepare──► loading ──AdapterLoaded──► ready ◄──give_back── leased
+                     └──AdapterFailed──► absent └───────take────────►
 
-A waiting request has its slots prepared, and is passed by others until all of them are ready. Age decides
-who gets room: what nobody leases goes first, the least recently used, unless it is pinned, or an older
-request waits for it.
-Where all slots are leased, a request that has been passed for long has one drained: it takes no more leases
-of younger requests. Knows no request.
+A waiting request has its slots prepared, and later requests may pass it until all of them are ready. Contents
+are replaced by age: the least recently used that no request leases goes first, unless it is pinned or an
+older request waits for it. Where all slots are leased, a request that has been passed often gets a slot
+drained: younger requests may no longer lease it.
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ from runtime.wire.plan import AdapterFailed, AdapterLoaded
 from scheduler_proc.core.executor import AdapterDevice
 
 NO_PAGES = 0
-"""Number of pages of what has no size, or of a device whose pages nobody counts."""
+"""Page count of contents without a size, or of a device whose pages are not counted."""
 
 SlotKey: TypeAlias = Any
-"""Contents of a slot, hashable: an AdapterRef for a device; requests with an equal one share the slot."""
+"""Hashable description of a slot's contents, such as an AdapterRef. Requests with equal keys share the slot.
+"""
 MAX_PASSED = 128
-"""Requests that came after one that waits for its slot, and may get theirs first. Past half of them a slot is
-drained, which costs the adapter in it a pause.
+"""Most requests that may get their slots before an older one that waits for its own. After half of them a
+slot is drained, which interrupts the adapter in it.
 """
 FAILED_S = 5.0
-"""Seconds in which requests are refused for what could not be loaded, before it is tried again."""
+"""Seconds for which requests are refused for contents that could not be loaded, before loading is tried
+again.
+"""
 MAX_NAMES = 1024
-"""Most adapters that are counted by name."""
+"""Most adapters for which requests are counted by name."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of the device. It is empty where `key` is None."""
+    """One slot of the device. It is empty if `key` is None."""
 
     number: int
     key: SlotKey = None
     is_ready: bool = False
     num_leases: int = 0
     used_at: int = 0
-    """Number of the event by which it was leased or given back last, in the order of these events."""
+    """Number of the last event that leased it or gave it back, in the order of these events."""
     was_leased: bool = False
-    """True if it was leased since it was loaded."""
+    """True if it was leased since its contents were loaded."""
     num_bytes: int = 0
     is_retired: bool = False
-    """True if it is to be emptied when nobody leases it."""
+    """True if it is to be emptied when its last lease ends."""
     num_pages: int = NO_PAGES
 
 
@@ -59,19 +62,20 @@ class SlotCounts:
     """Totals of the slots since the start."""
 
     num_hits: int = 0
-    """Number of leases of what was there already."""
+    """Number of leases of contents that were loaded already."""
     num_misses: int = 0
-    """Number of first leases of what had to be loaded."""
+    """Number of first leases of contents that had to be loaded."""
     num_loads: int = 0
     num_failed: int = 0
     num_evicted: int = 0
     load_s: float = 0.0
-    """Seconds of all loads, on the slowest rank."""
+    """Total seconds of all loads, each measured on its slowest rank."""
 
 
 class SlotPool:
-    """`device` loads what is prepared; None: contents are there at once. `max_pages`: what all contents have
-    together, each as many as its rows need, of which a page has `page_rows`; 0: nobody counts.
+    """Pool of slots. device: loads contents; None: contents are there at once. max_pages: most pages of all
+    contents together, where contents take as many pages of `page_rows` rows as they need; 0: pages are not
+    counted.
     """
 
     def __init__(
@@ -89,32 +93,33 @@ class SlotPool:
         self.num_slots = num_slots
         self.counts = SlotCounts()
         self.num_requests_of: Counter[str] = Counter()
-        """Leases by the name of the adapter."""
+        """Number of leases by adapter name."""
         self.device = device
         self.on_failed: Callable[[SlotKey, str], str] = lambda _, message: message
-        """Called with what could not be loaded and why; returns what requests are told."""
+        """Called with contents that could not be loaded and the reason; returns the message for the requests.
+        """
         self._clock = clock
         self._max_passed = max_passed
         self._slots = [Slot(number) for number in range(num_slots)]
         self._slot_of: dict[SlotKey, Slot] = {}
         self._failures: dict[SlotKey, tuple[str, float]] = {}
-        """Why it could not be loaded, and until when nobody tries again."""
+        """Reason why contents could not be loaded, and the time until which loading is not tried again."""
         self.num_loading = 0
         self._num_events = 0
         self._newest = 0
         """Number of the youngest request that has got slots."""
         self._wanted: set[SlotKey] = set()
         self._draining: dict[SlotKey, int] = {}
-        """Since this step began, by the number of the request that is to get the slot."""
+        """Keys of slots that are drained in this step, with the number of the request that each is for."""
         self._drained_for: set[SlotKey] = set()
         self._oldest_waiting: int | None = None
         self._pinned_from: dict[str, int] = {}
-        """By the name of an adapter that is or was pinned, the least id that still is."""
+        """Lowest adapter id that is still pinned, by the name of an adapter that is or was pinned."""
 
     # -- who waits ------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Forget who waited in the last step: each that still does prepares its slots again."""
+        """Forget the waiting requests of the last step. Each that still waits prepares its slots again."""
         if self._wanted:
             self._wanted.clear()
             self._draining.clear()
@@ -122,9 +127,9 @@ class SlotPool:
             self._oldest_waiting = None
 
     def prepare(self, keys: tuple[SlotKey, ...], seq: int) -> bool:
-        """Tell whether the waiting request number `seq` may take all of these now, and load what is not
-        there. Called for the waiting in the order in which they are considered. Raises InvalidRequest when
-        one cannot be loaded.
+        """Return True if the waiting request number `seq` may take all these contents now; start to load
+        those that are missing. Call it for waiting requests in the order in which they are considered. Raises
+        InvalidRequest when one cannot be loaded.
         """
         oldest = self._oldest_waiting
         is_ready = oldest is None or seq <= oldest + self._max_passed
@@ -149,7 +154,7 @@ class SlotPool:
         del self._failures[key]
 
     def _try_load(self, key: SlotKey, seq: int) -> bool:
-        """Give it a slot if there is room. Return whether it is there by now."""
+        """Start to load contents into a slot if there is room. Returns True if they are ready by now."""
         num_pages = self._pages_of(key)
         slot = self._room(num_pages)
         if slot is None:
@@ -170,7 +175,9 @@ class SlotPool:
         return slot.is_ready
 
     def _pages_of(self, key: SlotKey) -> int:
-        """Raises InvalidRequest for more than all others can ever leave free."""
+        """Return the number of pages of these contents. Raises InvalidRequest if they need more than pinned
+        contents can ever leave free.
+        """
         if not self.max_pages:
             return NO_PAGES
         needed = max(1, -(-getattr(key, "num_rows", 0) // self._page_rows))
@@ -187,8 +194,8 @@ class SlotPool:
         return needed
 
     def _room(self, num_pages: int) -> Slot | None:
-        """Return an empty slot when there are so many pages; for them, and for a slot, goes what was used
-        least recently, nobody leases and no older request waits for. None: not even so.
+        """Return an empty slot with num_pages free pages, or None. To make room it empties the least recently
+        used slots that are not leased and that no older request waits for.
         """
         free = [slot for slot in self._slots if slot.key is None]
         num_free = self.max_pages - sum(slot.num_pages for slot in self._slots)
@@ -218,7 +225,9 @@ class SlotPool:
         return free[0] if free else going[-1]
 
     def _drain(self, seq: int, num_pages: int) -> None:
-        """Have no more younger requests lease the slots that will be empty soonest, as many as are needed."""
+        """Drain the slots that will be free soonest, as many as are needed, so that no younger request leases
+        them.
+        """
         others = [slot for slot in self._slots if slot.key is not None and not self._is_pinned(slot.key)]
         leased = [slot for slot in others if slot.num_leases and slot.key not in self._draining]
         num_free = self.max_pages - sum(slot.num_pages for slot in self._slots)
@@ -235,19 +244,17 @@ class SlotPool:
         return getattr(key, "pinned", False) and key.id >= self._pinned_from[key.name]
 
     def _note_pin(self, key: SlotKey, first_id: int) -> None:
-        """End the pins of earlier adapters with the key's name, whose requests may still come."""
+        """Unpin earlier adapters of the key's name, whose requests may still come."""
         self._pinned_from[key.name] = max(first_id, self._pinned_from.get(key.name, 0))
 
     # -- leases ---------------------------------------------------------------------------------------------
 
     def can_hold(self, keys: Iterable[SlotKey]) -> bool:
-        """Tell whether all of these contents are ready in slots."""
+        """Return True if all of these contents are ready in slots."""
         return all((slot := self._slot_of.get(key)) is not None and slot.is_ready for key in keys)
 
     def take(self, keys: tuple[SlotKey, ...], seq: int = 0) -> tuple[int, ...]:
-        """Lease the slots of these contents for a request, which can hold them. Return the numbers of the
-        slots.
-        """
+        """Lease the slots of these contents, which are ready, for a request. Returns the slot numbers."""
         assert self.can_hold(keys)
         self._newest = max(self._newest, seq)
         slots = [self._slot_of[key] for key in keys]
@@ -264,7 +271,7 @@ class SlotPool:
         return tuple(slot.number for slot in slots)
 
     def give_back(self, keys: tuple[SlotKey, ...]) -> None:
-        """End the leases of a request. What nobody leases stays until its slot is wanted for another."""
+        """End the leases of a request. Contents without a lease stay until their slot is needed."""
         for key in keys:
             slot = self._slot_of[key]
             assert slot.num_leases > 0
@@ -285,7 +292,7 @@ class SlotPool:
     # -- what the device says -------------------------------------------------------------------------------
 
     def receive(self, answer: AdapterLoaded | AdapterFailed) -> None:
-        """Take the device's answer: it has done what it was told last of this slot."""
+        """Apply the device's answer about a slot: it has done what it was last told."""
         slot = self._slots[answer.slot]
         assert slot.key is not None
         assert not slot.is_ready
@@ -311,8 +318,8 @@ class SlotPool:
     # -- unloading ------------------------------------------------------------------------------------------
 
     def retire(self, name: str) -> int:
-        """Empty the slots of adapters with this name, each when nobody leases it any more. Return how many.
-        What a later request asks for has its slot again, but no pin.
+        """Empty the slots of adapters with this name, each when its last lease ends. Returns how many. A
+        later request for the same adapter loads it again, without a pin.
         """
         slots = [slot for slot in self._slots if getattr(slot.key, "name", None) == name]
         for slot in slots:
@@ -331,7 +338,7 @@ class SlotPool:
     # -- figures --------------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, object]:
-        """Return what server_info tells of adapters, where there are slots for any."""
+        """Return the figures on adapters for /server_info; empty if there are no slots."""
         if not self.num_slots:
             return {}
         counts = self.counts
@@ -354,7 +361,7 @@ class SlotPool:
 
     @property
     def num_used(self) -> int:
-        """Number of slots that somebody leases."""
+        """Number of leased slots."""
         return sum(slot.num_leases > 0 for slot in self._slots)
 
     @property
@@ -363,7 +370,7 @@ class SlotPool:
         return len(self._slot_of)
 
     def check(self) -> None:
-        """Assert that each slot holds one thing, and nothing that is loading is leased."""
+        """Assert that each slot's contents are in no other slot, and that no loading slot is leased."""
         held = {slot.key: slot for slot in self._slots if slot.key is not None}
         assert held == self._slot_of
         assert all(slot.is_ready for slot in self._slots if slot.num_leases)

@@ -1,1 +1,3 @@
-"""A sequence from its arrival to its end: request, row, batch, results, output."""
+"""Core objects of the scheduler: requests, rows, batches, results and output, from a sequence's arrival to
+its end.
+"""

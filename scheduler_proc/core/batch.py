@@ -31,7 +31,7 @@ class PlanColumns(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     rows: RowArray
     ids: list[bytes | memoryview]
-    """Pieces, which are put together once for all rows: those of long prompts are large."""
+    """Pieces of packed ids. They are joined once for all rows, because those of long prompts are large."""
     lens: IntArray
     samples: IntArray
     drafts: IntArray
@@ -74,7 +74,7 @@ class ScheduleBatch:
 
     @property
     def guessing(self) -> RowArray:
-        """Rows that make guesses and nothing else."""
+        """Rows that only make guesses."""
         return NO_ROWS if self.guesses is None else self.guesses.rows
 
     def taken(self) -> set[int]:
@@ -84,7 +84,7 @@ class ScheduleBatch:
         return {*together, *(scheduled.row for scheduled in rest)}
 
     def sampling_rows(self) -> RowArray:
-        """Rows of which the batch samples a token."""
+        """Return the rows for which the batch samples a token."""
         rest = [scheduled.row for scheduled in self.single + self.loose if scheduled.samples]
         if not rest and self.guesses is None:
             return self.decodes
@@ -92,7 +92,7 @@ class ScheduleBatch:
 
     @property
     def has_prefill(self) -> bool:
-        """Tell whether the batch computes something that a request came to its row with."""
+        """Return True if the batch computes tokens that a request was given, rather than its own output."""
         return any(scheduled.is_prefill for scheduled in self.single + self.loose)
 
     @property
@@ -107,7 +107,7 @@ class ScheduleBatch:
             self.loose.append(scheduled)
 
     def launch(self, step: int, kv: KVCacheManager) -> BatchPlan:
-        """Make the plan. From here on its tokens count as written and its samples as in flight."""
+        """Make the BatchPlan. From here on its tokens count as written and its samples as in flight."""
         rows, decodes = self.rows, self.decodes
         self.step = step
         rest = self._rest = self.single + self.loose
@@ -147,7 +147,7 @@ class ScheduleBatch:
         return plan
 
     def _rest_columns(self) -> PlanColumns:
-        """Return the columns of all that are no decodes."""
+        """Return the columns of all rows except the plain decodes."""
         guesses, rows = self.guesses, self.rows
         if guesses is None:
             return _columns_of(self._rest, rows)
@@ -173,20 +173,22 @@ class ScheduleBatch:
         )
 
     def publish_prefills(self, kv: KVCacheManager) -> None:
-        """Share the full pages of this step's chunks. Call
-        it when the step is launched, before the next plan.
+        """Publish the full pages of this step's chunks to the prefix cache. Call it when the step is
+        launched, before the next plan.
         """
         for scheduled in self._rest:
             if scheduled.is_prefill:
                 kv.publish_prefill(scheduled.req)
 
     def still_held(self) -> BoolArray:
-        """Return [len(order)] which rows are in the same hands as when the step was planned."""
+        """Return a mask [len(order)] of the rows that still have the same holder as when the step was
+        planned.
+        """
         return self.rows.still_held(self.order, self._stays)
 
     def waits_for_tokens(self) -> bool:
-        """Tell whether the host has to know more tokens before this step may be sampled: those of earlier
-        steps, of rows that are sampled with a mask or by processors.
+        """Return True if this step can be sampled only when the host knows tokens of earlier steps, because
+        some rows have masks or logits processors.
         """
         in_flight = self.rows.in_flight
         return any(
@@ -196,7 +198,7 @@ class ScheduleBatch:
         )
 
     def masked(self) -> list[ScheduledRow[Request]]:
-        """Return the rows whose masks the plan defers to, if they still want their token."""
+        """Return the rows whose masks the plan defers, if they still want their token."""
         held = self.still_held()[len(self.order) - len(self.loose) :].tolist()
         return [
             scheduled
@@ -205,8 +207,8 @@ class ScheduleBatch:
         ]
 
     def processed(self) -> tuple[ProcessedRow, ...]:
-        """Return the rows whose logits processors are called, those that still want their token, with the
-        tokens that these have not seen.
+        """Return the rows with logits processors that still want their token, each with the tokens that its
+        processors have not seen.
         """
         if all(scheduled.unseen is None for scheduled in self.loose):
             return ()

@@ -1,5 +1,5 @@
-"""Executor: the interface of whatever runs the model for the scheduler.
-Implementations live in the model worker; this imports none.
+"""Executor: interface of the component that runs the model for the scheduler. Implementations are in the
+model worker; this module imports none of them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ class StepHandle(Protocol):
     """One launched step."""
 
     def result(self) -> StepResult:
-        """Wait until the step is done. Raises ExecutorError when the worker failed or is gone."""
+        """Return the step's result, waiting until it is done. Raises ExecutorError when the worker failed or
+        is gone.
+        """
 
     def done(self) -> bool:
         """True if `result` would return at once."""
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """The raw logits that the result's `tensors` describe, one frame each. Valid once `result` has
-        returned; what they point to does not change for as long as somebody holds them.
+        """Return the raw logits that the result's `tensors` describe, one frame each. Valid once `result` has
+        returned. Their memory does not change while a reference to it is held.
         """
 
 
@@ -45,34 +47,37 @@ class Executor(Protocol[Handle]):
     of P stages with overlap.
     """
     feeds_back: bool
-    """True where a token sampled by one step reaches the next step of its row on the device (FutureMap), so a
-    plan may say -1.
+    """True if a token sampled by one step reaches the next step of its row on the device (FutureMap). A plan
+    may then contain -1 for it.
     """
 
     def launch(self, plan: BatchPlan) -> Handle:
-        """Start a step; does not wait. Raises ExecutorError when the worker is gone."""
+        """Launch a step without waiting for it. Raises ExecutorError when the worker is gone."""
 
     def sample(self, handle: Handle, masks: SampleMasks) -> None:
-        """Give a step whose plan says `defer_sampling` what it waits for; exactly once for each such step."""
+        """Send the masks to a step whose plan says `defer_sampling`. Call it exactly once for each such step.
+        """
 
     def close(self) -> None:
         """Stop the worker; steps in flight may be lost."""
 
 
 AnyExecutor: TypeAlias = Executor[Any]
-"""Type of an executor for code that hands it none but its own handles."""
+"""Type of an executor in code that passes it only handles that it returned."""
 
 
 class AdapterDevice(Protocol):
-    """An executor whose worker has slots for adapters."""
+    """Executor whose worker has slots for adapters."""
 
     def load_adapter(self, slot: int, ref: AdapterRef) -> None:
-        """Begin to read an adapter into a slot, in the place of the one there; does not wait. Plans launched
-        before have the earlier one; the slot may be used by plans launched once it is said to be loaded.
+        """Start to load an adapter into a slot, replacing the one there; does not wait. Plans launched
+        earlier use the old adapter. Plans may use the slot once the load is reported as done.
         """
 
     def drop_adapter(self, slot: int) -> None:
-        """Give back the memory of a slot, which no plan uses that is launched from now on."""
+        """Free the memory of a slot, which no plan launched from now on uses."""
 
     def adapter_answers(self) -> Sequence[AdapterLoaded | AdapterFailed]:
-        """Take what has become of loads since the last call: one answer to each, of all ranks together."""
+        """Return and clear the results of loads since the last call: one answer for each load, combined over
+        all ranks.
+        """

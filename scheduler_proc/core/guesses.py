@@ -1,4 +1,6 @@
-"""Guesses of rows to which nothing else is attached, made, planned and committed for all of them at once."""
+"""Guesses of speculative decoding for rows without other features: made, planned and committed for all such
+rows at once.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,22 @@ from scheduler_proc.core.row_columns import RowArray, RowColumns, all_of
 
 @dataclass(slots=True, eq=False)
 class Guesses:
-    """Rows of one step that compute their next token and verify guesses, maybe none."""
+    """Rows of one step that compute their next token and verify guesses, possibly none."""
 
     rows: RowArray
     counts: IntArray
     """Number [n] of guesses of each row."""
     ids: IntArray
-    """Guesses [most, n]; of each row the first ones count."""
+    """Guessed ids [max_guesses, n]; the first `counts[i]` of column i are valid."""
     starts: IntArray
-    """Position [n] of the token before the guesses."""
+    """Position [n] of the token before each row's guesses."""
 
     @property
     def total(self) -> int:
         return int(self.counts.sum())
 
     def cut_to(self, room: int) -> int:
-        """Keep so many in all: those of the first rows. Returns how many there are then."""
+        """Keep at most `room` guesses in total, those of the first rows. Returns how many remain."""
         total = self.total
         if total <= room:
             return total
@@ -37,7 +39,7 @@ class Guesses:
         return room
 
     def input_ids(self, rows: RowColumns, unknown: int) -> bytes:
-        """Packed [n + total]: of each row the next token, then its guesses."""
+        """Return packed input ids [n + total]: for each row its next token, then its guesses."""
         ids = np.empty((len(self.rows), 1 + len(self.ids)), np.int32)
         ids[:, 0] = rows.next_ids(self.rows, unknown)
         ids[:, 1:] = self.ids.T
@@ -47,13 +49,14 @@ class Guesses:
 
 
 class GuessLane(Protocol):
-    """Makes guesses for many rows at once, and learns from what became of them."""
+    """Makes guesses for many rows at once, and learns from the results."""
 
     def choose(self, ready: RowArray) -> BoolArray | None:
-        """[n] which of the ready rows are planned together; None where they are too few for that."""
+        """Return a mask [n] of the ready rows that are planned together; None if there are too few."""
 
     def guess(self, rows: RowArray) -> Guesses:
-        """Guess for these rows, which have room for the next token."""
+        """Return guesses for these rows, which have room for their next token."""
 
     def note(self, rows: RowArray, num_drafted: IntArray, num_accepted: IntArray) -> None:
-        """A step is committed: so many guesses of each row were verified, and right."""
+        """Record for each row of a committed step how many guesses were verified and how many were accepted.
+        """

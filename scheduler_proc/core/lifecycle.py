@@ -34,7 +34,7 @@ NEVER = math.inf
 
 
 class Lifecycle:
-    """Owns the table of live sequences and where they wait."""
+    """Owner of the table of live sequences and of the waiting queue."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Lifecycle:
         roster: Roster | None = None,
         patience: Patience = FOR_EVER,
     ) -> None:
-        """`sort_key`, `patience`: as WaitingRoom's; `roster` shows the launcher who is here, None: nobody
-        wants to know.
+        """sort_key, patience: as in WaitingRoom. roster: file that tells the launcher which sequences are
+        live; None: none is kept.
         """
         self.kv = kv
         self.slots = slots
         self.output = output
         self.requests: dict[bytes, Request] = {}
-        """By sequence key: at most one attempt of a sequence is alive."""
+        """Live sequences by sequence key. At most one attempt of a sequence is live."""
         self.accounts = Accounts(kv.rows, clock)
         self.serving = ServingTime(clock)
         self.room = WaitingRoom(self.requests, self.accounts, self.serving, sort_key, patience)
@@ -70,13 +70,13 @@ class Lifecycle:
         self.num_replaced = 0
         self.num_retracted = 0
         self.num_paused = 0
-        """Number of those that wait and had a row before."""
+        """Number of waiting sequences that were retracted."""
         self.on_finish: Callable[[Request], object] | None = None
-        """Called with every sequence that was taken in and ends, before it gives back what it holds."""
+        """Called with every accepted sequence that ends, before it gives back its row and pages."""
 
     def add(self, req: Request, stream_open: Raw, more: Sequence[Raw] = ()) -> None:
-        """Take in a new sequence, which waits for its row. `more`: StreamOpens of the other sequences of a
-        beam search.
+        """Accept a new sequence, which waits for its row. more: StreamOpens of the other sequences of a beam
+        search.
         """
         self.num_accepted += 1
         self.output.open(req.handle, stream_open)
@@ -97,7 +97,7 @@ class Lifecycle:
         error: ErrorInfo | None,
         more: Sequence[Raw] = (),
     ) -> None:
-        """Open and close a sequence that ends where it arrives. `more`: as of `add`."""
+        """Open and close a sequence that is refused on arrival. more: as in `add`."""
         self.num_accepted += 1
         self.output.open(handle, stream_open)
         self.num_terminated += 1
@@ -107,7 +107,7 @@ class Lifecycle:
             self.output.close(Closed(next_sibling(handle, number), reason, error=error))
 
     def note_admitted(self, positions: list[int]) -> None:
-        """Note that the requests at these places of the waiting queue have got a row."""
+        """Record that the requests at these positions of the waiting queue got a row."""
         now = self._clock()
         for req in self.room.take_admitted(positions):
             req.status = Status.RUNNING
@@ -119,7 +119,7 @@ class Lifecycle:
     def finish(
         self, req: Request, reason: CloseReason, *, stop_token: int = -1, error: ErrorInfo | None = None
     ) -> None:
-        """End a sequence: everything it holds is given back, and its stream is closed."""
+        """End a sequence: release everything it holds, and close its stream."""
         if self.on_finish is not None:
             self.on_finish(req)
         cached_tokens = req.cached_tokens if req.cached_tokens > 0 else 0
@@ -133,8 +133,8 @@ class Lifecycle:
         self.output.close(closed)
 
     def act_on_time(self) -> None:
-        """End everything that has reached its deadline; what it has put out so far stays. Refuse who has
-        waited for too long to begin, and put forward who has waited behind others for too long.
+        """End every sequence that has reached its deadline; its output so far is kept. Refuse sequences that
+        have waited too long to start, and move those forward that others have passed for too long.
         """
         if len(self.deadlines):
             for req in self.deadlines.take_passed(self._clock()):
@@ -145,16 +145,15 @@ class Lifecycle:
                 self.finish(req, "error", error=self._patience.error())
 
     def replace(self, req: Request) -> None:
-        """End a sequence whose higher attempt takes its place: what it computed stays in the cache, nobody is
-        told.
+        """End a sequence that a higher attempt replaces. Its pages stay in the cache, and no Closed is sent.
         """
         self._let_go(req)
         self.num_replaced += 1
 
     def retract(self, req: Request) -> None:
-        """Give up the row and start over later.
+        """Release a request's row; it starts again later.
 
-        Committed tokens are kept; those in flight are dropped and come out again, to the same values.
+        Committed tokens are kept. Tokens in flight are dropped and computed again, with the same values.
         """
         req.computed_len = max(req.computed_len, req.kv_len)
         self._give_back_row(req)
@@ -205,7 +204,7 @@ class Lifecycle:
                 feature.row_lost()
 
     def check(self) -> None:
-        """Assert that every accepted sequence is accounted for, once."""
+        """Assert that every accepted sequence is counted exactly once."""
         assert self.num_accepted == self.num_terminated + self.num_replaced + len(self.requests)
         assert len(self.requests) == len(self.room) + self.kv.rows.num_running
         self.slots.check()

@@ -1,7 +1,7 @@
-"""Output: gathers what one step has to say to each detokenizer into one TokenBatch, and keeps what the other
-end has no room for yet.
+"""Output: gathers what one step sends to each detokenizer into one TokenBatch, and keeps messages that a
+detokenizer has no room for yet.
 
-    TensorBatch(es) of raw logits → TokenBatch → ControlReplies        in this order, for each detokenizer
+TensorBatch(es) of raw logits → TokenBatch → ControlReplies        in this order, for each detokenizer
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.transport import Frame, Outbox
 
 MAX_BACKLOG = 8192
-"""Sequences opened and replies made that wait for a detokenizer which does not read. From there on the inbox
-is left alone; below it aborts are still applied. With the batch before them, which is being refused, they are
-80 MB if every one is an error with a long text.
+"""Most opened sequences and replies that wait for a detokenizer which does not read. At this point the
+scheduler stops reading its inbox; before it, aborts are still applied. Together with the batch before them
+they take 80 MB if each is an error with a long text.
 """
 MAX_BACKLOG_BYTES = 64 << 20
-"""Most bytes of sequences opened that wait: one that is made again brings its output so far."""
+"""Most bytes of waiting sequence openings. A resumed sequence brings its output so far."""
 MAX_TENSORS = 1024
-"""Most raw frames behind one message."""
+"""Most raw frames in one message."""
 HANDLE = np.dtype([("client", "<u8"), ("rest", "V8")])
 
 
 def reply_to(request: ControlRequest, body: object, ok: bool = True) -> ControlReply:
-    """Make the reply to a control call. `body`: what msgpack can encode; an ErrorInfo when it is not `ok`."""
+    """Make the reply to a control call. body: any value that msgpack can encode; an ErrorInfo if `ok` is
+    False.
+    """
     return ControlReply(request.client, request.number, Raw(msgpack.encode(body)), ok)
 
 
 class Output(Protocol):
-    """Words of the scheduler to each detokenizer. Sends in order, never blocks."""
+    """The scheduler's outgoing messages to the detokenizers. Sends in order and never blocks."""
 
     def open(self, handle: bytes, stream_open: Raw) -> None: ...
 
     def add_each(self, handles: npt.NDArray[np.void], tokens: IntArray) -> None:
-        """Add one token for each handle ([n] V16, [n] int32)."""
+        """Add one token to each of n sequences. handles: [n] V16; tokens: [n] int32."""
 
     def add(self, handle: bytes, tokens: list[int]) -> None:
-        """Add several tokens of one sequence, in order."""
+        """Add several tokens to one sequence, in order."""
 
     def add_logprobs(self, logprobs: TokenLogprobs) -> None:
         """Add log-probabilities of tokens that are added in the same step."""
@@ -63,10 +65,10 @@ class Output(Protocol):
     def add_prompt_logprobs(self, logprobs: TokenLogprobs) -> None: ...
 
     def show(self, hypothesis: HypothesisSoFar) -> None:
-        """Say what a sequence of a beam search has so far."""
+        """Send the current hypothesis of a sequence of a beam search."""
 
     def add_tensor(self, entry: TensorEntry, frame: Frame) -> None:
-        """Add raw logits of a sequence that was opened in an earlier step."""
+        """Add a frame of raw logits of a sequence that was opened in an earlier step."""
 
     def close(self, closed: Closed) -> None: ...
 
@@ -74,19 +76,16 @@ class Output(Protocol):
 
     @property
     def is_blocked(self) -> bool:
-        """True if the other end refused something that is still to be sent: callers should produce nothing
-        new.
-        """
+        """True if a message was refused and is still to be sent. Callers should then produce nothing new."""
 
     @property
     def is_full(self) -> bool:
-        """True if nothing more should be let in until the other end reads."""
+        """True if no further sequence should be accepted until the detokenizer reads."""
 
     def flush(self) -> bool:
-        """Send what there is. False: the other end has no room; try again later.
+        """Send everything that is gathered. Returns False if the other end has no room; try again later.
 
-        What was refused is kept as it is and goes first; what is said meanwhile is gathered into one later
-        batch.
+        A refused message is kept unchanged and goes first. Later output is gathered into one further batch.
         """
 
 
@@ -181,8 +180,8 @@ class OutputLane:
         return self._refused.flush()
 
     def _gather_tensors(self) -> None:
-        """Before the batch that may close their sequence. An earlier one has opened it: nothing is launched
-        before its opening is sent.
+        """Send tensors before the batch that may close their sequence. An earlier batch has opened it,
+        because nothing is launched before its opening is sent.
         """
         for at in range(0, len(self._entries), MAX_TENSORS):
             entries = tuple(self._entries[at : at + MAX_TENSORS])
@@ -192,7 +191,7 @@ class OutputLane:
 
 
 class OutputRouter:
-    """Output to several detokenizers: a sequence belongs to number `client id` mod their number."""
+    """Output to several detokenizers. A sequence belongs to number `client id` mod their count."""
 
     def __init__(self, outboxes: Sequence[Outbox], epoch: int = 0) -> None:
         self._lanes = [OutputLane(outbox, epoch) for outbox in outboxes]
@@ -240,7 +239,7 @@ class OutputRouter:
         return any(lane.is_full for lane in self._lanes)
 
     def flush(self) -> bool:
-        """Send to each detokenizer that has room. Return False if one has none."""
+        """Send to each detokenizer that has room. Returns False if one has none."""
         has_room = True
         for lane in self._lanes:
             has_room = lane.flush() and has_room
@@ -248,7 +247,6 @@ class OutputRouter:
 
 
 def make_output(outboxes: Sequence[Outbox], epoch: int = 0) -> Output:
-    """Make the output to these detokenizers. `outboxes`: one for each, in their order. `epoch`: the
-    engine's.
+    """Make the output to these detokenizers. outboxes: one each, in their order. epoch: that of the engine.
     """
     return OutputLane(outboxes[0], epoch) if len(outboxes) == 1 else OutputRouter(outboxes, epoch)

@@ -1,7 +1,7 @@
-"""Request: the scheduler's one record of a sequence; nobody else holds its life cycle.
+"""Request: the scheduler's only record of a sequence.
 
-Knows its limits, its stop ids and where its tokens are (its row's columns, or `parked`); knows no pages and
-no loop.
+It knows its limits, its stop ids and where its tokens are (the columns of its row, or `parked`). It knows no
+pages and no loop.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 Choose: TypeAlias = "Callable[[list[Sampled]], Sequence[tuple[int, int]] | None]"
-"""Function that gives (number of a beam, token) for each beam of the next step; nothing when all has ended,
-None when that is not known yet.
+"""Function that returns (index of a beam, token) for each beam of the next step, an empty sequence when the
+search has ended, or None when that is not known yet.
 """
 NOTHING_WANTED = 1 << 31
-"""Position that no prompt has."""
+"""Position beyond every prompt: no logits or logprobs of the prompt are wanted."""
 STARVED = 1 << 20
-"""Urgency above all priorities."""
+"""Urgency of a starving request, above all priorities."""
 
 
 class Status(IntEnum):
-    """Place of a sequence in its life; everything from FINISHED on is over."""
+    """State of a sequence. Everything from FINISHED on is over."""
 
     WAITING = 1
     RUNNING = 2
@@ -50,7 +50,7 @@ class Status(IntEnum):
 
 
 class StopIds:
-    """Ids that end a sequence, as a set for single tokens and as a column for many rows at once."""
+    """Ids that end a sequence: as a set for single tokens, and as a column for many rows at once."""
 
     __slots__ = ("column", "fit_the_column", "ids", "num_columns")
 
@@ -63,56 +63,54 @@ class StopIds:
 
 
 class RowGroup:
-    """Rows of one request, which go on together: they are promised, seated, taken back and ended as one. Each
-    is held by a member; the first is the request itself, the others are made for one stay.
+    """Rows of one beam search, which get pages, are seated, retracted and ended together. Each row is held by
+    a member. The first member is the request itself; the others are made for one stay.
     """
 
     def __init__(
         self, head: Request, width: int, choose: Choose, foresee: Callable[[list[Sampled]], None]
     ) -> None:
-        """`choose`: asked when the results of all rows that run are here, in the order of the beams; asked
-        again as long as it does not know. `foresee`: told of these results before the first group of the
-        step is asked, so that what it takes to choose can be made for all groups at once.
+        """choose: asked for the next beams when the results of all running rows are there, in the order of
+        the beams, and again while it does not know. foresee: called with these results before the first group
+        of the step is asked, so that shared work can be done for all groups at once.
         """
         self.head = head
         self.width = width
         self.choose = choose
         self.foresee = foresee
         self.plan_row: Callable[[ScheduledRow[Request]], None] | None = None
-        """Function that is told of each row that is about to sample; None: nobody is."""
+        """Called for each row that is about to sample, or None."""
         self.members = [head]
         self.beams: list[Request] = []
-        """The members whose rows run, the best first."""
+        """Members whose rows run, the best first."""
         self._results: dict[int, Sampled] = {}
 
     def start(self, members: list[Request]) -> None:
-        """Begin a stay: the request's own row runs, the others are still to get something to go on with."""
+        """Begin a stay: the request's own row runs; the other rows wait until a beam forks to them."""
         self.members = [self.head, *members]
         self.beams = [self.head]
 
     def end(self) -> list[Request]:
-        """End a stay. Returns the other members, which are no more."""
+        """End a stay. Returns the other members, which are discarded."""
         others = self.members[1:]
         self.members, self.beams = [self.head], []
         self._results.clear()
         return others
 
     def take(self, member: Request, sampled: Sampled) -> None:
-        """Keep a row's result until those of all are here."""
+        """Keep a row's result until all rows have theirs."""
         self._results[member.row] = sampled
 
     def has_all(self) -> bool:
-        """Tell whether the results of all rows that run are here."""
+        """Return True if the results of all running rows are there."""
         return bool(self.beams) and len(self._results) == len(self.beams)
 
     def announce(self) -> None:
-        """Say that `next_beams` will be asked."""
+        """Announce the results to `foresee`, before `next_beams` is called."""
         self.foresee(self._of_beams())
 
     def next_beams(self) -> Sequence[tuple[int, int]] | None:
-        """Return what goes on from the results of all, as `choose` does. They are kept while it is not
-        known.
-        """
+        """Return the next beams, as `choose` does. The results are kept while it answers None."""
         beams = self.choose(self._of_beams())
         if beams is not None:
             self._results.clear()
@@ -124,13 +122,13 @@ class RowGroup:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """Record of one sequence. While it holds a row, its lengths and tokens are columns of `rows`; the
-    properties below read them there.
+    """Record of one sequence. While it holds a row, its lengths and tokens are columns of `rows`, which the
+    properties below read.
     """
 
     handle: bytes
     key: bytes
-    """Key that all attempts of the sequence have in common."""
+    """Key that all attempts of the sequence share."""
     seq: int
     """Number of the sequence, in the order of arrival."""
     rows: RowColumns
@@ -140,99 +138,102 @@ class Request:
     max_len: int
     """Number of tokens, prompt and output, at which the sequence ends."""
     min_len: int
-    """Position below which no stop id stops the sequence (and the device samples none)."""
+    """Position below which no stop id ends the sequence; the device samples none there either."""
     parked: bytes
-    """Prompt and committed output, packed, while it holds no row; empty while it does."""
+    """Prompt and committed output as packed ids while the sequence holds no row; empty while it does."""
     namespace: bytes = b""
     priority: int = 0
     arrived_s: float = 0.0
-    """Moment at which the caller asked, for the statistics of waiting; never in the future."""
+    """Time at which the caller asked, for statistics of waiting; never in the future."""
     deadline_s: float = 0.0
-    """Moment at which it ends with reason `timeout`; 0.0: never."""
+    """Time at which it ends with reason `timeout`; 0.0: never."""
     draft_ids: bytes = b""
-    """Guesses at the beginning of its output that came with it, as packed ids."""
+    """Guesses for the beginning of its output that came with the request, as packed ids."""
     prediction_ids: bytes = b""
-    """Tokens that its output may resemble, as packed ids."""
+    """Tokens that the output may resemble, as packed ids."""
     num_prompt_logprobs: int = 0
-    """Number of its prompt's logprobs that an earlier attempt delivered."""
+    """Number of prompt logprobs that an earlier attempt delivered."""
     num_delivered: int = 0
-    """Number of its output's tokens that an earlier attempt delivered, where it is made again whole."""
+    """Number of output tokens that an earlier attempt delivered, if the output is made again from the start.
+    """
     cached_tokens: int = -1
-    """Number of prompt tokens found in the cache when it was first admitted; -1: not admitted yet."""
+    """Number of prompt tokens found in the cache at its first admission; -1: not admitted yet."""
     tenant: str = ""
-    """Name of the tenant whose it is: see runtime.ring.tenants."""
+    """Name of its tenant; see runtime.ring.tenants."""
     is_again: bool = False
-    """True if it was let in before and is made again after a restart."""
+    """True if it was accepted before and is submitted again after a restart."""
     guide: Guide | None = None
-    """Form that its output must have."""
+    """Structured-output guide, or None."""
     trace: TraceStamps | None = None
-    """Stamps of it on the way here; None: it is not sampled."""
+    """Trace timestamps from the processes before; None: not sampled."""
     wanted_from: int = NOTHING_WANTED
-    """The first position of its prompt whose logits are still to be looked at: it has to be computed."""
+    """First position of its prompt whose logits are still wanted, so the prompt must be computed from there.
+    """
     num_accepted_before: int = 0
-    """Guesses that were right in stays that it has lost."""
+    """Number of accepted guesses in earlier stays."""
     num_retractions: int = 0
     computed_len: int = 0
-    """Number of tokens that were computed in stays that it has lost."""
+    """Number of tokens that were computed in earlier stays."""
     status: Status = Status.WAITING
     row: int = -1
     num_given: int = 0
-    """Number of tokens that it came to its row with: to compute these is prefill."""
+    """Number of tokens that it had when it got its row. Computing these is prefill."""
     lease: CacheNode = None
-    """The cache node that it has locked: as deep as the pages of its row that the cache owns."""
+    """Cache node that it has locked. Its path holds exactly the pages of the row that the cache owns."""
     computes: tuple[int, bytes] | None = None
-    """Page that others may wait for while this row computes it: see KVCacheManager.must_await."""
+    """Page that other requests may wait for while this row computes it; see KVCacheManager.must_await."""
     awaits: tuple[int, bytes] | None = None
     """Page that it waits for while another row computes it."""
     place: Place = (0, False, 0, 0)
-    """Place in the waiting queue, while it waits: see WaitingQueue."""
+    """Sort key in the waiting queue while it waits; see WaitingQueue."""
     retained: tuple[RetainedPages, ...] = ()
-    """Wishes of how firmly the cache is to keep its pages."""
+    """Retention of its pages in the cache, by range."""
     processing: RowProcessing | None = None
-    """Logits processors that its tokens are drawn with."""
+    """Logits processors that are applied to it, or None."""
     features: tuple[RequestFeature, ...] = ()
     group: RowGroup | None = None
-    """Group of its rows, if it holds several."""
+    """Its row group, if it needs several rows."""
     width: int = 1
-    """Number of rows that it takes: more than one where it has a group."""
+    """Number of rows that it needs; more than one only with a group."""
     adapter: AdapterRef | None = None
-    """LoRA adapter that its tokens are computed with."""
+    """LoRA adapter that it uses, or None."""
     slots: tuple[Hashable, ...] = ()
-    """Contents of slots of the device that it leases while it holds a row."""
+    """Contents of the device slots that it leases while it holds a row."""
     adapter_slot: int = NO_ADAPTER
     """Number of its adapter's slot in the stay that begins."""
     prompt_table: AdapterRef | None = None
-    """Table of the vectors of the virtual tokens among its ids."""
+    """Prompt table with the vectors of its virtual tokens, or None."""
     first_virtual: int = 0
-    """First id that is a virtual token; so are all above it."""
+    """First id that is a virtual token; all ids above it are, too."""
     prompt_slot: int = NO_ADAPTER
     """Number of its prompt table's slot in the stay that begins."""
     account: Account[Request] = None  # type: ignore[assignment]
-    """Account of its tenant, from when it is taken in."""
+    """Account of its tenant, set when it is accepted."""
     num_charged: int = 0
-    """Number of its tokens that its tenant's account has counted."""
+    """Number of its tokens that its tenant was charged for."""
     start_tag: int = 0
-    """Turn of it among the requests of other tenants: see FairOrder."""
+    """Virtual start time among the requests of all tenants; see FairOrder."""
     is_held: bool = False
-    """True while it waits behind the queue, as its tenant has as many in it and in rows as may run."""
-    came_s: float = 0.0
-    """Moment at which it came, by ServingTime: known from the turn on in which it did."""
-    waits_from_s: float = 0.0
-    """Moment at which its waiting would have begun if it had never left the queue; meant while it is there.
+    """True while it waits behind the queue, because its tenant has as many sequences queued and running as
+    may run.
     """
+    came_s: float = 0.0
+    """Time at which it arrived, by ServingTime; set in the turn in which it arrived."""
+    waits_from_s: float = 0.0
+    """Time at which its waiting would have begun if it had never left the queue. Valid while it is queued."""
     waited_s: float = 0.0
-    """Seconds that it was in the queue; meant while it is not there."""
+    """Seconds that it has spent in the queue. Valid while it is not queued."""
     shows_hypotheses: bool = False
-    """True for a beam search whose client looks on."""
+    """True for a beam search whose client wants to see hypotheses while it runs."""
     is_starved: bool = False
-    """True once it has waited for as long as may be: from then on it goes before others."""
+    """True once it has waited as long as a request may; it then goes before others."""
 
     def forget_slots(self) -> None:
-        """Forget its slots of the device, which are given back."""
+        """Forget its device slots, which are given back."""
         self.slots, self.adapter_slot, self.prompt_slot = (), NO_ADAPTER, NO_ADAPTER
 
     def forget_output(self) -> None:
-        """Forget the output of a request that waits for its next row: it keeps the prompt alone."""
+        """Drop the output of a waiting request, so that only its prompt is left."""
         self.parked = self.parked[: self.num_prompt * TOKEN_BYTES]
 
     @property
@@ -241,22 +242,22 @@ class Request:
 
     @property
     def head(self) -> Request:
-        """Request of a group whose member this is; else itself."""
+        """Request that this group member belongs to, or the request itself."""
         return self if self.group is None else self.group.head
 
     @property
     def held_rows(self) -> tuple[int, ...]:
-        """Return the rows that it holds, if it holds any, with those of its group."""
+        """Return the rows that it holds, those of its group included."""
         return (self.row,) if self.group is None else tuple([each.row for each in self.group.members])
 
     @property
     def urgency(self) -> int:
-        """Rank that it is scheduled by: its priority, until it starves; then more than any."""
+        """Scheduling rank: its priority, or STARVED once it starves."""
         return STARVED if self.is_starved else self.priority
 
     @property
     def tokens(self) -> IntArray:
-        """Return [num_tokens] int32, a view: prompt and committed output."""
+        """Prompt and committed output, [num_tokens] int32, as a view."""
         if self.row < 0:
             return unpack_ids(self.parked)
         return self.rows.tokens[self.row, : self.num_tokens]
@@ -279,7 +280,7 @@ class Request:
 
     @property
     def num_accepted_drafts(self) -> int:
-        """Guesses that were right: as many tokens of its output took no step of their own."""
+        """Number of accepted guesses, which is the number of output tokens that took no step of their own."""
         now = 0 if self.row < 0 else self.rows.num_accepted.item(self.row)
         return self.num_accepted_before + now
 
@@ -293,12 +294,12 @@ class Request:
         return -1 if self.sampling.logprobs is None else self.sampling.logprobs
 
     def stops_at(self, token: int, position: int) -> bool:
-        """Tell whether this token, at this absolute position, ends the sequence."""
+        """Return True if this token at this absolute position ends the sequence."""
         return token in self.stops.ids and position >= self.min_len
 
     def cut(self, tokens: list[int]) -> list[int]:
-        """Return sampled ids without those past a stop id or the length limit; the same list when there are
-        none.
+        """Return sampled ids up to the first stop id or the length limit. It is the same list if nothing is
+        cut.
         """
         start = self.num_tokens
         if start + len(tokens) > self.max_len:
@@ -311,17 +312,17 @@ class Request:
 
     @property
     def contents(self) -> tuple[AdapterRef, ...]:
-        """Return what it needs on the device: adapter, then prompt table."""
+        """Return what it needs in device slots: its adapter, then its prompt table."""
         if self.adapter is None and self.prompt_table is None:
             return ()
         return tuple(each for each in (self.adapter, self.prompt_table) if each is not None)
 
     def num_virtual_of(self, num_tokens: int) -> int:
-        """Return how many of its first tokens are virtual."""
+        """Return how many of its first num_tokens tokens are virtual."""
         return int(np.count_nonzero(self.tokens[:num_tokens] >= self.first_virtual))
 
     def note_slots(self, numbers: tuple[int, ...]) -> None:
-        """Take the numbers of the slots of its contents, which come first."""
+        """Set the slot numbers of its contents, the first ones in `numbers`."""
         own = iter(numbers)
         if self.adapter is not None:
             self.adapter_slot = next(own)
@@ -329,7 +330,9 @@ class Request:
             self.prompt_slot = next(own)
 
     def row_setup(self, row: int) -> RowSetup:
-        """Return what the device keeps for one stay. Called while the tokens are still parked."""
+        """Return the settings of one stay that the device keeps for the row. Call it while the tokens are
+        still parked.
+        """
         setup = RowSetup.of(
             row,
             self.num_prompt,
@@ -346,6 +349,6 @@ class Request:
 
 
 FeatureFactory: TypeAlias = "Callable[[Request], RequestFeature | None]"
-"""Function that makes a feature for a new request, or None when it did not ask for it. Raises RequestError to
-refuse the request.
+"""Function that makes a feature for a new request, or returns None if the request did not ask for it. Raises
+RequestError to refuse the request.
 """

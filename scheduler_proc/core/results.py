@@ -1,4 +1,4 @@
-"""Results of a finished step for the rows that are committed one by one, in the plan's order."""
+"""Results of a finished step for rows that are committed one by one, in the plan's order."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from scheduler_proc.core.samples import PromptResult, RowLogprobs, Sampled, Samp
 from scheduler_proc.core.scheduled_row import ScheduledRow
 
 CONTEXT = "context_"
-"""Beginning of the name of a tensor whose rows are the prompt's."""
+"""Prefix in the names of tensors whose rows belong to the prompt."""
 LOGITS = ("context_logits", "generation_logits", "embedding", PROCESSED_SCORES)
-"""Names of the tensors that are no additional outputs."""
+"""Names of tensors that are not additional outputs."""
 
 
 class LooseResults:
-    """Results of the loose rows of a batch, to be taken in order, wanted or not."""
+    """Results of the loose rows of a batch. Take them in order, also those of rows that no longer want them.
+    """
 
     def __init__(
         self, batch: ScheduleBatch, result: StepResult, tokens: IntArray, frames: tuple[Frame, ...]
     ) -> None:
-        """`tokens`: those of these rows."""
+        """tokens: sampled tokens of these rows."""
         self._step = result.step
         self._place = len(batch.order) - len(batch.loose)
         self._tokens: list[int] = tokens.tolist()
@@ -37,10 +38,10 @@ class LooseResults:
         self._prompts = {entry.index: entry for entry in result.prompts}
         self._errors = dict(result.errors)
         tensors: dict[str, dict[int, list[SampledLogits]]] = {name: {} for name in LOGITS}
-        """By name and row."""
+        """Raw logits by tensor name and row."""
         self._context, self._generation, self._vectors, self._scores = (tensors[name] for name in LOGITS)
         self._outputs: dict[tuple[int, bool], list[tuple[str, SampledLogits]]] = {}
-        """By row, and whether they are of the prompt."""
+        """Additional outputs by (row, True if they belong to the prompt)."""
         for tensor, frame in zip(result.tensors, frames, strict=True):
             name, place, (num_rows, width) = tensor.name, tensor.index, tensor.shape
             logits = SampledLogits(tensor.start, num_rows, width, frame)
@@ -51,7 +52,9 @@ class LooseResults:
                 self._outputs.setdefault((place, is_context), []).append((name, logits))
 
     def take_next(self, scheduled: ScheduledRow[Request]) -> tuple[Sampled, PromptResult | None]:
-        """Return what the next loose row has got."""
+        """Return the results of the next loose row: those of its sample, and those of its prompt chunk or
+        None.
+        """
         place = self._place
         self._place += 1
         count = next(self._counts)

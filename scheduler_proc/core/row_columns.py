@@ -1,8 +1,8 @@
-"""RowColumns: the hot state of every request that runs, one numpy column per fact, indexed by row.
+"""RowColumns: frequently used state of all running requests, one numpy column per fact, indexed by row.
 
 A fact is in a column while its request holds a row, and on the request otherwise. Methods that take an array
-of rows are the decode path: their cost depends neither on sequence length nor on rows that nobody holds.
-Knows nothing of pages or of requests; `Rows` says who holds which row.
+of rows are the decode path: their cost depends neither on sequence length nor on the number of unused rows.
+It knows neither pages nor requests; `Rows` says which request holds which row.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy.typing as npt
 from runtime.wire.format import TOKEN_BYTES, BoolArray, IntArray
 
 MAX_STOP_IDS = 4
-"""Most stop ids that fit the columns; a request with more is looked at one token at a time."""
+"""Most stop ids that fit into the columns. The tokens of a request with more are checked one at a time."""
 
 RowArray: TypeAlias = npt.NDArray[np.intp]
 StayArray: TypeAlias = npt.NDArray[np.int64]
 
 
 def all_of(flags: BoolArray) -> bool:
-    """Tell whether all of [n] are true: a search of their bytes, which takes a fifteenth of the time that the
-    method `all` does for the rows of a step.
+    """Return True if all flags [n] are true. Searches the bytes, which takes a fifteenth of the time of
+    `flags.all()` for the rows of a step.
     """
     return 0 not in flags.tobytes()
 
 
 class RowColumns:
-    """Columns of all rows. `max_len` bounds the tokens of one request, prompt and output together."""
+    """Columns of all rows. max_len: most tokens of one request, prompt and output together."""
 
     def __init__(self, max_rows: int, max_len: int) -> None:
         self.max_rows = max_rows
@@ -76,8 +76,8 @@ class RowColumns:
 
     @property
     def running(self) -> RowArray:
-        """Return the rows that are held, in the order of admission. Recomputed only after somebody came or
-        went.
+        """Return the rows that are held, in the order of admission. Cached until a row is acquired or
+        released.
         """
         if self._running is None:
             held = np.flatnonzero(self.stay)
@@ -85,13 +85,14 @@ class RowColumns:
         return self._running
 
     def still_held(self, rows: RowArray, stays: StayArray) -> BoolArray:
-        """Return which of the rows are in the same hands as when a step was planned."""
+        """Return a mask of the rows that still have the holder that they had when a step was planned."""
         held: BoolArray = self.stay[rows] == stays
         return held
 
     def plan_when_committed(self, row: int, wanted: bool, owner: Hashable) -> None:
-        """Have the row planned when its tokens are here, and not while one of them is in flight; or let it
-        overlap again, for all that this owner wants. Holds until the row is given back.
+        """Plan the row only when its tokens are committed, never with one in flight; or, with wanted False,
+        withdraw this owner's wish, so that it overlaps again when no owner wants it. Holds until the row is
+        released.
         """
         if wanted:
             self._planned_when_committed.add((row, owner))
@@ -99,19 +100,19 @@ class RowColumns:
             self._planned_when_committed.discard((row, owner))
 
     def plan_all_when_committed(self, rows: RowArray, wanted: BoolArray) -> None:
-        """The same for what the GuessLane wants of several rows."""
+        """Do the same as plan_when_committed for several rows, on behalf of the GuessLane."""
         self._guesses_when_committed[rows] = wanted
         self._has_marked_many = True
 
     def is_planned_when_committed(self, row: int) -> bool:
-        """Tell whether somebody wants the row to be planned when its tokens are here."""
+        """Return True if any owner wants the row to be planned only when its tokens are committed."""
         return self._guesses_when_committed.item(row) or any(
             row == wanted for wanted, _ in self._planned_when_committed
         )
 
     @property
     def must_commit_first(self) -> bool:
-        """Tell whether a row that is planned when its tokens are here has one in flight."""
+        """Return True if a row that must be planned after its commit has a token in flight."""
         rows = self._planned_when_committed
         if rows and any(self.in_flight.item(row) for row, _ in rows):
             return True
@@ -122,12 +123,12 @@ class RowColumns:
         return bool(np.count_nonzero(self.in_flight[marked]))
 
     def packed(self, row: int, start: int, end: int) -> memoryview:
-        """Return a view of the packed tokens of a row from one place up to another."""
+        """Return a view of the packed tokens start .. end - 1 of a row."""
         at = row * self._row_bytes
         return self._token_bytes[at + start * TOKEN_BYTES : at + end * TOKEN_BYTES]
 
     def append(self, row: int, tokens: list[int]) -> int:
-        """Commit what one sample gave a single row. Returns how many tokens it has now."""
+        """Commit the sampled tokens of a single row. Returns its new number of tokens."""
         start, n = self.num_tokens.item(row), len(tokens)
         self.tokens[row, start : start + n] = tokens if n > 1 else tokens[0]
         self.num_tokens[row] = start + n
@@ -135,15 +136,16 @@ class RowColumns:
         return start + n
 
     def last_time(self, row: int) -> tuple[float, int] | None:
-        """Return when the last token of a row came, and the number of its step, also of one that has just
-        been given back; None where it came to the row's features.
+        """Return the time of the last token of a row and the number of its step, also for a row that was just
+        released. None if the token came to the row's features.
         """
         step = self.token_step.item(row)
         return (self.token_s.item(row), step) if step else None
 
     def pieces(self, num_tokens: int) -> npt.NDArray[np.void]:
-        """Return the tokens of all rows, one row behind the other, as pieces of so many, one from each token
-        on. To read or write a piece takes an eighth of the time that its tokens take one by one.
+        """Return a strided view of the tokens of all rows, one row after the other, as pieces of num_tokens
+        tokens that start at every token. Reading or writing a piece takes an eighth of the time of its single
+        tokens.
         """
         pieces = self._pieces.get(num_tokens)
         if pieces is None:
@@ -155,8 +157,8 @@ class RowColumns:
     # -- the decode path ------------------------------------------------------------------------------------
 
     def ready(self, feeds_back: bool) -> RowArray:
-        """Return the rows whose next input is known, on the host or (feeds_back) on the device, and that may
-        still produce.
+        """Return the rows that may still produce tokens and whose next input id is known to the host or, if
+        feeds_back, to the device.
         """
         rows = self.running
         in_flight = self.in_flight[rows]
@@ -167,16 +169,14 @@ class RowColumns:
         return rows if all_of(ready) else rows[ready]
 
     def plain_decodes(self, rows: RowArray) -> BoolArray:
-        """Return which of these ready rows are past their prefill, with nothing attached: each computes
-        exactly one token.
+        """Return a mask of the ready rows that are past their prefill and have nothing attached: each
+        computes exactly one token.
         """
         plain: BoolArray = (self.kv_len[rows] >= self.num_given[rows]) & ~self.needs_python[rows]
         return plain
 
     def next_ids(self, rows: RowArray, unknown: int) -> IntArray:
-        """Return [n] int32: the one id that each of these decodes reads; `unknown` where only the device has
-        it.
-        """
+        """Return the input id of each of these decodes, [n] int32; `unknown` where only the device has it."""
         known = self.tokens[rows, self.kv_len[rows]]
         known[self.in_flight[rows] != 0] = unknown
         return known
@@ -184,17 +184,21 @@ class RowColumns:
     def count_as_launched(
         self, rows: RowArray, lens: IntArray | int = 1, samples: IntArray | int = 1
     ) -> None:
-        """Count that a plan computes so many tokens of each row and samples so many times (0 or 1)."""
+        """Count a launched plan: it computes `lens` tokens of each row and samples `samples` (0 or 1) tokens.
+        """
         self.kv_len[rows] += lens
         self.in_flight[rows] += samples
 
     def note_time(self, rows: RowArray, now_s: float, step: int) -> None:
-        """Their tokens of a step are here. Called while there are `timed` rows."""
+        """Record the time at which the rows' tokens of a step arrived. Called while there are `timed` rows.
+        """
         self.token_s[rows] = now_s
         self.token_step[rows] = step
 
     def append_one(self, rows: RowArray, tokens: IntArray) -> tuple[RowArray, BoolArray]:
-        """Commit one sampled token to each row. Returns the rows that end, and whether by a stop id."""
+        """Commit one sampled token to each row. Returns the rows that end, and a mask of those that end by a
+        stop id.
+        """
         at = self.num_tokens[rows]
         self.tokens[rows, at] = tokens
         at += 1
@@ -212,9 +216,11 @@ class RowColumns:
     def append_several(
         self, rows: RowArray, tokens: IntArray, counts: IntArray
     ) -> tuple[IntArray, IntArray, BoolArray, BoolArray]:
-        """Commit so many sampled tokens to each row, one at least, [sum(counts)] in their order; without
-        those behind a stop id or the length limit. Returns how many were kept of each row, these tokens,
-        which rows end, and which of these by a stop id.
+        """Commit several sampled tokens to each row. counts [n]: at least one each; tokens [sum(counts)] in
+        the order of the rows.
+
+        Tokens behind a stop id or the length limit are dropped. Returns the number of tokens kept of each
+        row, the kept tokens, a mask of the rows that end, and a mask of those that end by a stop id.
         """
         at, most = self.num_tokens[rows], self.max_len[rows]
         kept, stopped = np.minimum(counts, most - at), np.zeros(len(rows), np.bool_)
@@ -226,8 +232,8 @@ class RowColumns:
         return kept, tokens, stopped | (at >= most), stopped
 
     def _put_as_many(self, rows: RowArray, at: IntArray, tokens: IntArray, kept: IntArray) -> bool:
-        """Write the tokens of rows that have got as many each. False, and nothing is written, where one has
-        got another number, or a stop id is among them.
+        """Write the tokens of rows that all got the same number. Returns False, with nothing written, if the
+        numbers differ or a stop id is among the tokens.
         """
         num_rows = len(rows)
         num_each, rest = divmod(len(tokens), num_rows)
@@ -244,8 +250,8 @@ class RowColumns:
     def _put_kept(
         self, rows: RowArray, tokens: IntArray, counts: IntArray, kept: IntArray, stopped: BoolArray
     ) -> IntArray:
-        """Write and return those tokens that are kept: of each row so many, or fewer if a stop id is among
-        them, which `kept` and `stopped` are told.
+        """Write and return the tokens that are kept of each row. Updates `kept` and `stopped` for rows with a
+        stop id among theirs.
         """
         at = self.num_tokens[rows]
         row_of, nth_of_all = np.arange(len(rows)).repeat(counts), np.arange(len(tokens))

@@ -1,4 +1,4 @@
-"""Rows: who holds which row of the columns. A request's facts go into them when it gets its row."""
+"""Rows: the row columns together with the request that holds each row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ class Rows(RowColumns):
     """Columns of all rows, and the request that holds each row."""
 
     def __init__(self, max_rows: int, max_len: int) -> None:
-        """Make the columns of so many rows. `max_len` bounds the tokens of one request, prompt and output
-        together.
+        """Make the columns of max_rows rows. max_len: most tokens of one request, prompt and output together.
         """
         super().__init__(max_rows, max_len)
         self.holder: list[Request | None] = [None] * max_rows
@@ -24,7 +23,7 @@ class Rows(RowColumns):
         self._stops: list[StopIds | None] = [None] * max_rows  # whose column `stop_ids` has
         self._setups: dict[int, RowSetup] = {}
         self.guess_lane: GuessLane | None = None
-        """The part that makes guesses for many rows at once; None where requests do not guess."""
+        """Makes guesses for many rows at once; None if no request uses speculation."""
 
     @property
     def num_free(self) -> int:
@@ -32,12 +31,12 @@ class Rows(RowColumns):
 
     @property
     def num_running(self) -> int:
-        """Number of requests that hold a row or a group of them."""
+        """Number of requests that hold a row or a group of rows."""
         return self.max_rows - len(self._free) - self._num_further
 
     def holders(self) -> list[Request]:
-        """Return who holds each row that is held, in the order of admission: requests, and the other members
-        of their groups.
+        """Return the holder of each held row, in the order of admission: requests, and the other members of
+        their groups.
         """
         return [req for row in self.running.tolist() if (req := self.holder[row]) is not None]
 
@@ -47,9 +46,8 @@ class Rows(RowColumns):
         return [req for req in holders if req.head is req] if self._num_further else holders
 
     def acquire(self, req: Request, kv_len: int) -> None:
-        """Move req's facts into the columns of a free row; the next plan tells the device of its new holder.
-
-        kv_len: tokens whose KV is there already.
+        """Give req a free row and move its facts into the columns. The next plan tells the device. kv_len:
+        number of tokens whose KV is there already.
         """
         row = self._free.pop()
         num_bytes, at = len(req.parked), row * self._row_bytes
@@ -84,7 +82,9 @@ class Rows(RowColumns):
         req.parked = b""
 
     def settle(self, req: Request) -> None:
-        """The first token of a stay is here: from now on it is decoded plainly, if its features agree."""
+        """Make the row a plain decode from now on, if the request's features agree. Called when the first
+        token of a stay is there.
+        """
         row = req.row
         if req.group is not None or not req.stops.fit_the_column:
             return  # never decoded plainly
@@ -93,7 +93,7 @@ class Rows(RowColumns):
             self.timed.add(row)
 
     def release(self, req: Request) -> None:
-        """Give the row back. What is in flight for it now belongs to nobody: see `still_held`."""
+        """Release the row. Tokens in flight for it are dropped; see `still_held`."""
         row = req.row
         if req.status is not Status.FINISHED:
             req.parked = self.packed(row, 0, self.num_tokens.item(row)).tobytes()
@@ -115,7 +115,7 @@ class Rows(RowColumns):
         req.row = -1
 
     def take_setups(self) -> tuple[RowSetup, ...]:
-        """Return the setups of rows that the device does not know yet, one a row at most, and forget them."""
+        """Return and clear the setups of rows that the device does not know yet, at most one for each row."""
         setups = tuple(self._setups.values())
         self._setups.clear()
         return setups

@@ -1,4 +1,4 @@
-"""Results of a step for one row, as features see them."""
+"""Results of a step for one row, in the form that features get them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ class RowLogprobs(NamedTuple):
     """Logprobs of some tokens of one row."""
 
     chosen: FloatArray
-    """Logprobs [n] float32 of the tokens themselves."""
+    """Logprobs [n] float32 of the tokens."""
     top_ids: IntArray
-    """Ids [n, k] int32 of the k most likely tokens in the place of each, most likely first."""
+    """Ids [n, k] int32 of the k most likely tokens at each position, most likely first."""
     top: FloatArray
     """Logprobs [n, k] float32 of `top_ids`."""
 
 
 class SampledLogits(NamedTuple):
-    """Raw logits of consecutive positions of one row, or its rows of an additional output."""
+    """Raw logits of consecutive positions of one row, or rows of an additional output."""
 
     start: int
-    """Position in the sequence of the first row: of an input token, or of the sampled token."""
+    """Position in the sequence that the first row belongs to: of an input token, or of the sampled token."""
     num_positions: int
     vocab_size: int
     frame: Frame
-    """Rows [num_positions, vocab_size] float32, or of the width of the additional output."""
+    """Rows [num_positions, vocab_size] float32; for an additional output its width instead of vocab_size."""
 
     def upto(self, end: int) -> SampledLogits | None:
-        """Return them without the positions from `end` on; None when nothing is left. Copies nothing."""
+        """Return the part before position `end`, or None if nothing is left. Copies nothing."""
         keep = end - self.start
         if keep >= self.num_positions:
             return self
@@ -42,34 +42,38 @@ class SampledLogits(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """Result of a step for one row. That which features see is cut at stop ids and limits, never empty."""
+    """Result of a step for one row. When features get it, it is cut at stop ids and limits, and never empty.
+    """
 
     ids: list[int]
     logprobs: RowLogprobs | None = None
     vector: Frame | None = None
-    """Vector [hidden_size] float32 of an embedding model; then the id means nothing."""
+    """Vector [hidden_size] float32 of an embedding model, whose ids mean nothing."""
     logits: Sequence[SampledLogits] = ()
-    """Raw logits of the positions from that of the first of `ids` on; maybe of more than there are ids."""
+    """Raw logits from the position of the first of `ids` on, possibly of more positions than there are ids.
+    """
     outputs: Sequence[tuple[str, SampledLogits]] = ()
-    """Rows of additional outputs, with their tensors' names, of the token before each of those positions."""
+    """Rows of additional outputs with their tensor names, for the token before each of those positions."""
     step: int = 0
     """Number of the step."""
     num_guesses: int = 0
-    """Number of guesses that were verified; `ids` has those that were right, and one more."""
+    """Number of guesses that were verified. `ids` has the accepted ones and one more."""
     error: str = ""
-    """Reason why `ids` counts for nothing; empty where it counts."""
+    """Reason why `ids` is invalid; empty if it is valid."""
     scores: Sequence[SampledLogits] = ()
-    """Scores that logits processors have left of the logprobs of a row of a beam search, one row of them."""
+    """One row of scores that logits processors have made from the logprobs of a beam."""
 
 
 class PromptResult(NamedTuple):
-    """Results of a chunk of prompt at the positions that were asked for."""
+    """Results of a prompt chunk at the positions that were asked for."""
 
     start: int
-    """Position of the first of these rows in the prompt."""
+    """Position in the prompt of the first of these rows."""
     num_positions: int
     logprobs: RowLogprobs | None
-    """Logprobs of the prompt's token after each position; of its last position meaningless."""
+    """Logprobs of the prompt token that follows each position; meaningless for the last position of the
+    prompt.
+    """
     logits: Sequence[SampledLogits]
     outputs: Sequence[tuple[str, SampledLogits]] = ()
-    """Rows of additional outputs, with their tensors' names."""
+    """Rows of additional outputs with their tensor names."""

@@ -14,33 +14,34 @@ from runtime.wire.plan import ProcessedRow
 from scheduler_proc.core.row_columns import RowColumns
 
 R = TypeVar("R")
-"""Type of the request; features are shown the row and know nothing of it."""
+"""Type of the request. Features see the row but not the type."""
 
 FUTURE = -1
-"""Input id that stands for one that only the device knows: FutureMap[row]."""
+"""Input id that stands for a token that only the device knows, in FutureMap[row]."""
 ONE_FUTURE = array("i", [FUTURE]).tobytes()
 
 
 class NoMask(Enum):
-    """Reason why a row that needs a mask gets none."""
+    """Reason why no mask is made for a row that needs one."""
 
     LATE = "late"
-    """Mask that has not come: the token cannot be drawn now, so the row is taken back, and comes again when
-    the feature is ready.
+    """The mask is not there in time. The token cannot be sampled now, so the row is retracted, and admitted
+    again when the feature is ready.
     """
     COMPLETE = "complete"
-    """Mask that is not needed: the output is complete as it is."""
+    """No mask is needed: the output is already complete."""
 
 
 MakeMasks: TypeAlias = Callable[[int], Sequence[bytes | int] | NoMask]
-"""Function that makes bitmasks of allowed ids, or says why there are none; asked after every earlier step is
-committed. It is given the number of guesses: the first mask is for the next token, the others for the places
-behind guesses, as far as something may be drawn there that counts. Raises RequestError to end the request.
+"""Function that makes bitmasks of allowed ids, or says why there are none. It is called when every earlier
+step is committed, with the number of guesses. The first mask is for the next token, the others for the
+positions behind the guesses, as far as a token sampled there can count. Raises RequestError to end the
+request.
 """
 
 
 class WantedPositions(NamedTuple):
-    """Positions of a chunk whose logits are looked at: PromptPositions without the place of its row."""
+    """Positions of a chunk whose logits are wanted: PromptPositions without the index of its row."""
 
     first: int
     targets: bytes
@@ -54,25 +55,25 @@ class WantedPositions(NamedTuple):
 
 
 class ScheduledRow(msgspec.Struct, Generic[R], eq=False, gc=False):
-    """A row that is more than a plain decode: a chunk of prefill, or something attached to it."""
+    """A row that is more than a plain decode: a chunk of prefill, or a row with features."""
 
     req: R
     row: int
     start: int
     num_known: int
-    """Number of new tokens that are the request's own."""
+    """Number of the request's own new tokens, without guesses."""
     samples: bool
     is_prefill: bool
     guesses: Sequence[int] = ()
-    """Ids to verify behind the request's own tokens."""
+    """Guessed ids to verify behind the request's own tokens."""
     make_masks: MakeMasks | None = None
     note_guesses: Callable[[Sequence[int]], None] | None = None
-    """Function that is told the guesses which are verified, before masks are asked for. Without it a row with
-    masks has no guesses.
+    """Called with the guesses that are verified, before masks are asked for. A row with masks has no guesses
+    without it.
     """
     unseen: Callable[[], ProcessedRow] | None = None
-    """Function that says what tokens its logits processors have not seen; asked when masks are. None: no call
-    of them is made.
+    """Returns the tokens that its logits processors have not seen. Called when masks are asked for. None: its
+    processors are not called.
     """
     wanted: WantedPositions | None = None
 
@@ -81,8 +82,8 @@ class ScheduledRow(msgspec.Struct, Generic[R], eq=False, gc=False):
         return self.num_known + len(self.guesses)
 
     def input_ids(self, rows: RowColumns) -> bytes | memoryview:
-        """Return the packed ids [num_new] of the row: those the host knows, FUTURE for those still in flight,
-        the guesses. They may be a view of the row's tokens.
+        """Return the packed input ids [num_new]: ids known to the host, FUTURE for those in flight, then
+        guesses. May be a view of the row's tokens.
         """
         ids: bytes | memoryview
         end, num_tokens = self.start + self.num_known, rows.num_tokens.item(self.row)

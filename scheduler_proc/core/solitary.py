@@ -1,7 +1,8 @@
-"""SolitaryRuns: sequences that run alone, one at a time, because the engine has died with them twice.
+"""SolitaryRuns: sequences that run alone, one at a time, because the engine died twice while they were
+running.
 
-If it dies again, the one that runs is to blame and no other is: so while such a sequence lives nobody else is
-admitted, and it is shown on the status page one turn before it starts.
+If the engine dies again, the sequence that runs alone is to blame. So while such a sequence lives no other is
+admitted, and the status page shows it one turn before it starts.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def quarantined() -> InvalidRequest:
-    """Return the error of a sequence under which the engine died while nothing else ran. Its status is 400,
-    so that nobody tries again.
+    """Return the error for a sequence under which the engine died while nothing else ran. Its status is 400,
+    so that clients do not retry.
     """
     return InvalidRequest(
         "the engine has died several times with this request, the last time while it ran alone; it is not "
@@ -27,19 +28,19 @@ def quarantined() -> InvalidRequest:
 
 
 class SolitaryRuns:
-    """Sequences that are to run alone, in the order of arrival. True while there are any."""
+    """Sequences that must run alone, in the order of arrival. True while there are any."""
 
     def __init__(self) -> None:
         self._requests: dict[bytes, Request] = {}
         self._next: Request | None = None
-        """Whose turn it is, running or about to."""
+        """The sequence that runs alone now or next."""
 
     def __bool__(self) -> bool:
         return bool(self._requests)
 
     @property
     def shown(self) -> bytes:
-        """Return the handle of the sequence whose turn it is; NO_HANDLE: nobody's."""
+        """Return the handle of the sequence that runs alone now or next; NO_HANDLE if there is none."""
         return NO_HANDLE if self._next is None else self._next.handle
 
     def add(self, req: Request) -> None:
@@ -50,8 +51,8 @@ class SolitaryRuns:
             self._next = None
 
     def next_to_start(self, num_running: int) -> Request | None:
-        """Return who may be admitted now; None: something runs, or it is not shown yet that it is
-        its turn.
+        """Return the request that may be admitted now. None if a request is running, or the next one is not
+        on the status page yet.
         """
         if num_running:
             return None

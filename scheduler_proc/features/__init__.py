@@ -1,3 +1,3 @@
-"""Capabilities of single requests. Each is an object on the
-request with a few hooks; the step loop names none of them.
+"""Features of single requests. Each is an object on the request with a few hooks; the step loop knows none of
+them by name.
 """

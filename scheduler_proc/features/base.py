@@ -21,17 +21,17 @@ from scheduler_proc.core.samples import PromptResult, Sampled
 from scheduler_proc.core.scheduled_row import ScheduledRow
 
 EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
-"""Function that hands a raw tensor of a request to its client."""
+"""Function that sends a raw tensor of a request to its client."""
 
 
 class Cost(NamedTuple):
-    """Needs of a request that must be free before it starts, besides the pages of its own tokens."""
+    """Resources that must be free before a request starts, besides the pages of its own tokens."""
 
     rows: int = 1
     pages: int = 0
     slots: tuple[Hashable, ...] = ()
-    """Contents of slots of the device; requests with an equal one share its slot. A request's adapter, which
-    is no feature, comes first.
+    """Contents of device slots. Requests with equal contents share a slot. A request's adapter, which is not
+    a feature, comes first.
     """
 
 
@@ -42,71 +42,72 @@ class RequestFeature:
     """A capability that does nothing; subclasses override the hooks they need."""
 
     def ready(self) -> bool:
-        """Tell whether the request may be admitted now. Raises RequestError when it never can.
+        """Return True if the request may be admitted now. Raises RequestError if it never can be.
 
-        Asked by the port, in the scheduler's thread, in every step while it waits: what another thread has
-        finished is seen here and nowhere else.
+        The port asks in every step while the request waits, in the scheduler's thread. Results of other
+        threads take effect here and nowhere else, so that a run can be replayed.
         """
         return True
 
     @property
     def awaited(self) -> str:
-        """Return a word for what the feature keeps the request waiting for, for who watches; empty for
+        """Return a word for what the request waits for because of this feature, for monitoring; empty for
         nothing.
         """
         return ""
 
     def cost(self) -> Cost:
-        """Return what the request needs before it starts. Asked when it could be admitted; constant while it
-        runs.
+        """Return what the request needs before it starts. Called when it could be admitted; must not change
+        while it runs.
         """
         return NO_COST
 
     def row_opened(self, row: int) -> None:
-        """Note that the request got a row."""
+        """Called when the request has got a row."""
 
     def plan_chunk(self, row: ScheduledRow[Any]) -> None:
-        """Look at a chunk of the tokens that the request came to its row with, before it is computed, with or
-        without sampling: set `row.wanted` to look at some positions. Comes before plan_row; change nothing
-        but `row`.
+        """Look at a chunk of the given tokens before it is computed, whether or not it samples. Set
+        `row.wanted` to get results for some positions. Called before plan_row; change nothing but `row`.
         """
 
     def plan_row(self, row: ScheduledRow[Any]) -> None:
-        """Add guesses or a mask to the row, which is about to sample. Change nothing but `row`: it may not be
-        scheduled after all.
+        """Add guesses or a mask to a row that is about to sample. Change nothing but `row`, because it may
+        not be scheduled after all.
         """
 
     def accept(self, sampled: Sampled) -> list[int]:
-        """See the result of a step; return the ids that count. None at all: the request is complete without
-        them. Raises RequestError to end it.
+        """Receive the result of a step, and return the ids that count. An empty list means that the request
+        is complete without them. Raises RequestError to end it.
         """
         return sampled.ids
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether it has nothing to plan or to see of the tokens that are still to come in this stay;
-        `rows.last_time` has the time of the last one. Asked when the first one is here.
+        """Return True if the feature has nothing to plan, and needs no results, for the remaining tokens of
+        this stay. Called when the first token is there. `rows.last_time` has the time of the last token.
         """
         return False
 
     def accept_prompt(self, result: PromptResult) -> None:
-        """See what a chunk with `row.wanted` gave; called before the `accept` of the same step."""
+        """Receive the results of a chunk with `row.wanted`. Called before the `accept` of the same step."""
 
     def closing(self, closed: Closed) -> Closed:
-        """Return the request's terminal, with more in it. The request is about to end, and still holds what
-        it has. Not called when a higher attempt takes its place.
+        """Return the request's terminal message, extended if needed. Called when the request is about to end
+        and still holds its row. Not called when a higher attempt replaces it.
         """
         return closed
 
     def row_lost(self) -> None:
-        """Note that the row is gone: retracted or finished. What was in flight for it will not come."""
+        """Called when the request has lost its row, by retraction or its end. Results in flight for it will
+        not arrive.
+        """
 
     def release(self) -> None:
-        """Note that the request has finished."""
+        """Called when the request has finished."""
 
 
 def combined_cost(features: Sequence[RequestFeature], own_slots: tuple[Hashable, ...] = ()) -> Cost:
-    """Return what all of them need together, with the request's own slots: see Request.contents."""
+    """Return what all features need together, with the request's own slots (Request.contents)."""
     if not features:
         return Cost(slots=own_slots) if own_slots else NO_COST
     costs = [feature.cost() for feature in features]

@@ -18,16 +18,16 @@ _uids = itertools.count(1)
 
 
 class Node:
-    """A run of pages with no fork inside; a root has an empty run."""
+    """A run of pages without a fork inside. A root has an empty run."""
 
     __slots__ = (
         "account", "children", "created", "duration_s", "last_used", "lock", "namespace", "num_hits", "pages",
         "parent", "place", "request_priority", "retention", "tokens", "uid",
     )  # fmt: skip
     namespace: bytes
-    """Namespace of a root; no other node has one."""
+    """Namespace, set on roots only."""
     place: int
-    """Index of the node in NodeSizes; a root has none."""
+    """Index of the node in NodeSizes; roots have none."""
 
     def __init__(
         self, parent: Node | None, tokens: bytes, pages: IntArray, now: int, account: CacheAccount
@@ -36,25 +36,27 @@ class Node:
         self.tokens = tokens
         self.pages = pages
         self.account = account
-        """Its tenant's. NOBODYS: of a root that is not in the tree."""
+        """Account of the node's tenant; NOBODYS for a root that is not in the tree."""
         self.children: dict[bytes, Node] = {}
         self.lock = 0
-        """Leases in the subtree."""
+        """Number of leases in the subtree."""
         self.uid = next(_uids)
         self.created = now
-        """When its pages came into the tree, on the tree's own clock, which counts lookups and insertions."""
+        """Time at which its pages came into the tree, on the tree's own clock, which counts lookups and
+        insertions.
+        """
         self.last_used = now
         self.num_hits = 0
-        """Stays that used it, besides the one that computed it."""
+        """Number of requests' stays that reused it, not counting the one that computed it."""
         self.request_priority = 0
-        """The highest of the requests that used it."""
+        """Highest scheduling priority of the requests that used it."""
         self.retention = DEFAULT_PRIORITY
-        """Wish of the last request that said something about its tokens; 0 to 100."""
+        """Retention priority, 0 to 100, from the last request that set one for these tokens."""
         self.duration_s = 0.0
-        """How long `retention` holds after the last use; 0.0: for ever."""
+        """Seconds for which `retention` holds after the last use; 0.0: without limit."""
 
     def take_history_of(self, other: Node) -> None:
-        """Copy what is known of `other`, of which this node is a part."""
+        """Copy the statistics of `other`, of which this node is a part."""
         self.created = other.created
         self.last_used = other.last_used
         self.num_hits = other.num_hits
@@ -64,7 +66,7 @@ class Node:
 
 
 class CacheAccount:
-    """Counts of what one tenant has. Written by RadixCache and Ledger alone."""
+    """Page counts of one tenant. Only RadixCache and Ledger write it."""
 
     __slots__ = (
         "entitled", "is_idle", "is_noted", "leaves", "left_s", "num_locked", "num_pages", "num_private",
@@ -74,33 +76,33 @@ class CacheAccount:
     def __init__(self, tenant: bytes) -> None:
         self.tenant = tenant
         self.leaves: LazyHeap[LeafKey, Node] = LazyHeap()
-        """Leaves that may be evicted, in line."""
+        """Evictable leaves of the tenant, in the order of eviction."""
         self.num_pages = 0
-        """In the tree, in use or not."""
+        """Number of the tenant's pages in the tree, used or not."""
         self.num_locked = 0
-        """Pages of the tree that are in use."""
+        """Number of its pages in the tree that are in use."""
         self.num_private = 0
-        """Beside the tree's, in its rows, as last counted."""
+        """Number of pages in its rows outside the tree, as last counted."""
         self.num_rows = 0
-        """Rows, as last counted with the private pages."""
+        """Number of its rows, counted together with the private pages."""
         self.num_roots = 0
-        """Namespaces. Without one there is no account."""
+        """Number of its namespaces in the tree. An account without any is dropped."""
         self.num_used_roots = 0
-        """Namespaces in which anybody has a lease."""
+        """Number of its namespaces that have a lease."""
         self.left_s = 0.0
-        """When the last lease was given back."""
+        """Time at which the last lease was given back."""
         self.is_idle = False
-        """It has been away for so long that it is entitled to nothing."""
+        """True if the tenant has been absent so long that it is entitled to nothing."""
         self.entitled = 0
-        """Pages, as the ledger last divided them."""
+        """Number of pages that the tenant is entitled to, from the ledger's last division."""
         self.num_protected = 0
-        """Evictable pages that are within what it is entitled to."""
+        """Number of its evictable pages within its entitlement."""
         self.is_noted = True
-        """The ledger knows that it has to look at it again."""
+        """True if the ledger will examine the account again."""
 
     @property
     def num_evictable(self) -> int:
-        """Number of the tenant's pages that nobody uses."""
+        """Number of the tenant's pages that no request uses."""
         return self.num_pages - self.num_locked
 
     @property
@@ -114,18 +116,18 @@ class CacheAccount:
         return self.num_pages + self.num_private - self.entitled
 
     def is_beyond_with(self, num_new: int) -> bool:
-        """Tell whether it has several rows and, with so many new pages, more than it is entitled to: it takes
-        none of these from what others are entitled to.
+        """Return True if the tenant has several rows and would exceed its entitlement with num_new more
+        pages. It must then take none of them from within the entitlements of others.
         """
         return self.num_rows > 1 and self.num_over + num_new > 0
 
 
 NOBODYS = CacheAccount(b"")
-"""Account that stands in where there is none yet. Nothing is ever counted in it."""
+"""Placeholder for an account that does not exist yet. Nothing is ever counted in it."""
 
 
 def make_root(namespace: bytes) -> Node:
-    """Return a node without pages and parent, for a namespace that is not in the tree."""
+    """Make a node without pages and parent, for a namespace that is not in the tree."""
     root = Node(None, b"", NO_PAGES, 0, NOBODYS)
     root.namespace = namespace
     return root

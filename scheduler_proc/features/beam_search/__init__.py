@@ -1,1 +1,1 @@
-"""Beam search: which hypotheses of one request go on, and which have ended."""
+"""Beam search: chooses which hypotheses of a request continue and which have ended."""

@@ -1,4 +1,4 @@
-"""Which requests get a BeamSearch, and what cannot be searched."""
+"""Creation of BeamSearch features, and the checks of what a beam search cannot be combined with."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ TAKEN = frozenset(
         *("beam_search_diversity_rate", "beam_width_array", "stop_words_ids", "stop"),
     }
 )
-"""Sampling parameters that go together with a beam search."""
+"""Sampling parameters that a beam search supports."""
 OTHERS = tuple((p.name, (p.neutral, *p.also_neutral)) for p in PARAMETERS if p.name not in TAKEN)
-"""Parameters that do not go together with one, unless they have one of these values."""
+"""Other parameters and the values of each that a beam search accepts, since they ask for nothing."""
 
 
 class BeamSettings(NamedTuple):
-    """Settings of the launch for all searches."""
+    """Settings of the launch for all beam searches."""
 
     max_width: int = 1
     vocab_size: int = 0
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
     decoders: Decoders | None = None
-    """Decoders for stop strings; None: the launch has no text."""
+    """Decoders for stop strings; None if the launch has no tokenizer."""
     grammar: GrammarClient | None = None
-    """Client for guides; None: the launch keeps none."""
+    """Client of the grammar process; None if no guides are served."""
 
 
 NO_BEAMS = BeamSettings()
 DEFAULTS = {"transformers": (1.0, EarlyStopping.HEURISTIC), "trtllm": (0.0, EarlyStopping.AT_ONCE)}
-"""Length penalty and early stopping by the setting beam_defaults."""
+"""Length penalty and early stopping for each value of the setting beam_defaults."""
 
 
 def attach_beam_search(
     settings: BeamSettings, kv: KVCacheManager, output: Said
 ) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake: gives BeamSearch to each request that asked. It comes before all others, so
-    that they see a request with a group.
+    """Return a feature factory that makes a BeamSearch for each request that asks for one. It must be the
+    first factory, so that the others see a request with a group.
     """
 
     batch = RuleBatch()
@@ -154,7 +154,7 @@ def _prompt_end(req: Request) -> tuple[int, ...]:
 
 
 def _check_alone(req: Request) -> None:
-    """Raises InvalidRequest for what is not built together with a beam search."""
+    """Raise InvalidRequest for parameters that cannot be combined with a beam search."""
     given = [name for name, neutral in OTHERS if getattr(req.sampling, name) not in neutral]
     given += [
         name

@@ -1,8 +1,8 @@
-"""BeamHistory: what rules have to know of the tokens of each beam of a search, kept from step to step.
+"""BeamHistory: token counts, n-grams and bans of each beam of a search, updated from step to step.
 
-Each beam has a lane: a row of a table with a number for each id of the vocabulary, and the tokens of its
-output. A fork takes over the lane of a hypothesis that nobody goes on with, and changes there what the two
-do not have in common. So a step costs what is new, however long prompt and output are.
+Each beam has a lane: a row of a table with one int32 for each id of the vocabulary, and the tokens of its
+output. A fork takes over the lane of a hypothesis that no beam continues, and changes only what differs
+between the two. So a step costs what is new, however long prompt and output are.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from runtime.wire.format import IntArray
 from scheduler_proc.features.beam_search.score_rules import ScoreRules
 
 IN_PROMPT = 1 << 30
-"""Bit of an id that the prompt has."""
+"""Flag of an id that occurs in the prompt."""
 BANNED = 1 << 29
-"""Bit of an id that may not come next."""
+"""Flag of an id that must not come next."""
 COUNT = BANNED - 1
-"""Bits of how often an id is in the output."""
+"""Mask of the bits that count how often an id occurs in the output."""
 
 
 class BeamHistory:
-    """History of the beams of one stay, which begin with a prompt and no output."""
+    """History of the beams of one stay, which starts with a prompt and no output."""
 
     def __init__(self, rules: ScoreRules, prompt: IntArray, width: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._num_before = rules.ngram - 1
-        """Tokens that say, with the next one, whether an n-gram comes again."""
+        """Number of tokens that decide, together with the next one, whether an n-gram repeats."""
         self._bans_all = rules.ngram == 1
         self.table: IntArray = np.zeros((width, vocab_size), np.int32)
         words = prompt[prompt < vocab_size]  # virtual tokens are none of the vocabulary
@@ -37,9 +37,11 @@ class BeamHistory:
         self._flat = self.table.reshape(-1)
         self._cells = self._flat.data
         self._in_prompt: dict[tuple[int, ...], list[int]] = {}
-        """Last tokens of the prompt's n-grams by the others."""
+        """Last tokens of the prompt's n-grams, by the tokens before them."""
         self._in_output: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
-        """By all tokens of an n-gram but its last: place of that one in its lane, its number, the token."""
+        """Output n-grams by their tokens except the last: (position of the last token in its lane, its
+        number, the token).
+        """
         tail: list[int] = []
         if self._num_before > 0:
             ids: list[int] = prompt.tolist()
@@ -49,21 +51,21 @@ class BeamHistory:
                     self._in_prompt.setdefault(gram[:-1], []).append(gram[-1])
         self._num_tail = len(tail)
         self._tokens = [list(tail) for _ in range(width)]
-        """The end of the prompt and the output, by lane."""
+        """End of the prompt, and the output, by lane."""
         self._numbers = [[-1] * len(tail) for _ in range(width)]
-        """A number for each of those tokens; beams have it in common where they have the token in common."""
+        """Number of each of those tokens. Beams share a number where they share the token."""
         self._next_number = 0
         self._lanes = [0]
         """Lane of each beam."""
         self._firsts: npt.NDArray[np.intp] = np.zeros((1, 1), np.intp)
-        """First cell of each beam's lane."""
+        """Index of the first table cell of each beam's lane."""
 
     @property
     def num_beams(self) -> int:
         return len(self._lanes)
 
     def follow(self, beams: Sequence[tuple[int, int]]) -> None:
-        """Go on with (number of a beam now, token) for each of the next beams."""
+        """Continue with the next beams, each given as (index of the current beam, token)."""
         before = self._lanes
         kept = {before[parent] for parent, _ in beams}
         free = [lane for lane in range(len(self._tokens)) if lane not in kept]
@@ -96,7 +98,8 @@ class BeamHistory:
         self._lanes = after
 
     def look(self, ids: IntArray) -> IntArray:
-        """Return what is known of ids [beams, n], in the lane of each beam: an int32 of the bits above."""
+        """Return the flags and counts of ids [beams, n] in the lane of each beam, int32 with the bits above.
+        """
         cells = self._cells
         banned = self._that_repeat() if self._num_before > 0 else ()
         for cell in banned:
@@ -109,7 +112,7 @@ class BeamHistory:
         return found
 
     def _that_repeat(self) -> list[int]:
-        """Return the cells of the ids with which an n-gram would come again."""
+        """Return the table cells of the ids that would complete an n-gram for a second time."""
         found: list[int] = []
         for lane in self._lanes:
             end, first = tuple(self._tokens[lane][-self._num_before :]), lane * self._vocab_size

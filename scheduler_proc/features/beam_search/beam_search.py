@@ -1,8 +1,9 @@
-"""BeamSearch: one request's search. Its rows are a group; what wins is said when the search ends, and nothing
-before.
+"""BeamSearch: the beam search of one request. Its rows form a group. The result is sent when the search ends,
+and nothing before, unless the client wants to see hypotheses.
 
-A row's result is its most likely next tokens. With those of all rows the search chooses what goes on, so the
-rows are planned when their tokens are here. A request that loses its rows begins again, to the same result.
+The result of a row is its most likely next tokens. The search chooses the next beams from those of all rows,
+so its rows are planned only when their tokens are committed. A request that is retracted starts again and
+gets the same result.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from scheduler_proc.features.beam_search.search_processors import SearchProcesso
 
 
 class Said(Protocol):
-    """Output of the scheduler, as far as a search says something itself."""
+    """The part of the scheduler's Output that a search uses."""
 
     def add(self, handle: bytes, tokens: list[int]) -> None: ...
     def add_logprobs(self, logprobs: TokenLogprobs) -> None: ...
@@ -56,8 +57,9 @@ class BeamSearch(RequestFeature):
         batch: RuleBatch,
         guide: SearchGuide | None = None,
     ) -> None:
-        """Begin a search. `num_skipped`: tokens of its output that an earlier attempt has delivered. `batch`:
-        where rules are asked for all searches together. `guide`: what its hypotheses are kept to.
+        """Begin a search. num_skipped: output tokens that an earlier attempt has delivered. batch: scores the
+        candidates of all searches with rules together. guide: structured-output guide of the hypotheses, or
+        None.
         """
         self._req = req
         self._search = search
@@ -71,14 +73,14 @@ class BeamSearch(RequestFeature):
         self._is_over = False
         self._guide = guide
         self._is_late = False
-        """True if the masks of its hypotheses were not there when they were wanted."""
+        """True if the masks of its hypotheses were not there when they were needed."""
         self._num_wanted = search.num_wanted
         self._processors = None if req.processing is None else SearchProcessors(req)
         is_alone = guide is not None or self._processors is not None
         self._rules = ScoreRules.of(req.sampling) or (NO_RULES if is_alone else None)
         self._batch = batch
         self._ruled: RuledSearch | None = None
-        """Its place in the batch, if it has rules that are asked there."""
+        """Its entry in the batch, if it has rules that the batch applies."""
         if self._rules is not None and not is_alone and not self._rules.raises_what_was:
             most = self._num_wanted
             self._ruled = RuledSearch(self._rules, most, most + SLACK, search.width)
@@ -91,7 +93,7 @@ class BeamSearch(RequestFeature):
 
     @property
     def num_beams(self) -> int:
-        """Beams that run, without those that do so for nothing."""
+        """Number of beams that run, without rows that run only to fill the group."""
         return self._hypotheses.num_beams
 
     @property
@@ -118,7 +120,7 @@ class BeamSearch(RequestFeature):
             req.rows.plan_when_committed(held, True, self)
 
     def closing(self, closed: Closed) -> Closed:
-        """Say what has won, of an end that is the search's own, and end its other sequences."""
+        """Send the winning sequences if the search itself has ended, and end its other sequences."""
         winners = self._winners() if self._is_over else ()
         each = [self._closed(number, closed, winners) for number in range(self._num_results)]
         for other in each[1:]:
@@ -138,7 +140,7 @@ class BeamSearch(RequestFeature):
         return self._ranks(self._hypotheses.ended)
 
     def _ranks(self, best_first: Sequence[Hypothesis]) -> Sequence[Hypothesis]:
-        """Return those that are sequences of the request."""
+        """Return the hypotheses that become sequences of the request."""
         return best_first[self._first_rank : self._first_rank + self._num_results]
 
     def _foresee(self, results: list[Sampled]) -> None:
@@ -172,13 +174,13 @@ class BeamSearch(RequestFeature):
         return beams
 
     def _show(self) -> None:
-        """Show what would have won if the search ended here."""
+        """Send the hypotheses that would win if the search ended now."""
         for number, each in enumerate(self._ranks(self._hypotheses.so_far())):
             tokens = [link.token for link in each.path.from_the_first()]
             self._output.show(HypothesisSoFar(next_sibling(self._req.handle, number), pack_ids(tokens)))
 
     def _next_tokens(self, results: list[Sampled]) -> BeamTokens:
-        """Return what may come next in the beams, without those that run for nothing."""
+        """Return the candidates for the next token of each beam, without rows that only fill the group."""
         if self._ruled is not None:
             return self._batch.answer(self._ruled)
         if self._rules is None:
@@ -192,7 +194,7 @@ class BeamSearch(RequestFeature):
         )
 
     def _tops(self, results: list[Sampled]) -> list[tuple[IntArray, FloatArray]]:
-        """Return the most likely ids of each row and their logprobs, if any are to be told."""
+        """Return the most likely ids of each row and their logprobs, if the client wants any."""
         if not self._search.num_top:
             return []
         return [(one.logprobs.top_ids[0], one.logprobs.top[0]) for one in results if one.logprobs]

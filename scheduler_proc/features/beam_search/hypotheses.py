@@ -26,13 +26,15 @@ from scheduler_proc.features.beam_search.stop_texts import HypothesisText
 
 
 class EarlyStopping(IntEnum):
-    """Rule for when a search ends, once as many hypotheses as it is wide have ended."""
+    """Rule for when a search ends once `width` hypotheses have ended."""
 
     HEURISTIC = 0
-    """Rule to end when the best beam that runs has no better score at its length than the worst of them."""
+    """End when the best running beam, scored at its current length, is no better than the worst ended
+    hypothesis.
+    """
     AT_ONCE = 1
     NEVER = 2
-    """Rule to end when no beam that runs can come to a better score than the worst of them."""
+    """End when no running beam can reach a better score than the worst ended hypothesis."""
 
 
 class SearchSettings(NamedTuple):
@@ -43,37 +45,38 @@ class SearchSettings(NamedTuple):
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
     num_top: int = 0
-    """Number of most likely ids whose logprobs are kept beside that of each token."""
+    """Number of most likely ids whose logprobs are kept with each token."""
     min_output: int = 0
-    """Number of tokens before which no stop id comes, and no stop word or string ends a hypothesis."""
+    """Number of tokens before which stop ids are forbidden, and stop words and strings end nothing."""
     is_guided: bool = False
-    """True where a guide says when stop ids may come, also before so many tokens."""
+    """True if a guide says when stop ids may come, even before min_output tokens."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Words of ids: the last id of each comes nowhere behind the others."""
+    """Banned sequences of ids: the last id of each must not follow the others."""
     prompt_end: tuple[int, ...] = ()
-    """Last ids of the prompt, as many as the longest of the bad words looks back at."""
+    """Last ids of the prompt, as many as the longest bad word needs."""
 
     diversity: float = 0.0
-    """Added to a candidate's sum for each beam before its own, where candidates are compared."""
+    """Added to a candidate's sum once for each beam before its own, when candidates are compared."""
     widths: tuple[int, ...] = ()
-    """Beams behind each token, the last number for all that follow; empty: `width` from the first on."""
+    """Number of beams after each token; the last entry holds for all further tokens. Empty: always `width`.
+    """
 
     stop_words: tuple[tuple[int, ...], ...] = ()
-    """A hypothesis that comes to an end like one of them has ended."""
+    """Sequences of ids that end a hypothesis."""
     text: HypothesisText | None = None
-    """Text of an output without tokens; None where no stop strings are looked for."""
+    """Text state of an empty output; None if there are no stop strings."""
 
     def width_at(self, num_tokens: int) -> int:
-        """Return how many beams go on from beams of so many tokens."""
+        """Return how many beams continue from beams of num_tokens tokens."""
         return self.widths[min(num_tokens, len(self.widths) - 1)] if self.widths else self.width
 
     def num_candidates(self, width: int) -> int:
-        """Return how many are looked at where so many beams go on."""
+        """Return how many candidates are examined when `width` beams continue."""
         return max(2, 1 + len(self.stop_ids) + len(self.stop_words)) * width
 
     @property
     def num_wanted(self) -> int:
-        """Number of most likely next tokens of each beam that must be known, since some of them may be
+        """Number of most likely next tokens of each beam that must be known, as some of them may be
         forbidden.
         """
         num_stop_ids = len(self.stop_ids) if self.min_output else 0
@@ -81,15 +84,15 @@ class SearchSettings(NamedTuple):
 
 
 class Path(NamedTuple):
-    """Chain of the tokens of a hypothesis, from the last one back."""
+    """Linked list of a hypothesis' tokens, from the last one back."""
 
     token: int
     logprob: float
     before: Path | None
     top: tuple[IntArray, FloatArray]
-    """Most likely ids in the token's place and their logprobs, `num_top` of them."""
+    """The num_top most likely ids at the token's position and their logprobs."""
     text: HypothesisText | None = None
-    """Text up to here, where stop strings are looked for."""
+    """Text state up to here, if there are stop strings."""
 
     def from_the_first(self) -> list[Path]:
         links = [self]
@@ -99,20 +102,18 @@ class Path(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """Sequence of a beam search that has ended."""
+    """A sequence of a beam search that has ended."""
 
     score: float
     logprob: float
-    """Sum of the logprobs of its tokens, by the model's own distribution."""
+    """Sum of its tokens' logprobs in the model's own distribution."""
     path: Path
     by_stop: bool
-    """True if its last token is a stop id, or completes a stop word, a stop string or all that a guide lets
-    come.
-    """
+    """True if it ended by a stop id, stop word or stop string, or because its guide was complete."""
 
 
 class Continuation(NamedTuple):
-    """A beam of the next step: which of the beams before it continues, and with which token."""
+    """A beam of the next step: the beam that it continues, and its token."""
 
     parent: int
     token: int
@@ -122,7 +123,7 @@ NO_TOP: tuple[IntArray, FloatArray] = (np.zeros(0, np.int32), np.zeros(0, np.flo
 
 
 class _Candidates(NamedTuple):
-    """Beams and one more token of each, all arrays by candidate."""
+    """Candidates: arrays with one entry for each pair of a beam and a next token."""
 
     ids: IntArray
     parents: npt.NDArray[np.intp]
@@ -132,37 +133,40 @@ class _Candidates(NamedTuple):
 
 
 class Hypotheses:
-    """Beams of one search, numbered from the best to the worst, and its hypotheses that have ended."""
+    """Running beams of one search, numbered from the best to the worst, and its ended hypotheses."""
 
     def __init__(self, settings: SearchSettings) -> None:
         self._settings = settings
         self._stop_ids = frozenset(settings.stop_ids)
         self._looks_back = bool(settings.stop_words) or settings.text is not None
-        """True if more than a stop id may end a hypothesis."""
+        """True if stop words or stop strings may end a hypothesis."""
         self._ends_of_words: dict[tuple[int, ...], frozenset[int]] = {}
-        """Last ids of the bad words by the others."""
+        """Last ids of the bad words, by the ids before them."""
         for *before, last in settings.bad_words:
             those = self._ends_of_words.setdefault(tuple(before), frozenset())
             self._ends_of_words[tuple(before)] = those | {last}
         self._word_sizes = sorted({0, *map(len, self._ends_of_words)})
-        """Numbers of tokens before the last one."""
+        """Numbers of ids before the last one in bad words."""
         self._sums: FloatArray = np.zeros(1, np.float32)
         self._own_sums = self._sums
-        """Without what rules make of the model's logprobs."""
+        """Sums of the model's own logprobs, before rules."""
         self._paths: list[Path | None] = [None]
         self.ended: list[Hypothesis] = []
-        """The best first; no more than the search is wide."""
+        """Ended hypotheses, the best first, at most `width` of them."""
         self.num_beams = 1
-        """Beams that run, without those that do so for nothing."""
+        """Number of beams that run, without rows that only fill the group."""
         self.num_tokens = 0
-        """Tokens of each beam that runs."""
+        """Number of output tokens of each running beam."""
 
     def advance(
         self, next_tokens: BeamTokens, num_rows: int, tops: Sequence[tuple[IntArray, FloatArray]] = ()
     ) -> list[Continuation]:
-        """Give the beams their best next tokens, of each `num_wanted` or all that may come. `num_rows`: rows,
-        with those that run for nothing; `tops`: the most likely ids of each beam and their logprobs, if any
-        are kept. Returns the beams that go on, at least as many as rows; none when the search has ended.
+        """Advance the search by one token. Returns the beams that continue, at least num_rows of them; an
+        empty list when the search has ended.
+
+        next_tokens: candidates of each beam, `num_wanted` of them or all that may come. num_rows: number of
+        rows, including those that only fill the group. tops: most likely ids and logprobs of each beam, if
+        they are kept.
         """
         settings, width = self._settings, self._settings.width_at(self.num_tokens)
         num_candidates, forbidden = settings.num_candidates(width), self._forbidden()
@@ -216,8 +220,8 @@ class Hypotheses:
         return [Continuation(parents[place], ids[place]) for place in running]
 
     def end(self, beams: Sequence[int]) -> None:
-        """End some of the beams as they are: nothing may come next, and their output is complete. Call it
-        before `advance`, for which they have no next token.
+        """End some beams as they are, because their guide lets nothing follow. Call it before `advance`, to
+        which they pass no next token.
         """
         ended = [
             Hypothesis(self._score(self._sums[beam]), self._own_sums.item(beam), path, True)
@@ -227,7 +231,7 @@ class Hypotheses:
         self._take_ended(ended)
 
     def so_far(self) -> list[Hypothesis]:
-        """Return what the search would have found if the tokens of its beams were the last, best first."""
+        """Return the result that the search would have if its beams ended now, best first."""
         running = [
             Hypothesis(self._score(self._sums[beam]), self._own_sums.item(beam), path, False)
             for beam, path in enumerate(self._paths[: self.num_beams])
@@ -239,7 +243,7 @@ class Hypotheses:
         return sorted(ended, key=lambda each: -each.score)[: self._settings.width]
 
     def _candidates(self, next_tokens: BeamTokens, most: int | None) -> _Candidates:
-        """Return the best that may come next, or all, in order: ties to the lower beam, then to the lower
+        """Return the best `most` candidates, or all, in order. Ties go to the lower beam, then to the lower
         id.
         """
         ids, parents, scores, logprobs = next_tokens
@@ -252,8 +256,8 @@ class Hypotheses:
         return _Candidates(ids[order], parents, logprobs, sums[order], logprobs + self._own_sums[parents])
 
     def _look_at(self, beam: int, token: int) -> tuple[bool, HypothesisText | None]:
-        """Tell whether a stop word or string ends a beam's output when this token comes next, and its text if
-        it goes on. `num_tokens` counts the token already.
+        """Return True if this token ends the beam's output by a stop word or string, and else its new text
+        state. `num_tokens` counts the token already.
         """
         settings = self._settings
         if settings.stop_words and self._completes_word(beam, token):
@@ -265,8 +269,8 @@ class Hypotheses:
         return text.after(token, may_match=self.num_tokens > settings.min_output)
 
     def _completes_word(self, beam: int, token: int) -> bool:
-        """Tell whether a beam's output ends with a stop word when this token comes next.
-        `num_tokens` counts it already.
+        """Return True if the beam's output ends with a stop word after this token. `num_tokens` counts it
+        already.
         """
         settings, path = self._settings, self._paths[beam]
         if self.num_tokens <= settings.min_output:
@@ -283,13 +287,13 @@ class Hypotheses:
         return float(total / np.float32(float(self.num_tokens) ** self._settings.length_penalty))
 
     def _top(self, likeliest: tuple[IntArray, FloatArray]) -> tuple[IntArray, FloatArray]:
-        """Return what is kept of the most likely ids of a beam and their logprobs."""
+        """Return the part of a beam's most likely ids and logprobs that is kept."""
         num_top = self._settings.num_top
         top_ids, top = likeliest
         return top_ids[:num_top].copy(), top[:num_top].copy()
 
     def _forbidden(self) -> list[Collection[int]]:
-        """Return the ids that may not come next, by beam; nothing where all may come in all."""
+        """Return the ids that must not come next, by beam; an empty list if no beam forbids any."""
         settings, ends = self._settings, self._ends_of_words
         is_young = self.num_tokens < settings.min_output and not settings.is_guided
         if not is_young and not ends:
@@ -305,19 +309,20 @@ class Hypotheses:
         return found
 
     def _end_of(self, path: Path | None, length: int) -> tuple[int, ...]:
-        """Return the last ids of prompt and beam."""
+        """Return the last `length` ids of prompt and beam."""
         newest = _newest(path, length)
         rest = length - len(newest)
         return (*(self._settings.prompt_end[-rest:] if rest else ()), *newest)
 
     def _take_ended(self, new: list[Hypothesis]) -> None:
-        """Keep the best of all that have ended. Of equals the earlier one stays before."""
+        """Merge new hypotheses into `ended`, which keeps the best. Among equals the earlier one comes first.
+        """
         is_full = len(self.ended) == self._settings.width
         if new and not (is_full and self._settings.early_stopping is EarlyStopping.AT_ONCE):
             self.ended = self._best_of([*self.ended, *new])
 
     def _may_improve(self) -> bool:
-        """Tell whether a beam that runs may still become one of the best that have ended."""
+        """Return True if a running beam may still beat the worst ended hypothesis."""
         settings = self._settings
         if len(self.ended) < settings.width:
             return True
@@ -331,7 +336,7 @@ class Hypotheses:
 
 
 def _newest(path: Path | None, length: int) -> tuple[int, ...]:
-    """Return the last ids of an output, as many as there are."""
+    """Return the last `length` ids of an output, or all if there are fewer."""
     newest: list[int] = []
     while path is not None and len(newest) < length:
         newest.append(path.token)

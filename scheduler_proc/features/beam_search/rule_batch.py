@@ -1,7 +1,8 @@
-"""RuleBatch: the next tokens of all searches with rules of a step, in one pass over arrays.
+"""RuleBatch: candidates of all searches with rules in a step, computed in one pass over arrays.
 
-What it finds is what ScoreRules finds for each beam by itself, to the bit. Where the likeliest tokens and
-those that the rules raise are not provably the best, ScoreRules looks at the whole vocabulary.
+The results equal those of ScoreRules for each beam, to the bit. Where it cannot be proved that the best
+candidates are among the likeliest tokens and those that rules raise, ScoreRules examines the whole
+vocabulary.
 """
 
 from __future__ import annotations
@@ -24,27 +25,28 @@ from scheduler_proc.features.beam_search.score_rules import (
 
 
 def logits_of(sampled: Sampled) -> FloatArray:
-    """Return the logits [vocabulary] that a row has been planned to report."""
+    """Return the logits [vocabulary] that a row was asked to report."""
     (logits,) = sampled.logits
     row: FloatArray = np.frombuffer(logits.frame, np.float32)
     return row
 
 
 class RuledSearch:
-    """One search in the batch."""
+    """Entry of one search in the batch."""
 
     def __init__(self, rules: ScoreRules, num_best: int, num_top: int, width: int) -> None:
-        """`num_best`: next tokens that are wanted of each beam; `num_top`: likeliest that are looked at."""
+        """num_best: number of candidates wanted for each beam. num_top: number of likeliest tokens examined.
+        """
         self.rules = rules
         self.num_best = num_best
         self.is_whole = bool(rules.allowed)
-        """True if nothing but `further` may come."""
+        """True if only the ids in `further` may come."""
         self.found: BeamTokens | None = None
-        """Answer to the newest question; None before it is made."""
+        """Answer to the latest question; None before it is computed."""
         self.num_top = num_top
         raised = rules.allowed or [each for each, value in rules.bias if value > 0]
         self.further: IntArray = np.unique(np.array(raised, np.int32))
-        """Ids that are looked at beside the likeliest, or alone."""
+        """Ids that are examined in addition to the likeliest ones, or alone if is_whole."""
         self._width = width
         self._bias: FloatArray | None = None
         self._prompt: IntArray = np.zeros(0, np.int32)
@@ -53,22 +55,22 @@ class RuledSearch:
         self._tokens_of: Callable[[int], IntArray] = lambda _: self._prompt
 
     def begin(self, prompt: IntArray) -> None:
-        """Begin a stay, without output."""
+        """Begin a stay with this prompt and no output."""
         self._prompt, self._history, self.found = prompt.copy(), None, None
 
     def ask(self, results: Sequence[Sampled], tokens_of: Callable[[int], IntArray]) -> None:
-        """Ask what may come next. `results`: those of each beam; `tokens_of`: gives prompt and output of a
+        """Ask for the next candidates. results: one for each beam. tokens_of: returns prompt and output of a
         beam.
         """
         self.results, self._tokens_of, self.found = results, tokens_of, None
 
     def follow(self, beams: Sequence[tuple[int, int]]) -> None:
-        """Go on with (number of a beam now, token) for each of the next beams."""
+        """Continue with the next beams, each given as (index of the current beam, token)."""
         assert self._history is not None, "asked first"
         self._history.follow(beams)
 
     def history(self) -> BeamHistory:
-        """Return what is known of its beams."""
+        """Return the history of its beams, made on first use."""
         if self._history is None:
             size = len(logits_of(self.results[0]))
             self._history = BeamHistory(self.rules, self._prompt, self._width, size)
@@ -79,13 +81,11 @@ class RuledSearch:
         return self._history
 
     def bias_of(self, ids: IntArray) -> FloatArray | None:
-        """Return what is added to the logprobs of these ids, when `history` has been made; None: nothing to
-        any.
-        """
+        """Return the bias to add to the logprobs of these ids; None if there is none. Needs `history`."""
         return None if self._bias is None else self._bias[ids]
 
     def look_at_all(self, beams: Sequence[int]) -> None:
-        """Answer for some beams by a look at as many ids as it takes."""
+        """Compute the candidates of these beams with ScoreRules, over as many ids as needed."""
         assert self.found is not None
         if beams:
             each = [self.found.of(beam) for beam in range(len(self.results))]
@@ -103,7 +103,7 @@ class RuledSearch:
 
 
 class RuleBatch:
-    """Searches that have asked in this step."""
+    """Searches that have asked for candidates in this step."""
 
     def __init__(self) -> None:
         self._asking: list[RuledSearch] = []
@@ -111,12 +111,14 @@ class RuleBatch:
     def ask(
         self, search: RuledSearch, results: Sequence[Sampled], tokens_of: Callable[[int], IntArray]
     ) -> None:
-        """Ask for a search, as RuledSearch.ask. All that have asked are answered when one wants to know."""
+        """Register a question of a search, as in RuledSearch.ask. All questions are answered together on the
+        first `answer`.
+        """
         search.ask(results, tokens_of)
         self._asking.append(search)
 
     def answer(self, search: RuledSearch) -> BeamTokens:
-        """Return what may come next in the beams of a search that has asked."""
+        """Return the candidates of a search that has asked."""
         if search.found is None:
             asking, self._asking = self._asking, []
             by_shape: dict[tuple[int, int, int, bool], list[RuledSearch]] = {}
@@ -130,7 +132,7 @@ class RuleBatch:
 
 
 def _score(searches: Sequence[RuledSearch]) -> None:
-    """Give searches whose pools have the same size their answers."""
+    """Compute the answers of searches whose pools have the same size."""
     num_best, is_whole = searches[0].num_best, searches[0].is_whole
     sizes = [len(search.results) for search in searches]
     ids, logprobs, limits = _pools(searches, sizes)
@@ -163,8 +165,8 @@ def _score(searches: Sequence[RuledSearch]) -> None:
 
 
 def _pools(searches: Sequence[RuledSearch], sizes: Sequence[int]) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Return ids [beams, n] that may be the best, and their logprobs; where an id is there twice it has the
-    logprob -inf once. And the logprobs [beams] that no other id has a better score than.
+    """Return candidate ids [beams, n], their logprobs, and for each beam [beams] the logprob that no other id
+    exceeds in score. An id that occurs twice has the logprob -inf once.
     """
     rows = [sampled for search in searches for sampled in search.results]
     likeliest = [row.logprobs for row in rows if row.logprobs is not None]
@@ -198,8 +200,8 @@ def _pools(searches: Sequence[RuledSearch], sizes: Sequence[int]) -> tuple[IntAr
 def _scores(
     searches: Sequence[RuledSearch], sizes: Sequence[int], ids: IntArray, scores: FloatArray
 ) -> FloatArray:
-    """Return the scores of logprobs [beams, n] by the rules of each search: in the order of ScoreRules and
-    with its numbers.
+    """Return the scores of logprobs [beams, n] under each search's rules, in the order and with the numbers
+    of ScoreRules.
     """
     ends = list(accumulate(sizes))
     ids_of = [ids[end - size : end] for end, size in zip(ends, sizes, strict=True)]

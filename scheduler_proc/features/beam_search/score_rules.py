@@ -1,9 +1,8 @@
-"""ScoreRules: what a search makes of a row of logits beside the model's own logprobs.
+"""ScoreRules: penalties, bias, n-gram bans and allowed ids of a beam search, applied to a row of logits.
 
-Penalties, bias, n-grams and allowed ids work on log-softmax in float32, as transformers' processors do,
-before the running score is added. They are asked here for one beam, whose tokens are looked at from the
-first to the last; `rule_batch` scores the beams of many searches together, to the same bits. Knows no row,
-no page and no request.
+They work on log-softmax in float32, as transformers' processors do, before the running sum is added. This
+module scores one beam, whose tokens it examines from first to last; `rule_batch` scores the beams of many
+searches together, to the same bits. Knows no row, no page and no request.
 """
 
 from __future__ import annotations
@@ -21,49 +20,49 @@ from runtime.wire.format import BoolArray, FloatArray, IntArray
 from runtime.wire.sampling_params import SamplingParams
 
 LEAST_SCORE = float(np.finfo(np.float32).min)
-"""Least score of what may come; what may not has -inf."""
+"""Lowest score of an id that may come. Forbidden ids have -inf."""
 MAX_FEW = 4096
-"""Most ids that are looked at one and all where a guide allows no others."""
+"""Most ids that are all examined when a guide allows no others."""
 SLACK = 32
-"""More of the likeliest tokens than are needed: where penalties take some of them away, the others are enough
-and nobody has to look at the whole vocabulary.
+"""Number of extra likeliest tokens that are fetched. If penalties lower some, the others suffice, and the
+whole vocabulary need not be examined.
 """
 
 
 class NextTokens(NamedTuple):
-    """Tokens that may come next in one beam, the best first."""
+    """Candidates for the next token of one beam, the best first."""
 
     ids: IntArray
     scores: FloatArray
-    """Numbers that are added to the sum of the beam."""
+    """Scores to be added to the beam's sum."""
     logprobs: FloatArray
     """Logprobs of the same ids in the model's own distribution."""
 
 
 class BeamTokens(NamedTuple):
-    """Tokens that may come next in the beams of a search, without those that run for nothing."""
+    """Candidates for the next token of all beams of a search, without rows that only fill the group."""
 
     ids: IntArray
     parents: npt.NDArray[np.intp]
-    """Number of the beam in which each may come; in order."""
+    """Index of the beam of each candidate, ascending."""
     scores: FloatArray
     logprobs: FloatArray
 
     @staticmethod
     def likeliest(ids: Sequence[IntArray], logprobs: Sequence[FloatArray], most: int) -> BeamTokens:
-        """Return the first of the most likely ids [1, n] of each beam, with their logprobs [1, n]."""
+        """Return the first `most` of the most likely ids [1, n] of each beam, with their logprobs [1, n]."""
         found: IntArray = first_columns(ids, most)
         scores: FloatArray = first_columns(logprobs, most).reshape(-1)
         return BeamTokens(found.reshape(-1), _parents(*found.shape), scores, scores)
 
     def of(self, beam: int) -> NextTokens:
-        """Return those of one beam."""
+        """Return the candidates of one beam."""
         own = self.parents == beam
         return NextTokens(self.ids[own], self.scores[own], self.logprobs[own])
 
     @staticmethod
     def joined(each: Sequence[NextTokens]) -> BeamTokens:
-        """Return those of all beams."""
+        """Return the candidates of all beams as one."""
         return BeamTokens(
             np.concatenate([one.ids for one in each]),
             np.repeat(np.arange(len(each)), [len(one.ids) for one in each]),
@@ -78,19 +77,19 @@ class ScoreRules(NamedTuple):
     frequency: float = 0.0
     bias: tuple[tuple[int, float], ...] = ()
     allowed: tuple[int, ...] = ()
-    """Nothing else comes. Empty: everything may."""
+    """Ids that may come. Empty: all."""
     ngram: int = 0
-    """No sequence of so many tokens comes twice in prompt and output; 0: it may."""
+    """Length of the n-grams that must not occur twice in prompt and output; 0: no limit."""
 
     @staticmethod
     def of(sampling: SamplingParams) -> ScoreRules | None:
-        """Return those of a request; None when it has none."""
+        """Return the rules of a request, or None if it has none."""
         rules = ScoreRules(*[getattr(sampling, name) for name in RULE_NAMES])
         return None if rules == NO_RULES else rules
 
     @property
     def raises_what_was(self) -> bool:
-        """Tell whether an id may be among the best because it came before."""
+        """True if an id can move up among the best because it occurred before."""
         return self.repetition < 1.0 or self.presence < 0 or self.frequency < 0
 
     def best(
@@ -103,11 +102,12 @@ class ScoreRules(NamedTuple):
         by_guide: BoolArray | None = None,
         processed: FloatArray | None = None,
     ) -> NextTokens:
-        """Return the best next tokens of one beam, fewer where fewer may come.
+        """Return the best candidates of one beam; fewer than num_best if fewer may come.
 
-        tokens: its prompt and output. logits [vocabulary]: the model's. top: the most likely ids and logprobs
-        of these, the most likely first. by_guide [vocabulary]: which ids may come at all; None: all.
-        processed [vocabulary]: scores that the rules begin with; None: the logprobs.
+        - tokens: prompt and output. logits [vocabulary]: the model's. top: most likely ids and their
+          logprobs, most likely first.
+        - by_guide [vocabulary]: ids that the guide allows; None: all.
+        - processed [vocabulary]: scores that replace the logprobs before the rules; None: none.
         """
         top_ids, top_logprobs = top
         logprobs_of = ModelLogprobs(logits, top_ids, top_logprobs)
@@ -147,7 +147,7 @@ class ScoreRules(NamedTuple):
         num_prompt: int,
         vocab_size: int,
     ) -> FloatArray:
-        """Change the logprobs of these ids, which are in order, to their scores, and return them."""
+        """Turn the logprobs of these ascending ids into scores, in place, and return them."""
         if self.bias:
             places, found = _places(ids, np.array([each for each, _ in self.bias], np.intp))
             scores[places] += np.array([value for _, value in self.bias], np.float32)[found]
@@ -173,7 +173,7 @@ class ScoreRules(NamedTuple):
         return scores
 
     def _repeated(self, tokens: IntArray) -> IntArray:
-        """Return the ids that would complete an n-gram a second time."""
+        """Return the ids that would complete an n-gram for a second time."""
         size, last = self.ngram, tokens[self.ngram - 1 :]
         is_same = np.ones(len(last), np.bool_)
         for at in range(size - 1):
@@ -183,7 +183,7 @@ class ScoreRules(NamedTuple):
     def _pool(
         self, top_ids: IntArray, tokens: IntArray, num_prompt: int, vocab_size: int
     ) -> npt.NDArray[np.intp]:
-        """Return the ids that may be the best: the likeliest, and those whose score the rules raise."""
+        """Return the ids that may be the best: the likeliest, and those that the rules raise."""
         if self.allowed:
             return np.unique(np.array(self.allowed, np.intp))
         parts: list[npt.NDArray[Any]] = [top_ids]
@@ -197,14 +197,16 @@ class ScoreRules(NamedTuple):
 
 
 class ModelLogprobs(NamedTuple):
-    """Logprobs of any ids in the model's distribution, by its logits; those of the likeliest are given."""
+    """Logprobs of any ids in the model's distribution, computed from its logits. Those of the likeliest ids
+    are given.
+    """
 
     logits: FloatArray
     top_ids: IntArray
     top_logprobs: FloatArray
 
     def __call__(self, ids: npt.NDArray[np.integer[Any]]) -> FloatArray:
-        """Return those of these ids."""
+        """Return the logprobs of these ids."""
         found: FloatArray = self.logits[ids] - np.float32(self.logits[self.top_ids[0]] - self.top_logprobs[0])
         by_id = np.argsort(self.top_ids)
         at = np.searchsorted(self.top_ids, ids, sorter=by_id)
@@ -215,7 +217,7 @@ class ModelLogprobs(NamedTuple):
 
 
 def first_columns(each: Sequence[npt.NDArray[Any]], n: int) -> npt.NDArray[Any]:
-    """Return the first n columns of arrays of one row, which may have more of them, below one another."""
+    """Stack arrays of one row below each other, each cut to its first n columns."""
     if len({one.size for one in each}) > 1:  # results of several steps
         each = [one[:, :n] for one in each]
     return np.concatenate(each)[:, :n]
@@ -229,9 +231,7 @@ def _parents(num_beams: int, num_each: int) -> npt.NDArray[np.intp]:
 def _places(
     ids: npt.NDArray[np.integer[Any]], wanted: npt.NDArray[np.integer[Any]]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    """Return the places among `ids`, which are in order, of those wanted that are there, and which these
-    are.
-    """
+    """Return the indices in the ascending `ids` of those wanted ids that occur, and a mask of which occur."""
     places = np.searchsorted(ids, wanted)
     found = places < len(ids)
     found[found] = ids[places[found]] == wanted[found]
@@ -239,7 +239,7 @@ def _places(
 
 
 def _least_of_best(values: FloatArray, num_best: int) -> float:
-    """Return the last of so many best values; -inf where there are no more."""
+    """Return the num_best-th best value; -inf if there are not so many."""
     if len(values) <= num_best:
         return -np.inf
     least: float = np.partition(values, -num_best)[-num_best].item()
@@ -251,12 +251,12 @@ RULE_NAMES = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "allowed_token_ids", "no_repeat_ngram_size"),
 )
-"""Their sampling parameters, in the order of the fields."""
+"""Neutral sampling parameters in the order of the fields."""
 
 
 def device_sampling(sampling: SamplingParams, num_wanted: int, rules: ScoreRules | None) -> SamplingParams:
-    """Return what the device is asked for of a search that wants so many of the most likely tokens: to
-    report, as it draws nothing that anybody looks at.
+    """Return the sampling parameters that the device gets for a search that wants num_wanted candidates: to
+    report them, since its sampled token is ignored.
     """
     neutral = {p.name: p.neutral for p in PARAMETERS if p.example is not None}
     changes: dict[str, Any] = {"temperature": 0.0, "seed": sampling.seed, "logprobs": num_wanted}

@@ -1,7 +1,7 @@
-"""SearchGuide: what may come next in each hypothesis of a search by its guide.
+"""SearchGuide: ids that a guide allows next in each hypothesis of a beam search.
 
-The grammar process has a matcher for each hypothesis. It is told which go on, with which tokens, when they
-are chosen, and makes their masks while the model computes. The masks are applied on the host, where
+The grammar process has a matcher for each hypothesis. As soon as beams are chosen it is told which continue
+with which tokens, and it makes their masks while the model computes. The host applies the masks when
 candidates are scored.
 """
 
@@ -25,12 +25,12 @@ class SearchGuide:
         self.handle = req.handle
         self.guide = guide
         self.state: MatcherState | None = None
-        """Mask and state for an empty output, once the grammar process has answered; None before."""
+        """Mask and state for an empty output; None until the grammar process has answered."""
         self._req = req
         self._client = client
         self._stop_ids = np.array(sorted(req.stops.ids), np.intp)
         self._own_stop_ids = np.array(sorted(req.sampling.stop_token_ids), np.intp)
-        """Stop ids that the request names itself, which a guide may also know as text."""
+        """Stop ids that the request itself names, which the guide may also know as text."""
         self._min_tokens = req.sampling.min_tokens
         self._num_tokens = 0
         self._num_beams = 1
@@ -39,35 +39,35 @@ class SearchGuide:
 
     @property
     def output_ids(self) -> bytes:
-        """Return nothing: its matcher stays at the start."""
+        """Return nothing, because the matcher stays at the start."""
         return b""
 
     @property
     def is_current(self) -> bool:
-        """Tell whether what may follow its hypotheses is known."""
+        """True if the masks for all current hypotheses are there."""
         if not self._num_tokens:
             return self.state is not None
         return self._branches is not None and self._branches.num_tokens == self._num_tokens
 
     def is_known(self) -> bool:
-        """Tell that of `is_current`, after a look at what has come."""
+        """True if `is_current`, after reading what the grammar process has sent."""
         if not self.is_current:
             self._client.look()
         return self.is_current
 
     def wait(self) -> bool:
-        """Wait a little for what may follow its hypotheses. False: it is late."""
+        """Wait briefly for the masks of the current hypotheses. Returns False if they are late."""
         return self._client.wait_for(self)
 
     def begin_again(self) -> None:
         self.state = None
 
     def begin(self) -> None:
-        """Begin with an output without tokens."""
+        """Begin with an empty output."""
         self._num_tokens, self._num_beams, self._branches = 0, 1, None
 
     def follow(self, beams: Sequence[tuple[int, int]]) -> None:
-        """Go on with (number of a beam now, token) for each of the next beams."""
+        """Continue with the next beams, each given as (index of the current beam, token)."""
         is_first = not self._num_tokens
         self._num_tokens += 1
         self._num_beams = len(beams)
@@ -90,7 +90,7 @@ class SearchGuide:
             self._branches = states
 
     def is_over(self, beam: int) -> bool:
-        """Tell whether the output of a beam is complete, and nothing may follow it: not even a stop id, as
+        """Return True if the beam's output is complete and nothing may follow it, not even a stop id, because
         there is none.
         """
         if len(self._stop_ids):
@@ -99,7 +99,7 @@ class SearchGuide:
         return is_complete and not np.frombuffer(mask, np.uint8).any()
 
     def _of(self, beam: int) -> tuple[bytes | memoryview, bool]:
-        """Return the mask of what may come next in a beam, and whether it is complete."""
+        """Return the mask of the beam's next token, and True if its output is complete."""
         if not self._num_tokens:
             assert self.state is not None
             return self._client.bits_of(self.state.masks[0]), self.state.are_complete[0]
@@ -107,8 +107,8 @@ class SearchGuide:
         return self._branches.masks[beam], self._branches.are_complete[beam]
 
     def allowed(self, beam: int, vocab_size: int) -> npt.NDArray[np.bool_]:
-        """Return which ids may come next in a beam: what the guide allows, and where it may end stop ids. As
-        long as the output has fewer tokens than it must have, it may end only where nothing may follow.
+        """Return a mask of the ids that may come next in a beam: those that the guide allows, and stop ids
+        where it may end. Below the minimum length it may end only where nothing can follow.
         """
         mask, is_complete = self._of(beam)
         allowed = np.zeros(vocab_size, np.bool_)
@@ -130,7 +130,7 @@ class SearchGuide:
 
 
 def guide_of(req: Request, client: GrammarClient | None) -> SearchGuide | None:
-    """Return the guide of a search, if it has one. `client`: None where no guides are kept. Raises
+    """Return the guide of a search, or None if it has none. client: None where no guides are served. Raises
     InvalidRequest.
     """
     guide = req.guide
