@@ -1,4 +1,4 @@
-"""The scheduler's slot of the status page: what it shows, and when."""
+"""Heartbeat: writes the scheduler's slot of the status page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler_proc.loop import SchedulerLoad, SchedulerLoop
 
 
 class Heartbeat:
-    """Writes this process's slot of the status page: when it is time to, and when its load has changed."""
+    """Writes this process's slot of the status page, at regular times and whenever its load has changed."""
 
     def __init__(self, context: ProcessContext) -> None:
         self._context = context
@@ -19,28 +19,28 @@ class Heartbeat:
         self._next_at = 0.0
 
     def beat(self) -> None:
-        """Show from within a wait that the process lives; but for the steps its figures are those of the last
-        turn.
+        """Show that the process is alive during a wait. Except for the number of steps, the figures are those
+        of the last turn.
         """
         if self._loop is not None:
             self._fields |= self._loop.progress()
         self._context.beat(**self._fields)
 
     def show_profile(self, is_profiling: bool) -> None:
-        """Show at once that a profile is being taken, or no longer: from now on the HTTP server samples all
-        requests, or only its share.
+        """Show at once whether a profile is being taken. Meanwhile the HTTP server samples all requests,
+        instead of a share.
         """
         self._fields["is_profiling"] = is_profiling
         self._context.beat(force=True, **self._fields)
 
     def show_pause(self, is_paused: bool) -> None:
-        """Show the pause at once: whoever takes the place of this process reads it from the page."""
+        """Show a pause at once, because a process that replaces this one reads it from the page."""
         self._fields["is_paused"] = is_paused
         self._context.beat(force=True, **self._fields)
 
     def beat_after(self, loop: SchedulerLoop) -> None:
-        """Show what a turn has changed. Tokenizers admit by the load, so a change of it is shown at once;
-        the other figures are gathered at each heartbeat only.
+        """Show the changes of a turn. Tokenizers admit requests by the load, so a change of it is shown at
+        once; the other figures are gathered at each heartbeat.
         """
         self._loop = loop
         now = loop.now_s()

@@ -1,5 +1,5 @@
-"""Views of requests and of the KV cache for a scheduler of the user's own, under the names that
-TensorRT-LLM gives them. Read-only: it sees, and answers; it cannot move anything.
+"""Read-only views of requests and of the KV cache, for schedulers of the user's own, under TensorRT-LLM's
+names. Such a scheduler can answer, but not change anything.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from scheduler_proc.core.request import Request
 
 
 class LlmRequestState(IntEnum):
-    """In the order in which a request passes through them, so that a range of them can be tested."""
+    """States of a request, numbered in the order in which it passes through them, so that ranges can be
+    compared.
+    """
 
     UNKNOWN = 0
     CONTEXT_INIT = 10
-    """Some of its prompt is still to be computed: it waits, or holds a row and its prompt is under way."""
+    """Part of its prompt is still to be computed: it waits, or holds a row and its prompt is being computed.
+    """
     GENERATION_IN_PROGRESS = 13
     GENERATION_TO_COMPLETE = 14
-    """State of a request whose last token is being computed: it needs no further step."""
+    """Its last token is being computed: it needs no further step."""
     GENERATION_COMPLETE = 20
 
 
 class LlmRequest:
-    """One request that waits or runs."""
+    """A waiting or running request."""
 
     __slots__ = ("_req",)
 
@@ -52,17 +55,19 @@ class LlmRequest:
 
     @property
     def has_row(self) -> bool:
-        """True if it holds a row and pages: only then can it be paused."""
+        """True if it holds a row and pages. Only then can it be paused."""
         return self._req.row >= 0
 
     @property
     def priority(self) -> int:
-        """Higher goes first. Above all that can be asked for once it has waited for max_starvation."""
+        """Scheduling priority; higher goes first. A request that has waited for max_starvation has a priority
+        above all that can be asked for.
+        """
         return self._req.urgency
 
     @property
     def arrived_s(self) -> float:
-        """time.monotonic() when the caller asked."""
+        """Time at which the caller asked, on the clock of time.monotonic()."""
         return self._req.arrived_s
 
     @property
@@ -71,23 +76,23 @@ class LlmRequest:
 
     @property
     def max_new_tokens(self) -> int:
-        """Output tokens at which it ends."""
+        """Number of output tokens at which it ends."""
         return self._req.max_len - self._req.num_prompt
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output that it has by now."""
+        """Current number of tokens, prompt and output."""
         return self._req.num_tokens
 
     @property
     def context_remaining_length(self) -> int:
-        """Tokens to compute before it can go on to produce one a step."""
+        """Number of tokens to compute before it can produce one in each step."""
         req = self._req
         return max(0, (req.num_tokens if req.row < 0 else req.num_given) - req.kv_len)
 
     @property
     def num_pauses(self) -> int:
-        """Number of times that the request has lost its row."""
+        """Number of times that it was retracted."""
         return self._req.num_retractions
 
 
@@ -95,7 +100,7 @@ RequestList: TypeAlias = list[LlmRequest]
 
 
 class KvCacheView:
-    """The pool of KV blocks (pages), as a capacity scheduler may count it."""
+    """Pool of KV blocks (pages), with the counts that a capacity scheduler needs."""
 
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
@@ -105,16 +110,18 @@ class KvCacheView:
         return self._kv.page_size
 
     def get_max_resource_count(self) -> int:
-        """All blocks, whoever holds them."""
+        """Return the number of all blocks, whoever holds them."""
         return self._kv.pages.num_pages
 
     def get_needed_resource_to_completion(self, request: LlmRequest) -> int:
-        """Blocks that the request holds at its last token at most, those that it holds already and those that
-        it may share with others included.
+        """Return the most blocks that the request holds until its last token, including those that it holds
+        already or may share with others.
         """
         num_prompt = request.orig_prompt_len
         return self._kv.most_pages_of(num_prompt, num_prompt + request.max_new_tokens)
 
     def get_num_free_blocks(self) -> int:
-        """Blocks that could be taken now; what only the prefix cache uses counts as free."""
+        """Return the number of blocks that could be taken now. Blocks that only the prefix cache uses count
+        as free.
+        """
         return self._kv.num_available

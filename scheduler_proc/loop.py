@@ -1,8 +1,8 @@
-"""SchedulerLoop: one turn of the scheduler process. Drains a bounded part of the inbox, steps, says how long
-it may sleep.
+"""SchedulerLoop: one turn of the scheduler process. It takes a bounded number of messages, steps, and says
+how long the process may sleep.
 
-Never spins: a turn that found nothing to do sleeps until a message comes. While the process is idle it checks
-once that nothing was lost; a breach is reported and counted, and the process goes on.
+It never spins: after a turn without work the process sleeps until a message comes. When it becomes idle it
+checks once that nothing was lost. A violation is reported and counted, and the process continues.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGES_PER_STEP = 256
 RETRY_S = 0.002
-"""Seconds of pause when requests live but nothing can be done: a detokenizer has no room, or a feature is not
-ready. So short that a deadline needs no timer.
+"""Seconds of sleep when requests are live but nothing can be done: a detokenizer has no room, or a feature is
+not ready. So short that deadlines need no timer.
 """
 PAUSED_S = 0.02
-"""Seconds of pause while generation is paused, which may take long: a deadline may be kept so much too late.
-"""
+"""Seconds of sleep while generation is paused. A deadline may be late by as much."""
 CHECK_AFTER_IDLE_S = 1.0
 
 
 class SchedulerLoad(NamedTuple):
-    """Figures that are shown as soon as they change: what tokenizers admit new requests by, the newest step's
-    size, who runs alone, and whether nobody does.
+    """Figures that are shown as soon as they change: the load by which tokenizers admit requests, the size of
+    the newest step, the sequence that runs alone, and whether the scheduler is idle.
     """
 
     num_running: int
@@ -44,7 +43,7 @@ class SchedulerLoad(NamedTuple):
 
 
 class SchedulerLoop:
-    """Work loop of the process: `turn` until told to stop."""
+    """Work loop of the process. Call `turn` until told to stop."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -56,7 +55,7 @@ class SchedulerLoop:
         self._keep_accounts()
 
     def turn(self) -> float:
-        """Take one turn. Returns the seconds to wait for a message before the next turn; 0.0: there is
+        """Take one turn. Returns the seconds to wait for a message before the next one; 0.0: there is more
         work.
         """
         # Who has no room for answers is asked nothing: requests then pile up where they are refused.
@@ -79,19 +78,21 @@ class SchedulerLoop:
     def rest(
         self, timeout_s: float, wait_for_message: Callable[[float], object], sleep: Callable[[float], object]
     ) -> None:
-        """Rest for as long as a turn has said, or until a message comes. One that was left in the inbox wakes
-        nobody: it may lie there all the time.
+        """Sleep for as long as a turn has said, or until a message comes. A message that was left in the
+        inbox does not wake it, because it may stay there for long.
         """
         (wait_for_message if self._reads else sleep)(timeout_s)
 
     def _keep_accounts(self) -> None:
-        """Do what is soon enough twice a heartbeat."""
+        """Do what is needed twice a heartbeat only, such as charging tenants."""
         self._accounts_at = self._port.now_s() + HEARTBEAT_S / 2
         take_tenants(self._port.new_tenants(), self._scheduler.lifecycle.room)
         self._scheduler.lifecycle.accounts.settle()
 
     def _check(self) -> None:
-        """Assert conservation of pages, rows and sequences, and do what is too slow for a busy loop."""
+        """Assert that pages, rows and sequences are all accounted for, and do work that is too slow for a
+        busy loop.
+        """
         self._is_checked = True
         self._scheduler.capacity.note_idle()
         try:
@@ -118,11 +119,11 @@ class SchedulerLoop:
         )
 
     def progress(self) -> dict[str, int]:
-        """Number of steps, by which the launcher tells a slow worker from a stuck one."""
+        """Return the number of steps, by which the launcher tells a slow worker from a stuck one."""
         return {"num_launched": self._scheduler.num_steps, "num_finished": self._scheduler.num_committed}
 
     def status(self) -> dict[str, int | float | bytes]:
-        """Return the scheduler's part of its slot on the status page."""
+        """Return the scheduler's fields of its slot on the status page."""
         lifecycle, kv = self._scheduler.lifecycle, self._scheduler.kv
         return {
             **self.load()._asdict(),
@@ -138,7 +139,7 @@ class SchedulerLoop:
 
 
 def take_tenants(tenants: Tenants | None, room: WaitingRoom) -> None:
-    """Put a table of tenants in force. None: it is the same as before."""
+    """Apply a new table of tenants. None: it has not changed."""
     if tenants is not None:
         room.change_tenants(tenants)
         if tenants.tenants:

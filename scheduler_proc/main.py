@@ -1,5 +1,5 @@
-"""The scheduler process: puts its parts together around
-an executor and turns the loop until it is told to stop.
+"""Main program of the scheduler process: builds its parts around an executor, and runs the loop until told to
+stop.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ EXECUTORS = {
 
 
 class ServingExecutor(AnyExecutor, AdapterDevice, CalledRanks, Protocol):
-    """An executor whose worker has said what it can hold."""
+    """Executor whose worker has reported its limits."""
 
     limits: WorkerReady
 
 
 def _can_call_ranks(config: RuntimeConfig) -> bool:
-    """Tell whether all ranks can answer calls: on CUDA the first lives in here, and its followers send
-    nothing to this process.
+    """Return True if all ranks can answer calls. On CUDA the first rank is in this process, and the others
+    send nothing to it.
     """
     return config.device == "cpu" or config.tp_size == 1
 
 
 def _decoders_of_searches(context: ProcessContext) -> Decoders | None:
-    """Return what makes text of hypotheses: a search ends one where a stop string is complete. None where
-    there are no searches, or no text.
+    """Return the decoders that make the text of hypotheses, which a stop string may end; None without beam
+    searches or without a tokenizer.
     """
     config = context.config
     if config.max_beam_width == 1 or not config.tokenizer:
@@ -68,7 +68,8 @@ def _decoders_of_searches(context: ProcessContext) -> Decoders | None:
 
 
 def _attention_span(config: RuntimeConfig) -> int:
-    """Return that of the model, which has a spec: settings with another one are refused."""
+    """Return the attention span of the model, which must have a spec. Settings with other models are refused.
+    """
     model = ModelConfig.from_path(
         Path(config.model), config.context_length, config.model_spec, config.hf_overrides
     )

@@ -36,32 +36,32 @@ from runtime.wire.transport import Inbox, Outbox
 from scheduler_proc.core.executor import AdapterDevice
 
 Clock: TypeAlias = Callable[[], float]
-"""Seconds."""
+"""Function that returns seconds."""
 Rng: TypeAlias = random.Random
 SEED_BYTES = 16
 
 
 class LaunchedStep(Protocol):
-    """A launched step, as StepHandle."""
+    """A launched step; see StepHandle."""
 
     def result(self) -> StepResult: ...
 
 
 class AnsweringRanks(Protocol):
-    """Ranks of the worker, as CalledRanks."""
+    """Ranks of the worker; see CalledRanks."""
 
     def rank_answers(self) -> Sequence[RankAnswer]: ...
 
 
 class Readiness(Protocol):
-    """Condition that a request waits for, as RequestFeature."""
+    """Condition that a request waits for; see RequestFeature."""
 
     def ready(self) -> bool: ...
 
 
 class Port:
-    """Everything that comes to the scheduler from outside. Asked in the scheduler's own thread alone.
-    Whatever other threads find out is taken here.
+    """Everything that comes to the scheduler from outside. It is used in the scheduler's own thread only;
+    results of other threads are taken here.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Port:
         wait_for_grammar: Callable[[float], object] = lambda _: None,
         adapters_dir: Path | None = None,
     ) -> None:
-        """`outboxes`: one for each detokenizer; `is_client_alone`: whether one client is connected and no
-        other; `new_tenants`: as TenantsFile.read_new; `seed`: of the randomness, drawn where none is given.
-        `grammar`: where masks come, and `wait_for_grammar` waits for some. `adapters_dir`: where adapters lie
+        """outboxes: one for each detokenizer. is_client_alone: returns True if exactly one client is
+        connected. new_tenants: as TenantsFile.read_new. seed: of the random numbers; drawn if none is given.
+        grammar: where masks arrive; wait_for_grammar: waits for some. adapters_dir: directory of adapters
         whose weights came with requests.
         """
         self.outboxes = outboxes
@@ -101,7 +101,7 @@ class Port:
     # -- time -----------------------------------------------------------------------------------------------
 
     def read_time(self) -> None:
-        """Time goes on to now. Called when a turn begins, and here."""
+        """Set the time to now. Called when a turn begins, and in this class."""
         self._now_s = self._clock()
         self._wall_s = self._wall_clock()
 
@@ -110,35 +110,37 @@ class Port:
         return self._now_s
 
     def wall_s(self) -> float:
-        """Return the same moment, in seconds since 1970."""
+        """Return the time of the last reading, in seconds since 1970."""
         return self._wall_s
 
     def stopwatch_ns(self) -> int:
-        """Return nanoseconds of this very moment, for profiles: no decision may depend on them."""
+        """Return the current time in nanoseconds, for profiles. No decision may depend on it."""
         return time.monotonic_ns()
 
     # -- what comes -----------------------------------------------------------------------------------------
 
     def drain(self, most: int) -> list[ToScheduler]:
-        """Return the messages that have come, at most so many."""
+        """Return the messages that have arrived, at most `most`."""
         return self._inbox.drain(most)
 
     def result(self, handle: LaunchedStep) -> StepResult:
-        """Wait for a step. Raises ExecutorError when the worker failed or is gone."""
+        """Return the result of a step, waiting for it. Raises ExecutorError when the worker failed or is
+        gone.
+        """
         result = handle.result()
         self.read_time()
         return result
 
     def adapter_answers(self, device: AdapterDevice) -> Sequence[AdapterLoaded | AdapterFailed]:
-        """Return what has become of adapters that were to be loaded."""
+        """Return the results of loading adapters since the last call."""
         return device.adapter_answers()
 
     def rank_answers(self, ranks: AnsweringRanks) -> Sequence[RankAnswer]:
-        """Return what ranks have answered to calls. Raises ExecutorError when one has died."""
+        """Return the answers of ranks to calls. Raises ExecutorError when a rank has died."""
         return ranks.rank_answers()
 
     def grammar_news(self, wait_s: float) -> list[FromGrammar]:
-        """Return what has come from the grammar process; wait so long for it while there is nothing."""
+        """Return the messages of the grammar process, waiting up to wait_s for the first one."""
         if self._grammar is None:
             return []
         messages = self._grammar.drain()
@@ -149,19 +151,21 @@ class Port:
         return messages
 
     def kept_adapters(self) -> list[tuple[str, KeptAdapter]]:
-        """Return the kept adapters, by their paths."""
+        """Return the kept adapters with their paths."""
         return [] if self._adapters_dir is None else list(all_kept(self._adapters_dir))
 
     def kept_adapter(self, path: str) -> KeptAdapter | None:
-        """Return the kept adapter at a path; None: there is none."""
+        """Return the kept adapter at a path, or None."""
         return None if self._adapters_dir is None else read_kept(Path(path))
 
     def is_inline(self, path: str) -> bool:
-        """Tell whether a path is where an adapter that came with a request lies, or lay."""
+        """Return True if a path is where an adapter that came with a request is kept, or was."""
         return self._adapters_dir is not None and Path(path).parent == kept_in(self._adapters_dir)
 
     def remove_adapter(self, path: str) -> None:
-        """See KeptFiles. Its name is free at once; the files go in a thread, since a disk may be slow."""
+        """Remove an adapter's directory. Its name is free at once; the files are removed in a thread, since a
+        disk may be slow.
+        """
         gone = f"{path}.{time.monotonic_ns()}{GONE}"
         try:
             os.rename(path, gone)
@@ -170,28 +174,28 @@ class Port:
         threading.Thread(target=shutil.rmtree, args=(gone, True), daemon=True).start()
 
     def is_ready(self, feature: Readiness) -> bool:
-        """Tell whether a waiting request may start, by this feature of it. Raises RequestError."""
+        """Return True if this feature lets its waiting request start. Raises RequestError."""
         return feature.ready()
 
     def is_client_alone(self) -> bool:
-        """Tell whether one client is connected and no other."""
+        """Return True if exactly one client is connected."""
         return self._is_client_alone()
 
     def new_tenants(self) -> Tenants | None:
-        """Return the launcher's table of tenants if it is another than at the last call."""
+        """Return the launcher's table of tenants if it has changed since the last call, else None."""
         return self._new_tenants()
 
     # -- classes of the user's ------------------------------------------------------------------------------
 
     def construct(self, cls: Callable[..., Any], *args: object) -> Any:
-        """Construct a policy, which gets `clock` (now_s) and `rng` if its constructor names them."""
+        """Construct a policy. It gets `clock` (now_s) and `rng` if its constructor names them."""
         given = {"clock": self.now_s, "rng": self.rng}
         names = _names_left(cls, args)
         return cls(*args, **{name: value for name, value in given.items() if name in names})
 
 
 def _names_left(cls: Callable[..., Any], args: tuple[object, ...]) -> frozenset[str]:
-    """Return the parameters of its constructor that the arguments leave to be given by name."""
+    """Return the constructor's parameters that these positional arguments leave open."""
     try:
         signature = inspect.signature(cls)
         taken = signature.bind_partial(*args).arguments

@@ -1,7 +1,8 @@
-"""Schedulers of the user's own: which requests get resources (CapacityScheduler), which of those are in the
-next forward (MicroBatchScheduler), or both at once (RequestScheduler). Named and called as in TensorRT-LLM.
+"""Base classes for schedulers of the user's own, named and called as in TensorRT-LLM. A CapacityScheduler
+chooses which requests get resources, a MicroBatchScheduler which of those are in the next forward, and a
+RequestScheduler does both.
 
-One call of each a step. What they answer is checked: see ChosenBatch. docs/adding_a_policy.md has examples.
+Each is called once a step, and its answer is checked (see ChosenBatch). docs/adding_a_policy.md has examples.
 """
 
 from __future__ import annotations
@@ -26,30 +27,33 @@ __all__ = [
 
 
 class CapacityScheduler(ABC):
-    """Decides who gets resources. Constructed as Class(max_num_requests, kv_cache_manager: KvCacheView)."""
+    """Chooses which requests get resources. Constructed as Class(max_num_requests, kv_cache_manager:
+    KvCacheView).
+    """
 
     @abstractmethod
     def schedule_request(self, active_requests: RequestList) -> tuple[RequestList, RequestList]:
-        """(fitting_requests, paused_requests) of all that run, in the order of admission, and all that wait,
-        in the order of the schedule policy.
+        """Return (fitting_requests, paused_requests). active_requests: all running requests in the order of
+        admission, then all waiting ones in the order of the schedule policy.
 
-        Who waits and fits gets a row if its prompt has room now, in the order of the answer, until one has
-        not. Who runs and fits goes on. Who is paused loses its row and resumes later, with the tokens it has.
-        Who is in neither list stays as it is.
+        Waiting requests that fit get rows in the order of the answer, until the prompt of one has no room
+        now. Running requests that fit continue. A paused request loses its row and resumes later with the
+        tokens that it has. Requests in neither list stay as they are.
         """
 
 
 class MicroBatchScheduler(ABC):
-    """Decides who is in the next forward. Constructed as Class(max_batch_size, max_num_tokens)."""
+    """Chooses which requests are in the next forward. Constructed as Class(max_batch_size, max_num_tokens).
+    """
 
     @abstractmethod
     def schedule(
         self, active_requests: RequestList, inflight_request_ids: set[int]
     ) -> tuple[RequestList, RequestList]:
-        """(context_requests, generation_requests), disjoint, of those that fit.
+        """Return (context_requests, generation_requests), disjoint, from those that fit.
 
-        inflight_request_ids: who is in a forward whose result must come first; they are not to be chosen.
-        Prompts get what the decodes leave of max_num_tokens, in chunks if need be.
+        inflight_request_ids: requests in a forward whose result is needed first; they must not be chosen.
+        Prompts get what decodes leave of max_num_tokens, in chunks if necessary.
         """
 
 
@@ -60,7 +64,7 @@ class SchedulerOutput(NamedTuple):
 
 
 class RequestScheduler(ABC):
-    """Both decisions at once. Constructed as Class(max_num_requests, kv_cache_manager, max_batch_size,
+    """Makes both decisions. Constructed as Class(max_num_requests, kv_cache_manager, max_batch_size,
     max_num_tokens).
     """
 
@@ -68,11 +72,11 @@ class RequestScheduler(ABC):
     def schedule_request(
         self, active_requests: RequestList, inflight_request_ids: set[int]
     ) -> SchedulerOutput | tuple[RequestList, RequestList, RequestList]:
-        """Return what CapacityScheduler and MicroBatchScheduler do, one after the other."""
+        """Return the answers of CapacityScheduler and MicroBatchScheduler together."""
 
 
 class SimpleScheduler(RequestScheduler):
-    """First who fits, then who of them is in the forward."""
+    """Combines a capacity scheduler and a micro-batch scheduler, which it asks in this order."""
 
     def __init__(
         self, capacity_scheduler: CapacityScheduler, micro_batch_scheduler: MicroBatchScheduler
@@ -83,9 +87,7 @@ class SimpleScheduler(RequestScheduler):
     def schedule_request(
         self, active_requests: RequestList, inflight_request_ids: set[int]
     ) -> SchedulerOutput:
-        """Ask both schedulers. Raises InvalidSchedule when one of the two answers with something else than it
-        may.
-        """
+        """Ask both schedulers. Raises InvalidSchedule if an answer of either is invalid."""
         answer = self.capacity_scheduler.schedule_request(active_requests)
         fitting, paused = checked_lists("capacity scheduler", answer, active_requests, ("fitting", "paused"))
         answer = self.micro_batch_scheduler.schedule(fitting, inflight_request_ids)
@@ -96,14 +98,14 @@ class SimpleScheduler(RequestScheduler):
 
 
 class EverybodyFits(CapacityScheduler):
-    """Leaves who fits to the capacity policy that admits them."""
+    """Lets every request fit, and so leaves that decision to the capacity policy that admits them."""
 
     def schedule_request(self, active_requests: RequestList) -> tuple[RequestList, RequestList]:
         return active_requests, []
 
 
 class EverybodyTakesPart(MicroBatchScheduler):
-    """Leaves the rest to the batching type. Decodes first."""
+    """Lets every request take part, decodes first, and so leaves that decision to the batching type."""
 
     def __init__(self, max_batch_size: int, max_num_tokens: int) -> None:
         self._max_batch_size = max_batch_size
@@ -119,14 +121,14 @@ class EverybodyTakesPart(MicroBatchScheduler):
 
 
 class InvalidSchedule(Exception):
-    """A scheduler answered with something that cannot be done; the message says what."""
+    """The answer of a scheduler cannot be carried out; the message says why."""
 
 
 def checked_lists(
     who: str, answer: object, given: RequestList, names: Sequence[str]
 ) -> tuple[RequestList, ...]:
-    """The lists that a scheduler answered with, if there are as many as names, and each of their requests was
-    given to it and stands in one of them only. Raises InvalidSchedule.
+    """Return the lists of a scheduler's answer. Raises InvalidSchedule unless there are as many as names, and
+    each request in them was given and is in one list only.
     """
     if not isinstance(answer, tuple | list) or len(answer) != len(names):
         raise InvalidSchedule(f"the {who} must answer with {len(names)} lists: {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Scheduler: the step loop's sequence. Each part it calls owns its own state; no capability is named here.
+"""Scheduler: the sequence of one step. Each part that it calls owns its own state; no feature is named here.
 
 drain inbox → build batch (see BatchBuilder) → launch
             → [sample, once masks are known] → commit the oldest step (while the newest runs)
@@ -26,7 +26,7 @@ from scheduler_proc.port import Port
 
 
 class Scheduler:
-    """Launch, then look back."""
+    """Runs steps: it launches the next step, and then commits the oldest one."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Scheduler:
         controls: Controls,
         step_cost: StepCost | None = None,
     ) -> None:
-        """`step_cost`: told how long steps take, if requests may guess."""
+        """step_cost: is told how long steps take, if requests may guess."""
         self.port = port
         self.lifecycle = lifecycle
         self.intake = intake
@@ -59,14 +59,14 @@ class Scheduler:
         self.committer = Committer(lifecycle, step_log, self.stats, port.now_s)
         self.in_flight: deque[tuple[ScheduleBatch, StepHandle]] = deque()
         self.num_steps = 0
-        """Steps launched since the start."""
+        """Number of steps launched since the start."""
         self.num_committed = 0
-        """Steps committed since the start."""
+        """Number of steps committed since the start."""
         self._committed_s = 0.0
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing lives, nothing is in flight and everything has been said."""
+        """True if no request is live, no step is in flight and everything has been sent."""
         return not (
             self.lifecycle.requests or self.in_flight or self.output.is_blocked or self.controls.calls.is_open
         )
@@ -74,12 +74,12 @@ class Scheduler:
     # -- one step -------------------------------------------------------------------------------------------
 
     def step(self, inbox: Iterable[ToScheduler]) -> bool:
-        """One turn of the loop. Returns whether it launched or committed anything.
+        """Run one step of the loop. Returns True if it launched or committed anything.
 
-        While the other end refuses output, generation is paused or a call of ranks has no answer, nothing new
-        is launched; the inbox is still applied, and what is in flight is committed, so memory stays bounded
-        by what is alive. Raises ExecutorError when the executor is of no use any more; the requests are as
-        they were, so the caller decides what becomes of them.
+        While a detokenizer refuses output, generation is paused or a call to ranks is open, no step is
+        launched. Messages are still applied and steps in flight committed, so memory stays bounded by the
+        live requests. Raises ExecutorError when the executor has become unusable. The requests are then
+        unchanged, and the caller decides about them.
         """
         self.port.read_time()
         self.profile.begin()
@@ -117,7 +117,8 @@ class Scheduler:
         return True
 
     def _commit_one(self) -> bool:
-        """Commit the oldest step alone: while others are computed, its rows can be planned behind them."""
+        """Commit the oldest step by itself, so that its rows can be planned while other steps are computed.
+        """
         return self._commit_down_to(max(0, len(self.in_flight) - 1))
 
     def _commit_down_to(self, num_in_flight: int) -> bool:
@@ -144,14 +145,14 @@ class Scheduler:
         self.profile.mark("launch", step=self.num_steps, num_rows=len(batch))
 
     def _commit_for_masks(self, batch: ScheduleBatch) -> None:
-        """Commit the earlier steps whose tokens masks need: those of their rows. Of a row that has none in
-        flight the mask is known.
+        """Commit the earlier steps whose tokens the masks of this batch depend on. Rows without tokens in
+        flight need none.
         """
         while self.in_flight and batch.waits_for_tokens():
             self._commit_oldest()
 
     def _commit_oldest(self) -> None:
-        """Apply a finished step. What was computed for a stay that has ended is dropped."""
+        """Commit the oldest step in flight. Tokens for a row whose request has left it are dropped."""
         batch, handle = self.in_flight.popleft()
         result = self.port.result(handle)
         self.profile.mark("wait", step=result.step)
@@ -175,7 +176,7 @@ class Scheduler:
     # -- the end of everything ------------------------------------------------------------------------------
 
     def fail_all(self, error: ErrorInfo) -> None:
-        """End every live request with an error; what is in flight is not waited for."""
+        """End every live request with an error, without waiting for steps in flight."""
         self.in_flight.clear()
         self.stats.forget_in_flight()
         for req in list(self.lifecycle.requests.values()):

@@ -1,5 +1,5 @@
-"""EmbeddingFeature: the vector of a prompt in place of output. Its request ends with its prompt,
-without a token.
+"""EmbeddingFeature: returns the vector of a prompt instead of output. Its request ends with its prompt,
+without an output token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EmbeddingFeature(RequestFeature):
 
 
 def attach_embedding(pooling: PoolingKind, emit: EmitTensor) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake of an embedding server: gives EmbeddingFeature to every request."""
+    """Return a feature factory that gives an EmbeddingFeature to every request of an embedding server."""
 
     def attach(req: Request) -> RequestFeature | None:
         return EmbeddingFeature(req, pooling, emit)

@@ -1,5 +1,5 @@
-"""The gate before the factories of features: nearly no request asks for any, and to ask each of them takes
-ten times as long.
+"""Quick check before the feature factories. Nearly no request asks for a feature, and asking each factory
+takes ten times as long.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ ASKING = (
     "additional_outputs", "logprobs", "prompt_logprobs", "return_context_logits", "return_generation_logits",
     "return_perf_metrics", "speculative_num_draft_tokens", "use_beam_search",
 )  # fmt: skip
-"""Sampling parameters that a factory may answer with a feature: tests/cpu/scheduler/test_feature_gate.py asks
-all factories about all parameters.
+"""Sampling parameters for which a factory may return a feature. tests/cpu/scheduler/test_feature_gate.py
+compares them with what all factories do.
 """
 _asked = attrgetter(*ASKING)
 _NOTHING = _asked(SamplingParams())
 
 
 def may_by_what_it_brings(req: Request) -> bool:
-    """Tell whether a request brings anything that a factory of a launch without guesses looks at."""
+    """Return True if the request has anything that a factory may answer with a feature, in a launch without
+    speculation.
+    """
     return (
         _asked(req.sampling) != _NOTHING
         or req.guide is not None

@@ -1,4 +1,4 @@
-"""Generation logits: passes the raw logits of a sequence's output on, and the rows of its additional outputs,
+"""GenerationLogits: sends the raw logits and additional outputs of a sequence's output tokens to its client,
 without those of tokens that were cut off.
 """
 
@@ -13,8 +13,8 @@ from scheduler_proc.features.base import EmitTensor, RequestFeature
 
 
 class GenerationLogits(RequestFeature):
-    """Feature that reports raw logits of the output. It must come after every feature that shortens what was
-    sampled: what it reports is what counts.
+    """Reports raw logits of the output. It must come after every feature that shortens the sampled ids,
+    because it reports the ids that count.
     """
 
     def __init__(self, req: Request, emit: EmitTensor) -> None:
@@ -41,7 +41,7 @@ class GenerationLogits(RequestFeature):
 
 
 def attach_generation_logits(emit: EmitTensor) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake: gives GenerationLogits to each request that asked."""
+    """Return a feature factory that gives GenerationLogits to each request that asked."""
 
     def attach(req: Request) -> RequestFeature | None:
         if req.group is not None:  # a search reads them itself

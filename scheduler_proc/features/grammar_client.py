@@ -1,8 +1,8 @@
-"""GrammarClient: the scheduler's end of the grammar process. Which sequences are guided, what that process is
-told of them, and what it has answered.
+"""GrammarClient: the scheduler's connection to the grammar process. It keeps the guided sequences, sends
+their news to that process, and takes its answers.
 
-It owns nothing that it could not send again: when a new grammar process says that it is there, every matcher
-is opened with the ids that its sequence has.
+It can send everything again: when a new grammar process announces itself, every matcher is opened again with
+the ids that its sequence has.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from runtime.wire.outbox import KeepingOutbox
 from scheduler_proc.features.mask_slots import NO_SLOT, MaskSlots
 
 MAX_WAIT_S = 0.04
-"""Most seconds that a step waits for its masks, from when they were asked for. All its rows wait with those
-that need one.
+"""Most seconds that a step waits for its masks, counted from when they were asked for. All rows of the step
+wait.
 """
 News: TypeAlias = Callable[[float], list[FromGrammar]]
 """Function like Port.grammar_news."""
 
 
 class GuidedSequence(Protocol):
-    """Questions that are asked of a sequence with a guide."""
+    """A sequence with a guide, as the client sees it."""
 
     handle: bytes
     guide: Guide
     state: MatcherState | None
-    """Newest answer about the sequence."""
+    """Latest answer about the sequence; None before the first one."""
 
     @property
     def output_ids(self) -> bytes: ...
 
     @property
     def is_current(self) -> bool:
-        """Tell whether the answer is of all that was told of the sequence."""
+        """True if the answer covers everything that was sent about the sequence."""
 
     def begin_again(self) -> None:
-        """Forget the answer, and the guesses that were told: who is to answer now has been told the output
-        alone.
+        """Forget the answer and the guesses that were sent. The new grammar process has only been sent the
+        output.
         """
 
 
 class GuidedSearch(GuidedSequence, Protocol):
-    """Questions that are asked of a beam search with a guide. `state` is that of an output without tokens."""
+    """A beam search with a guide, as the client sees it. Its `state` is the one of an empty output."""
 
     def all_branches(self) -> BranchMatchers | None:
-        """Return all its hypotheses, each from the start; None when they have no tokens."""
+        """Return all hypotheses, each from its start; None while the output is empty."""
 
     def take(self, states: BranchStates) -> None:
-        """Take an answer about its hypotheses."""
+        """Take an answer about the hypotheses."""
 
 
 class GrammarClient:
@@ -71,14 +71,14 @@ class GrammarClient:
         clock: Callable[[], float],
         slots: MaskSlots | None = None,
     ) -> None:
-        """`send`: as Outbox.send; `slots`: where masks lie; None: they come in messages."""
+        """send: as Outbox.send. slots: shared memory slots for masks; None: masks come in messages."""
         self.slots = slots
         self._outbox = KeepingOutbox[Message](send)
         self._news = news
         self._clock = clock
         self._sequences: dict[bytes, GuidedSequence] = {}
         self._searches: dict[bytes, GuidedSearch] = {}
-        """Those among the sequences that are searches."""
+        """The guided sequences that are beam searches."""
         self._slot_of: dict[bytes, int] = {}
         self._news_to_send: list[MatcherNews] = []
         self._wait_until = 0.0
@@ -94,7 +94,7 @@ class GrammarClient:
         self.open(search)
 
     def branch(self, message: BranchMatchers) -> None:
-        """Tell the hypotheses of a search, whose masks are then made while the model computes."""
+        """Send the hypotheses of a search, whose masks are then made while the model computes."""
         self._outbox.send(message)
         self._wait_until = self._clock() + MAX_WAIT_S
 
@@ -109,14 +109,14 @@ class GrammarClient:
         self._outbox.send(OpenMatcher(handle, sequence.guide, sequence.output_ids, memory, slot, width))
 
     def bits_of(self, mask: bytes | int) -> bytes | memoryview:
-        """Return a mask of an answer, wherever it lies."""
+        """Return the mask of an answer, from its message or its slot."""
         if isinstance(mask, bytes):
             return mask
         assert self.slots is not None
         return self.slots.memory.slot(mask)
 
     def put(self, place: bytes | int, mask: bytes) -> bytes | int:
-        """Have another mask lie where one of an answer does. Returns it, or its slot."""
+        """Store a changed mask in the place of an answer's mask. Returns the mask itself, or its slot."""
         if isinstance(place, bytes):
             return mask
         assert self.slots is not None
@@ -124,7 +124,9 @@ class GrammarClient:
         return place
 
     def advance(self, news: MatcherNews) -> None:
-        """Note new ids, or guesses, of a sequence; sent with those of others of the step."""
+        """Record new ids or guesses of a sequence, to be sent together with those of the step's other
+        sequences.
+        """
         self._news_to_send.append(news)
 
     def close(self, handle: bytes) -> None:
@@ -135,7 +137,9 @@ class GrammarClient:
         self._let_go(handle)
 
     def look(self) -> None:
-        """Take what has come, once a turn for all that wait: time stands still in it."""
+        """Take the answers that have arrived. Called once a turn for all waiting sequences; time does not
+        advance within a turn.
+        """
         if self._clock() != self._looked_s:
             self._looked_s = self._clock()
             self.take_news()
@@ -157,19 +161,20 @@ class GrammarClient:
                     self._follow_up(state.handle)
 
     def _follow_up(self, handle: bytes) -> None:
-        """Tell the hypotheses of a search whose guide a new grammar process has opened."""
+        """Send the hypotheses of a search whose guide a new grammar process has opened."""
         search = self._searches.get(handle)
         branches = None if search is None else search.all_branches()
         if branches is not None:
             self._outbox.send(branches)
 
     def _may_read(self, state: MatcherState) -> bool:
-        """False: its masks lie in slots that the sequence had before it was opened again."""
+        """Return False if the answer's masks are in slots that the sequence had before it was opened again.
+        """
         first = state.masks[0]
         return isinstance(first, bytes) or first == self._slot_of.get(state.handle)
 
     def wait_for(self, sequence: GuidedSequence) -> bool:
-        """Wait until the answer is current. False: it is late."""
+        """Wait until the answer about a sequence is current. Returns False if it is late."""
         self._send_ids()
         while not sequence.is_current:
             left_s = self._wait_until - self._clock()
@@ -192,7 +197,9 @@ class GrammarClient:
             self.slots.let_go(slot)
 
     def _open_again(self) -> None:
-        """Whoever wrote the slots is gone. Steps may still read them, so each sequence gets others."""
+        """Open all matchers again in a new grammar process. Steps may still read the old slots, so each
+        sequence gets new ones.
+        """
         self._news_to_send.clear()
         for handle in list(self._slot_of):
             self._let_go(handle)

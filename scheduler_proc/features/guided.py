@@ -1,8 +1,8 @@
-"""Guided: keeps the output of a sequence to its guide, token by token.
+"""Guided: makes the output of a sequence keep to its guide, token by token.
 
-It waits for its guide before it gets a row. From then on each token has a mask, made by the grammar process
-while the model computes; a mask that is late costs the sequence its row until it has come. A row with guesses
-has a mask for each place at which a token of it may be drawn.
+The sequence waits for its guide before it gets a row. Then each of its tokens is sampled with a mask that the
+grammar process makes while the model computes. If a mask is late, the sequence loses its row until the mask
+is there. A row with guesses has a mask for each position at which one of its tokens may be sampled.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from scheduler_proc.features.grammar_client import GrammarClient
 BitArray: TypeAlias = npt.NDArray[np.uint8]
 WORD_BYTES = 4
 PAUSE = 64
-"""Tokens for which a sequence makes no guesses once the masks behind some were late."""
+"""Number of tokens for which a sequence makes no guesses after masks behind guesses were late."""
 
 
 class Guided(RequestFeature):
-    """Feature that keeps output to a guide. It must come before every feature that adds guesses, which are
-    told what of a step counts by its `accept`.
+    """Makes the output keep to a guide. It must come before every feature that adds guesses: its `accept`
+    decides which ids of a step the others see.
     """
 
     def __init__(self, req: Request, guide: Guide, client: GrammarClient) -> None:
@@ -44,14 +44,16 @@ class Guided(RequestFeature):
         self._allowed = bits_of(allowed) if allowed else None
         self._stops = bits_of(req.stops.ids)
         self._own_stops = bits_of(req.sampling.stop_token_ids)
-        """Those that a guide may know as text; end tokens it does not."""
+        """Bitmask of the request's own stop ids. The guide may know these as text; it does not know end
+        tokens.
+        """
         self._is_plain = self._allowed is None and not len(self._own_stops)
         self._told = b""
-        """Guesses that the grammar process was told last, behind the output that there is."""
+        """Packed guesses that were sent to the grammar process last, behind the current output."""
         self._num_masked = 1
-        """Tokens of the step in flight that were drawn with a mask."""
+        """Number of tokens of the step in flight that were sampled with a mask."""
         self._guesses_from = 0
-        """Number of tokens from which on it may have guesses."""
+        """Output length, prompt included, from which on it may have guesses."""
         client.open(self)
 
     @property
@@ -94,21 +96,21 @@ class Guided(RequestFeature):
         self._client.close(self.handle)
 
     def _is_of_now(self, state: MatcherState) -> bool:
-        """Tell whether an answer is of all the output, and of the guesses that were told last. Then nothing
-        is about to be written where its masks lie.
+        """Return True if an answer covers all of the output and the guesses sent last. Its masks are then not
+        about to be overwritten.
         """
         return state.num_tokens == self._req.num_output and state.guesses == self._told
 
     def _tell(self, guesses: Sequence[int]) -> None:
-        """Have masks made behind guesses that are verified now. The same ones may have been told before."""
+        """Ask for the masks behind these guesses, unless they were asked for already."""
         told = pack_ids(guesses)
         if told != self._told:
             self._told = told
             self._client.advance(MatcherNews(self.handle, self._req.num_output, guesses=told))
 
     def _masks(self, num_guesses: int) -> list[bytes | int] | NoMask:
-        """Return the masks of the row's places, or the slots in which they lie. Raises RequestError when its
-        next token can be none, but for an output that is complete.
+        """Return the masks of the row's positions, or the slots that hold them, or why there are none. Raises
+        RequestError if no token may come next although the output is not complete.
         """
         is_there = self._client.wait_for(self)
         state = self.state
@@ -134,8 +136,8 @@ class Guided(RequestFeature):
         )
 
     def _allowed_of(self, allowed: bytes | int, is_complete: bool, position: int) -> bytes | int:
-        """Allow what the guide does at a position, and stop ids where the output may end. Empty: that is
-        nothing.
+        """Return the mask for a position: what the guide allows, and stop ids where the output may end.
+        Returns b"" if nothing is allowed.
         """
         may_stop = is_complete and position >= self._req.min_len
         if self._is_plain and not may_stop and allowed != b"":
@@ -153,7 +155,7 @@ class Guided(RequestFeature):
 
 
 def bits_of(ids: Collection[int]) -> BitArray:
-    """Return the bitmask of some ids, in whole words."""
+    """Return the bitmask of these ids, in whole words."""
     num_bits = 8 * WORD_BYTES * (max(ids, default=-1) // (8 * WORD_BYTES) + 1)
     bits = np.zeros(num_bits, np.uint8)
     bits[list(ids)] = 1
@@ -180,7 +182,7 @@ def _either(one: BitArray, other: BitArray) -> BitArray:
 
 
 def no_backend(guide: Guide) -> InvalidRequest:
-    """Return the refusal of a launch that keeps no guides."""
+    """Return the error for a guide in a launch that serves none."""
     return InvalidRequest(
         f"{guide.kind}: this server keeps no guides (--grammar-backend none)",
         param=guide.kind,
@@ -189,7 +191,9 @@ def no_backend(guide: Guide) -> InvalidRequest:
 
 
 def attach_guide(client: GrammarClient | None) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake: gives Guided to each request with a guide. None: there is no backend."""
+    """Return a feature factory that gives Guided to each request with a guide. client None: such requests are
+    refused.
+    """
 
     def attach(req: Request) -> RequestFeature | None:
         if req.guide is None or req.group is not None:  # a search keeps to its guide itself

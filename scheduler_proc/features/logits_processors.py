@@ -1,6 +1,5 @@
-"""Processed: draws the tokens of a sequence with logits processors of the launch, which the worker calls.
-
-They see all tokens before the one that is drawn, so its steps are sampled when earlier ones are committed.
+"""Processed: samples the tokens of a sequence with logits processors, which the worker calls. Processors see
+all earlier tokens, so a step is sampled only when the earlier steps are committed.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from scheduler_proc.features.base import RequestFeature
 
 
 class Processed(RequestFeature):
-    """Feature of a sequence that logits processors draw with. It makes no guesses: a processor is called for
-    one position.
+    """Feature of a sequence with logits processors. It makes no guesses, because a processor is called for a
+    single position.
     """
 
     def __init__(self, req: Request) -> None:
         self._req = req
         self._num_seen = 0
-        """Tokens that the processors have seen in this stay."""
+        """Number of tokens that the processors have seen in this stay."""
 
     def row_opened(self, row: int) -> None:
         self._num_seen = self._req.num_tokens
@@ -46,9 +45,9 @@ class Processed(RequestFeature):
 def attach_logits_processors(
     names: Collection[str], *, speculates: bool = False, is_static: bool = False
 ) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake: gives Processed to each request with processors, but for beam searches, which
-    tell them themselves. `names`: those that there are; `speculates`: whether rows guess unless they say
-    otherwise; `is_static`: whether batching is.
+    """Return a feature factory that gives Processed to each request with logits processors, except beam
+    searches, which call them themselves. names: processors of the launch. speculates: True if rows guess
+    unless they say otherwise. is_static: True with static batching.
     """
 
     def attach(req: Request) -> RequestFeature | None:

@@ -1,4 +1,4 @@
-"""LogprobsFeature: passes the logprobs of a sequence's tokens on, trimmed to what it asked for."""
+"""LogprobsFeature: sends the logprobs of a sequence's tokens to its client, as many as it asked for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from scheduler_proc.features.base import RequestFeature
 
 
 class LogprobsFeature(RequestFeature):
-    """Feature that reports logprobs. It must be the last feature of its request: what it reports is what
-    counts.
-    """
+    """Reports logprobs. It must be the last feature of its request, because it reports the ids that count."""
 
     def __init__(self, handle: bytes, num_top: int, emit: Callable[[TokenLogprobs], None]) -> None:
         self._handle = handle
@@ -35,7 +33,7 @@ class LogprobsFeature(RequestFeature):
 
 
 def attach_logprobs(emit: Callable[[TokenLogprobs], None]) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake: gives LogprobsFeature to each request that asked."""
+    """Return a feature factory that gives LogprobsFeature to each request that asked."""
 
     def attach(req: Request) -> RequestFeature | None:
         num_logprobs = req.sampling.logprobs

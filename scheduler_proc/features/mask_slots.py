@@ -1,14 +1,14 @@
-"""MaskSlots: whose are which slots of the memory in which masks lie. A sequence has some that lie side by
-side: one for its next token, and one behind each of its guesses.
+"""MaskSlots: allocator of slots in the shared memory for masks. A sequence has adjacent slots: one for its
+next token, and one behind each of its guesses.
 
-    take ──► a guided sequence's, until that ends
-         ──► nobody's, but steps that were launched until then may still read them
-         ──► free, once they are committed
+take ──► slots of a guided sequence, until it ends
+     ──► slots of nobody, which steps launched until then may still read
+     ──► free, once these steps are committed
 
-The grammar process writes a sequence's next masks when it is told a token, which is when the step that read
-the masks before is committed, or guesses, which is when no step that counts reads any. So one slot is enough
-for a place. A step whose row was taken back may read what is written for another one: what it draws then is
-dropped.
+The grammar process writes a sequence's next masks when it is sent a token, which is after the step that read
+the earlier masks was committed, or guesses, at a time when no valid step reads any. So one slot for each
+position is enough. A step whose row was retracted may read a mask that is written for another sequence; the
+token that it samples is dropped.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ NO_SLOT = -1
 
 class MaskSlots:
     def __init__(self, memory: MaskMemory, num_sequences: int, width: int = 1) -> None:
-        """`width`: slots of a sequence. The memory has `num_sequences * width`."""
+        """width: slots for each sequence. The memory has `num_sequences * width` slots."""
         self.memory = memory
         self.width = width
         self._free = list(range((num_sequences - 1) * width, -1, -width))
-        """The one that was used last is taken first: its pages are there."""
+        """First slots of free groups. The group that was used last is taken first, because its memory is
+        mapped already.
+        """
         self._leaving: deque[tuple[int, int]] = deque()
-        """Slots that are still read, as (step after which they are free, the first of them)."""
+        """Slots that may still be read, as (step after which they are free, first slot)."""
         self._launched = 0
         self._committed = 0
 
@@ -41,21 +43,21 @@ class MaskSlots:
         return self.memory.name
 
     def take(self) -> int:
-        """Return the first of some slots that nobody uses; NO_SLOT when there are none."""
+        """Return the first of `width` free slots; NO_SLOT if there are none."""
         return self._free.pop() if self._free else NO_SLOT
 
     def let_go(self, slot: int) -> None:
-        """Give back the slots of a sequence that has ended, or whose writer has."""
+        """Give back the slots of a sequence that has ended, or whose grammar process has."""
         if slot != NO_SLOT:
             self._leaving.append((self._launched, slot))
             self._reuse()
 
     def note_launch(self, step: int) -> None:
-        """A step is about to be told slots."""
+        """Record that a step is about to be launched with slot numbers."""
         self._launched = step
 
     def note_commit(self, step: int) -> None:
-        """A step has been computed, and all before it."""
+        """Record that a step, and all before it, has been computed."""
         self._committed = step
         self._reuse()
 

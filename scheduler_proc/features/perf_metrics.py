@@ -1,4 +1,6 @@
-"""PerfMetrics: notes when things happen to a sequence that asked for it, and adds them to its terminal."""
+"""PerfMetrics: records the times of a sequence's events, and adds them to its terminal message. For requests
+that ask for it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class PerfMetrics(RequestFeature):
         self._first: tuple[float, int] | None = None
         """Time and step of its first token."""
         self._last: tuple[float, int] | None = None
-        """Time and step of its last token, of those that were seen here."""
+        """Time and step of the last token that this feature has seen."""
         self._row = -1
 
     def row_opened(self, row: int) -> None:
@@ -67,7 +69,7 @@ class PerfMetrics(RequestFeature):
 def attach_perf_metrics(
     kv: KVCacheManager, clock: Callable[[], float]
 ) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake: gives PerfMetrics to each request that asked."""
+    """Return a feature factory that gives PerfMetrics to each request that asked."""
 
     def attach(req: Request) -> RequestFeature | None:
         return PerfMetrics(req, kv, clock) if req.sampling.return_perf_metrics else None

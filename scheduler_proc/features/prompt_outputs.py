@@ -1,8 +1,9 @@
-"""Prompt outputs: logprobs, raw logits and additional outputs of a sequence's prompt, each position once.
+"""PromptOutputs: sends logprobs, raw logits and additional outputs of a prompt to the client, each position
+once.
 
-A position is done when its step is committed; a retracted request goes on with the first that is not. Until
-all are done the request takes nothing from the prefix cache that would spare it such a position:
-`Request.wanted_from` says so to the cache. What it computes is published like any other prompt.
+A position is done when its step is committed. A retracted request continues with the first position that is
+not. Until all are done, `Request.wanted_from` keeps the request from taking those positions from the prefix
+cache. The pages that it computes are published like any other prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ EmitLogprobs: TypeAlias = Callable[[TokenLogprobs], None]
 
 
 class PromptOutputs(RequestFeature):
-    """Feature of a request that wants logprobs of its prompt, raw logits or additional outputs of it."""
+    """Feature of a request that wants logprobs, raw logits or additional outputs of its prompt."""
 
     def __init__(self, req: Request, emit_logprobs: EmitLogprobs, emit_tensor: EmitTensor) -> None:
         self._req = req
@@ -35,7 +36,7 @@ class PromptOutputs(RequestFeature):
         # The last position has logits, but no next token in the prompt whose logprob they would tell.
         self._end = req.num_prompt if wants_rows else req.num_prompt - 1
         self._first = req.sampling.prompt_logprobs_start + req.num_prompt_logprobs
-        """The first position whose logprob is wanted and was not delivered by an earlier attempt."""
+        """First position whose logprob is wanted and was not delivered by an earlier attempt."""
         self._done_upto(0 if wants_rows else self._first)
 
     def _done_upto(self, position: int) -> None:
@@ -66,7 +67,9 @@ class PromptOutputs(RequestFeature):
         self._done_upto(result.start + result.num_positions)
 
     def _deliver(self, start: int, got: RowLogprobs) -> None:
-        """All but what is not wanted or was delivered before, and but that of the last position."""
+        """Send the logprobs, except those that are not wanted or were delivered before, and except that of
+        the last position.
+        """
         req = self._req
         first = max(0, self._first - start)
         end = min(len(got.chosen), req.num_prompt - 1 - start)
@@ -82,14 +85,14 @@ class PromptOutputs(RequestFeature):
 
 
 def wants_context(req: Request) -> bool:
-    """Tell whether a request wants additional outputs of its prompt."""
+    """Return True if a request wants additional outputs of its prompt."""
     return bool(req.sampling.additional_outputs) and req.sampling.gather_context
 
 
 def attach_prompt_outputs(
     emit_logprobs: EmitLogprobs, emit_tensor: EmitTensor
 ) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake: gives PromptOutputs to each request that is still to get some."""
+    """Return a feature factory that gives PromptOutputs to each request that still has some to get."""
 
     def attach(req: Request) -> RequestFeature | None:
         sampling = req.sampling

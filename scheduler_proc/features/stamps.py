@@ -1,4 +1,4 @@
-"""Stamps: notes the moments of a sampled sequence, and adds them to its terminal."""
+"""Stamps: records the times of a traced sequence's events, and adds them to its terminal message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
 
 MAX_ON_THE_WAY = MAX_STAMPS - 8
-"""Most stamps of chunks, rows and retractions; behind them there is room for what ends a sequence."""
+"""Most stamps of chunks, rows and retractions. The rest of MAX_STAMPS is for the end of the sequence."""
 
 
 class Stamps(RequestFeature):
@@ -25,7 +25,7 @@ class Stamps(RequestFeature):
         self._clock = clock
         self._stamps: list[Stamp] = []
         self._last: Stamp | None = None
-        """Its last token, of those that were seen here."""
+        """Stamp of the last token that this feature has seen."""
         self._row = -1
         self._note("scheduler", req.seq)
 
@@ -53,7 +53,7 @@ class Stamps(RequestFeature):
         return True
 
     def _note_last(self) -> None:
-        """Note the last token of the stay, if that was not seen here."""
+        """Record the last token of the stay, if the feature has not seen it."""
         last = self._req.rows.last_time(self._row) if self._row >= 0 else None
         if last is not None:
             self._last = Stamp("last_token", last[0], self._req.num_output)
@@ -72,7 +72,7 @@ class Stamps(RequestFeature):
 
 
 def attach_stamps(clock: Callable[[], float]) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake: gives Stamps to each sampled request."""
+    """Return a feature factory that gives Stamps to each sampled request."""
 
     def attach(req: Request) -> RequestFeature | None:
         return None if req.trace is None else Stamps(req, req.trace, clock)

@@ -1,1 +1,1 @@
-"""Intake of requests, aborts and controls, and the limits by which they are refused."""
+"""Intake: receives requests, aborts and control requests, and refuses what exceeds limits."""

@@ -1,4 +1,4 @@
-"""AdapterIds: which adapter each id stands for, so that no id comes to mean two of them."""
+"""AdapterIds: remembers which adapter each id refers to, so that an id never comes to mean two adapters."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from runtime.base.errors import InvalidRequest
 from runtime.wire.plan import AdapterRef
 
 MAX_IDS = 1 << 16
-"""Most ids that are remembered; what was used least recently is forgotten first."""
+"""Most ids that are remembered. The least recently used is forgotten first."""
 
 
 class AdapterIds:
-    """Names and paths that ids of adapters stand for, bounded in number."""
+    """Name and path of each adapter id, bounded in number."""
 
     def __init__(self, max_ids: int = MAX_IDS) -> None:
         self._max_ids = max_ids
         self._of: OrderedDict[tuple[bool, int], tuple[str, str]] = OrderedDict()
-        """By whether it is a prompt table, and id."""
+        """(name, path) by (True for a prompt table, id)."""
 
     def check(self, adapter: AdapterRef) -> None:
-        """Check the id of an adapter. Raises InvalidRequest when it has been used with another name or
+        """Check and remember the id of an adapter. Raises InvalidRequest if it was used with another name or
         path.
         """
         asked = adapter.name, adapter.path

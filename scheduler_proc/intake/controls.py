@@ -1,14 +1,14 @@
-"""Controls: what is asked of the scheduler itself. Each ControlRequest comes here and is answered once; that
-of a tenant who is no admin with an error.
+"""Controls: answers requests about the scheduler itself. Each ControlRequest is answered exactly once; one
+from a tenant that is not an admin with an error.
 
 server_info                      settings in force, and totals
 iteration_stats, request_stats   StatsQuestions, whose answers may wait for a step
-flush_cache                      everything that no running request uses
-pause_…, continue_generation     no step is launched; those in flight are committed, what comes is received
+flush_cache                      drops all cached pages that no running request uses
+pause_…, continue_generation     no step is launched; those in flight are committed, messages are received
 start_profile, stop_profile      StepProfile
-collective_rpc                   a method of the ranks, between two steps: WorkerCalls
-put_adapter                      InlineStore: whether weights that have come with a request are kept
-snapshot                         what is held at this moment, of bounded cost: SnapshotMaker
+collective_rpc                   calls a method of the ranks between two steps: WorkerCalls
+put_adapter                      InlineStore: keeps weights that came with a request, if there is room
+snapshot                         current state, at bounded cost: SnapshotMaker
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ class Controls:
         calls: WorkerCalls,
         inline: InlineStore | None = None,
     ) -> None:
-        """`questions`: requests for statistics, of which some wait for the next step. `max_len`: tokens that
-        a sequence may have. `settings`: what server_info shows besides. `inline`: adapters that came
-        with requests.
+        """questions: requests for statistics, some of which wait for the next step. max_len: most tokens of a
+        sequence. settings: further content of server_info. inline: adapters that came with requests.
         """
         self.questions = questions
         self.profile = profile
@@ -82,7 +81,7 @@ class Controls:
         }
 
     def receive(self, request: ControlRequest) -> None:
-        """Do what is asked and answer, with the error if it cannot be done."""
+        """Carry out a control request and reply, with an error if it fails."""
         output = self._lifecycle.output
         try:
             self._check_role(request)
@@ -95,23 +94,26 @@ class Controls:
 
     @property
     def is_paused(self) -> bool:
-        """True while nothing new is launched: until somebody says so, also across restarts of the engine."""
+        """True while no step is launched, until generation is continued, also across restarts of the engine.
+        """
         return self._lifecycle.serving.is_paused
 
     @property
     def lets_launch(self) -> bool:
-        """True unless it is paused, or ranks are called."""
+        """True unless generation is paused, or a call to ranks is open."""
         return not (self._lifecycle.serving.is_paused or self.calls.is_open)
 
     def _check_role(self, request: ControlRequest) -> None:
-        """Raises Forbidden unless it is an admin who asks, or a user who brings what is his own."""
+        """Raise Forbidden unless an admin asks, or a user about something of its own."""
         tenant = self._lifecycle.accounts.tenants.named(request.tenant)
         role: Role = "user" if request.op == "put_adapter" else "admin"
         if not tenant.may(role):
             raise Forbidden(f"{request.op} needs the role {role}; this key has the role {tenant.role}")
 
     def forget(self, client: int, tenant: str) -> None:
-        """Forget a client that has gone, and its questions: those of this tenant, if it is not the owner."""
+        """Forget a client that has gone, and its open questions, but only those of this tenant unless it is
+        the owner.
+        """
         self.questions.forget(client, tenant)
         self.calls.forget(client, tenant)
 
@@ -154,17 +156,17 @@ class Controls:
         return {"is_resident": True}
 
     def _flush_cache(self) -> Answer:
-        """Flush the cache; what running requests use becomes evictable when they end."""
+        """Flush the cache. Pages of running requests become evictable when these end."""
         kv = self._lifecycle.kv
         num_freed = kv.flush()
         return {"num_freed_pages": num_freed, "num_pages_in_use": kv.pages.num_pages - kv.pages.num_free}
 
     def _pause(self, mode: str) -> Answer:
-        """Pause, also when it is paused already: the mode may ask for more than the last one did.
+        """Pause generation, or change the mode of a pause.
 
         in_place  running requests keep their rows and pages
-        retract   they give them up, so that all of the cache can be flushed, and compute them again
-        abort     everything that lives ends
+        retract   running requests are retracted, so that all of the cache can be flushed, and computed again later
+        abort     all live requests end
         """
         self._lifecycle.serving.pause()
         if mode == "retract":

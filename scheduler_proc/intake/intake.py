@@ -1,4 +1,4 @@
-"""Intake: what arrives in the scheduler's inbox, checked once more and turned into life-cycle transitions.
+"""Intake: checks the messages in the scheduler's inbox again, and turns them into life-cycle transitions.
 
 Nothing that arrives can raise here: a sequence that cannot run is closed with the reason, never dropped.
 Knows no step.
@@ -26,7 +26,7 @@ from scheduler_proc.intake.tombstones import Tombstones
 
 
 class Intake:
-    """Receiver of the scheduler's messages: one `receive` for every message of the socket's union."""
+    """Receiver of the scheduler's messages: `receive` takes every message type of the socket."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class Intake:
         inline: InlineStore | None = None,
         may_ask: Callable[[Request], bool] | None = None,
     ) -> None:
-        """Begin with nobody. `suspects`: sequences under which earlier engines have died. `inline` and
-        `may_ask`: as RequestMaker's.
+        """Start without sequences. suspects: sequences under which earlier engines have died. inline,
+        may_ask: as in RequestMaker.
         """
         self.maker = RequestMaker(lifecycle, limits, factories, clock=clock, inline=inline, may_ask=may_ask)
         self.suspects = suspects
@@ -50,7 +50,7 @@ class Intake:
         self._clock = clock
         self._tombstones = Tombstones(clock)
         self.num_received = 0
-        """TokenizedRequests that have come, whatever became of them."""
+        """Number of TokenizedRequests received, accepted or not."""
 
     def receive(self, message: ToScheduler) -> None:
         if isinstance(message, TokenizedRequest):
@@ -102,7 +102,7 @@ class Intake:
             self._finish_if_complete(req)
 
     def _finish_if_complete(self, req: Request) -> None:
-        """A resumed sequence may lack nothing but its end."""
+        """End a resumed sequence that already has all of its output."""
         last = req.tokens.item(-1)
         if req.num_output and req.stops_at(last, req.num_tokens - 1):
             self._lifecycle.finish(req, "stop", stop_token=last)
@@ -112,8 +112,8 @@ class Intake:
     # -- the end, from outside ------------------------------------------------------------------------------
 
     def _abort(self, message: AbortRequest) -> None:
-        """By exact handle, which may be on its way still, or everything that a client has here now: of the
-        tenant that says so. The owner may end all.
+        """Abort a sequence by its handle, even if it has not arrived yet, or all sequences of a client that
+        belong to the sending tenant. The owner may abort all.
         """
         tenant = message.tenant
         for handle in message.handles:

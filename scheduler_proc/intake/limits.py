@@ -1,5 +1,5 @@
-"""Limits: what one request must fit to be taken in. Reads a request, changes nothing; knows no queue and no
-page.
+"""Limits: checks that a single request can run. It reads the request and changes nothing; it knows no queue
+and no page.
 """
 
 from __future__ import annotations
@@ -19,65 +19,71 @@ from runtime.wire.messages import TokenizedRequest
 from runtime.wire.plan import WorkerReady
 
 LOGIT_BYTES = 4
-"""Bytes of a raw logit, a float32."""
+"""Bytes of one raw logit, a float32."""
 
 
 @dataclass(slots=True, frozen=True)
 class QueueShare:
-    """How many sequences one of several may have, so that one that floods leaves room for the others. One
-    is a client, or a tenant.
+    """Most sequences that one client (or tenant) may have, so that one which floods leaves room for the
+    others.
 
-    While others have nothing, it may have `max_of_one` of the `max_live` places. What they have lowers that:
-    one may have as many as are still free, times max_of_one / (max_live - max_of_one). The next one finds
-    some left.
+    While the others have none, it may have `max_of_one` of the `max_live` places. Sequences of others lower
+    this: it may then have max_of_one / (max_live - max_of_one) times the number of free places. So the next
+    client always finds some left.
     """
 
     max_of_one: int
     max_live: int
     most: int
-    """Most sequences that one has had at a time. It has no more made again after a restart."""
+    """Most sequences that one client can ever have at a time; no more are accepted as submitted again after a
+    restart.
+    """
     is_lifted: Callable[[], bool] = lambda: False
-    """Function that tells whether one that has used its share up may have more all the same. Asked of no
-    other: it takes time.
+    """Returns True if a client that has used up its share may have more all the same. Called only then,
+    because it takes time.
     """
     is_set: bool = False
-    """True where the operator has chosen the share: it holds for what tenants have by one client, too."""
+    """True if the operator has set the share. It then also limits the requests that a tenant makes through
+    one client.
+    """
 
     def is_used_up(self, num_own: int, num_live: int) -> bool:
-        """Tell whether a share is used up, by the sequences that run or wait: its own and everybody's."""
+        """Return True if the share is used up. num_own: the client's running and waiting sequences; num_live:
+        everybody's.
+        """
         num_free, num_reserved = self.max_live - num_live, self.max_live - self.max_of_one
         return num_own * num_reserved >= self.max_of_one * num_free and not self.is_lifted()
 
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """Limits of the model, and of what the server was told to allow."""
+    """Limits of the model, and of the server's settings."""
 
     vocab_size: int
     max_len: int
-    """Most tokens of one sequence, prompt and output: the context length or the whole pool, whichever is
+    """Most tokens of one sequence, prompt and output: the context length or the whole page pool, whichever is
     less.
     """
     eos_ids: frozenset[int]
     max_live: int
-    """Most sequences that run or wait at the same time; one more is refused until one has ended."""
+    """Most sequences that run or wait at the same time. Further ones are refused."""
     gather_context_logits: bool = False
     gather_generation_logits: bool = False
     max_logits_bytes: int = 0
     """Most bytes of raw logits and additional outputs of one sequence, prompt and output together."""
     client_share: QueueShare | None = None
-    """Share of one client. None: it may fill the queue."""
+    """Share of one client; None: a client may fill the queue."""
     tenant_share: QueueShare | None = None
-    """Share of one tenant other than the owner, by all its clients. None: it may fill the queue."""
+    """Share of one tenant other than the owner, over all its clients; None: a tenant may fill the queue."""
     max_prompt_len: int | None = None
-    """Most tokens of a prompt that is computed whole, in one step. None: it may be computed in chunks."""
+    """Most tokens of a prompt that must be computed in one step; None: prompts may be computed in chunks."""
     additional_outputs: tuple[str, ...] = ()
     output_width: int = 0
-    """Numbers in a row of an additional output."""
+    """Number of values in a row of an additional output."""
 
     def check(self, message: TokenizedRequest) -> int:
-        """Return the number of a request's prompt tokens. Raises InvalidRequest when it can never run, or may
-        not.
+        """Return the number of a request's prompt tokens. Raises InvalidRequest if it can never run, or is
+        not allowed.
         """
         num_virtual = 0 if message.prompt_table is None else message.prompt_table.num_virtual
         check_ids("input_ids", message.input_ids, self.vocab_size + num_virtual)
@@ -115,7 +121,7 @@ class Limits:
         return num_prompt
 
     def _check_resumed(self, message: TokenizedRequest, num_prompt: int) -> None:
-        """Check that what an earlier attempt is said to have delivered is what one can deliver."""
+        """Check that an earlier attempt can have delivered what the request says it did."""
         num_output = len(message.output_ids) // TOKEN_BYTES
         max_output = self.last_len(num_prompt, message.sampling.max_tokens) - num_prompt
         max_logprobs = max(0, num_prompt - 1 - message.sampling.prompt_logprobs_start)
@@ -169,7 +175,7 @@ class Limits:
 
 
 def check_ids(name: str, packed: bytes, vocab_size: int) -> None:
-    """Check packed token ids. Raises InvalidRequest unless they are of the vocabulary."""
+    """Check packed token ids. Raises InvalidRequest if an id is not in the vocabulary."""
     if len(packed) % TOKEN_BYTES:
         raise InvalidRequest(f"{name}: {len(packed)} bytes are not packed int32", param=name)
     if not packed:
@@ -187,8 +193,8 @@ def make_limits(
     is_client_alone: Callable[[], bool],
     has_tenants: Callable[[], bool],
 ) -> Limits:
-    """Make the limits of a launch. `is_client_alone`: whether one client is connected and no other;
-    `has_tenants`: whether there may be several.
+    """Make the limits of a launch. is_client_alone: returns True if exactly one client is connected.
+    has_tenants: returns True if there may be several tenants.
     """
     most_live = max_live(config, worker)
     is_set = config.max_queued_requests_per_client > 0
@@ -225,5 +231,7 @@ def make_limits(
 
 
 def max_live(config: RuntimeConfig, worker: WorkerReady) -> int:
-    """Return how many sequences may run or wait at the same time, but for those that are made again."""
+    """Return how many sequences may run or wait at the same time, not counting those submitted again after a
+    restart.
+    """
     return worker.max_rows + config.max_waiting

@@ -1,4 +1,4 @@
-"""RequestMaker: from a message to a request that there is room for and that can run."""
+"""RequestMaker: turns a message into a Request, if it can run and there is room for it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class RequestMaker:
         inline: InlineStore | None = None,
         may_ask: Callable[[Request], bool] | None = None,
     ) -> None:
-        """`inline`: adapters that came with requests; `may_ask`: whether a request may get any feature at
-        all; None: the factories are asked, one by one.
+        """inline: adapters that came with requests. may_ask: returns True if a request may get any feature;
+        None: each factory is asked.
         """
         self._inline = inline
         self.limits = limits
@@ -51,7 +51,7 @@ class RequestMaker:
         self._num_requests = 0
 
     def make(self, message: TokenizedRequest, key: bytes, now: float, cached_tokens: int) -> Request:
-        """Return the request, if there is room for it and it can ever run. Raises RequestError."""
+        """Return the request if it can run and there is room for it. Raises RequestError otherwise."""
         limits, sampling = self.limits, message.sampling
         is_search = sampling.use_beam_search and sampling.num_beams > 1
         priority = message.priority
@@ -101,14 +101,14 @@ class RequestMaker:
         return req
 
     def _note_contents(self, req: Request, message: TokenizedRequest) -> None:
-        """Note what it needs on the device, if there is room for such at all. Raises RequestError."""
+        """Set what the request needs in device slots. Raises RequestError if there can be no room for it."""
         req.adapter, req.prompt_table = message.adapter, message.prompt_table
         req.first_virtual = self.limits.vocab_size
         for contents in req.contents:
             self._check_adapter(contents)
 
     def _check_room(self, message: TokenizedRequest) -> None:
-        """Raises Overloaded when too many sequences are there, or too many of this tenant or client."""
+        """Raise Overloaded if there are too many sequences, or too many of this tenant or client."""
         limits, lifecycle, is_new = self.limits, self._lifecycle, not message.is_again
         num_live = len(lifecycle.requests)
         if message.tenant != OWNER:

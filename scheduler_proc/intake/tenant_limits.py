@@ -1,6 +1,5 @@
-"""TenantLimiter: what a tenant may ask, and how much of it at a time. Reads accounts, changes none.
-
-The owner has no limits here, and max_running is WaitingRoom's.
+"""TenantLimiter: limits of what a tenant may ask for, and of how much at a time. It reads accounts and
+changes none. The owner has no limits here; max_running is enforced by WaitingRoom.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from scheduler_proc.waiting.tenant_accounts import SETTLE_S, Accounts
 from scheduler_proc.waiting.waiting_room import WaitingRoom
 
 REQUEST_BYTES = 13
-"""Part of a handle that the sequences of one request have in common."""
+"""Part of a handle that all sequences of one request share."""
 SIBLING_S = 1.0
-"""Seconds after the first sequence of a request in which its others are let in with it."""
+"""Seconds after the first sequence of a request in which its other sequences are accepted with it."""
 
 
 class TenantLimiter:
-    """Limits of all tenants but the owner, who has none and is not asked for."""
+    """Limits of all tenants except the owner."""
 
     def __init__(
         self,
@@ -35,7 +34,7 @@ class TenantLimiter:
         share: QueueShare | None,
         clock: Callable[[], float],
     ) -> None:
-        """`share`: of the queue, of a tenant that has no limit of its own; None: it may fill the queue."""
+        """share: queue share of a tenant without a limit of its own; None: it may fill the queue."""
         self._accounts = accounts
         self._room = room
         self._rows = rows
@@ -43,8 +42,9 @@ class TenantLimiter:
         self._clock = clock
 
     def check(self, message: TokenizedRequest, num_live: int) -> None:
-        """Check what a tenant has. Raises RateLimited while it has as much as it may, InvalidRequest for a
-        beam search that takes more rows than it may ever have. `num_live`: sequences of everybody.
+        """Check a request against its tenant's limits. num_live: sequences of all tenants. Raises RateLimited
+        while the tenant has as much as it may, and InvalidRequest for a beam search that needs more rows than
+        the tenant may ever have.
         """
         account = self._accounts.of(message.tenant)
         if message.is_again:
@@ -64,8 +64,9 @@ class TenantLimiter:
             self._check_tokens(account, message.handle)
 
     def priority_of(self, message: TokenizedRequest) -> int:
-        """Return the priority that a request gets. Raises InvalidRequest when its tenant may not ask for it;
-        what is made again gets the highest that it may then, because it was let in once.
+        """Return the priority that a request gets. Raises InvalidRequest if its tenant may not ask for this
+        one. A request submitted again gets at most the highest that is allowed now, because it was accepted
+        once.
         """
         limits = self._accounts.of(message.tenant).limits
         if limits is None or message.priority <= limits.max_priority:
@@ -79,7 +80,9 @@ class TenantLimiter:
         )
 
     def _check_again(self, account: Account[Request]) -> None:
-        """No more than it can have had before the restart."""
+        """Raise RateLimited if more sequences are submitted again than the tenant can have had before the
+        restart.
+        """
         if self._share is not None and account.num_again >= self._most(account.limits, self._share.most):
             raise RateLimited("as many requests of this key are made again as it can have had")
 
@@ -97,7 +100,9 @@ class TenantLimiter:
             )
 
     def _check_tokens(self, account: Account[Request], handle: bytes) -> None:
-        """The sequences of a request are let in together: it has been begun, and half of it helps nobody."""
+        """Raise RateLimited if the tenant has no tokens left. The sequences of one request are accepted
+        together, because half of a request helps nobody.
+        """
         now, request = self._clock(), sequence_key(handle)[:REQUEST_BYTES]
         self._accounts.settle(no_older_s=SETTLE_S)
         account.close_books(now)

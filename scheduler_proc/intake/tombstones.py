@@ -1,4 +1,4 @@
-"""Tombstones: aborts that have overtaken what they abort."""
+"""Tombstones: aborts that arrived before the sequences that they abort."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAX_TOMBSTONES = 65536
 
 @dataclass(slots=True)
 class Tombstones:
-    """Handles whose abort came before they did, by whose abort it was. Bounded in time and number; the oldest
-    go first.
+    """Handles that were aborted before they arrived, with the tenant that aborted each. Bounded in time and
+    number; the oldest are dropped first.
     """
 
     clock: Callable[[], float]
@@ -36,7 +36,7 @@ class Tombstones:
         self._expires_at.setdefault((handle, tenant), now + TOMBSTONE_S)
 
     def try_take(self, handle: bytes, tenant: str = OWNER) -> bool:
-        """Tell whether this tenant or the owner has aborted the tenant's handle before it came."""
+        """Return True if this tenant or the owner has aborted the handle before it arrived."""
         if not self._expires_at:
             return False
         expires_at = [self._expires_at.pop((handle, who), 0.0) for who in {tenant, OWNER}]

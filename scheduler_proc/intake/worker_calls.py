@@ -1,7 +1,7 @@
-"""WorkerCalls: calls to the ranks of the worker that wait for answers. Knows numbers and ranks, no socket.
+"""WorkerCalls: open calls to the worker's ranks, which wait for answers. Knows numbers and ranks, no socket.
 
-A call is sent where it was received: behind the plan that was launched last, on every rank. No plan is
-launched until it has ended, so a rank that hangs in it holds up no step before it is named.
+A call is sent when it is received, behind the plan that was launched last, on every rank. No plan is launched
+until the call has ended, so a rank that hangs in a call is named before it delays a step.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from scheduler_proc.core.output import Output, reply_to
 from scheduler_proc.port import Port
 
 MAX_OPEN = 16
-"""Most calls that may wait at a time."""
+"""Most calls that may be open at a time."""
 
 
 class CalledRanks(Protocol):
-    """Executor whose ranks take calls."""
+    """Executor whose ranks can be called."""
 
     @property
     def num_ranks(self) -> int: ...
 
     def call(self, call: CallRank, ranks: Sequence[int]) -> None:
-        """Send a call to these ranks, behind the plans launched before; does not wait for answers."""
+        """Send a call to these ranks, behind the plans launched before. Does not wait for answers."""
 
     def rank_answers(self) -> Sequence[RankAnswer]:
-        """Return the answers that have come since the last call. Raises ExecutorError when a rank has died or
-        failed.
+        """Return the answers received since the last call. Raises ExecutorError if a rank has died or failed.
         """
 
 
@@ -46,13 +45,13 @@ class _Open(NamedTuple):
 
 
 class WorkerCalls:
-    """Calls to ranks that wait for answers, by their numbers."""
+    """Open calls to ranks, by number."""
 
     def __init__(
         self, ranks: CalledRanks | None, output: Output, port: Port, ranks_per_node: int = 0
     ) -> None:
-        """Begin without calls. `ranks`: None where none can be called. `ranks_per_node`: 0 where there is one
-        node, which no error names.
+        """Start without calls. ranks: None if no rank can be called. ranks_per_node: 0 for a single node,
+        which errors then do not name.
         """
         self._ranks = ranks
         self._output = output
@@ -88,8 +87,8 @@ class WorkerCalls:
         self._ranks.call(CallRank(self._num_calls, call.method, call.arguments), ranks)
 
     def take_answers(self) -> None:
-        """Reply to calls that have all their answers, and to those whose time is over. Raises ExecutorError
-        when a rank has died, after every caller was told.
+        """Reply to calls that have all their answers, and to those that have timed out. If a rank has died,
+        reply to every caller and then raise ExecutorError.
         """
         if not self._open:
             return
@@ -111,7 +110,7 @@ class WorkerCalls:
                 self._refuse(call, self._late(call))
 
     def forget(self, client: int, tenant: str) -> None:
-        """Forget the calls of a client that has gone, as this tenant says; nobody waits for their answers."""
+        """Forget the calls of a client that has gone and of this tenant."""
         for number, call in list(self._open.items()):
             if call.request.client == client and tenant in (OWNER, call.request.tenant):
                 del self._open[number]

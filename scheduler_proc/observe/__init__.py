@@ -1,1 +1,1 @@
-"""Counts, records and logs of the scheduler's steps."""
+"""Statistics, records and logs of the scheduler's steps."""

@@ -1,4 +1,4 @@
-"""DraftTotals: guesses that were verified, and right, in all, by position and in the newest step."""
+"""DraftTotals: counts of verified and accepted guesses, in total, by position, and of the newest step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ NO_DRAFTS = (0, 0, 0)
 
 
 class DraftTotals:
-    """Counts of guesses, told of each row whose guesses a step has verified."""
+    """Counts of guesses. It is told of each row whose guesses a step has verified."""
 
     def __init__(self) -> None:
         self._rows_by_drafted = [0] * (MAX_DRAFT_TOKENS + 1)
-        """How often a row had so many guesses."""
+        """Number of times that a row had 0, 1, ... guesses."""
         self._rows_by_accepted = [0] * (MAX_DRAFT_TOKENS + 1)
-        """How often a row had so many right guesses."""
+        """Number of times that a row had 0, 1, ... accepted guesses."""
         self._step = NO_DRAFTS
 
     def note_row(self, num_drafted: int, num_accepted: int) -> None:
@@ -29,7 +29,7 @@ class DraftTotals:
         self._step = (drafted + num_drafted, accepted + num_accepted, requests + 1)
 
     def note_rows(self, num_drafted: IntArray, num_accepted: IntArray) -> None:
-        """The same for several rows, of which some had none."""
+        """Count the guesses of several rows, some of which may have none."""
         num_rows = int(np.count_nonzero(num_drafted))
         if not num_rows:
             return
@@ -46,12 +46,14 @@ class DraftTotals:
         self._step = drafted, accepted, requests + num_rows
 
     def take_step(self) -> tuple[int, int, int]:
-        """Return (guesses, right ones, requests with some) since the last call."""
+        """Return (guesses, accepted guesses, requests with guesses) since the last call, and clear them."""
         step, self._step = self._step, NO_DRAFTS
         return step
 
     def totals(self) -> dict[str, int | list[int]]:
-        """Return the totals since the start, for server_info. By position as far as there were guesses."""
+        """Return the totals since the start, for server_info, by position up to the last one that had
+        guesses.
+        """
         drafted, accepted = _by_position(self._rows_by_drafted), _by_position(self._rows_by_accepted)
         num_positions = MAX_DRAFT_TOKENS - drafted.count(0)
         return {
@@ -64,5 +66,5 @@ class DraftTotals:
 
 
 def _by_position(rows_by_count: list[int]) -> list[int]:
-    """At position i was one of each row that had more than i."""
+    """Return counts by position: position i counts once for each row that had more than i."""
     return list(accumulate(rows_by_count[:0:-1]))[::-1]

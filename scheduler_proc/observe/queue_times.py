@@ -1,4 +1,4 @@
-"""QueueTimes: how long requests waited for their first row, as a histogram. Knows no request."""
+"""QueueTimes: histogram of how long requests waited for their first row. Knows no request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300
 class QueueTimes:
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_S) + 1)
-        """How many waited at most so long and longer than the bound before; the last: longer than all."""
+        """Number of requests in each bucket: waited at most BOUNDS_S[i], and longer than the bound before.
+        The last bucket is for longer waits.
+        """
         self.sum_s = 0.0
         self.num_added = 0
 

@@ -1,7 +1,7 @@
-"""RequestRecords: how every live request stood after each of the last so many steps.
+"""RequestRecords: state of every live request after each of the last steps.
 
-A step costs 2 us for each of them, and nothing where nobody keeps them. As in StepStats, records are made of
-the figures when somebody asks.
+Recording costs 2 us a step for each request, and nothing when it is off. As in StepStats, the records sent to
+clients are made of the figures when somebody asks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scheduler_proc.core.request import Request, Status
 
 
 class RequestFigures(NamedTuple):
-    """Figures of one request after one step, of which RequestStats are made when somebody asks."""
+    """Figures of one request after one step, from which RequestStats are made on demand."""
 
     handle: bytes
     id: int
@@ -43,11 +43,11 @@ class RequestRecords:
         self._ended: list[RequestFigures] = []
 
     def note_end(self, req: Request) -> None:
-        """Note that a request ends, before it gives back what it holds."""
+        """Record that a request ends, before it gives back its row and pages."""
         self._ended.append(self._figures(req, frozenset(), "GENERATION_COMPLETE"))
 
     def note_commit(self, step: int, batch: ScheduleBatch) -> None:
-        """Keep who ended since the last step, and who lives, in the order of arrival."""
+        """Record the requests that ended since the last step, and the live ones, in the order of arrival."""
         scheduled = frozenset(batch.order[batch.still_held()].tolist())
         figures, self._ended = self._ended, []
         for req in self._lifecycle.requests.values():
@@ -98,8 +98,8 @@ class RequestRecords:
         )
 
     def after(self, step: int, limit: int, own: Sequence[int]) -> RequestStatsPage:
-        """Return at most `limit` records of the steps after this one, the oldest first. own: the clients
-        whose requests are named.
+        """Return at most `limit` records of steps after this one, the oldest first. own: clients whose
+        requests are named in them.
         """
         found, num_dropped, newest = records_after(self._ring, step, limit, _first)
         records = [
@@ -115,8 +115,8 @@ T = TypeVar("T")
 def records_after(
     ring: deque[T], step: int, limit: int, number: Callable[[T], int]
 ) -> tuple[list[T], int, int]:
-    """Return (the oldest records after `step`, how many after it are gone, the number of the last). Steps
-    have no gaps in a ring.
+    """Return (the oldest records after `step`, how many after it were dropped, number of the last one). The
+    steps in the ring are consecutive.
     """
     newest = number(ring[-1]) if ring else 0
     if newest <= step:

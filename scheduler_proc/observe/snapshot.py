@@ -1,7 +1,7 @@
-"""Snapshot: what the scheduler holds at this moment: rows, who waits and why, pages, the radix tree.
+"""Snapshot: current state of the scheduler: rows, waiting requests with reasons, pages, the radix tree.
 
-Columns, so that its cost is small and bounded whatever waits or is cached: no step holds its breath for it.
-Without a token, a text, a label, or a client's id, which is a capability.
+It is made of columns, so its cost is small and bounded however many requests wait and however much is cached;
+no step is delayed. It contains no token, text or label, and no client id, because an id is a capability.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Numbers = list[int]
 
 
 class RunningRows(Struct, frozen=True, gc=False):
-    """Facts about sequences that hold a row, in the order of admission: a list for each fact."""
+    """Sequences that hold a row, in the order of admission: one list for each property."""
 
     row: Numbers
     number: Numbers
     """Number of the sequence, in the order of arrival."""
     num_prompt: Numbers
     num_cached: Numbers
-    """Number of prompt tokens that were in the cache when the sequence first got a row."""
+    """Number of prompt tokens found in the cache when the sequence first got a row."""
     num_given: Numbers
-    """Number of tokens that the sequence came to its row with: to compute these is prefill."""
+    """Number of tokens that the sequence had when it got its row. Computing these is prefill."""
     num_computed: Numbers
-    """Number of tokens whose KV is there or in flight."""
+    """Number of tokens whose KV is computed or in flight."""
     num_tokens: Numbers
-    """Number of tokens of prompt and output that have been committed."""
+    """Number of committed tokens, prompt and output."""
     num_in_flight: Numbers
-    """Number of tokens that steps in flight sample."""
+    """Number of tokens that steps in flight will sample."""
     max_tokens: Numbers
-    """Number of tokens of prompt and output at which the sequence ends."""
+    """Number of tokens, prompt and output, at which the sequence ends."""
     num_pages: Numbers
     num_shared_pages: Numbers
     """Number of the row's pages that the radix tree owns."""
@@ -52,25 +52,25 @@ class RunningRows(Struct, frozen=True, gc=False):
 
 
 class WaitingLine(Struct, frozen=True, gc=False):
-    """Facts about the first sequences that wait, in order: a list for each fact."""
+    """The first waiting sequences, in order: one list for each property."""
 
     number: Numbers
     num_tokens: Numbers
-    """Number of tokens of the prompt, and of output from before the sequence lost its row."""
+    """Number of tokens of the prompt, and of output from before a retraction."""
     priority: Numbers
     num_retractions: Numbers
     waited_s: list[float]
     """Seconds since the caller asked."""
     reason: list[str]
-    """Reason why the sequence waits. paused: generation is; tenant: as many of its tenant's have rows as may;
-    guide: it is compiled; adapter: it is not on the device; prefix: another row computes what it shares; row:
-    none is free; room: pages, or tokens of the step, are taken.
+    """Reason why the sequence waits. paused: generation is paused; tenant: as many of its tenant's sequences
+    have rows as may; guide: it is being compiled; adapter: it is not on the device; prefix: another row
+    computes a page that it shares; row: none is free; room: pages, or tokens of the step, are taken.
     """
     tenant: list[str]
 
 
 class PagePool(Struct, frozen=True, gc=False):
-    """Numbers of pages. All are free, in the tree, or private to a row."""
+    """Numbers of pages. Each page is free, in the tree, or private to a row."""
 
     page_size: int
     num_pages: int
@@ -78,7 +78,7 @@ class PagePool(Struct, frozen=True, gc=False):
     num_cached: int
     """Number of pages in the tree."""
     num_evictable: int
-    """Number of pages in the tree that nobody uses."""
+    """Number of pages in the tree that no row uses."""
     num_evicted: int
     """Number of pages evicted since the start."""
 
@@ -90,7 +90,7 @@ class Tree(Struct, frozen=True, gc=False):
     """Number of nodes of the whole tree."""
     id: Numbers
     parent: Numbers
-    """Id of each node's parent, which may be a root or too small to be among them."""
+    """Id of each node's parent, which may be a root or too small to be listed."""
     num_tokens: Numbers
     lock: Numbers
     age: Numbers
@@ -102,12 +102,13 @@ class Tree(Struct, frozen=True, gc=False):
 
 class Snapshot(Struct, frozen=True, gc=False):
     at_s: float
-    """Moment of the snapshot, in seconds since 1970."""
+    """Time of the snapshot, in seconds since 1970."""
     is_paused: bool
     num_running: int
     num_waiting: int
     num_held: int
-    """Number of waiting sequences that wait behind the queue, for another one of their tenant's."""
+    """Number of waiting sequences that are held back behind the queue until another one of their tenant ends.
+    """
     num_accepted: int
     num_terminated: int
     num_retracted: int

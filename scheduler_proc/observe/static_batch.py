@@ -1,4 +1,4 @@
-"""StaticBatchCounts: the statistics of the static batch that runs now. Knows counts only."""
+"""StaticBatchCounts: statistics of the running static batch. Knows counts only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from runtime.wire.stats import StaticBatchingStats
 
 
 class StaticBatchCounts:
-    """Counts of the static batch that runs now: what its members that have ended have put out."""
+    """Counts of the running static batch: the output of its requests that have ended."""
 
     def __init__(self) -> None:
         self._outputs: list[int] = []
@@ -19,7 +19,7 @@ class StaticBatchCounts:
         self._outputs.append(num_output)
 
     def take(self) -> StaticBatchingStats:
-        """Return the figures of the batch, which has ended, and begin anew."""
+        """Return the figures of a batch that has ended, and reset the counts."""
         outputs, num_ctx_tokens = self._outputs, self._num_ctx_tokens
         self._outputs, self._num_ctx_tokens = [], 0
         num_gen_tokens, n = sum(outputs), len(outputs)

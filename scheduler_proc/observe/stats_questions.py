@@ -1,8 +1,7 @@
-"""StatsQuestions: who asks for statistics, at once or for those of the next step.
+"""StatsQuestions: requests for statistics, which are answered at once or after the next step.
 
-Nothing is sent to somebody who has not asked again: a question is one small entry until it is answered, at
-the next step, so a reader that is slow or gone costs nothing. What it misses meanwhile leaves the ring, and
-the answer says how much that was.
+Every answer needs a new question. A waiting question is one small entry, so a reader that is slow or gone
+costs nothing. Records that it misses meanwhile leave the ring, and the answer says how many these were.
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ from scheduler_proc.observe.step_stats import StepStats
 StatsPage: TypeAlias = IterationStatsPage | RequestStatsPage
 
 MAX_RECORDS = 100
-"""Most iterations in one answer: 0.6 ms to make and encode."""
+"""Most iterations in one answer, which takes 0.6 ms to make and encode."""
 MAX_REQUEST_ITERATIONS = 4
-"""Most iterations in one answer: each holds a record of every live request."""
+"""Most iterations in one answer about requests. Each has a record for every live request."""
 MAX_WAITING = 1024
-"""Most questions that wait for the next step; with one more the first is answered with what there is."""
+"""Most questions that wait for the next step. One more, and the oldest is answered with the records that
+there are.
+"""
 
 
 class StatsQuestions:
@@ -37,8 +38,8 @@ class StatsQuestions:
         return len(self._waiting)
 
     def ask(self, question: ControlRequest) -> StatsPage | None:
-        """Return the answer to a question; None if it waits for something newer. Raises InvalidRequest when
-        no statistics are kept.
+        """Return the answer to a question; None if it waits for newer records. Raises InvalidRequest if no
+        statistics are kept.
         """
         missing = self.stats.missing_setting(question.op == "request_stats")
         if missing:
@@ -52,14 +53,14 @@ class StatsQuestions:
         return None
 
     def answer_waiting(self) -> None:
-        """Answer the questions that wait for a step, if one has ended."""
+        """Answer the waiting questions if a step has ended."""
         for key, question in list(self._waiting.items()):
             if self.stats.has_news_for(question.after):
                 del self._waiting[key]
                 self._answer(question)
 
     def forget(self, client: int, tenant: str) -> None:
-        """Forget the questions of a client that has gone, as this tenant says."""
+        """Forget the questions of a client that has gone and of this tenant."""
         for key, question in list(self._waiting.items()):
             if key[0] == client and tenant in (OWNER, question.tenant):
                 del self._waiting[key]

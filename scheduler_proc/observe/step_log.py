@@ -1,5 +1,5 @@
-"""StepLog: the lines that operators read, in SGLang's wording,
-and the throughput they show. Counts only, never content.
+"""StepLog: log lines about steps in SGLang's wording, and the throughput they show. Counts only, never
+content.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 logger = logging.getLogger(__name__)
 
 PREFILL_LINE_S = 0.1
-"""Seconds between two prefill lines, at least; each speaks of all chunks since the last one."""
+"""Least seconds between two prefill lines. Each sums up all chunks since the last line."""
 DECODE_LINE_S = 1.0
-"""Seconds between two decode lines, at least: a small model's steps would fill the log."""
+"""Least seconds between two decode lines, since a small model's steps would fill the log."""
 RATE_WINDOW_S = 1.0
 
 
 class StepLog:
-    """Log of steps, told of every batch and every committed token; logs prefills as they come and decodes
-    every `decode_interval` steps, but once a second at most.
+    """Log of steps. It is told of every batch and every committed token. It logs prefills as they come, and
+    decodes every `decode_interval` steps but at most once a second.
     """
 
     def __init__(
@@ -42,17 +42,17 @@ class StepLog:
         self._num_decode_steps = 0
         self._next_decode_line_at = 0.0
         self.num_tokens = 0
-        """Output tokens since the start."""
+        """Number of output tokens since the start."""
         self._line_tokens = 0
         self._line_at = clock()
         self._rate_tokens = 0
         self._rate_at = self._line_at
         self._tokens_per_s = 0.0
         self.batch_size = 0
-        """Rows of the newest batch."""
+        """Number of rows of the newest batch."""
 
     def note_batch(self, num_rows: int, totals: PrefillTotals) -> None:
-        """Note that a batch of so many rows was built."""
+        """Record a batch of num_rows rows."""
         self.batch_size = num_rows
         if totals.num_new_tokens:
             self._num_new_seqs += totals.num_admitted
@@ -66,11 +66,11 @@ class StepLog:
                 self._log_decode()
 
     def note_tokens(self, num_tokens: int) -> None:
-        """Note that output tokens were committed."""
+        """Record committed output tokens."""
         self.num_tokens += num_tokens
 
     def tokens_per_s(self) -> float:
-        """Return the output tokens per second over the last second or so."""
+        """Return the output tokens per second over about the last second."""
         now = self._clock()
         if now - self._rate_at >= RATE_WINDOW_S:
             self._tokens_per_s = (self.num_tokens - self._rate_tokens) / (now - self._rate_at)
@@ -79,7 +79,7 @@ class StepLog:
         return self._tokens_per_s
 
     def _usage(self) -> float:
-        """Share of the pool that is neither free nor evictable."""
+        """Return the share of the page pool that is neither free nor evictable."""
         return 1.0 - self._kv.num_available / self._kv.pages.num_pages
 
     def _log_prefill(self) -> None:

@@ -1,10 +1,10 @@
-"""StepProfile: where the time of some steps goes, in the scheduler and in the worker, as a Chrome trace.
+"""StepProfile: profile of some steps of scheduler and worker, written as a Chrome trace for Perfetto
+(ui.perfetto.dev).
 
-Perfetto (ui.perfetto.dev) shows the file. Between two profiles `begin` and `mark` return at once, and plans
-do not ask the worker for its times. While one is taken, `on_change` has told the HTTP server, which samples
-all requests and adds them to the file that it hands out. Directory and name of the file are the launch's; a
-request chooses neither, is told the name alone, and cannot fill the disk: the last files are kept, earlier
-ones go.
+While no profile is taken, `begin` and `mark` return at once, and plans do not ask the worker for its times.
+While one is taken, the HTTP server, which `on_change` has told, samples all requests and adds them to the
+file that it serves. Directory and file name are chosen by the launch. A request cannot choose either, is told
+the name only, and cannot fill the disk, because only the last files are kept.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from scheduler_proc.port import Port
 logger = logging.getLogger(__name__)
 
 SCHEDULER, WORKER, STEPS = 1, 2, 3
-"""Tracks of the trace, by their `tid`."""
+"""Tracks of the trace (`tid`)."""
 NUM_KEPT = 4
-"""Most files of one scheduler process that are kept; a profile of the most steps has some megabytes."""
+"""Most files of one scheduler process that are kept. A profile of the most steps has some megabytes."""
 TRACKS = {SCHEDULER: (1, "turns"), WORKER: (2, "worker"), STEPS: (1, "steps")}
 """Process (`pid`) and name of each track."""
 PROCESSES = {1: "scheduler", 2: "worker"}
 
 
 class StepProfile:
-    """Profiler of steps, with at most one profile at a time. Its end, by itself or asked for, writes the
-    file.
+    """Profiler of steps, with at most one profile at a time. When it ends, by itself or on request, the file
+    is written.
     """
 
     def __init__(self, directory: Path | None, port: Port) -> None:
-        """`directory`: where the files go; None: nothing can be profiled here. `port`: for its stopwatch."""
+        """directory: for the files; None: no profile can be taken here. port: for its stopwatch."""
         self.is_on = False
         self.on_change: Callable[[bool], None] = lambda is_on: None
-        """Called when a profile begins or ends."""
+        """Called with True when a profile begins and False when it ends."""
         self._directory = directory
         self._port = port
         self._events: list[dict[str, Any]] = []
@@ -59,9 +59,8 @@ class StepProfile:
     # -- asked for -------------------------------------------------------------------------------------------
 
     def start(self, num_steps: int) -> dict[str, str | int]:
-        """Profile the next `num_steps` steps; 0: until `stop`, but no more than MAX_PROFILE_STEPS.
-
-        Raises: RequestError (409) while one is taken, (400) where there is no directory for it.
+        """Profile the next `num_steps` steps; 0: until `stop`, but at most MAX_PROFILE_STEPS. Raises
+        RequestError with status 409 while a profile is taken, and 400 without a directory.
         """
         if self.is_on:
             raise RequestError("a profile is being taken; stop it first", code="profile_running", status=409)
@@ -88,9 +87,8 @@ class StepProfile:
         return {"file": self._path.name, "num_steps": self._steps_left}
 
     def stop(self) -> dict[str, str | int]:
-        """End the profile. What is in flight is not in it.
-
-        Raises: RequestError (409) when none is taken, (500) when the file cannot be written.
+        """End the profile. Steps in flight are not in it. Raises RequestError with status 409 if none is
+        taken, and 500 if the file cannot be written.
         """
         if not self.is_on:
             raise RequestError("no profile is being taken", code="no_profile", status=409)
@@ -117,7 +115,7 @@ class StepProfile:
     # -- told by the step ------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Note that a turn of the loop begins."""
+        """Record the begin of a turn of the loop."""
         if self.is_on:
             self._marked_ns = self._port.stopwatch_ns()
 
@@ -129,11 +127,11 @@ class StepProfile:
             self._marked_ns = now
 
     def of_plan(self, plan: BatchPlan) -> BatchPlan:
-        """Return the plan, or one that asks the worker for its times."""
+        """Return the plan, or a copy that asks the worker for its times."""
         return msgspec.structs.replace(plan, profiled=True) if self.is_on else plan
 
     def note_result(self, result: StepResult) -> None:
-        """Count a step that the worker has timed."""
+        """Record a step that the worker has timed."""
         if not (result.spans and self.is_on):
             return
         for span in result.spans:
@@ -141,12 +139,12 @@ class StepProfile:
         self._num_steps += 1
 
     def note_step(self, step: int, begin_s: float, end_s: float) -> None:
-        """Note that a step has ended that took so long by /stats/iterations."""
+        """Record a finished step with its begin and end, as /stats/iterations counts them."""
         if self.is_on:
             self._add(STEPS, "step", round(begin_s * 1e9), round(end_s * 1e9), {"step": step})
 
     def end_turn(self) -> None:
-        """End the profile when it has all its steps."""
+        """End the profile if it has all its steps."""
         if self.is_on and self._num_steps >= self._steps_left:
             with contextlib.suppress(RequestError):  # it is in the log
                 self.stop()

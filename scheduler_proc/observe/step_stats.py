@@ -1,10 +1,10 @@
-"""StepStats: what each step did, in a ring of the last so many; makes the records of runtime.wire.stats from
-it.
+"""StepStats: what each of the last steps did, in a ring, from which the records of runtime.wire.stats are
+made.
 
-    note_launch ──► pending (one for each step in flight) ──note_commit──► ring ──after──► IterationStats
+note_launch ──► pending (one for each step in flight) ──note_commit──► ring ──after──► IterationStats
 
-A step leaves a tuple of counts that exist anyway, whatever its size. Records are made of them when somebody
-asks. Those of requests, which are off unless asked for, are RequestRecords'.
+A step leaves a tuple of counts that exist anyway, whatever its size. Records are made of these when somebody
+asks. Records of single requests, which are off by default, are kept by RequestRecords.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from scheduler_proc.observe.request_records import RequestRecords, records_after
 from scheduler_proc.observe.static_batch import StaticBatchCounts
 
 MEMORY_S = 1.0
-"""Seconds between two looks at the memory of the process, which take 10 us each."""
+"""Seconds between two readings of the process's memory, which take 10 us each."""
 LATENCY_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -45,11 +45,11 @@ class StatsSettings(NamedTuple):
     limits: StepLimits
     is_static: bool = False
     max_iterations: int = 1000
-    """Number of iterations that the ring keeps; 0: nothing is counted at all."""
+    """Number of iterations in the ring; 0: statistics are off."""
     max_request_iterations: int = 0
-    """Number of iterations whose requests are kept; 0: none."""
+    """Number of iterations for which records of requests are kept; 0: none."""
     hides_memory: bool = False
-    """True where the device has memory that only the worker knows of."""
+    """True if the device has memory that only the worker can measure."""
     num_stages: int = 1
     """Number of stages of the pipeline that computes a step."""
 
@@ -67,11 +67,11 @@ class Launched(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Finished(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Counts of a step, and how the scheduler stood after it."""
+    """Counts of a finished step, and the state of the scheduler after it."""
 
     launched: Launched
     at_s: float
-    """Moment of the step's end, in seconds since 1970."""
+    """End of the step, in seconds since 1970."""
     latency_s: float
     num_tokens: int
     num_active: int
@@ -84,12 +84,14 @@ class Finished(msgspec.Struct, frozen=True, eq=False, gc=False):
     num_missed: int
     memory_bytes: int
     drafts: tuple[int, int, int]
-    """Guesses that were verified, those that were right, and requests that made some."""
+    """Numbers of verified guesses, of accepted ones, and of requests that made some."""
     static: StaticBatchingStats | None
 
 
 class StepStats:
-    """Ring of what each step did, told of every step by the scheduler, and of every end by the life cycle."""
+    """Ring of what each step did. The scheduler reports every step, and the life cycle every end of a
+    request.
+    """
 
     def __init__(
         self,
@@ -100,18 +102,20 @@ class StepStats:
     ) -> None:
         self.drafts = DraftTotals()
         self.mask_wait_s = 0.0
-        """Time that the turns of the scheduler have waited for masks of steps that were launched."""
+        """Total seconds that turns of the scheduler have waited for the masks of launched steps."""
         self.num_late_masks = 0
-        """Masks that had not come when the wait was over."""
+        """Number of masks that had not come in time."""
         self.is_on = settings.max_iterations > 0
         self.num_iterations = 0
         self.num_ctx_tokens = 0
         self.num_recomputed_tokens = 0
         self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
-        """Steps that took at most so long and longer than the bound before; the last: longer than all."""
+        """Number of steps in each bucket of latency: at most LATENCY_BOUNDS_S[i], and more than the bound
+        before. The last bucket is for longer steps.
+        """
         self.latency_sum_s = 0.0
         self.last_step_s = (0.0, 0.0)
-        """Begin and end of the step that has ended last, as its latency counts them."""
+        """Begin and end of the last finished step, as its latency counts them."""
         self._lifecycle = lifecycle
         self._kv = lifecycle.kv
         self._rows = lifecycle.kv.rows
@@ -150,7 +154,7 @@ class StepStats:
             self._queue_s = queue.sum_s
 
     def note_commit(self, batch: ScheduleBatch, num_tokens: int) -> None:
-        """Note that the oldest step in flight has ended, with so many output tokens."""
+        """Record the end of the oldest step in flight, with num_tokens output tokens."""
         if not self.is_on:
             return
         now = self._clock()
@@ -198,11 +202,11 @@ class StepStats:
         return None if self._rows.num_running else self._static.take()
 
     def forget_in_flight(self) -> None:
-        """Forget what is in flight: it will never end."""
+        """Drop the steps in flight, which will never end."""
         self._pending.clear()
 
     def _note_end(self, req: Request) -> None:
-        """Called before it gives back what it holds."""
+        """Record that a request ends. Called before it gives back its row and pages."""
         self._num_completed += 1
         if self._static is not None and req.row >= 0:
             self._static.note_ended(req.num_output)
@@ -212,24 +216,26 @@ class StepStats:
     # -- who asks -------------------------------------------------------------------------------------------
 
     def iterations_after(self, step: int, limit: int) -> IterationStatsPage:
-        """Return at most `limit` records of the steps after this one, the oldest first."""
+        """Return at most `limit` records of steps after this one, the oldest first."""
         found, num_dropped, newest = records_after(self._ring, step, limit, _step_of)
         return IterationStatsPage(tuple(map(self._iteration_stats, found)), num_dropped, newest)
 
     def requests_after(self, step: int, limit: int, own: Sequence[int]) -> RequestStatsPage:
-        """Return the like of `iterations_after` for requests. own: the clients whose requests are named."""
+        """Return at most `limit` records of requests in steps after this one. own: clients whose requests are
+        named.
+        """
         if self._requests is None:
             return RequestStatsPage((), 0, 0)
         return self._requests.after(step, limit, own)
 
     def missing_setting(self, of_requests: bool) -> str:
-        """Return the setting without which there are no records; empty when there are."""
+        """Return the setting that must be changed for records to exist; empty if they do."""
         if not self.is_on:
             return "iter_stats_max_iterations"
         return "request_stats_max_iterations" if of_requests and self._requests is None else ""
 
     def has_news_for(self, step: int) -> bool:
-        """Tell whether the last step is another than this one, which somebody has seen."""
+        """Return True if there is a step that a reader who has seen `step` does not know."""
         return step != (self._ring[-1].launched.step if self._ring else 0)
 
     def _iteration_stats(self, done: Finished) -> IterationStats:

@@ -1,5 +1,5 @@
-"""In which order waiting requests are considered. `POLICIES`
-names ours; a user's own is given as "package.module:Class".
+"""Schedule policies decide in which order waiting requests are considered. `POLICIES` lists the built-in
+ones; a user's own is named "package.module:Class".
 """
 
 POLICIES = {

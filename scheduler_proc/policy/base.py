@@ -1,6 +1,7 @@
-"""SchedulePolicy: the seam for ordering the waiting queue, and the read-only views that a policy is shown.
+"""SchedulePolicy: interface of policies that order the waiting queue, and the read-only views that a policy
+gets.
 
-A policy cannot move state: it sees views and answers with positions. What it answers is checked.
+A policy cannot change state: it sees views and answers with positions, which are checked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class RequestView:
-    """Facts that a policy may know of a waiting request."""
+    """Properties of a waiting request that a policy may use."""
 
     __slots__ = ("_kv", "_req")
 
@@ -28,12 +29,14 @@ class RequestView:
 
     @property
     def priority(self) -> int:
-        """Higher goes first."""
+        """Scheduling priority; higher goes first."""
         return self._req.priority
 
     @property
     def arrived_s(self) -> float:
-        """Time when the caller asked, by its own account and not later than it came here, as of `clock`."""
+        """Time at which the caller asked, on the clock of `clock`. It is the caller's own statement, but not
+        later than the request's arrival here.
+        """
         return self._req.arrived_s
 
     @property
@@ -51,7 +54,7 @@ class RequestView:
 
     @property
     def num_output(self) -> int:
-        """Output tokens it has already: more than none after a retraction or a resume."""
+        """Number of output tokens that it has already; above 0 after a retraction or a resume."""
         return self._req.num_output
 
     @property
@@ -64,23 +67,24 @@ class RequestView:
         return self._req.num_retractions
 
     def cached_len(self) -> int:
-        """Tokens of it that the prefix cache holds now. Walks the cache."""
+        """Number of its tokens that the prefix cache holds now. Walks the cache."""
         return self._kv.match_len(self._req)
 
     def cached_path(self) -> tuple[int, ...]:
-        """The nodes of the prefix cache that hold them, from the root down, by number: requests that share a
-        prefix share the beginning of it. Walks the cache.
+        """Numbers of the prefix cache nodes that hold its cached tokens, from the root down. Requests that
+        share a prefix share the beginning of this tuple. Walks the cache.
         """
         return self._kv.match_path(self._req)
 
 
 class WaitingView(Sequence[RequestView]):
-    """The waiting queue as a policy sees it: in the order (priority, retracted first, the policy's key if it
-    has one, else tenants in turns, arrival), without those that have waited for max_starvation.
+    """The waiting queue as a policy sees it, without requests that have waited for max_starvation. It is
+    ordered by priority, then retracted requests first, then the policy's key or, without one, tenants in
+    turns, then arrival.
     """
 
     def __init__(self, queue: WaitingQueue, kv: KVCacheManager, num_starved: int = 0) -> None:
-        """`num_starved`: the first of the queue, which are not shown."""
+        """num_starved: number of requests at the front of the queue that are not shown."""
         self._queue = queue
         self._kv = kv
         self._num_starved = num_starved
@@ -100,42 +104,43 @@ class WaitingView(Sequence[RequestView]):
 
     @property
     def version(self) -> int:
-        """Changes whenever a request joins or leaves the queue."""
+        """Number that changes whenever a request joins or leaves the queue."""
         return self._queue.version
 
     @property
     def cache_version(self) -> int:
-        """Changes whenever a cached_len could come out differently."""
+        """Number that changes whenever a cached_len could have changed."""
         return self._kv.cache.version
 
 
 class SchedulePolicy(Protocol):
-    """Constructed once. May be slow, random or depend on time: one process decides. It gets time and
-    randomness if its constructor names them (`clock`, `rng`): see Port.construct.
+    """Orders waiting requests. Constructed once.
 
-    With an attribute `preempts` that is true, a waiting request takes rows and pages from running ones of a
-    lower priority. With a method `key`, the queue is kept in the order of it: see KeyedPolicy.
+    It may be slow, random or depend on time, because one process decides. It gets time and randomness if its
+    constructor names them (`clock`, `rng`): see Port.construct. With a true attribute `preempts`, waiting
+    requests take rows and pages from running ones of a lower priority. With a method `key`, the queue is kept
+    in that order: see KeyedPolicy.
     """
 
     def order(self, waiting: WaitingView) -> Sequence[int]:
-        """Positions in `waiting`, in the order in which the requests should be considered for admission.
+        """Return positions in `waiting`, in the order in which the requests are considered for admission.
 
-        Called in each step in which something waits and a row is free. Positions left out are not considered
-        in this step. An answer that is not a list of different positions, or an exception, is logged; the
-        step is then scheduled first come, first served.
+        Called in each step in which requests wait and a row is free. Positions that are left out are not
+        considered in this step. An answer that is not a list of distinct positions, or an exception, is
+        logged, and the step is scheduled first come, first served.
         """
 
 
 class KeyedPolicy(ABC):
-    """A policy whose order does not change while a request waits: the queue is kept in that order, so that a
-    step costs nothing however many wait.
+    """Policy whose order does not change while a request waits. The queue is kept in that order, so that a
+    step costs nothing however many requests wait.
     """
 
     @abstractmethod
     def key(self, request: RequestView) -> float:
-        """Return the place of a request within its priority: the lowest first, equal ones as they came. Asked
-        when it comes, and once more when it was retracted. Anything but a number, or an exception, is logged
-        and counts as 0.
+        """Return the sort key of a request within its priority: the lowest goes first, equal keys in the
+        order of arrival. Called when the request arrives, and again after a retraction. An exception, or
+        anything but a number, is logged and counts as 0.
         """
 
     def order(self, waiting: WaitingView) -> Sequence[int]:
@@ -143,11 +148,11 @@ class KeyedPolicy(ABC):
 
 
 class InvalidOrder(Exception):
-    """A policy answered with something that is not an order."""
+    """The answer of a policy is not an order."""
 
 
 def sort_key_of(policy: SchedulePolicy, kv: KVCacheManager) -> SortKey:
-    """Return the key of the waiting queue within a priority: the policy's, or tenants in turns."""
+    """Return the sort key of the waiting queue within a priority: the policy's, or tenants in turns."""
     key = getattr(policy, "key", None)
     if key is None:
         return in_turn
@@ -167,8 +172,8 @@ def sort_key_of(policy: SchedulePolicy, kv: KVCacheManager) -> SortKey:
 
 
 def checked_order(order: object, num_waiting: int) -> Sequence[int]:
-    """Return what a policy answered, if it is an order of some of num_waiting positions. Raises
-    InvalidOrder.
+    """Return a policy's answer if it is an order of some of num_waiting positions. Raises InvalidOrder
+    otherwise.
     """
     if isinstance(order, range) and order.step > 0 and order.start >= 0 and order.stop <= num_waiting:
         return order

@@ -1,6 +1,5 @@
-"""Policies that order by what is known of a request when it comes, within a priority.
-
-The queue is kept in their order, so thousands may wait and a step costs nothing more.
+"""Policies that order requests of a priority by lengths known on arrival. The queue is kept in their order,
+so a step costs nothing more however many requests wait.
 """
 
 from __future__ import annotations
@@ -9,8 +8,9 @@ from scheduler_proc.policy.base import KeyedPolicy, RequestView
 
 
 class ShortestFirst(KeyedPolicy):
-    """The least left to compute first, counting the whole prompt and all the output it may ask for: the mean
-    time to the end is shortest, and a long request may wait for as long as shorter ones come.
+    """Serves the request with the least to compute first, counting the whole prompt and all output that it
+    may produce. This gives the shortest mean time to completion, but a long request may wait as long as
+    shorter ones arrive.
     """
 
     def key(self, request: RequestView) -> int:
@@ -18,7 +18,9 @@ class ShortestFirst(KeyedPolicy):
 
 
 class LongestOutputFirst(KeyedPolicy):
-    """The most output still allowed first: long requests do not end up running alone."""
+    """Serves the request with the most output still allowed first, so that long requests do not end up
+    running alone.
+    """
 
     def key(self, request: RequestView) -> int:
         return request.num_prompt + request.num_output - request.max_len

@@ -1,4 +1,4 @@
-"""PrefixPolicy: what the policies have in common that look into the prefix cache."""
+"""PrefixPolicy: base class of the policies that look into the prefix cache."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from scheduler_proc.policy.base import RequestView, WaitingView
 
 MAX_SORTED = 128
-"""Requests behind these wait until they are among the first, first come, first
-served (SGLang gives up at the same length: matching costs time).
+"""Number of requests that are sorted. The others wait first come, first served until they are among these.
+SGLang has the same limit, because matching costs time.
 """
 
 
 class PrefixPolicy(ABC):
-    """Orders the first of those that wait, anew only when the queue or the cache has changed."""
+    """Orders the first waiting requests. The order is computed again only when the queue or the cache has
+    changed.
+    """
 
     def __init__(self) -> None:
         self._versions = (-1, -1)
@@ -29,4 +31,4 @@ class PrefixPolicy(ABC):
 
     @abstractmethod
     def sorted_positions(self, requests: Sequence[RequestView], cache_version: int) -> list[int]:
-        """Their positions, in the order in which they should be considered."""
+        """Return positions in `requests`, in the order in which they should be considered."""

@@ -1,5 +1,5 @@
-"""Depth first through the prefix cache, the branch that most of the waiting requests share first, within a
-priority: those that share a prefix run one after the other, while it is there.
+"""DfsWeight: depth-first order through the prefix cache within a priority, starting with the branch that most
+waiting requests share. Requests with a common prefix then run one after the other, while it is cached.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from scheduler_proc.policy.base import RequestView
 from scheduler_proc.policy.by_prefix import PrefixPolicy
 
 END = ((1, 0),)
-"""Behind every branch: who goes further down comes first."""
+"""Sort key of the end of a path. It sorts behind every branch, so requests further down come first."""
 
 
 class DfsWeight(PrefixPolicy):
-    """A branch weighs as much as requests wait below it."""
+    """Orders by branches of the cache. The weight of a branch is the number of requests that wait below it.
+    """
 
     def sorted_positions(self, requests: Sequence[RequestView], cache_version: int) -> list[int]:
         paths = [view.cached_path() for view in requests]

@@ -8,7 +8,7 @@ from scheduler_proc.policy.base import WaitingView
 
 
 class Fcfs:
-    """The order in which the queue is kept anyway."""
+    """First come, first served: keeps the order of the queue."""
 
     def order(self, waiting: WaitingView) -> Sequence[int]:
         return range(len(waiting))

@@ -1,4 +1,6 @@
-"""Longest cached prefix first, within a priority: serves what the cache still holds before it is evicted."""
+"""LongestPrefix: within a priority, serves the request with the longest cached prefix first, before that
+prefix is evicted.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from scheduler_proc.policy.by_prefix import PrefixPolicy
 
 
 class LongestPrefix(PrefixPolicy):
-    """Remembers the matched lengths of those that it looked at last until the cache changes."""
+    """Orders by cached prefix length. It remembers the lengths of the requests that it last looked at until
+    the cache changes.
+    """
 
     def __init__(self) -> None:
         super().__init__()

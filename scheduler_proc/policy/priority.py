@@ -1,4 +1,6 @@
-"""First come, first served, within a priority; a higher priority takes rows and pages from a lower one."""
+"""PriorityPolicy: first come, first served within a priority; requests of a higher priority take rows and
+pages from running ones of a lower priority.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from scheduler_proc.policy.base import WaitingView
 
 
 class PriorityPolicy:
-    """The order in which the queue is kept anyway. What was running goes on later, where it was."""
+    """Keeps the order of the queue, and preempts. A preempted request continues later where it was."""
 
     preempts = True
 

@@ -1,4 +1,6 @@
-"""Random order within a priority; for comparisons, and for tests of what must not depend on order."""
+"""RandomOrder: random order within a priority, for comparisons, and for tests of what must not depend on
+order.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from scheduler_proc.port import Rng
 
 
 class RandomOrder(KeyedPolicy):
-    """A place in the queue is drawn when a request comes."""
+    """Draws a random place in the queue when a request arrives."""
 
     def __init__(self, rng: Rng) -> None:
         self._random = rng

@@ -1,1 +1,1 @@
-"""Waiting requests, their order and their limits of time, and the accounts of tenants."""
+"""Waiting requests, their order and time limits, and the accounts of tenants."""

@@ -1,4 +1,4 @@
-"""Account: how much one tenant has here, and the tokens that it uses."""
+"""Account: number of a tenant's sequences, and the tokens that it uses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MINUTE_S = 60.0
 
 
 class TokenBucket:
-    """Fills with `per_minute` tokens a minute and holds as many. It may be in debt, for what is taken from it
-    has been used.
+    """Token bucket that fills with `per_minute` tokens a minute and holds at most as many. It may be in debt,
+    because tokens are taken after they were used.
     """
 
     def __init__(self, per_minute: int, now_s: float) -> None:
@@ -22,13 +22,13 @@ class TokenBucket:
         self._filled_at = now_s
 
     def take(self, num_tokens: int, now_s: float) -> None:
-        """Fill it up to now and take what was used meanwhile."""
+        """Fill the bucket up to now, and take the tokens that were used meanwhile."""
         filled = self.level + self.per_minute * (now_s - self._filled_at) / MINUTE_S
         self._filled_at = now_s
         self.level = min(float(self.per_minute), filled) - num_tokens
 
     def seconds_until_one(self) -> float:
-        """Return the seconds until there is a token in it; 0.0: there is one."""
+        """Return the seconds until there is a token in the bucket; 0.0 if there is one."""
         return max(0.0, 1.0 - self.level) * MINUTE_S / self.per_minute
 
 
@@ -37,35 +37,35 @@ class Account(Generic[R]):
 
     def __init__(self, tenant: Tenant, now_s: float) -> None:
         self.num_live = 0
-        """Sequences that run or wait."""
+        """Number of sequences that run or wait."""
         self.num_running = 0
-        """Sequences that have a row."""
+        """Number of sequences that have a row."""
         self.num_rows = 0
-        """Rows that they have: a beam search has several."""
+        """Number of rows that these have; a beam search has several."""
         self.num_again = 0
-        """Sequences that were made again after a restart."""
+        """Number of live sequences that were submitted again after a restart."""
         self.num_live_of: Counter[bytes] = Counter()
-        """Sequences that run or wait, by the client's part of their handles."""
+        """Number of running and waiting sequences by the client part of their handles."""
         self.num_again_of: Counter[bytes] = Counter()
-        """Sequences that were made again after a restart, by the client's part of their handles."""
+        """Number of sequences submitted again after a restart, by the client part of their handles."""
         self.queued: ChosenRequests[R] | None = None
-        """Those in the waiting queue; None, and nobody is held back, without max_running."""
+        """Its requests in the waiting queue; None without max_running, when none is ever held back."""
         self.held = SortedRequests[R]()
-        """Those that wait behind the queue: see WaitingRoom."""
+        """Its requests that are held back behind the queue; see WaitingRoom."""
         self.next_tag = 0
-        """Start tag behind all its requests (see FairOrder)."""
+        """Start tag behind all of its requests (see FairOrder)."""
         self.had_tag = 0
-        """Start tag behind its requests that have had rows."""
+        """Start tag behind those of its requests that have had rows."""
         self.last_tag = 0
-        """Start tag of the last request that came, while any of them waits."""
+        """Start tag of its last request to arrive, while any of them waits."""
         self.bucket: TokenBucket | None = None
-        """Bucket of tokens that it may use; None: as many as it likes."""
+        """Bucket of tokens that it may use; None: without limit."""
         self.newest: tuple[bytes, float] = (b"", 0.0)
-        """Key of the request that was let through last, and when that was."""
+        """Key of the request that was accepted last, and the time of that."""
         self.num_used = 0
-        """Tokens since the account was opened."""
+        """Number of tokens used since the account was opened."""
         self._num_booked = 0
-        """Tokens that the bucket and the minute know of."""
+        """Number of tokens that bucket and minute count already."""
         self._minute = -1
         self._used_in_minute = 0
         self.change(tenant, now_s)
@@ -83,15 +83,15 @@ class Account(Generic[R]):
         return None if self.limits is None else self.limits.max_running
 
     def may_choose(self, num_requests: int, num_rows: int) -> bool:
-        """Tell whether so many of those that wait, which take so many rows, may have the next ones. A single
-        one always may while none runs: when it came, max_running may have been higher.
+        """Return True if its next num_requests waiting requests, which need num_rows rows, may get rows. A
+        single request always may while none runs, because max_running may have been higher when it arrived.
         """
         assert self.max_running is not None
         num_places = max(0, self.max_running - self.num_rows)
         return num_rows <= num_places or (num_requests == 1 and not self.num_running)
 
     def change(self, tenant: Tenant, now_s: float) -> None:
-        """Other limits, from now on. A bucket that grows or shrinks keeps what is in it."""
+        """Apply new limits. A bucket whose size changes keeps its content."""
         self.tenant = tenant
         per_minute = None if tenant.limits is None else tenant.limits.tokens_per_minute
         if per_minute is None:
@@ -102,7 +102,7 @@ class Account(Generic[R]):
             self.bucket.per_minute = per_minute
 
     def close_books(self, now_s: float) -> None:
-        """Put what was used since the last time where it belongs."""
+        """Take the tokens used since the last call from the bucket, and count them for the minute."""
         minute = int(now_s // MINUTE_S)
         if minute != self._minute:
             self._minute = minute
@@ -115,5 +115,5 @@ class Account(Generic[R]):
 
     @property
     def used_in_minute(self) -> int:
-        """Tokens, up to when the books were closed."""
+        """Return the number of tokens used in the current minute, up to the last `close_books`."""
         return self._used_in_minute

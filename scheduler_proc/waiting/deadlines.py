@@ -1,4 +1,5 @@
-"""Deadlines: when something is due for live sequences, in order of time. Knows no clock and ends nothing."""
+"""Deadlines: times at which something is due for live sequences, in order. Knows no clock and ends nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +16,15 @@ Entry: TypeAlias = tuple[float, int, bytes]
 """Time, arrival number, handle."""
 
 SLACK = 64
-"""Entries of ended sequences that are kept, besides as many as live, before they are cleared out."""
+"""Number of outdated entries, in addition to as many as there are live ones, that are kept before all are
+cleared out.
+"""
 
 
 class Deadlines:
-    """The entry of a sequence that has ended, was replaced or has another time by now is dropped when its
-    time comes, or when there are too many such: nobody tells of the end, which is nearly always earlier.
+    """Heap of due times. An entry is outdated when its sequence has ended, was replaced or has another time
+    by now. Nobody reports ends, which are nearly always earlier; outdated entries are dropped when their time
+    comes, or when there are too many.
     """
 
     def __init__(
@@ -28,26 +32,26 @@ class Deadlines:
         live: Mapping[bytes, Request],
         time_of: Callable[[Request], float] = attrgetter("deadline_s"),
     ) -> None:
-        """`live`: who lives, by sequence key; `time_of`: which of a request's times this is about."""
+        """live: live sequences by sequence key. time_of: returns the due time of a request."""
         self._live = live
         self._time_of = time_of
         # By handle, so that what has ended is not kept in memory; of equal times, in the order of arrival.
         self._heap: list[Entry] = []
 
     def __len__(self) -> int:
-        """Entries, those of ended sequences included."""
+        """Return the number of entries, outdated ones included."""
         return len(self._heap)
 
     def add(self, req: Request) -> None:
-        """req lives and has such a time."""
+        """Add a live request that has a due time."""
         heapq.heappush(self._heap, (self._time_of(req), req.seq, req.handle))
         if len(self._heap) > 2 * len(self._live) + SLACK:
             self._heap = [entry for entry in self._heap if self._find(entry) is not None]
             heapq.heapify(self._heap)
 
     def take_passed(self, now_s: float, most: int | None = None) -> list[Request]:
-        """Return who lives and has its time by now, once each, earliest first, `most` of them at most; they
-        are forgotten here.
+        """Return and remove the live requests whose time has come, each once, the earliest first, at most
+        `most`.
         """
         passed: list[Request] = []
         last: Entry | None = None
@@ -61,11 +65,11 @@ class Deadlines:
 
     @property
     def first(self) -> float:
-        """The earliest time of all; infinite where there is none."""
+        """Return the earliest due time; infinite if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all entries."""
         self._heap.clear()
 
     def _find(self, entry: Entry) -> Request | None:

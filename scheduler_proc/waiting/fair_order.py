@@ -1,10 +1,10 @@
-"""FairOrder: tenants share the rows that come free by how long they hold them, however many requests wait.
+"""FairOrder: tenants share the rows that become free by how long they hold rows, however many requests wait.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996): a request gets its start tag when it comes, behind the
-cost of its tenant's others, and the lowest tag goes next; a queue kept in the order of tags is never sorted
-again. The cost of a request is a step of each of its rows for each token of output that it may have. What it
-leaves of that comes back to its tenant when it ends. Prompts cost next to nothing here: most of a long one
-may be cached, and tokens are limited by the minute.
+This is start-time fair queueing (Goyal, Vin and Cheng, 1996). A request gets its start tag on arrival, behind
+the cost of its tenant's earlier requests, and the lowest tag goes next. A queue kept in the order of tags is
+never sorted again. The cost of a request is one step for each of its rows and each token of output that it
+may have. When it ends, its tenant gets back what it did not use. Prompts cost next to nothing here: most of a
+long one may be cached, and tokens are limited by the minute.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from scheduler_proc.waiting.account import Account
 
 
 class FairOrder:
-    """Start tags of a scheduler's requests. Those of one tenant go up in the order in which they come. The
-    cost of one is the steps for which it may hold its rows: one at least for its prompt, and its output.
+    """Start tags of a scheduler's requests. The tags of one tenant's requests ascend in the order of arrival.
+    The cost of a request is the number of steps for which it may hold its rows: one for its prompt, and one
+    for each output token.
     """
 
     def __init__(self) -> None:
         self.virtual_time = 0
-        """The highest tag of those that have got a row."""
+        """Highest tag of the requests that have got a row."""
 
     def tag(self, req: Request) -> None:
-        """Give it a place behind its tenant's others, and no earlier than the turn that it is: who was away
-        has saved nothing up.
+        """Give a request its tag: behind its tenant's other requests, and not below the current virtual time,
+        so that a tenant that was away has saved nothing up.
         """
         account, tag = req.account, self.virtual_time
         # Comparisons instead of max(): this and what follows is done for every request.
@@ -36,7 +37,7 @@ class FairOrder:
         account.next_tag = tag + (1 + req.max_len - req.num_prompt) * req.width
 
     def note_row(self, req: Request) -> None:
-        """Note that a request has got its row, and its tenant this turn."""
+        """Record that a request has got its row."""
         account, tag = req.account, req.start_tag
         if tag > self.virtual_time:
             self.virtual_time = tag
@@ -45,14 +46,16 @@ class FairOrder:
         account.had_tag = tag + (1 + req.max_len - req.num_prompt) * req.width
 
     def note_end(self, req: Request, num_tokens: int) -> None:
-        """Note that a request ends with so many tokens that has had a row: give back those that it may have
-        had and has not.
+        """Record that a request which had a row ends with num_tokens tokens: give its tenant back the tokens
+        that it did not use.
         """
         account, num_left = req.account, (req.max_len - num_tokens) * req.width
         account.next_tag -= num_left
         account.had_tag -= num_left
 
     def forget_waiting(self, account: Account[Request]) -> None:
-        """None of the tenant's waits any more: turns that it gave up are not held against it."""
+        """Reset the tenant's tags when none of its requests waits any more, so that requests which gave up do
+        not count against it.
+        """
         account.next_tag = account.had_tag
         account.last_tag = 0

@@ -1,4 +1,4 @@
-"""ServingTime: a clock that stands still while generation is paused. Waiting is measured by it."""
+"""ServingTime: clock that stands still while generation is paused. Waiting times are measured by it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Callable
 
 
 class ServingTime:
-    """Says whether generation is paused, too: there is one owner of both."""
+    """Clock without pauses. It also owns the fact that generation is paused."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._paused_s = 0.0
-        """In pauses that have ended."""
+        """Total seconds of pauses that have ended."""
         self._paused_at = 0.0
         self.is_paused = False
-        """Changed by `pause` and `go_on` only."""
+        """True while generation is paused. Changed by `pause` and `go_on` only."""
         self.on_change: Callable[[bool], None] = lambda is_paused: None
         """Called after each change, before anybody is told of it."""
 
     def now(self) -> float:
-        """Return seconds, from an arbitrary start."""
+        """Return seconds since an arbitrary start."""
         return (self._paused_at if self.is_paused else self._clock()) - self._paused_s
 
     def pause(self) -> None:
-        """Stand still until `go_on`. Once more changes nothing."""
+        """Stop the clock until `go_on`. A second call changes nothing."""
         if not self.is_paused:
             self.is_paused = True
             self._paused_at = self._clock()

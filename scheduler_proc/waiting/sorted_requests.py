@@ -1,4 +1,4 @@
-"""SortedRequests: requests in the order of their places."""
+"""SortedRequests: list of requests that is kept in the order of their places."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 Place: TypeAlias = tuple[int, bool, float, int]
-"""In the waiting queue; the lowest first."""
+"""Sort key in the waiting queue; the lowest goes first."""
 
 
 class Placed(Protocol):
-    """Something that has a place in line."""
+    """Object with a place in the waiting queue."""
 
     place: Place
     width: int
@@ -24,12 +24,12 @@ R = TypeVar("R", bound=Placed)
 
 
 class SortedRequests(Generic[R]):
-    """Requests in the order of their places; equal ones cannot be, since arrival numbers differ."""
+    """Requests in the order of their places. No two places are equal, since arrival numbers differ."""
 
     def __init__(self, requests: Iterable[R] = ()) -> None:
-        """`requests`: in order."""
+        """requests: initial content, in order."""
         self.version = 0
-        """Changes whenever somebody comes or goes."""
+        """Number that changes whenever a request is added or removed."""
         self._requests: list[R] = list(requests)
         self._places: list[Place] = [req.place for req in self._requests]
 
@@ -43,11 +43,11 @@ class SortedRequests(Generic[R]):
         return iter(self._requests)
 
     def num_tokens(self) -> int:
-        """Tokens to compute for all of them, cached ones included. Walks them."""
+        """Return the number of tokens to compute for all requests, cached ones included. Walks them."""
         return sum(req.num_tokens for req in self._requests)
 
     def put(self, req: R) -> None:
-        """Add it where its place is."""
+        """Insert a request at its place."""
         self.version += 1
         place, places = req.place, self._places
         if not places or place > places[-1]:  # nearly always
@@ -70,7 +70,7 @@ class SortedRequests(Generic[R]):
 
 
 class ChosenRequests(SortedRequests[R]):
-    """Those of one tenant that may have the next rows: counts how many rows they take."""
+    """Queued requests of one tenant. It also counts how many rows they need."""
 
     def __init__(self, requests: Iterable[R] = ()) -> None:
         super().__init__(requests)

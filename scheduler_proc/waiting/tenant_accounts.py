@@ -1,8 +1,8 @@
-"""Accounts: how much each tenant has here, and the tokens that it uses. Counts only; decides nothing.
+"""Accounts: number of each tenant's sequences, and the tokens that it uses. It only counts and decides
+nothing.
 
-A request is charged with what it brings when it is taken in, unless it is made again, and with what it has
-produced, in all of its rows, when it ends. `settle` charges what those have produced that still run, so that
-nothing is counted in a step.
+A request is charged for its prompt when it is accepted, unless it is submitted again, and for its output in
+all of its rows when it ends. `settle` charges the output of running requests, so that no step has to count.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from scheduler_proc.waiting.account import Account
 from scheduler_proc.waiting.sorted_requests import ChosenRequests
 
 CLIENT_BYTES = 8
-"""Part of a handle that says by whose connection it came."""
+"""Part of a handle that identifies the client."""
 SETTLE_S = 0.05
-"""A new request is judged by figures that are no older."""
+"""Most seconds of age of the figures by which a new request is judged."""
 
 
 class Accounts:
-    """Accounts of all tenants that have something here, or an entry in the table."""
+    """Accounts of all tenants that have requests here, or an entry in the table."""
 
     def __init__(self, rows: Rows, clock: Callable[[], float]) -> None:
         self.tenants = Tenants()
-        """The table, as it was last read."""
+        """Table of tenants, as it was last read."""
         self._named: frozenset[str] = frozenset()
         self._rows = rows
         self._clock = clock
@@ -47,11 +47,11 @@ class Accounts:
         return account
 
     def has_several(self) -> bool:
-        """True if the table names more than one tenant."""
+        """True if the table has more than one tenant."""
         return len(self.tenants.tenants) > 1
 
     def add(self, req: Request) -> None:
-        """Count a request that was taken in."""
+        """Count a request that was accepted."""
         account = req.account = self._accounts.get(req.tenant) or self.of(req.tenant)
         client = req.handle[:CLIENT_BYTES]
         account.num_live += 1
@@ -64,7 +64,7 @@ class Accounts:
             account.num_used += num_tokens
 
     def discard(self, req: Request, num_tokens: int) -> None:
-        """Count off a request that ends with so many tokens."""
+        """Uncount a request that ends with num_tokens tokens."""
         account, client = req.account, req.handle[:CLIENT_BYTES]
         if req.group is not None:
             num_tokens = _num_of_all_rows(req, num_tokens)
@@ -80,9 +80,7 @@ class Accounts:
                 del account.num_again_of[client]
 
     def change(self, tenants: Tenants) -> list[Account[Request]]:
-        """Another table is in force from now on. Returns the accounts there are, all of which may have other
-        limits.
-        """
+        """Apply a new table. Returns the existing accounts, all of which may have new limits."""
         self.tenants = tenants
         self._named = frozenset(tenant.name for tenant in tenants.tenants)
         now_s = self._clock()
@@ -94,7 +92,7 @@ class Accounts:
         return list(self)
 
     def settle(self, *, no_older_s: float = 0.0) -> None:
-        """Charge what those that run have produced so far, unless it was done `no_older_s` ago or later."""
+        """Charge running requests for their output so far, unless that was done at most no_older_s ago."""
         now_s = self._clock()
         if now_s - self._settled_at < no_older_s:
             return
@@ -112,7 +110,7 @@ class Accounts:
                 del self._accounts[name]
 
     def check(self, live: Iterable[Request]) -> None:
-        """Assert that everybody who lives is counted, once and where it belongs."""
+        """Assert that every live request is counted exactly once, in the right account."""
         live = list(live)
         for account in self:
             own = [req for req in live if req.tenant == account.tenant.name]
@@ -126,7 +124,7 @@ class Accounts:
         assert {req.tenant for req in live} <= self._accounts.keys()
 
     def figures(self) -> dict[str, dict[str, int]]:
-        """For /server_info, by name."""
+        """Return each tenant's figures by name, for /server_info."""
         self.settle()
         return {
             name: {
@@ -140,7 +138,7 @@ class Accounts:
 
 
 def _num_of_all_rows(req: Request, num_tokens: int) -> int:
-    """Return what a beam search is charged with when each of its rows has so many tokens: its prompt once,
-    and what they have of output. If it begins again that is not given back, nor charged a second time.
+    """Return the tokens charged for a request whose rows each have num_tokens tokens: its prompt once, and
+    the output of every row. A beam search that starts again gets nothing back and is not charged twice.
     """
     return max(req.num_charged, num_tokens + (req.width - 1) * (num_tokens - req.num_prompt))

@@ -1,7 +1,8 @@
-"""WaitingQueue: the requests that may get the next rows, always in the order (urgency, retracted and made
-again first, sort key, arrival). Those that starve are the first, by how long they have waited.
+"""WaitingQueue: requests that may get the next rows, always in order: by urgency, then retracted and
+resubmitted ones first, then sort key, then arrival. Starving requests come first, by how long they have
+waited.
 
-Kept in order as requests come and go, so that nothing sorts it in a step.
+The order is kept as requests come and go, so that no step sorts.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ BEHIND_STARVED: Place = (1 - STARVED, False, 0, 0)
 
 
 in_turn: SortKey = attrgetter("start_tag")
-"""Key of policies that have none: tenants in turns, the requests of one in the order of arrival."""
+"""Sort key for policies without one: tenants in turns, the requests of one in the order of arrival."""
 
 
 class WaitingQueue(SortedRequests[Request]):
-    """Requests that schedule policies order and admission gives rows to."""
+    """Requests that schedule policies order and to which admission gives rows."""
 
     def __init__(self, sort_key: SortKey = in_turn) -> None:
         super().__init__()
@@ -32,13 +33,13 @@ class WaitingQueue(SortedRequests[Request]):
 
     @property
     def num_starved(self) -> int:
-        """Number of the first requests that have waited for so long that no policy has a say."""
+        """Number of starving requests, which are at the front and which no policy orders."""
         if not self._places or self._places[0][0] != -STARVED:
             return 0
         return bisect.bisect(self._places, BEHIND_STARVED)
 
     def give_place(self, req: Request) -> None:
-        """Decide where a request stands that has come, was retracted, or starves."""
+        """Compute the place of a request that has arrived, was retracted, or starves."""
         if req.is_starved:
             req.place = (-STARVED, False, req.waits_from_s, req.seq)
         else:
@@ -46,12 +47,12 @@ class WaitingQueue(SortedRequests[Request]):
             req.place = (-req.priority, is_new, self._sort_key(req), req.seq)
 
     def add(self, req: Request) -> None:
-        """Give it a place and put it there."""
+        """Compute a request's place and insert it there."""
         self.give_place(req)
         self.put(req)
 
     def take_at(self, positions: list[int]) -> list[Request]:
-        """Remove those at these positions. Returns them in this order."""
+        """Remove the requests at these positions and return them in this order."""
         num_taken = len(positions)
         if positions == list(range(num_taken)):  # nearly always
             taken = self._requests[:num_taken]

@@ -34,25 +34,25 @@ from scheduler_proc.waiting.waiting_queue import SortKey, WaitingQueue, in_turn
 from scheduler_proc.waiting.width_gate import WidthGate
 
 QUEUE_RETRY_S = 5.0
-"""Seconds after which a caller is told to ask again after the queue timeout. Nobody knows; the queue is
-longer than it should be.
+"""Seconds after which a caller should try again when its request has waited too long (Retry-After). An
+arbitrary value.
 """
 MAX_STARVED_AT_ONCE = 64
-"""Requests that are put forward in one step, which takes 0.4 to 0.8 ms with 5,000 in the queue. The next ones
-follow in the next step.
+"""Most requests that become starving in one step, which takes 0.4 to 0.8 ms with 5,000 in the queue. The
+others follow in the next step.
 """
 
 
 class Patience(NamedTuple):
-    """Limits of how long requests wait, in seconds. 0.0: for ever."""
+    """Time limits of waiting, in seconds. 0.0: without limit."""
 
     max_starvation_s: float = 0.0
-    """For a row, until a request goes before all that have not waited for so long."""
+    """Seconds of waiting for a row after which a request goes before all that have waited less."""
     queue_timeout_s: float = 0.0
-    """For the first row."""
+    """Seconds of waiting for the first row after which a request is given up."""
 
     def error(self) -> ErrorInfo:
-        """Return what a request is told that has waited for so long."""
+        """Return the error for a request that has waited too long."""
         return error_info(
             Overloaded(
                 f"the request has not begun within {self.queue_timeout_s:g} s, the server's queue_timeout;"
@@ -76,48 +76,52 @@ class WaitingRoom:
         sort_key: SortKey = in_turn,
         patience: Patience = FOR_EVER,
     ) -> None:
-        """`live`: who lives, by sequence key; `accounts`: of their tenants; `serving`: by which waiting is
-        measured; `sort_key`: as WaitingQueue's.
+        """live: live sequences by sequence key. accounts: of their tenants. serving: clock by which waiting
+        is measured. sort_key: as in WaitingQueue.
         """
         self.queue = WaitingQueue(sort_key)
         self.num_held = 0
-        """Requests that are held back."""
+        """Number of requests that are held back."""
         self.is_backed_up = False
-        """Somebody in the queue got no row when rows were given out last: admission says so."""
+        """True if a queued request got no row when rows were last given out. Set by admission."""
         self.width_gate: WidthGate | None = None
-        """None where requests of all beam widths share steps."""
+        """Gate by beam width; None if requests of all beam widths share steps."""
         self.fair = FairOrder()
-        """Turns of tenants. Told here of who comes and gets a row, by the life cycle of who ends and had one.
+        """Turns of tenants. This class reports arrivals and rows to it, and the life cycle reports ends of
+        requests that had a row.
         """
         self._accounts = accounts
         self._serving = serving
         self._patience = patience
         self._fresh: list[Request] = []
-        """Requests that have come since `act_on_time` was called."""
+        """Requests that arrived since the last `act_on_time`."""
         self._not_kept: list[Request] = []
-        """Requests that came between the two calls before: on a server that is not busy they have a row by
-        now, and no deadline is kept for them.
+        """Requests that arrived between the two calls before. On a server that is not busy they have a row by
+        now, so they need no entry among the deadlines.
         """
         self._starving = Deadlines(live, attrgetter("waits_from_s"))
         self._before_turn = Deadlines(live, attrgetter("start_tag"))
-        """Those that have waited for so long, and whose turn has not come, by their turns."""
+        """Requests that have waited long enough to starve, but whose tenant's turn has not come, by start
+        tag.
+        """
         self._not_begun = Deadlines(live, attrgetter("came_s"))
         self.act_at = math.inf
-        """When `act_on_time` is to be called, by ServingTime: no later than the first of them is due."""
+        """Time, by ServingTime, by which `act_on_time` must be called next."""
 
     def __len__(self) -> int:
-        """All that wait."""
+        """Return the number of all waiting requests."""
         return len(self.queue) + self.num_held
 
     def num_tokens(self) -> int:
-        """Tokens to compute for all that wait, cached ones included. Walks them."""
+        """Return the number of tokens to compute for all waiting requests, cached ones included. Walks them.
+        """
         num_held = sum(account.held.num_tokens() for account in self._accounts) if self.num_held else 0
         return self.queue.num_tokens() + num_held
 
     # -- who comes and goes ---------------------------------------------------------------------------------
 
     def enter(self, req: Request) -> None:
-        """Let a request wait that has come, or has lost its row."""
+        """Add a request that has arrived, or was retracted."""
         account, queue = req.account, self.queue
         if req.num_retractions:
             self._count_from(req, self._serving.now())
@@ -134,7 +138,7 @@ class WaitingRoom:
             self._balance(account)
 
     def leave(self, req: Request) -> None:
-        """Take out a request that ends while it waits."""
+        """Remove a request that ends while it waits."""
         account = req.account
         if account.num_waiting == 1:
             self.fair.forget_waiting(account)
@@ -149,7 +153,7 @@ class WaitingRoom:
         self._forget_if_empty()
 
     def take_admitted(self, positions: list[int]) -> list[Request]:
-        """Take out those at these places of the queue, who have got rows. Return them in this order."""
+        """Remove and return the requests at these positions of the queue, which have got rows."""
         now = self._serving.now()
         admitted = self.queue.take_at(positions)
         for req in admitted:
@@ -167,8 +171,8 @@ class WaitingRoom:
         return admitted
 
     def num_without_row(self, account: Account[Request], num_free: int) -> int:
-        """Return how many of the tenant's wait, but for those that came just now and find one of these free
-        rows. Where several tenants came just now, the other ones' find them first.
+        """Return how many of the tenant's requests wait, not counting those that have just arrived and will
+        find one of num_free free rows. Other tenants' requests that have just arrived get those rows first.
         """
         num_held, num_queued = len(account.held), len(self.queue)
         if self.is_backed_up and num_queued:
@@ -176,11 +180,13 @@ class WaitingRoom:
         return num_held + min(account.num_waiting - num_held, max(0, num_queued - num_free))
 
     def note_row_free(self, account: Account[Request]) -> None:
-        """Note that one of the tenant's has ended that had a row; some may be held back."""
+        """Record that one of the tenant's requests with a row has ended, so that a held-back one may join the
+        queue.
+        """
         self._balance(account)
 
     def _count_from(self, req: Request, now: float) -> None:
-        """Its waiting goes on where it was when it left the queue."""
+        """Continue the request's waiting time from where it was when it left the queue."""
         req.waits_from_s = now - req.waited_s
         limit = self._patience.max_starvation_s
         if limit and req.waited_s >= limit and req.start_tag <= self._turn_reached:
@@ -198,12 +204,14 @@ class WaitingRoom:
     # -- who is held back -----------------------------------------------------------------------------------
 
     def bring(self, req: Request) -> None:
-        """Have it in the queue, though its tenant may have no more there: it is its turn to run alone."""
+        """Put a request into the queue, regardless of its tenant's limit, because it is its turn to run
+        alone.
+        """
         if req.is_held:
             self._let_in(req.account, req)
 
     def change_tenants(self, tenants: Tenants) -> None:
-        """Other limits are in force from now on. Who runs goes on, also if it is one more than may."""
+        """Apply new limits of tenants. Running requests continue, even if there are more than the limit."""
         self.act_at = AT_ONCE
         for account in self._accounts.change(tenants):
             if account.max_running is None:
@@ -217,8 +225,8 @@ class WaitingRoom:
             self._balance(account)
 
     def _balance(self, account: Account[Request]) -> None:
-        """Move as many of the tenant's into the queue as may run, the first in order of those that
-        have no row. None is passed by a later one that takes fewer rows.
+        """Move the tenant's first requests without a row into the queue, as many as may run. A request that
+        needs more rows than are left is not overtaken by a later one.
         """
         held, queued = account.held, account.queued
         assert queued is not None
@@ -233,7 +241,7 @@ class WaitingRoom:
                 self._hold_back(account, queued[-1])
 
     def _hold_back(self, account: Account[Request], req: Request) -> None:
-        """Take it out of the queue."""
+        """Move a request out of the queue, to those held back."""
         assert account.queued is not None
         account.queued.remove(req)
         self.queue.remove(req)
@@ -263,7 +271,9 @@ class WaitingRoom:
     # -- who has waited for too long ------------------------------------------------------------------------
 
     def act_on_time(self) -> list[Request]:
-        """Put forward who starves by now. Returns those to be given up."""
+        """Move requests forward that starve by now. Returns those that have waited too long and are to be
+        given up.
+        """
         now = self._serving.now()
         if self._not_kept:
             self._keep_deadlines()
@@ -290,24 +300,24 @@ class WaitingRoom:
         self._not_kept.clear()
 
     def _keep_starvation(self, req: Request) -> None:
-        """It is in the queue: say when it starves."""
+        """Note the time at which a queued request will starve."""
         max_starvation_s = self._patience.max_starvation_s
         if max_starvation_s and not req.is_starved:
             self._starving.add(req)
             self.act_at = min(self.act_at, req.waits_from_s + max_starvation_s)
 
     def _take_given_up(self, now: float) -> list[Request]:
-        """Return who has waited for the whole of the queue timeout and never had a row."""
+        """Return the requests that have waited for the whole queue timeout and never had a row."""
         passed = self._not_begun.take_passed(now - self._patience.queue_timeout_s)
         return [req for req in passed if req.status is Status.WAITING and not req.num_retractions]
 
     @property
     def _turn_reached(self) -> int:
-        """The last start tag whose turn has come: of a single tenant all of them."""
+        """Return the last start tag whose turn has come; with a single tenant, that of every request."""
         return self.fair.virtual_time if self._accounts.has_several() else sys.maxsize
 
     def _put_forward_starved(self, now: float) -> None:
-        """Put who has waited for as long as may be before all that have not."""
+        """Move requests that have waited for max_starvation_s before all that have not."""
         turn = self._turn_reached
         starving = self._before_turn.take_passed(turn, MAX_STARVED_AT_ONCE)
         starving += self._starving.take_passed(now - self._patience.max_starvation_s, MAX_STARVED_AT_ONCE)
@@ -327,7 +337,9 @@ class WaitingRoom:
                 queued.put(req)
 
     def check(self) -> None:
-        """Assert that everybody waits where it should, and no more of a tenant than may."""
+        """Assert that every request waits where it should, and that no tenant has more in the queue than it
+        may.
+        """
         for account in self._accounts:
             held, queued = list(account.held), account.queued
             assert all(req.is_held for req in held)

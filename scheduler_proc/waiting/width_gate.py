@@ -1,7 +1,6 @@
-"""WidthGate: admission as TensorRT-LLM's executor has it.
-
-Requests start in the order of their arrival, those of one beam width together. One of another width waits
-until all before it have ended, and nothing overtakes it.
+"""WidthGate: admission in the order of arrival, by beam width, as in TensorRT-LLM's executor. Requests of one
+beam width run together. A request of another width waits until all before it have ended, and no later request
+overtakes it.
 """
 
 from __future__ import annotations
@@ -16,28 +15,28 @@ if TYPE_CHECKING:
 
 
 class WidthGate:
-    """Asked by Admission, which stops at the first request that may not start."""
+    """Gate for beam widths. Admission stops at the first request that may not start."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._width = 0
-        """That of what runs, or ran last; 0 before anything has."""
+        """Beam width of the running requests, or of the last ones; 0 before any."""
         self._blocked_since: float | None = None
         self.num_changes = 0
-        """How often what started had another width than what had ended before."""
+        """Number of times that a started request had another width than those that ended before."""
         self.change_s = 0.0
-        """Time that requests of another width waited in front until all before them had ended."""
+        """Seconds that requests of another width have waited at the front until all before them had ended."""
 
     @staticmethod
     def in_order(positions: Iterable[int], waiting: WaitingQueue) -> Iterator[int]:
-        """Return the positions in the order in which their requests have arrived."""
+        """Return the positions in the order of arrival of their requests."""
         order = [(waiting[position].seq, position) for position in positions]
         heapify(order)
         while order:
             yield heappop(order)[1]
 
     def may_start(self, req: Request, num_running: int) -> bool:
-        """Tell whether the first one that waits has the width of what runs."""
+        """Return True if the first waiting request has the width of the running ones, or nothing runs."""
         if not num_running or req.width == self._width:
             return True
         if self._blocked_since is None:
@@ -45,7 +44,7 @@ class WidthGate:
         return False
 
     def note_started(self, req: Request) -> None:
-        """Take note of the width that runs from now on."""
+        """Record the width that runs from now on."""
         if self._width and self._width != req.width:
             self.num_changes += 1
             if self._blocked_since is not None:

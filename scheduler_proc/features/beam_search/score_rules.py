@@ -251,7 +251,7 @@ RULE_NAMES = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "allowed_token_ids", "no_repeat_ngram_size"),
 )
-"""Neutral sampling parameters in the order of the fields."""
+"""Names of the sampling parameters that rules come from, in the order of ScoreRules' fields."""
 
 
 def device_sampling(sampling: SamplingParams, num_wanted: int, rules: ScoreRules | None) -> SamplingParams:

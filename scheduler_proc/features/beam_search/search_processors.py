@@ -1,7 +1,7 @@
-"""SearchProcessors: what logits processors of the launch see of each hypothesis of a search.
+"""SearchProcessors: calls the launch's logits processors for the hypotheses of a beam search.
 
 One call has all hypotheses of a step, the best first, each with its own tokens. The worker keeps the tokens
-of each row; of one that has forked it is told which row they go on from.
+of each row; for a row that has forked it is told which row its tokens continue.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ class SearchProcessors:
     def __init__(self, req: Request) -> None:
         self._req = req
         self._sources: list[int] | None = None
-        """Row that each hypothesis goes on from; None for an output without tokens."""
+        """Row that each hypothesis continues; None while the output is empty."""
 
     def begin(self) -> None:
-        """Begin with an output without tokens: what the setup of a row says is all that there is."""
+        """Begin with an empty output. The row's setup already says everything."""
         self._sources = None
 
     def follow(self, beams: Sequence[tuple[int, int]]) -> None:
-        """Go on with (number of a beam now, token) for each of the next beams. Called before rows fork."""
+        """Continue with the next beams, each given as (index of the current beam, token). Called before rows
+        fork.
+        """
         before = self._members()
         self._sources = [before[parent].row for parent, _ in beams]
 
     def plan(self, scheduled: ScheduledRow[Request]) -> None:
-        """Have processors called for a row of the group, unless it runs for nothing."""
+        """Have the processors called for a row of the group, unless it only fills the group."""
         member = scheduled.req
         number = self._members().index(member)
         if number < (1 if self._sources is None else len(self._sources)):
             scheduled.unseen = lambda: self._unseen(member, number)
 
     def check(self, results: Sequence[Sampled]) -> None:
-        """Raises RequestError where a processor has failed."""
+        """Raise RequestError if a processor has failed."""
         for sampled in results:
             if sampled.error:
                 raise RequestError(sampled.error, param=PROCESSORS, code="logits_processor_failed")
@@ -59,7 +61,7 @@ class SearchProcessors:
 
 
 def scores_of(sampled: Sampled) -> FloatArray:
-    """Return the scores [vocabulary] that processors have left of a row's logprobs."""
+    """Return the scores [vocabulary] that the processors have made from a row's logprobs."""
     (scores,) = sampled.scores
     row: FloatArray = np.frombuffer(scores.frame, np.float32)
     return row

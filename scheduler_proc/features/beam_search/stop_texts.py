@@ -1,7 +1,7 @@
-"""HypothesisText: the text of a hypothesis, as far as it takes to see in it where a stop string is complete.
+"""HypothesisText: incremental text of a hypothesis, kept as far as needed to detect stop strings.
 
-The text is the one that the detokenizer makes of the same ids, by the same decoders: so what ends a
-hypothesis here ends its text there, with the same token. Knows no row, no page and no request.
+The same decoders make the same text of the ids in the detokenizer, so the token that ends a hypothesis here
+also ends its text there. Knows no row, no page and no request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runtime.text.codec import Decoders, ForkingDecoder
 class HypothesisText(NamedTuple):
     decoder: ForkingDecoder
     automaton: Automaton[str]
-    """Automaton of the search's stop strings."""
+    """Automaton over the search's stop strings."""
     state: int = 0
     """State of the automaton at the end of the text."""
 
@@ -24,15 +24,15 @@ class HypothesisText(NamedTuple):
     def begin(
         stops: Sequence[str], prompt_tail: Sequence[int], decoders: Decoders, *, skip_special_tokens: bool
     ) -> HypothesisText:
-        """Return the text of an output without tokens. `prompt_tail`: the prompt's last ids; none of their
-        text counts.
+        """Return the text state of an empty output. prompt_tail: the prompt's last ids, which decoding needs;
+        their text cannot match a stop string.
         """
         decoder = decoders.open(prompt_tail, skip_special_tokens=skip_special_tokens)
         return HypothesisText(decoder, Automaton(stops))
 
     def after(self, token: int, *, may_match: bool) -> tuple[bool, HypothesisText]:
-        """Tell whether a stop string is complete with one more token, and return the text then. With
-        `may_match` False none is, though a later one may begin here. This text stays as it is.
+        """Return True if one more token completes a stop string, and the text state after it. With may_match
+        False no stop string counts as complete yet, but one may begin. This object does not change.
         """
         decoder, automaton = self.decoder.fork(), self.automaton
         state, _, match_len = automaton.scan(self.state, decoder.push(token), until_match=may_match)

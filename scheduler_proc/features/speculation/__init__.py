@@ -1,1 +1,1 @@
-"""Speculation: guesses at the next tokens of a request, which the worker verifies."""
+"""Speculative decoding: guesses at a request's next tokens, which the worker verifies."""

@@ -1,5 +1,5 @@
-"""DraftLength: how many guesses a row makes, by how often its last ones were right; DraftLengths: the same of
-many rows at once.
+"""DraftLength: chooses how many guesses a row makes, from how often its last ones were right. DraftLengths
+does the same for many rows at once.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from scheduler_proc.core.row_columns import RowArray, all_of
 Rates: TypeAlias = npt.NDArray[np.float64]
 
 FIRST_RATE = 0.5
-"""Probability that a guess is right, before any was made."""
+"""Probability that a guess is right, assumed before any was verified."""
 WEIGHT = 0.25
-"""Weight of the newest guess in the estimate of how many are right, once there were a few."""
+"""Weight of the newest guess in a row's estimate, after its first few."""
 FIRST_WEIGHT = 0.5
-"""Weight of a row's very first guess in that estimate: what other requests are like says little of this one.
+"""Weight of a row's very first guess in its estimate. It is high because other requests say little about this
+one.
 """
 FIRST_DRAFTS = 2
-"""Most guesses of a row's first step with some."""
+"""Most guesses in a row's first step with guesses."""
 WEIGHT_FOR_ALL = 0.02
-"""Weight of the newest guess in the estimate that new requests begin with."""
+"""Weight of the newest guess in the estimate with which new requests begin."""
 SHORTEST_PAUSE = 8
 LONGEST_PAUSE = 256
-"""Most steps without guesses before one is tried, where guesses cost no more than LOWEST_BAR. Where they are
-dearer a pause is longer by as much, so that tries of rows that are never right take the same share of time.
+"""Most steps without guesses before one is tried again, where guesses cost no more than LOWEST_BAR. Where
+they cost more the pause is longer in proportion, so that the trials of rows that are never right take the
+same share of time.
 """
 LOWEST_BAR = 0.1
-"""Probability that a guess must have at least, however little it costs."""
+"""Least probability of being right that a guess must have, however little it costs."""
 
 
 class DraftLength:
     """Number of guesses of one row. A guess counts only if all before it were right, so the j-th has the
-    probability rate^j. A row whose guesses are not worth their cost makes none for some steps, then one, and
-    so on with longer pauses.
+    probability rate^j. A row whose guesses are not worth their cost makes none for some steps, then one, then
+    pauses longer, and so on.
     """
 
     __slots__ = ("is_known", "pause", "rate", "wait")
@@ -46,13 +48,13 @@ class DraftLength:
     def __init__(self, rate: float = FIRST_RATE) -> None:
         self.rate = rate
         self.is_known = False
-        """Some of its own were verified."""
+        """True if some of the row's own guesses were verified."""
         self.pause = SHORTEST_PAUSE
         self.wait = SHORTEST_PAUSE
 
     def num_drafts(self, most: int, bar: float, least: float = 0.0) -> int:
-        """Return how many guesses to make: as many as are as likely as the bar says, and at most `most`; none
-        where fewer of them than `least` are likely to be right. The first are few, and made to learn from.
+        """Return how many guesses to make: those whose probability is at least `bar`, up to `most`, or none
+        if fewer than `least` right ones are expected. The first guesses are few, and made in order to learn.
         """
         rate = likely = self.rate
         expected, count = 0.0, 0
@@ -70,7 +72,7 @@ class DraftLength:
         return min(1, most) if is_over and self.wait <= 0 else 0
 
     def note_verified(self, num_drafted: int, num_accepted: int) -> None:
-        """Learn from a step that has verified some; guesses behind the first wrong one say nothing."""
+        """Learn from a step that verified guesses. Guesses behind the first wrong one say nothing."""
         weight = WEIGHT if self.is_known else FIRST_WEIGHT
         self.rate = rate_after(self.rate, num_drafted, num_accepted, weight)
         self.is_known = True
@@ -79,19 +81,21 @@ class DraftLength:
             self.wait = self.pause
 
     def note_without(self) -> None:
-        """Count a step in which it made none towards the pause."""
+        """Count a step without guesses towards the pause."""
         self.wait -= 1
 
 
 def rate_after(rate: float, num_drafted: int, num_accepted: int, weight: float) -> float:
-    """Return the estimate after so many guesses, of which the first ones were right."""
+    """Return the new estimate after num_drafted guesses of which the first num_accepted were right."""
     keep = 1.0 - weight
     rate = 1.0 - (1.0 - rate) * keep**num_accepted
     return rate if num_accepted == num_drafted else rate * keep
 
 
 def powers(keep: float) -> Rates:
-    """[MAX_DRAFT_TOKENS + 1] what is left of a share after so many right guesses."""
+    """Return [MAX_DRAFT_TOKENS + 1] powers of `keep`: the share of an estimate that remains after 0, 1, ...
+    right guesses.
+    """
     return np.array([keep**n for n in range(MAX_DRAFT_TOKENS + 1)])
 
 
@@ -99,7 +103,7 @@ KEPT, KEPT_FIRST = powers(1.0 - WEIGHT), powers(1.0 - FIRST_WEIGHT)
 
 
 class DraftLengths:
-    """Columns by row of all that a DraftLength keeps, which learn for many rows at once."""
+    """State of the DraftLength of every row, in columns, so that many rows learn at once."""
 
     def __init__(self, max_rows: int) -> None:
         self._rate: Rates = np.zeros(max_rows)
@@ -116,7 +120,9 @@ class DraftLengths:
         length.pause, length.wait = self._pause.item(row), self._wait.item(row)
 
     def num_drafts(self, rows: RowArray, most: IntArray, bar: float, least: float) -> IntArray:
-        """[n] guesses of each row: as DraftLength.num_drafts, of which each row has its own `most`."""
+        """Return the number of guesses [n] of each row, as DraftLength.num_drafts, with a `most` [n] for
+        each.
+        """
         is_known = self._is_known[rows]
         limit = most if all_of(is_known) else np.where(is_known, most, np.minimum(most, FIRST_DRAFTS))
         rate = self._rate[rows]
@@ -140,7 +146,7 @@ class DraftLengths:
         return count
 
     def note(self, rows: RowArray, num_drafted: IntArray, num_accepted: IntArray) -> None:
-        """Learn from a step in which each of the rows has had so many verified, or made none."""
+        """Learn from a step. num_drafted [n]: guesses of each row that were verified; 0: it made none."""
         has_drafted = num_drafted > 0
         if not all_of(has_drafted):
             without = rows[~has_drafted]

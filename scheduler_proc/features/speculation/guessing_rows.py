@@ -1,7 +1,7 @@
-"""GuessingRows: Speculation of many rows at once, as the GuessLane of the step loop.
+"""GuessingRows: speculation for many rows at once, as the GuessLane of the step loop.
 
-A row joins when it is first planned or committed with the others, and what its Speculation has learnt comes
-with it; it leaves with what was learnt here when it is planned or committed alone again.
+A row joins when it is first planned or committed together with others, and brings what its Speculation has
+learnt. When it is planned or committed by itself again it leaves, and takes along what was learnt here.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ from scheduler_proc.features.speculation.ngram_table import NgramTable
 from scheduler_proc.features.speculation.step_cost import StepCost
 
 MIN_TOGETHER = 8
-"""Rows that guess, from which on they are taken together: about where it takes as long as one by one."""
+"""Number of guessing rows from which on they are handled together, about where it takes as long as one by
+one.
+"""
 MOST_BEHIND = 8
-"""Tokens that a row's n-grams may lack while it makes no guesses."""
+"""Most tokens that a row's n-gram index may be behind while the row makes no guesses."""
 
 
 class Member(Protocol):
     def join(self, upto_now: bool) -> None:
-        """Call `put` of the lane. upto_now: with an index of all that is committed; else it may lack some."""
+        """Call the lane's `put` for the row. upto_now: with an index of all committed tokens; otherwise some
+        may be missing.
+        """
 
 
 class GuessingRows:
-    """Lane of the rows of a launch whose requests look for n-grams and want nothing else."""
+    """GuessLane for rows of requests that only use n-gram speculation."""
 
     def __init__(self, rows: Rows, cost: StepCost, min_together: int = MIN_TOGETHER) -> None:
         self._rows = rows
@@ -43,12 +47,12 @@ class GuessingRows:
         self._is_here: BoolArray = np.zeros(rows.max_rows, np.bool_)
         self._most: IntArray = np.zeros(rows.max_rows, np.int32)
         self._found: IntArray = np.full(rows.max_rows, -1, np.int32)
-        """Position of what may follow the tokens that are indexed; -1: nothing is known that does."""
+        """Position of the token that is expected next after the indexed ones; -1: unknown."""
         self._num_foretold: IntArray = np.zeros(rows.max_rows, np.int32)
-        """Tokens of each row that have come one after another as was foretold."""
+        """Number of tokens of each row that came in sequence as expected."""
         self._num_drafted: IntArray = np.zeros(rows.max_rows, np.int32)
         self._counts: IntArray = np.zeros(rows.max_rows, np.int32)
-        """Guesses to make, as was said when the rows were committed last, with the bounds of that number."""
+        """Number of guesses that each row is to make, from its last commit, and the bounds used for it."""
         self._counted_with: IntArray = np.zeros(rows.max_rows, np.int32)
         self._bounds = (-1, 0.0, 0.0)
         self._bounds_number = 0
@@ -60,13 +64,13 @@ class GuessingRows:
         return self._ngrams.of_row(row)
 
     def admit(self, row: int, member: Member) -> None:
-        """The row may be taken together with others until it is given back."""
+        """Allow the row to be handled together with others until it is released."""
         self._members[row] = member
         self._rows.only_guesses[row] = True
 
     def put(self, row: int, most: int, length: DraftLength, index: NgramIndex, is_marked: bool) -> None:
-        """A row joins: guesses in a step at most, what it has learnt, where it has looked, and whether it is
-        to be planned when its tokens are here.
+        """Let a row join, with its most guesses in a step, its DraftLength, its n-gram index, and is_marked:
+        True if it must be planned after its commit.
         """
         self._is_here[row] = True
         self._most[row] = most
@@ -80,7 +84,9 @@ class GuessingRows:
             self._rows.plan_all_when_committed(np.array([row], np.intp), np.ones(1, np.bool_))
 
     def take_back(self, row: int, length: DraftLength, index: NgramIndex) -> int:
-        """A row leaves. Tells the two what was learnt here; returns how many of its guesses were verified."""
+        """Let a row leave. Copies what was learnt here into both objects. Returns how many of its guesses
+        were verified.
+        """
         self._is_here[row] = False
         self._lengths.give_back(row, length)
         self._ngrams.leave(row, index)
@@ -88,7 +94,9 @@ class GuessingRows:
         return self._num_drafted.item(row)
 
     def _gather(self, rows: RowArray, upto_now: bool) -> None:
-        """Have those join that are not here: upto_now, or as they were when the step was planned."""
+        """Let those of the rows join that have not, with an index up to now, or one as of the step's
+        planning.
+        """
         is_here = self._is_here[rows]
         if not all_of(is_here):
             for row in rows[~is_here].tolist():
@@ -157,9 +165,11 @@ class GuessingRows:
         self._rows.plan_all_when_committed(rows, was_right | (is_wanted & (found >= 0)))
 
     def _follow(self, rows: RowArray, num_drafted: IntArray, is_foretold: BoolArray) -> BoolArray:
-        """Note whether the tokens of a step are what was foretold, as NgramIndex.follow does. Returns the
-        rows in which they end a long run: there is no more to do for them, and they keep their marks.
-        `is_foretold`: there were so many guesses, and all were right; here it is told of the token behind.
+        """Record whether the tokens of a step came as expected, as NgramIndex.follow does. Returns the rows
+        for which they continue a long run; these need nothing more and keep their marks.
+
+        is_foretold: the row made that many guesses and all were right. Here the token behind them is checked
+        as well.
         """
         found, num_foretold = self._found[rows], self._num_foretold[rows]
         expected = found + num_drafted
@@ -176,7 +186,7 @@ class GuessingRows:
         return is_long
 
     def _num_drafts(self, rows: RowArray) -> IntArray:
-        """Say how many guesses each row makes: as it was said last, while nothing has changed since."""
+        """Return the number of guesses of each row: the one stored before, if nothing has changed since."""
         bounds = (self._cost.most, self._cost.bar, self._cost.least)
         if bounds != self._bounds:
             self._bounds = bounds

@@ -1,11 +1,11 @@
-"""NgramIndex: where the end of a growing sequence has come up before, and so what may come next.
+"""NgramIndex: finds where the last tokens of a growing sequence occurred before, and so which tokens may come
+next.
 
-One table for n-grams of all sizes: at the hash of an n-gram stands the position of the token that followed it
-last. A slot that another n-gram has taken since is a match lost; what is found is compared with the tokens.
-
-Where tokens have come as was foretold, MIN_RUN one after another, the sequence repeats what it has: while it
-does, it is followed there without another look. Behind LONG_RUN of them its n-grams, which the table has, are
-not noted again.
+One hash table serves n-grams of all sizes: the slot of an n-gram holds the position of the token that
+followed it last. If another n-gram takes the slot, that match is lost; every match is compared with the
+tokens. When MIN_RUN tokens in sequence came as expected, the sequence repeats itself, and is followed there
+without further lookups. Behind LONG_RUN such tokens the n-grams, which the table already has, are not added
+again.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from runtime.wire.format import IntArray, pack_ids
 
 MAX_NGRAM = 8
 SLOTS_A_TOKEN = 16
-"""Slots of the table for each token, at least; MAX_NGRAM of them are used."""
+"""Least number of table slots for each token. MAX_NGRAM of them are used."""
 MAX_SLOTS = 1 << 19
-"""Most slots of the table: 2 MiB, enough for 2^15 tokens; of more the oldest are forgotten bit by bit."""
+"""Most slots of the table: 2 MiB, enough for 2^15 tokens. Beyond that the oldest n-grams are gradually
+overwritten.
+"""
 MAX_BULK = 1 << 14
-"""Number of a prompt's last tokens that are looked through: 4 ms."""
+"""Number of a prompt's last tokens that are indexed, which takes 4 ms."""
 FEW_TOKENS = 16
 """Number of tokens up to which they are added one by one."""
 MIN_RUN = 16
 LONG_RUN = 2 * MIN_RUN
-"""Number of foretold tokens that are noted: whoever comes to the beginning of the same text again finds its
-newest copy for as long as it looks, and follows that one.
+"""Number of expected tokens in sequence that are still added. A later repetition of the same text thus finds
+its newest copy for as long as it needs lookups, and follows that copy.
 """
 
 # The hash of an n-gram is FACTOR * that of its first n - 1 tokens + its last token, in as many bits as number
@@ -39,11 +41,11 @@ EMPTY = 0x2545F
 
 
 class NgramIndex:
-    """Index of a sequence that grows. `find` looks for its own end, or for that of another one."""
+    """N-gram index of a growing sequence. `find` looks up the end of this sequence or of another one."""
 
     def __init__(self, tokens: IntArray, max_len: int, slots: IntArray | None = None) -> None:
-        """`max_len`: tokens that the sequence may come to have; the table has room for about so many. slots:
-        what it may take for that, a power of two; None: memory of its own.
+        """max_len: expected number of tokens, for which the table is sized. slots: memory for it, a power of
+        two; None: the index allocates its own.
         """
         self.tokens = array("i")  # not a list: its ints would be all over the memory
         self.mask = (1 << (SLOTS_A_TOKEN * max_len - 1).bit_length()) - 1 & MAX_SLOTS - 1
@@ -55,15 +57,15 @@ class NgramIndex:
             self._table[:] = 0
         self._slots = self._table.data
         self._end: Sequence[int] = ()
-        """Hashes of the n-grams at the end, of one token, of two, ...; empty where they are to be made."""
+        """Hashes of the n-grams at the end, of sizes 1, 2, ...; empty if they must be computed."""
         self.found = -1
-        """Position of what may follow, by the last look; -1: nothing is known that does."""
+        """Position of the token that may come next, by the last lookup; -1: unknown."""
         self._looked_upto = 0
-        """Number of tokens that there were then."""
+        """Number of tokens at the last lookup."""
         self.num_passed = 0
-        """Number of first tokens of which some may not be noted."""
+        """Number of first tokens among which some may not be in the table."""
         self.num_foretold = 0
-        """Number of tokens that have come one after another as was foretold."""
+        """Number of tokens in sequence that came as expected."""
         self._foretold: Sequence[int] = ()
         self._extend_at_once(tokens)
 
@@ -96,7 +98,7 @@ class NgramIndex:
         self._end = end
 
     def pass_over(self, new: Sequence[int]) -> None:
-        """Add tokens at the end whose n-grams the table has already."""
+        """Add tokens at the end whose n-grams are in the table already."""
         self.tokens.extend(new)
         self.num_passed = len(self.tokens)
         self._end = ()
@@ -115,9 +117,9 @@ class NgramIndex:
     # -- what may come next ---------------------------------------------------------------------------------
 
     def find(self, other: NgramIndex | None = None) -> int:
-        """Return the position of the token that followed the longest n-gram at the end when it came up last,
-        -1 if it never has. other: the index whose end is looked for, in place of its own; it has room for
-        as many tokens.
+        """Return the position of the token that followed the last earlier occurrence of the longest n-gram at
+        the end; -1 if there is none. other: index whose end is looked up instead; it has room for as many
+        tokens.
         """
         tokens, slots, mask = self.tokens, self._slots, self.mask
         of = self if other is None else other
@@ -130,13 +132,14 @@ class NgramIndex:
         return -1
 
     def look(self) -> int:
-        """Return what `find` does, or where the sequence is followed already."""
+        """Return the position that `find` returns, or the one where the sequence is already being followed.
+        """
         if self.num_foretold < MIN_RUN and self._looked_upto != len(self.tokens):
             self.found, self._looked_upto = self.find(), len(self.tokens)
         return self.found
 
     def guess(self, num_tokens: int) -> Sequence[int]:
-        """Return so many tokens that may come next; none where nothing is known."""
+        """Return up to num_tokens tokens that may come next; none if nothing is known."""
         at = self.look()
         if at < 0:
             return ()
@@ -144,8 +147,8 @@ class NgramIndex:
         return self._foretold[:num_tokens]
 
     def following(self, at: int, num_tokens: int) -> list[int]:
-        """Return what followed there. Where it runs into the end the sequence repeats itself, so it goes on
-        from there.
+        """Return the num_tokens tokens from position `at` on. Where they reach the end the sequence repeats
+        itself, so it continues from `at`.
         """
         found = self.tokens[at : at + num_tokens].tolist()
         while len(found) < num_tokens:
@@ -153,9 +156,9 @@ class NgramIndex:
         return found
 
     def follow(self, new: Sequence[int], num_guesses: int) -> bool:
-        """Note whether these tokens, which come next, are what was foretold: behind so many of the tokens
-        that were guessed last; 0: behind none, or others. True: they end a long run, and are added; else the
-        caller adds them.
+        """Record whether these next tokens came as expected. num_guesses: how many of the last guesses they
+        follow; 0: of none, or of other guesses. Returns True if they continue a long run; they are then
+        added, and otherwise the caller adds them.
         """
         num_new = len(new)
         if not 0 < num_guesses == num_new - 1 or new[-1] != self._foretold[num_guesses]:
@@ -169,11 +172,11 @@ class NgramIndex:
         return is_long
 
     def go_on(self, found: int, num_foretold: int) -> None:
-        """Take it that somebody has looked already, and found that."""
+        """Set the result of a lookup that was made elsewhere."""
         self.found, self.num_foretold, self._looked_upto = found, num_foretold, len(self.tokens)
 
     def _extend_at_once(self, new: IntArray) -> None:
-        """Do the same as `extend`, for many tokens: their cost is that of a few passes over them."""
+        """Do what `extend` does for many tokens at once, at the cost of a few passes over them."""
         num_old = len(self.tokens)
         first = max(0, num_old - MAX_NGRAM)
         self.tokens.frombytes(pack_ids(new))

@@ -1,4 +1,4 @@
-"""NgramTable: NgramIndex of many rows at once, over the tokens that the columns have."""
+"""NgramTable: the n-gram indexes of many rows at once, over the tokens in the row columns."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from scheduler_proc.features.speculation.ngram_index import (
 )
 
 MAX_ALL_SLOTS = 1 << 28
-"""Slots of all rows: 1 GiB of addresses, of which memory is taken as rows come to use them."""
+"""Most slots of all rows together: 1 GiB of addresses. Memory is used only as rows write to it."""
 LINE = 16
-"""Slots between those of two rows, a cache line of 64 bytes. Without them what rows have in common, such as a
-system prompt, would be at addresses that differ by a power of two, of which a cache holds only a few.
+"""Slots between those of two rows: a cache line of 64 bytes. Without the gap, n-grams that rows have in
+common, such as those of a system prompt, would be at addresses that differ by a power of two, and a cache
+holds only a few of those.
 """
 SIZES = np.arange(1, MAX_NGRAM + 1, dtype=np.int32)[:, None]
 BITS = 0xFFFFFFFF
 POWERS = np.array([FACTOR**n & BITS for n in range(MAX_NGRAM)], np.uint32)[:, None, None]
 MORE = np.uint32(EMPTY * (FACTOR - 1) & BITS)
-"""Share of EMPTY in the hash of an n-gram, for each of its tokens; EMPTY itself is the rest."""
+"""Contribution of EMPTY to the hash of an n-gram for each of its tokens; EMPTY itself is the rest."""
 BACK = np.arange(1, MAX_NGRAM + 1)[:, None]
 ALL_SAME = np.ones(MAX_NGRAM, np.bool_).view(np.uint64)
-"""Flags of all tokens of an n-gram as one number."""
+"""Flags of all tokens of an n-gram as a single number."""
 assert len(ALL_SAME) == 1
 
 
 class NgramTable:
-    """Slots for every row. A row's are those of its NgramIndex, which may look and add as well, but not while
-    it is here: it is told what has come when the row leaves.
+    """Hash table slots for every row. They are those of the row's NgramIndex, which may read and write them
+    only while the row is not here. When the row leaves, the index is told what has come.
     """
 
     def __init__(self, rows: RowColumns) -> None:
-        """Rows have room for MAX_NGRAM tokens at least."""
+        """rows: row columns, with room for at least MAX_NGRAM tokens."""
         max_rows, max_len = rows.tokens.shape
         assert max_len >= MAX_NGRAM
         num_slots = 1 << (SLOTS_A_TOKEN * max_len - 1).bit_length()
@@ -55,7 +56,9 @@ class NgramTable:
         self._mask = np.zeros(max_rows, np.uint32)
         self.num_indexed: IntArray = np.zeros(max_rows, np.int32)
         self._num_passed: IntArray = np.zeros(max_rows, np.int32)
-        """Number of first tokens of each row of which some may not be noted, and none is noted again."""
+        """Number of first tokens of each row among which some may not be in the table; none of them is added
+        again.
+        """
         self._has_passed = False
 
     def of_row(self, row: int) -> IntArray:
@@ -63,17 +66,19 @@ class NgramTable:
         return self._slots[row * self._stride :][: self._num_slots]
 
     def join(self, row: int, index: NgramIndex) -> None:
-        """From here on a row's tokens are added here."""
+        """Take over a row: from now on its tokens are added here."""
         self._mask[row] = index.mask
         self.num_indexed[row], self._num_passed[row] = len(index.tokens), index.num_passed
         self._has_passed |= index.num_passed > 0
 
     def leave(self, row: int, index: NgramIndex) -> None:
-        """Tell a row's index what was added here."""
+        """Hand a row back to its index, with the state after what was added here."""
         index.pass_over(self._rows.tokens[row, len(index.tokens) : self.num_indexed.item(row)].tolist())
 
     def update(self, rows: RowArray) -> IntArray:
-        """Add what has been committed since. Returns what NgramIndex.find does, for each row."""
+        """Add the tokens that were committed since the last call. Returns [n] the result of NgramIndex.find
+        for each row.
+        """
         ends = self._rows.num_tokens[rows]
         num_new = int((ends - self.num_indexed[rows]).max(initial=0))
         begin = rows * self._max_len
@@ -93,13 +98,14 @@ class NgramTable:
         return self._longest(places[-MAX_NGRAM:], seen[-MAX_NGRAM:], begin)
 
     def _pieces_of(self, num_tokens: int, ends: RowArray) -> IntArray:
-        """[rows, num_tokens] the tokens before these places of all."""
+        """Return [rows, num_tokens] the tokens before each of these positions."""
         pieces = self._rows.pieces(num_tokens)[ends - num_tokens]
         return pieces.view(np.int32).reshape(-1, num_tokens)
 
     def _places(self, rows: RowArray, seen: IntArray) -> RowArray:
-        """[positions * MAX_NGRAM, rows] slots of the n-grams that end at each but the first MAX_NGRAM - 1 of
-        these tokens. The hash of one token more is that of n tokens, and FACTOR^n times the one before them.
+        """Return [positions * MAX_NGRAM, rows] slots of the n-grams that end at each of these tokens but the
+        first MAX_NGRAM - 1. The hash of n + 1 tokens is that of n tokens plus FACTOR^n times the token before
+        them.
         """
         num_positions, num_rows = len(seen) - MAX_NGRAM + 1, len(rows)
         # Of 32 bits, of which the mask takes the lowest.
@@ -117,8 +123,8 @@ class NgramTable:
         return hashes.transpose(1, 0, 2).astype(np.intp, "C").reshape(-1, num_rows)
 
     def _leave_out_passed(self, places: RowArray, at: IntArray, rows: RowArray, first: IntArray) -> None:
-        """Have what was passed over, of rows with fewer new tokens than others, noted where nobody looks:
-        behind the slots of the first row. `first`: the first position that is noted of each row.
+        """Redirect skipped positions of rows with fewer new tokens to slots behind those of the first row,
+        which nobody reads. first: first position of each row that is added.
         """
         passed = self._num_passed[rows]
         late = (passed > first).nonzero()[0]
@@ -128,9 +134,9 @@ class NgramTable:
             places[: len(at), late] = theirs
 
     def _store(self, places: RowArray, at: IntArray, are_long: bool) -> None:
-        """Note the positions; of several in one place the last one stays, as numpy writes them in order. Of
-        rows that have fewer new tokens some are noted once more, which changes nothing: so are all that came
-        behind them.
+        """Write the positions into the slots. If several go to one slot the last one stays, because numpy
+        writes in order. Rows with fewer new tokens have some written twice, which changes nothing, since
+        everything behind them is written again, too.
         """
         if are_long:
             self._slots[places.reshape(-1)] = at.reshape(-1)
@@ -139,8 +145,8 @@ class NgramTable:
             self._slots[places[is_ngram]] = at[is_ngram]
 
     def _longest(self, places: RowArray, end: IntArray, begin: RowArray) -> IntArray:
-        """Return of what the table has for each size, in [MAX_NGRAM, rows] slots, that of the longest which
-        is a match with the end; -1 where none is.
+        """Return, from the slots [MAX_NGRAM, rows] of each size, the position for the longest n-gram that
+        matches the end; -1 where none does.
         """
         at: IntArray = self._slots[places[-1]]
         there = self._pieces_of(MAX_NGRAM, begin + np.maximum(at, MAX_NGRAM))
@@ -169,18 +175,20 @@ class NgramTable:
             is_likely[sizes - 1, np.arange(len(left))] = False
 
     def has_come(self, rows: RowArray, at: IntArray) -> BoolArray:
-        """[n] whether the last token of each row is that at a position, which it has."""
+        """Return a mask [n]: True if the last token of the row equals the token at position `at` [n]."""
         begin = rows * self._max_len
         same: BoolArray = self._tokens[begin + at] == self._tokens[begin + self._rows.num_tokens[rows] - 1]
         return same
 
     def pass_over(self, rows: RowArray) -> None:
-        """Take what has been committed since for tokens whose n-grams are here already."""
+        """Treat the tokens committed since the last call as ones whose n-grams are in the table already."""
         self.num_indexed[rows] = self._num_passed[rows] = self._rows.num_tokens[rows]
         self._has_passed = True
 
     def following(self, rows: RowArray, at: IntArray, num_tokens: int) -> IntArray:
-        """[num_tokens, rows] what followed there, as NgramIndex.following says it; anything at -1."""
+        """Return [num_tokens, rows] tokens from position `at` on, as NgramIndex.following; arbitrary where
+        `at` is -1.
+        """
         further = np.arange(num_tokens, dtype=np.int32)[:, None]
         period = self._rows.num_tokens[rows] - at
         if period.min(initial=num_tokens) < num_tokens:

@@ -1,7 +1,9 @@
-"""Speculation: guesses at the next tokens of one request, in this order: drafts that came with it, what
-follows in its `prediction`, what followed when the end of prompt and output came up before.
+"""Speculation: guesses at the next tokens of one request. In this order it uses drafts that came with the
+request, the continuation in its `prediction`, and what followed earlier occurrences of the last tokens of
+prompt and output.
 
-A row is planned when its tokens are here for as long as it has something to guess; otherwise steps overlap.
+While the request has something to guess, its row is planned only after its tokens are committed. Otherwise
+its steps overlap.
 """
 
 from __future__ import annotations
@@ -26,27 +28,27 @@ from scheduler_proc.features.speculation.ngram_index import MAX_NGRAM, NgramInde
 from scheduler_proc.features.speculation.step_cost import StepCost
 
 MAX_OUTPUT_INDEXED = 4096
-"""Tokens of output for which an index has room of their own; more displace older ones."""
+"""Number of output tokens for which an index has room. Further ones overwrite older ones."""
 
 
 class SpeculationSettings(NamedTuple):
     has_ngram: bool = False
     num_draft_tokens: int = 0
-    """Guesses of a row in a step, at most."""
+    """Most guesses of a row in a step."""
     min_together: int = MIN_TOGETHER
-    """Rows from which on guesses are made for all at once."""
+    """Number of rows from which on guesses are made for all of them at once."""
 
 
 class Speculation(RequestFeature):
-    """Guesses of one request. Its hooks come after those of a feature that masks the row, and before those
-    that report tokens.
+    """Speculation of one request. Its hooks must come after those of a feature that masks the row, and before
+    those that report tokens.
     """
 
     def __init__(
         self, req: Request, num_draft_tokens: int, cost: StepCost, lane: GuessingRows | None = None
     ) -> None:
-        """`num_draft_tokens`: guesses in a step, at most; 0: the drafts of the request alone. lane: which the
-        row may join.
+        """num_draft_tokens: most guesses in a step; 0: only the drafts of the request. lane: GuessLane that
+        the row may join.
         """
         self._req = req
         self._most = num_draft_tokens
@@ -57,16 +59,16 @@ class Speculation(RequestFeature):
         self._index: NgramIndex | None = None
         self._length = DraftLength() if self._prediction is not None else DraftLength(cost.rate)
         self._is_adaptive = True
-        """The last guesses are no drafts of the request."""
+        """True if the last guesses were not the request's own drafts."""
         self._is_predicted = False
-        """They come from its prediction."""
+        """True if the last guesses came from its prediction."""
         self._num_drafted = 0
         self._num_right = self._num_wrong = 0
-        """Guesses of the prediction's."""
+        """Numbers of right and wrong guesses from its prediction."""
         self._lane = lane if self._most and self._prediction is None else None
         self._row = -1
         self._is_together = False
-        """The lane has its row, and what is known of it."""
+        """True while the lane has its row and its state."""
         self._is_marked = False
 
     # -- hooks ----------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ class Speculation(RequestFeature):
     # -- with others ----------------------------------------------------------------------------------------
 
     def join(self, upto_now: bool) -> None:
-        """Hand its row to the lane, which has something to do for it."""
+        """Hand its row over to the lane, which needs it now."""
         assert self._lane is not None
         self._is_together = self._is_adaptive = True
         is_marked = self._is_marked
@@ -134,7 +136,7 @@ class Speculation(RequestFeature):
         self._lane.put(self._row, self._most, self._length, index, is_marked)
 
     def _is_all_there_is(self) -> bool:
-        """Tell whether nothing but its n-grams needs to look at the tokens of its row one by one."""
+        """Return True if only n-gram lookup needs the tokens of its row, so the lane can handle it."""
         req = self._req
         return not self._drafts and req.features == (self,) and req.stops.fit_the_column
 
@@ -160,15 +162,16 @@ class Speculation(RequestFeature):
         return self._length.num_drafts(min(self._most, cost.most), cost.bar, cost.least)
 
     def _is_followed(self, sampled: Sampled) -> bool:
-        """Tell whether so much has come as was foretold that there is nothing to learn or to look for."""
+        """Return True if the tokens came as expected for so long that there is nothing to learn or look up.
+        """
         if self._index is None:
             return False
         is_own = self._is_adaptive and not self._is_predicted
         return self._index.follow(sampled.ids, sampled.num_guesses if is_own else 0)
 
     def _has_guesses(self, new: list[int]) -> bool:
-        """Tell whether there is something to guess behind the new tokens, which are not yet the request's.
-        Where one was right there is likely more: it is looked for when the row is planned.
+        """Return True if there is something to guess behind the new tokens, which are not yet appended to the
+        request. If a guess was right there are probably more, which are looked up when the row is planned.
         """
         is_likely = len(new) > 1
         if not (is_likely or self._num_drafts()):
@@ -200,13 +203,13 @@ class Speculation(RequestFeature):
         return index.guess(num_tokens)
 
     def _predicted(self, index: NgramIndex, num_tokens: int) -> list[int]:
-        """Return what follows in the prediction: at first its beginning."""
+        """Return the continuation in the prediction; at the start of the output, its beginning."""
         assert self._prediction is not None
         at = self._prediction.find(index) if self._req.num_output else 0
         return self._prediction.tokens[at : at + num_tokens].tolist() if at >= 0 else []
 
     def _index_upto_now(self, new: Sequence[int] = ()) -> NgramIndex:
-        """The index of all committed tokens, and of some that are about to be."""
+        """Return the index, brought up to all committed tokens and the given new ones."""
         req, index = self._req, self._index
         num_tokens = req.num_tokens
         num_indexed = 0 if index is None else len(index.tokens)
@@ -225,7 +228,7 @@ class Speculation(RequestFeature):
 def attach_speculation(
     settings: SpeculationSettings, cost: StepCost, rows: Rows
 ) -> Callable[[Request], RequestFeature | None]:
-    """A factory for the intake: gives Speculation to each request that may guess."""
+    """Return a feature factory that gives Speculation to each request that may guess."""
     has_lane = settings.has_ngram and rows.tokens.shape[1] >= MAX_NGRAM
     most_of_server = settings.num_draft_tokens if settings.has_ngram else 0
     lane = rows.guess_lane = GuessingRows(rows, cost, settings.min_together) if has_lane else None

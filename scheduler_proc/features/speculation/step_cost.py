@@ -1,13 +1,13 @@
-"""StepCost: what guesses cost, measured from the steps themselves, and how many are worth it.
+"""StepCost: measures what guesses cost in step time, and so how many are worth making.
 
-Steps that only decode are told apart by their number of rows. Of each number the median time of the last
-ones without guesses is kept, and of the others what they took longer: a part that any guesses cost, such as
-that the step is not planned ahead, and a part for each guess. A guess is worth its cost where it is as likely
-to be right as the share of a step's time, for each token of the step, that it adds:
+Decode-only steps are grouped by their number of rows. For each number it keeps the median time of the last
+steps without guesses, and how much longer steps with guesses took: a fixed part (such a step is not planned
+ahead) and a part for each guess. A guess is worth its cost if its probability of being right is at least the
+share of a step's time, per token of the step, that it adds:
 
     probability  >=  seconds a guess * rows / seconds of a step without guesses
 
-and those of a step together have to be worth the first part, too.
+All guesses of a step together must be worth the fixed part, too.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ from scheduler_proc.features.speculation.draft_length import FIRST_RATE, LOWEST_
 
 NUM_KEPT = 9
 NUM_MEASURED = 3
-"""Number of steps without guesses that are measured before the first with some, and of steps with some before
-their cost is believed: one that was held up would keep all from guessing for a long time.
+"""Number of steps without guesses that are measured before the first with some, and of steps with guesses
+before their cost is believed. Otherwise a single delayed step would keep all rows from guessing for a long
+time.
 """
 TRIAL_GUESSES = 16
-"""Number of guesses of a step that is tried, in all, but of each row at least one. Most of what a step with
-guesses costs may be that it is not planned ahead, which several guesses share.
+"""Number of guesses in a trial step, in total, but at least one for each row. Most of the cost may be that
+the step is not planned ahead, which the guesses share.
 """
 PLAIN_EVERY = 64
-"""Number of steps with guesses before one without is measured again: contexts grow."""
+"""Number of steps with guesses after which one without is measured again, because contexts grow."""
 PROBE_AFTER = 32
 MOST_PROBE_AFTER = 2048
-"""Most steps without guesses before some are tried once more, where they were too dear for any row: twice as
-many each time. Where they are not, what was measured before is forgotten: a machine that has other work makes
-guesses dear.
+"""Most steps without guesses before some are tried again, when they cost too much for every row; the number
+doubles each time. If they then turn out cheaper, earlier measurements are forgotten: other work on the
+machine can make guesses expensive for a while.
 """
 MARGIN = 1.25
-"""Factor by which a guess must be worth more than it costs: planning is part of its price, and where a step
-takes as long as its tokens number, none is worth it, however its measured times vary.
+"""Factor by which the gain of a guess must exceed its cost. Planning is part of the price, and where a step's
+time is proportional to its tokens no guess is worth it, however the measured times vary.
 """
 MOST_OF_OTHERS = 0.25
-"""Share of its time by which a step gets longer at most while rows are in it that do not guess."""
+"""Largest share by which guesses may prolong a step while rows that do not guess are in it."""
 NO_LIMIT = 1 << 16
 EXACT_ROWS = 8
-"""Number of rows up to which each number is told apart; above it every eighth is."""
+"""Number of rows up to which each number has its own group. Above it, groups span eight numbers."""
 
 
 class _Measured:
-    """Steps of one number of rows."""
+    """Measurements of steps with the same number of rows."""
 
     __slots__ = (
         "any_guess",
@@ -65,14 +66,16 @@ class _Measured:
     def __init__(self) -> None:
         self.plain: deque[float] = deque(maxlen=NUM_KEPT)
         self.guessed: deque[tuple[int, float]] = deque(maxlen=NUM_KEPT)
-        """Guesses of a step, and by how much it took longer than one without."""
+        """Steps with guesses: (number of guesses, seconds longer than a step without)."""
         self.any_guess = self.per_guess = 0.0
-        """Seconds that a step takes longer for whatever guesses, and for each."""
+        """Seconds that a step takes longer with any guesses, and in addition for each guess."""
         self.num_since_plain = self.num_since_guess = 0
         self.probe_after = PROBE_AFTER
         self.is_probing = False
         self.is_dear = False
-        """Not even one that is sure to be right is worth it, so that no row tries one by itself."""
+        """True if not even a guess that is certain to be right is worth its cost, so that no row tries one by
+        itself.
+        """
 
     def note_guessed(self, num_rows: int, num_guesses: int, seconds: float) -> None:
         plain = median(self.plain)
@@ -88,8 +91,8 @@ class _Measured:
 
 
 def line_through(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Return (at zero, slope) of a line, neither below zero, that few points far away do not move: the median
-    of the slopes between two points.
+    """Return (value at zero, slope) of a line through the points, neither below zero. The slope is the median
+    over all pairs of points, so a few outliers do not move it.
     """
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if a[0] != b[0]]
     slope = max(0.0, median(slopes)) if slopes else 0.0
@@ -100,25 +103,25 @@ def line_through(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 class StepCost:
-    """Bounds for the guesses of the next step from the times of all that have ended."""
+    """Bounds for the guesses of the next step, from the times of finished steps."""
 
     def __init__(self) -> None:
         self.bar = 0.0
-        """Probability that a guess must have at least to be worth its cost."""
+        """Least probability of being right at which a guess is worth its cost."""
         self.least = 0.0
-        """Guesses of a row that must be likely to be right, in all, for any to be worth their cost."""
+        """Expected number of right guesses of a row below which none is worth its cost."""
         self.most = 0
-        """Guesses of a row, at most."""
+        """Most guesses of a row."""
         self._rate = FIRST_RATE
         self._num_right = self._num_wrong = 0
-        """Guesses since the rate was estimated, of those that say something."""
+        """Numbers of right and wrong guesses since the rate was last estimated."""
         self.num_guessing = 0
-        """Rows that guess; what else runs must not wait long for them."""
+        """Number of rows that guess. Other running rows must not wait long for them."""
         self._measured: dict[int, _Measured] = {}
 
     @property
     def rate(self) -> float:
-        """Probability that a guess is right, of all requests: new ones begin with it."""
+        """Probability that a guess is right, over all requests. New requests begin with it."""
         num_new = self._num_right + self._num_wrong
         if num_new:
             share = self._num_right / num_new
@@ -127,17 +130,17 @@ class StepCost:
         return self._rate
 
     def note_verified(self, num_drafted: int, num_accepted: int) -> None:
-        """Note that a step has verified guesses of a row; those behind the first wrong one say nothing."""
+        """Record the verified guesses of a row. Guesses behind the first wrong one say nothing."""
         self._num_right += num_accepted
         self._num_wrong += num_accepted < num_drafted
 
     def note_all_verified(self, num_accepted: int, num_wrong: int) -> None:
-        """The same for several rows: right guesses in all, and rows with a wrong one."""
+        """Record the guesses of several rows: right guesses in total, and rows with a wrong one."""
         self._num_right += num_accepted
         self._num_wrong += num_wrong
 
     def note_step(self, num_rows: int, num_guesses: int, seconds: float) -> None:
-        """Note that a step has ended that computed no prompt."""
+        """Record a finished step that computed no prompt."""
         self._rate = self.rate  # now: of what several steps have verified the last counts the most
         size = num_rows if num_rows <= EXACT_ROWS else EXACT_ROWS - num_rows // -EXACT_ROWS
         kept = self._measured.get(size)
