@@ -1,8 +1,8 @@
 """Scheduler: the sequence of one step. Each part that it calls owns its own state; no feature is named here.
 
-drain inbox → build batch (see BatchBuilder) → launch
-            → [sample, once masks are known] → commit the oldest step (while the newest runs)
-            → flush one TokenBatch
+    drain inbox → build batch (see BatchBuilder) → launch
+                → [sample, once masks are known] → commit the oldest step (while the newest runs)
+                → flush one TokenBatch
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """AttentionWindow: number of pages that a request needs where every layer has a sliding window. Arithmetic
 only.
 
-pages   | seen no more |      seen by the next token      |
-0          num_unseen                     kv_len, the next token's place
+    pages   | seen no more |      seen by the next token      |
+    0          num_unseen                     kv_len, the next token's place
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ledger: counts each tenant's pages and its entitlement, which decide whose pages are evicted first.
 
-entitled     the tenant's own share of the pool, or an equal part of what is left beside the shares of those present
-present      has leases, or had one within the last IDLE_S seconds; a tenant that is not present is entitled to nothing
-protected    a tenant's unused pages within its entitlement
+    entitled     its own share of the pool, or an equal part of what the shares of present tenants leave
+    present      has leases, or had one within the last IDLE_S seconds; others are entitled to nothing
+    protected    a tenant's unused pages within its entitlement
 
 With one tenant nothing is counted. With several, only accounts that have changed are examined again, and all
 of them when the pool is divided anew.

@@ -1,8 +1,8 @@
 """SlotPool: bookkeeping of the device's slots, which hold what several requests may share, such as LoRA
 adapters. Knows no request.
 
-absent ──prepare──► loading ──AdapterLoaded──► ready ◄──give_back── leased
-                     └──AdapterFailed──► absent └───────take────────►
+    absent ──prepare──► loading ──AdapterLoaded──► ready ◄──give_back── leased
+                         └──AdapterFailed──► absent └───────take────────►
 
 A waiting request has its slots prepared, and later requests may pass it until all of them are ready. Contents
 are replaced by age: the least recently used that no request leases goes first, unless it is pinned or an

@@ -1,7 +1,7 @@
 """Output: gathers what one step sends to each detokenizer into one TokenBatch, and keeps messages that a
 detokenizer has no room for yet.
 
-TensorBatch(es) of raw logits → TokenBatch → ControlReplies        in this order, for each detokenizer
+    TensorBatch(es) of raw logits → TokenBatch → ControlReplies        in this order, for each detokenizer
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """MaskSlots: allocator of slots in the shared memory for masks. A sequence has adjacent slots: one for its
 next token, and one behind each of its guesses.
 
-take ──► slots of a guided sequence, until it ends
-     ──► slots of nobody, which steps launched until then may still read
-     ──► free, once these steps are committed
+    take ──► slots of a guided sequence, until it ends
+         ──► slots of nobody, which steps launched until then may still read
+         ──► free, once these steps are committed
 
 The grammar process writes a sequence's next masks when it is sent a token, which is after the step that read
 the earlier masks was committed, or guesses, at a time when no valid step reads any. So one slot for each

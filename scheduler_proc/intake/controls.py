@@ -1,14 +1,14 @@
 """Controls: answers requests about the scheduler itself. Each ControlRequest is answered exactly once; one
 from a tenant that is not an admin with an error.
 
-server_info                      settings in force, and totals
-iteration_stats, request_stats   StatsQuestions, whose answers may wait for a step
-flush_cache                      drops all cached pages that no running request uses
-pause_…, continue_generation     no step is launched; those in flight are committed, messages are received
-start_profile, stop_profile      StepProfile
-collective_rpc                   calls a method of the ranks between two steps: WorkerCalls
-put_adapter                      InlineStore: keeps weights that came with a request, if there is room
-snapshot                         current state, at bounded cost: SnapshotMaker
+    server_info                      settings in force, and totals
+    iteration_stats, request_stats   StatsQuestions, whose answers may wait for a step
+    flush_cache                      drops all cached pages that no running request uses
+    pause_…, continue_generation     no step is launched; those in flight are committed, messages are received
+    start_profile, stop_profile      StepProfile
+    collective_rpc                   calls a method of the ranks between two steps: WorkerCalls
+    put_adapter                      InlineStore: keeps weights that came with a request, if there is room
+    snapshot                         current state, at bounded cost: SnapshotMaker
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ class Controls:
     def _pause(self, mode: str) -> Answer:
         """Pause generation, or change the mode of a pause.
 
-        in_place  running requests keep their rows and pages
-        retract   running requests are retracted, so that all of the cache can be flushed, and computed again later
-        abort     all live requests end
+            in_place  running requests keep their rows and pages
+            retract   running requests are retracted, which frees the whole cache, and computed again later
+            abort     all live requests end
         """
         self._lifecycle.serving.pause()
         if mode == "retract":

@@ -1,7 +1,7 @@
 """StepStats: what each of the last steps did, in a ring, from which the records of runtime.wire.stats are
 made.
 
-note_launch ──► pending (one for each step in flight) ──note_commit──► ring ──after──► IterationStats
+    note_launch ──► pending (one for each step in flight) ──note_commit──► ring ──after──► IterationStats
 
 A step leaves a tuple of counts that exist anyway, whatever its size. Records are made of these when somebody
 asks. Records of single requests, which are off by default, are kept by RequestRecords.

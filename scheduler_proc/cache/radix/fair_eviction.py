@@ -1,8 +1,8 @@
 """FairEviction: order of eviction among tenants.
 
-1  tenants above their share: the one most above it relative to its size, a few pages at a time, down to its share
-2  if that was not enough: the tenant that needs the pages, if these take it above its share
-3  all tenants
+    1  tenants above their share: the one most above it relative to its size, a few pages at a time
+    2  if that was not enough: the tenant that needs the pages, if these take it above its share
+    3  all tenants
 
 At each turn the pages of tenants that are not present compete with those of the giving tenant: the leaf that
 is first in the eviction order goes. While only one tenant is present, steps 1 and 2 are skipped as it shares
