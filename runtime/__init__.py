@@ -1,3 +1,3 @@
-"""Floor 0: messages, configuration, transport and process
-plumbing. Standard library, msgspec, pyzmq and numpy only.
+"""Code that all processes share: messages, settings, transport, and the launcher. Imports only the standard
+library, msgspec, pyzmq and numpy, except for runtime.text, which also imports tokenizers and transformers.
 """

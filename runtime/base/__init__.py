@@ -1,1 +1,1 @@
-"""The floor of the project: errors, the registry of names, logs, the environment."""
+"""Lowest layer of the project: errors, lookup of implementations by name, logging, environment variables."""

@@ -1,10 +1,10 @@
-"""Client ids: drawn at random for each connection, and recognized as one tenant's wherever they come back.
+"""Client ids: random numbers, one for each connection, that prove which tenant they belong to.
 
     random (31 bits) | tag (32 bits)
 
-The tag is a keyed digest of the random part and the tenant. So whoever knows an id of another tenant can
-neither claim it nor name anything of it, and no process has to remember whose it is, not even across
-restarts.
+The tag is a keyed digest of the random part and the tenant. So somebody who knows an id of another tenant can
+neither claim it nor name any of that client's requests. No process has to remember which tenant an id belongs
+to, not even across restarts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ TAG_BITS = 8 * TAG_BYTES
 
 
 def draw_client_id(tenant: str, secret: bytes, index: int = 0, count: int = 1) -> int:
-    """Return a new id of a client of `tenant` that is `index` modulo `count`. `secret`: the launch's."""
+    """Return a new id for a client of `tenant`, equal to `index` modulo `count`. secret: key of the launch.
+    """
     while True:
         random = secrets.randbits(RANDOM_BITS)
         client = random << TAG_BITS | _tag(random, tenant, secret)
@@ -27,7 +28,7 @@ def draw_client_id(tenant: str, secret: bytes, index: int = 0, count: int = 1) -
 
 
 def is_client_of(client: int, tenant: str, secret: bytes) -> bool:
-    """Tell whether the id was drawn for a client of `tenant`. `secret`: the launch's."""
+    """Return True if the id was drawn for a client of `tenant`. secret: key of the launch."""
     random, tag = client >> TAG_BITS, client & ((1 << TAG_BITS) - 1)
     return tag == _tag(random, tenant, secret)
 

@@ -1,6 +1,5 @@
-"""Console: standard error as all processes of a ring share it. Writing to it never blocks and never raises.
-
-What nobody reads is lost: a full pipe or a terminal that is held up costs lines, not a server.
+"""Console: standard error, which all processes of a ring share. Writing to it never blocks and never raises.
+A full pipe or a stopped terminal costs lines of the log, but does not hold up the server.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ STDERR_FD = 2
 MAX_WRITE_BYTES = select.PIPE_BUF
 LogFormat: TypeAlias = Literal["text", "json"]
 log_context: ContextVar[Mapping[str, str]] = ContextVar("log_context", default=MappingProxyType({}))
-"""Fields of lines in JSON beside the message: the request that is being answered, where there is one."""
+"""Extra fields of JSON log lines: the request that is being answered, if there is one."""
 _json_process = ""
-"""Name of this process, if what it writes is JSON."""
+"""Name of this process if it logs in JSON; otherwise empty."""
 NOISY_LIBRARIES = ("httpx", "asyncio", "urllib3", "filelock")
 
 
 def hold_standard_streams() -> None:
-    """Open /dev/null where descriptor 0, 1 or 2 is closed: the next file or socket
-    to be opened would get its number, and then what is written to standard error.
+    """Open /dev/null where descriptor 0, 1 or 2 is closed. Otherwise the next file or socket would get its
+    number, and log lines would be written into it.
     """
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= STDERR_FD:
@@ -40,7 +39,7 @@ def hold_standard_streams() -> None:
 
 
 def write_line(text: str) -> None:
-    """Write a line to standard error if it takes one now: as it is, or as the message of one in JSON."""
+    """Write a line to standard error if it accepts one now: as text, or as the message of a JSON line."""
     if _json_process:
         text = json_line("info", text)
     _write(text)
@@ -58,7 +57,7 @@ def _write(text: str, end: str = "\n") -> None:
 
 
 def is_terminal() -> bool:
-    """Tell whether somebody sees standard error as text that can be written over."""
+    """Return True if standard error is a terminal on which text can be overwritten."""
     return not _json_process and os.isatty(STDERR_FD)
 
 
@@ -68,7 +67,7 @@ def write_over(text: str) -> None:
 
 
 def write_error(text: str) -> None:
-    """Write why a launch ends, on one line whatever a library has put into it."""
+    """Write the reason why a launch ends, as one line even if the text of a library has several."""
     message = " ".join(line.strip() for line in text.splitlines() if line.strip())
     _write(json_line("error", message) if _json_process else f"error: {message}")
 
@@ -112,7 +111,7 @@ def configure_logging(role: str, level: str, log_format: LogFormat = "text") -> 
 
 
 def _write_json_alone(role: str, handler: logging.Handler) -> None:
-    """From now on, whatever this process says is a line in JSON, also warnings and errors of libraries."""
+    """Make all output of this process lines in JSON, including warnings and errors of libraries."""
     global _json_process
     _json_process = role
     handler.setFormatter(JsonFormatter())

@@ -1,8 +1,8 @@
-"""The instruction sets of the CPU that may be used: all that this machine has, or fewer, so that a machine
-can run as a lesser one would. No other module decides that.
+"""Instruction sets that may be used on this CPU: all that it has, or fewer, so that a machine can run as a
+lesser one would. Only this module decides that.
 
-What is compiled here asks `cpu_isa()`. Libraries that choose their kernels by themselves, torch and oneDNN
-above all, are told by `hold_back_libraries()`.
+Compiled kernels ask `cpu_isa()`. Libraries that choose kernels themselves, such as torch and oneDNN, are told
+by `hold_back_libraries()`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from runtime.base.environment import set_wanted_cpu_isa, wanted_cpu_isa
 from runtime.base.errors import ConfigError
 
 CpuIsa = Literal["portable", "avx2", "avx512", "avx512_bf16", "amx"]
-"""A set of the CPU's instructions; each contains the ones before it. portable: those that all CPUs of an
-architecture have; off x86-64 there is no other.
+"""An instruction set; each contains the ones before it. portable: what all CPUs of an architecture have, and
+the only one outside x86-64.
 """
 CPU_ISAS: tuple[CpuIsa, ...] = get_args(CpuIsa)
 
@@ -49,8 +49,8 @@ _LIBRARY_SETTINGS: dict[CpuIsa, dict[str, str]] = {
 
 
 def usable_isas() -> tuple[CpuIsa, ...]:
-    """The sets that may be used here, the least first. Raises: ConfigError when CAROUSEL_CPU_ISA names one
-    that does not exist or that this CPU lacks.
+    """Return the instruction sets that may be used here, the smallest first. Raises ConfigError if
+    CAROUSEL_CPU_ISA names one that does not exist or that this CPU lacks.
     """
     own = _machine_isas()
     wanted = wanted_cpu_isa() or own[-1]
@@ -62,10 +62,9 @@ def usable_isas() -> tuple[CpuIsa, ...]:
 
 
 def choose_cpu_isa(wanted: Literal["auto", CpuIsa]) -> None:
-    """Have this process and those that it starts, libraries' kernels too, use these and no more. auto: what
-    CAROUSEL_CPU_ISA says, which counts for nothing otherwise. As hold_back_libraries, whose errors it has.
-
-    Raises: ConfigError when this CPU lacks what is wanted.
+    """Restrict this process, its libraries and the processes that it starts to an instruction set. auto: use
+    CAROUSEL_CPU_ISA, which is otherwise ignored. Raises ConfigError if this CPU lacks the set, and as
+    hold_back_libraries.
     """
     own = _machine_isas()
     if wanted != "auto":
@@ -89,8 +88,8 @@ def machine_isa() -> CpuIsa:
 
 
 def hold_back_libraries() -> None:
-    """Have the libraries' kernels keep to `cpu_isa()`, too, in this process and in those that it starts. Call
-    it before any of them has computed. NumPy keeps its own. Raises: ConfigError as usable_isas.
+    """Restrict the kernels of libraries to `cpu_isa()`, in this process and those that it starts. Call it
+    before any library has computed. NumPy is not restricted. Raises ConfigError as usable_isas.
     """
     if (isa := cpu_isa()) != machine_isa():
         os.environ.update(_LIBRARY_SETTINGS[isa])
@@ -98,7 +97,7 @@ def hold_back_libraries() -> None:
 
 @cache
 def _machine_isas() -> tuple[CpuIsa, ...]:
-    """The sets that this machine has, the least first."""
+    """Return the instruction sets of this machine, the smallest first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ("portable",)
     features = _cpu_features()
@@ -109,7 +108,7 @@ def _machine_isas() -> tuple[CpuIsa, ...]:
 
 
 def _cpu_features() -> set[str]:
-    """The features of the first core; none where the system does not list them."""
+    """Return the feature flags of the first core; empty if the system does not list them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

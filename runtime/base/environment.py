@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def api_key() -> str | None:
-    """CAROUSEL_API_KEY: the key of the HTTP server when --api-key gives none; None when unset."""
+    """Return CAROUSEL_API_KEY, the key of the HTTP server if --api-key gives none; None when unset."""
     return os.environ.get("CAROUSEL_API_KEY")
 
 
 def wanted_cpu_isa() -> str:
-    """CAROUSEL_CPU_ISA: the most of the CPU's instruction sets that may be used, where --cpu-isa says nothing
-    (runtime/base/cpu_isa.py); empty when unset.
+    """Return CAROUSEL_CPU_ISA, the largest instruction set to use if --cpu-isa is not given (see
+    runtime/base/cpu_isa.py); empty when unset.
     """
     return os.environ.get("CAROUSEL_CPU_ISA", "")
 
@@ -26,13 +26,13 @@ def set_wanted_cpu_isa(isa: str) -> None:
 
 
 def visible_gpus() -> list[str] | None:
-    """CUDA_VISIBLE_DEVICES: the GPUs that CUDA programs may use; None, all of them, when unset."""
+    """Return CUDA_VISIBLE_DEVICES, the GPUs that CUDA programs may use; None (all) when unset."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if named is None else [name for name in named.split(",") if name.strip()]
 
 
 def default_run_root() -> Path:
-    """The directory that holds the run directories of this user's launches."""
+    """Return the directory that holds the run directories of this user's launches."""
     runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
     # After `sudo -E` it may be another user's, where nothing of this one's belongs.
     if runtime_dir and Path(runtime_dir).is_dir() and Path(runtime_dir).stat().st_uid == os.getuid():
@@ -42,7 +42,7 @@ def default_run_root() -> Path:
 
 def starter_variables(names: Collection[str]) -> dict[str, str]:
     """Return those of `names` that are set: variables in which LeaderWorkerSet, torchrun, Slurm or Open MPI
-    say what they have started where.
+    say where they started this process.
     """
     return {name: os.environ[name] for name in names if name in os.environ}
 
@@ -61,22 +61,22 @@ def environment_run_dir() -> str:
 
 
 def c_compiler() -> str | None:
-    """CC: the C compiler that Triton takes; None when unset, and it takes gcc or clang."""
+    """Return CC, the C compiler that Triton uses; None when unset, and then it uses gcc or clang."""
     return os.environ.get("CC")
 
 
 def allow_fp_fusion() -> None:
-    """Set TRITON_DEFAULT_FP_FUSION to 1 where it is unset: a product and a sum become one operation.
-
-    So kernels keep their speed and their rounding with Triton 3.10, which does not fuse by default, and 3.9
-    does not warn of the change.
+    """Set TRITON_DEFAULT_FP_FUSION to 1 if it is unset, so that Triton fuses multiplication and addition.
+    Kernels then keep their speed and rounding with Triton 3.10, which does not fuse by default, and 3.9 does
+    not warn of the change.
     """
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of the processes of a ring: this one's, in which Python finds the project first
-    and the working directory, where users' own policies are, last. To be used with `python -P`.
+    """Return the environment for processes of a ring, to be used with `python -P`: that of this process,
+    changed so that Python finds the project first, and the working directory, where users' own policies may
+    be, last.
     """
     root = str(Path(__file__).resolve().parents[2])
     paths = filter(None, [root, os.environ.get("PYTHONPATH"), _here()])
@@ -92,14 +92,14 @@ def child_environment() -> dict[str, str]:
 
 
 def find_users_modules() -> None:
-    """Have this process find what the processes of a ring find in the working directory, and there, too."""
+    """Let this process import modules from the working directory, last, as the processes of a ring do."""
     here = _here()
     if here and here not in sys.path:
         sys.path.append(here)
 
 
 def _here() -> str:
-    """Return the working directory; empty where it has been removed, and holds nothing."""
+    """Return the working directory; empty if it has been removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:

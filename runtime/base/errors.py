@@ -9,7 +9,7 @@ CarouselError
 │   ├── Overloaded        503, says when to try again
 │   │   └── RateLimited   429, a tenant has as much as it may have
 │   └── RequestAborted    499, the client or the server ended it
-├── StartError            the launch ends; carries the exit code of RELIABILITY's table
+├── StartError            the launch ends; carries the launcher's exit code
 │   ├── ConfigError       64, a flag or a setting is wrong
 │   ├── AddressInUse      69, the port or the run directory is taken
 │   └── ModelError        72, the model is missing or cannot be served
@@ -33,7 +33,9 @@ class CarouselError(Exception):
 
 
 class RequestError(CarouselError):
-    """One request cannot go on. `code` is stable and machine readable, `param` names the field at fault."""
+    """One request failed or was refused. `code` is stable and machine-readable; `param` names the field at
+    fault.
+    """
 
     status = 500
     code = "internal_error"
@@ -51,7 +53,7 @@ class RequestError(CarouselError):
 
 
 class InvalidRequest(RequestError):
-    """The request itself is wrong: the same request will be refused again."""
+    """The request itself is wrong. The same request will be refused again."""
 
     status = 400
     code = "invalid_value"
@@ -72,14 +74,14 @@ class Forbidden(RequestError):
 
 
 class AdapterNotResident(RequestError):
-    """The request names weights that the runtime does not keep, or no longer: send them again."""
+    """The request names weights that are not kept, or no longer kept: send them again."""
 
     status = 404
     code = "adapter_not_resident"
 
 
 class Overloaded(RequestError):
-    """No room now; `retry_after_s` says when it is worth another try."""
+    """There is no room now. `retry_after_s` says when to try again."""
 
     status = 503
     code = "overloaded"
@@ -90,7 +92,7 @@ class Overloaded(RequestError):
 
 
 class RateLimited(Overloaded):
-    """The caller has as much as its key allows; others may have more."""
+    """The caller has reached a limit of its key. Other callers may still have room."""
 
     status = 429
     code = "rate_limit_exceeded"
@@ -104,7 +106,7 @@ class RequestAborted(RequestError):
 
 
 class StartError(CarouselError):
-    """The runtime cannot start or cannot go on; the launcher ends with `exit_code`."""
+    """The runtime cannot start or cannot continue. The launcher ends with `exit_code`."""
 
     exit_code = EXIT_INTERNAL
 
@@ -136,4 +138,4 @@ class ProtocolMismatch(CarouselError):
 
 
 class RingClosed(CarouselError):
-    """The runtime is gone for good; nothing that was asked of it will be answered."""
+    """The runtime is gone for good. Open requests will not be answered."""

@@ -1,7 +1,8 @@
-"""MaskMemory: masks of guided rows, in memory that the processes which make and apply them have mapped.
+"""MaskMemory: shared memory for the token masks of guided rows.
 
-It has no name in any file system: the kernel takes it back with the last process that has it mapped, however
-that ends. Who is told what it is called opens it through /proc, which lets in this user's processes alone.
+It has no name in any file system, so the kernel frees it with the last process that has it mapped, however
+that process ends. A process that is told its name opens it through /proc, which allows only processes of this
+user.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import struct
 import weakref
 
 _HEADER = struct.Struct("<16sQ")
-"""A number that nobody could guess, and the bytes of a slot."""
+"""Header: a random number that nobody can guess, and the number of bytes of a slot."""
 _NONCE_BYTES = 16
 _ALIGNMENT = 64
 
 
 class MaskMemory:
-    """Slots of one size."""
+    """Shared memory, divided into slots of one size."""
 
     def __init__(self, memory: mmap.mmap, name: str, slot_bytes: int) -> None:
         self.name = name
@@ -29,8 +30,8 @@ class MaskMemory:
 
     @staticmethod
     def create(num_slots: int, slot_bytes: int) -> MaskMemory:
-        """Make some that can be opened as long as this object is there. Pages are taken when they are first
-        written. Raises OSError.
+        """Create the memory. It can be opened while this object exists. Pages are allocated when they are
+        first written. Raises OSError.
         """
         fd = os.memfd_create("carousel-masks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, _ALIGNMENT + num_slots * _stride(slot_bytes))
@@ -44,7 +45,7 @@ class MaskMemory:
 
     @staticmethod
     def open(name: str) -> MaskMemory:
-        """Map what another process has made. Raises OSError when it is gone: its process, say."""
+        """Map the memory of another process. Raises OSError if it is gone, for example with its process."""
         pid, number, nonce = name.split(":")
         fd = os.open(f"/proc/{int(pid)}/fd/{int(number)}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -56,15 +57,15 @@ class MaskMemory:
             os.close(fd)
 
     def slot(self, number: int) -> memoryview:
-        """Return the bytes of a slot. Raises IndexError when there is none of that number."""
+        """Return the bytes of a slot. Raises IndexError if there is no slot of that number."""
         at = number * self._stride
         if not 0 <= at < len(self._view):
             raise IndexError(f"no slot {number}")
         return self._view[at : at + self.slot_bytes]
 
     def write(self, number: int, mask: bytes | memoryview) -> None:
-        """Fill a slot. Ids beyond the end of a mask are forbidden; those beyond the slot are in no
-        vocabulary.
+        """Write a mask into a slot. Ids beyond the end of the mask are forbidden; ids beyond the slot are in
+        no vocabulary.
         """
         slot = self.slot(number)
         size = min(len(mask), len(slot))

@@ -1,7 +1,7 @@
-"""Ownership: whether another user may have put, changed or read what is at a path.
+"""Ownership: checks that no other user can have written, changed or read the file at a path.
 
-Root is trusted, since nothing can be kept from it. Only the path itself is looked at, not the directories
-above it: who keeps something in a directory that others may rename has to know that.
+Root is trusted, because nothing can be protected from it. Only the path itself is checked, not the
+directories above it: the caller must not keep the file in a directory that others may rename.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 
 def fault_of(path: Path, *, is_secret: bool = False, others_may_add: bool = False) -> str | None:
-    """Say why what is at `path`, or where a link there leads, cannot be relied on, with what to do; None: it
-    can. `is_secret`: others may not read it either. `others_may_add`: it may be a sticky directory, as /tmp
-    is, whose files are looked at one by one. Raises OSError.
+    """Return why the file at `path`, or the target of a link there, cannot be trusted, and what to do; None
+    if it can. is_secret: others must not be able to read it either. others_may_add: it may be a sticky
+    directory such as /tmp, whose files are checked one by one. Raises OSError.
     """
     info = path.stat()
     if info.st_uid not in (os.getuid(), 0):

@@ -1,4 +1,5 @@
-"""PacedLine: wakes waiters of an event loop, a few in each turn, so that a crowd does not hold it up."""
+"""PacedLine: wakes waiters of an event loop, a few in each turn, so that many at once do not block the loop.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +8,24 @@ from collections import deque
 
 
 class PacedLine:
-    """Line of one event loop. Waiters go in the order of coming; of several lanes, one each in turn."""
+    """Queue of one event loop's waiters. They are woken in the order of arrival; with several lanes, one of
+    each lane in turn.
+    """
 
     def __init__(self, turn_budget: int) -> None:
-        """turn_budget: what those that are woken in one turn of the loop may cost together, in any unit."""
+        """turn_budget: the most that the waiters woken in one turn of the loop may cost together, in any
+        unit.
+        """
         self._turn_budget = turn_budget
         self._lanes: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
-        """Waiters by lane; the lane whose turn it is is the first."""
+        """Waiters by lane. The first lane is the next one to be served."""
         self._spent = 0
-        """Part of the budget that is spent in this turn."""
+        """Part of the budget that was spent in this turn."""
 
     def wake(self, waiter: asyncio.Future[None], cost: int = 1, lane: str = "") -> None:
-        """Give a waiter its result: in this call, or in a later turn after all that came before it in its
-        lane.
-
-        cost: at least 1, in the budget's unit. What costs more than the budget has a turn of its own. A
-        waiter that is done by then, because its task was cancelled, costs nothing.
+        """Give a waiter its result, now or in a later turn after those that came before it in its lane. cost:
+        at least 1, in the budget's unit. A waiter that costs more than the budget has a turn of its own. One
+        that is done by then, because its task was cancelled, costs nothing.
         """
         if not self._lanes and self._has_room(cost):
             self._wake_now(waiter, cost)

@@ -1,4 +1,4 @@
-"""Ties a process to the one that started it. Imports nothing that takes time."""
+"""Ties a process to the process that started it. Imports nothing that is slow to import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent ends; end it now when that is gone already."""
+    """Let the kernel kill this process when its parent ends. If the parent is gone already, end it now."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

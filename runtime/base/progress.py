@@ -1,4 +1,6 @@
-"""Progress: how far something long is, on standard error: a bar on a terminal, else a line now and then."""
+"""Progress: shows the progress of a long task on standard error, as a bar on a terminal and otherwise as a
+line now and then.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ class Progress:
         say: Callable[[str], None] = write_line,
         has_bar: bool | None = None,
     ) -> None:
-        """Begin to show how far `what` is, counted in `unit` (plural). `say` writes a line where there is no
-        bar; `has_bar`: None asks whether standard error is a terminal.
+        """what: name of the task. unit: name of the units that are counted, in the plural. say: writes a line
+        if there is no bar. has_bar: None asks whether standard error is a terminal.
         """
         self._what = what
         self._unit = unit
@@ -34,7 +36,7 @@ class Progress:
         self._next_at = time.monotonic() + (0.0 if self._has_bar else self._interval_s)
 
     def note(self, done: int, total: int, more: str = "") -> None:
-        """Show that so many of the total are done. `more` is written behind it."""
+        """Show that `done` of `total` units are done, followed by the text `more`."""
         now = time.monotonic()
         if now < self._next_at and not (self._has_bar and done >= total):
             return

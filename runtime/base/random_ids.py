@@ -1,5 +1,5 @@
-"""random_id: random names, drawn many at a time. Each draw from the kernel costs a call of it, as much as
-twenty lines of Python.
+"""Random ids, drawn many at a time, because each read of the kernel's random numbers costs as much as twenty
+lines of Python.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ _drawn: list[str] = []
 
 
 def random_id() -> str:
-    """Return 32 hexadecimal digits, from the kernel's random numbers; each is given once, to any thread."""
+    """Return 32 hexadecimal digits from the kernel's random numbers. No id is returned twice, in any thread.
+    """
     while True:
         try:
             return _drawn.pop()

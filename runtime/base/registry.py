@@ -1,7 +1,8 @@
-"""Implementations by name: a table of `name -> "module:Attribute"`, or the user's own `"module:Attribute"`.
+"""Lookup of implementations by name: in a table of `name -> "module:Attribute"`, or the user's own as
+`"module:Attribute"`.
 
-Nothing is imported until it is chosen. A module that is missing and a module that fails while it is imported
-are two errors.
+Nothing is imported until it is chosen. A module that does not exist and a module that fails while it is
+imported give different errors.
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ from runtime.base.errors import ConfigError
 
 
 def resolve(kind: str, name: str, table: Mapping[str, str]) -> Any:
-    """Return the object that `name` stands for. `kind` is the word users know it by, such as "schedule
-    policy".
-
-    Raises ConfigError when the name is unknown or its module or attribute does not exist. An exception raised
-    *inside* the module while it is imported is passed on as it is, so that its author sees where.
+    """Return the object that `name` refers to. kind: word that users know it by, such as "schedule policy".
+    Raises ConfigError if the name is unknown, or its module or attribute does not exist. An exception inside
+    the module while it is imported is passed on unchanged, so that its author sees where it was raised.
     """
     path = table.get(name, name)
     if ":" not in path:

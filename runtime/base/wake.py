@@ -1,5 +1,5 @@
-"""Wake: a flag that a poll waits for. A thread sets it, or a handler of signals: what waits in a poll of ZMQ
-hears of neither otherwise.
+"""Wake: a flag that a ZMQ poll can wait for. Threads and signal handlers set it; a poll would not notice
+these otherwise.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 class Wake:
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Descriptor that can be read while the flag is set; -1 when it is closed."""
+        """Descriptor that is readable while the flag is set; -1 when closed."""
         self._is_set = False
 
     def set(self) -> None:
@@ -20,7 +20,7 @@ class Wake:
             os.eventfd_write(self.fd, 1)
 
     def take(self) -> bool:
-        """Tell whether it was set since the last call."""
+        """Return True if the flag was set since the last call, and clear it."""
         if not self._is_set:
             return False
         self._is_set = False

@@ -1,1 +1,3 @@
-"""Checkpoints: configs, quantization and pooling as their files say them, and the Hub."""
+"""Reading of checkpoints: config.json, quantization and pooling files, weight file headers, and the Hugging
+Face Hub.
+"""

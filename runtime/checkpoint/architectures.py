@@ -1,5 +1,4 @@
-"""The tables of architectures: which spec serves each, and how its config.json differs from the common words.
-
+"""Tables of architectures: the spec that serves each, and how its config.json differs from the usual one.
 Knows spellings and defaults of config.json; knows no layer and opens no file.
 """
 
@@ -51,10 +50,10 @@ class MultimodalArchitecture(NamedTuple):
     rotates_axes: bool = False
 
     def decoder_name(self, name: str) -> str | None:
-        """Return the name that the decoder alone would give to a tensor of the files; None for a tower's.
-
-        Files have `language_model.model.` and `language_model.lm_head.` as most are published,
-        `model.language_model.` and `lm_head.` as transformers 5 has them in memory, or the decoder's names.
+        """Return the name that a tensor of the files has in the decoder alone; None if it belongs to a tower.
+        Files use `language_model.model.` and `language_model.lm_head.` as most are published,
+        `model.language_model.` and `lm_head.` as transformers 5 has them in memory, or the decoder's own
+        names.
         """
         if name.removeprefix("model.").startswith(self.towers):
             return None
@@ -237,7 +236,7 @@ TEXT_PARTS: dict[str, MultimodalArchitecture] = {
 
 
 def row_of(name: str) -> Architecture | None:
-    """Return how the architecture is computed and read; of a multimodal one its decoder."""
+    """Return the row of an architecture; for a multimodal one, the row of its decoder."""
     part = TEXT_PARTS.get(name)
     if part is None:
         return ARCHITECTURES.get(name)

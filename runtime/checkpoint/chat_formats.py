@@ -1,6 +1,5 @@
-"""How models write calls of tools, and reasoning: the formats' names, and the chat templates that have them.
-
-The HTTP server reads answers by these names (`carousel/server/chat/formats.py`).
+"""Formats of tool calls and reasoning: their names, and how they are recognized in chat templates. The HTTP
+server parses answers by these names (`carousel/server/chat/formats.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ AUTO = "auto"
 class ChatFormat:
     name: str
     peers: tuple[str, ...]
-    """The same in vLLM and SGLang, where they call it otherwise."""
+    """Names of the format in vLLM and SGLang, where they differ."""
     marks: tuple[str, ...]
-    """Markers that a template of it has, all of them."""
+    """Texts that all occur in a chat template of this format."""
     not_marks: tuple[str, ...] = ()
-    """Markers of which it has none."""
+    """Texts that do not occur in one."""
 
     def is_in(self, template: str) -> bool:
         return all(mark in template for mark in self.marks) and not any(
@@ -70,10 +69,10 @@ def names_of(formats: Sequence[ChatFormat]) -> list[str]:
 
 
 def named(formats: Sequence[ChatFormat], name: str) -> str | None:
-    """Return a format's name by any of its names; None for one that there is not."""
+    """Return the name of the format that has this name or alias; None if there is none."""
     return next((each.name for each in formats if name in (each.name, *each.peers)), None)
 
 
 def found_in(formats: Sequence[ChatFormat], template: str) -> str:
-    """Return the name of the format that a chat template is of, NONE if it is of none."""
+    """Return the name of the format that a chat template uses; NONE if it uses none of them."""
     return next((each.name for each in formats if each.is_in(template)), NONE)

@@ -1,7 +1,8 @@
-"""CheckpointConfig: what every process must know of a checkpoint, whichever implementation computes it.
+"""CheckpointConfig: properties of a checkpoint that every process needs, whichever implementation computes
+the model.
 
-Reads config.json, generation_config.json and ModelOpt's hf_quant_config.json alone. Opens no weights,
-imports neither torch nor transformers.
+Reads only config.json, generation_config.json and ModelOpt's hf_quant_config.json. Opens no weights; imports
+neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length",
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
-    """Recommendations of generation_config.json; None where it says nothing."""
+    """Sampling parameters that generation_config.json recommends; None where it has none."""
 
     # Written by python -m runtime.sampling.generate, defaults: begin.
     max_tokens: int | None = None
@@ -40,7 +41,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 
 
 class GenerationFile(msgspec.Struct):
-    """The keys of generation_config.json that are read."""
+    """Keys of generation_config.json that are read."""
 
     bos_token_id: Count | None = None
     eos_token_id: Count | list[Count] | None = None
@@ -54,7 +55,7 @@ class GenerationFile(msgspec.Struct):
 
 
 class _ModelOptFile(msgspec.Struct):
-    """The keys of hf_quant_config.json that are read."""
+    """Keys of hf_quant_config.json that are read."""
 
     class Quantization(msgspec.Struct):
         quant_algo: str | None = None
@@ -64,7 +65,7 @@ class _ModelOptFile(msgspec.Struct):
 
 
 class _SharedKeys(msgspec.Struct):
-    """The keys of config.json that mean the same in every architecture."""
+    """Keys of config.json that mean the same in every architecture."""
 
     model_type: str = ""
     architectures: list[str] | None = None
@@ -91,7 +92,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingDefaults
     quantization: CheckpointQuantization | None = None
     has_head: bool = True
-    """False: a decoder that ends with its final norm, as embedding models are published."""
+    """False for a decoder that ends with its final norm, as embedding models are published."""
 
     @staticmethod
     def read(path: Path, overrides: str = "") -> CheckpointConfig:
@@ -123,7 +124,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_file(path: Path) -> Path:
-    """The config.json of the checkpoint directory `path`. Raises ModelError where there is none."""
+    """Return the config.json of the checkpoint directory `path`. Raises ModelError if there is none."""
     refuse_unless_directory(path)
     if not (path / "config.json").is_file():
         raise no_config(path)
@@ -141,14 +142,13 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 
 def read_whole_keys(path: Path, overrides: str = "") -> dict[str, Any]:
-    """Return what a config.json says, with the keys of a JSON object in the place of its own."""
+    """Return the keys of config.json, overridden by those of a JSON object."""
     return read_json(path, dict[str, Any]) | _object(overrides)
 
 
 def read_decoder_keys(path: Path, overrides: str = "") -> dict[str, Any]:
-    """Return the keys that a decoder of text has, of a multimodal config.json, too. Raises ModelError.
-
-    The overrides are the decoder's keys, but for the few that a multimodal file has outside text_config.
+    """Return the keys of the text decoder, also from a multimodal config.json. Overrides replace the
+    decoder's keys, except for the few that a multimodal file has outside text_config. Raises ModelError.
     """
     return text_keys(read_whole_keys(path, overrides)) | _object(overrides)
 
@@ -158,7 +158,7 @@ def _object(overrides: str) -> dict[str, Any]:
 
 
 def convert_keys(path: Path, raw: Mapping[str, Any], kind: type[T]) -> T:
-    """Return keys of the config.json in `path` as a struct. Raises ModelError."""
+    """Convert keys of the config.json in `path` to a struct. Raises ModelError."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
@@ -166,7 +166,9 @@ def convert_keys(path: Path, raw: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def _of_modelopt(path: Path) -> dict[str, Any] | None:
-    """The quantization_config of a checkpoint that has it in a file of its own, as older ones of ModelOpt."""
+    """Return the quantization_config of a checkpoint that has it in a separate file, as older ones of
+    ModelOpt do.
+    """
     if not (path / "hf_quant_config.json").is_file():
         return None
     file = read_json(path / "hf_quant_config.json", _ModelOptFile).quantization
@@ -192,7 +194,7 @@ def _context_length(raw: dict[str, Any]) -> int:
 
 
 def _dtype(name: str | None) -> DType:
-    """The checkpoint's dtype; a file that does not say means float32."""
+    """Return the checkpoint's dtype: float32 if the file names none."""
     bare = (name or "float32").removeprefix("torch.")
     if bare not in get_args(DType):
         known = ", ".join(get_args(DType))
@@ -201,7 +203,7 @@ def _dtype(name: str | None) -> DType:
 
 
 def _eos_token_ids(*sources: int | list[int] | None) -> tuple[int, ...]:
-    """The ids that end a sequence: those of every source, the first source's first, none twice."""
+    """Return the ids that end a sequence: those of all sources in order, without duplicates."""
     ids: dict[int, None] = {}
     for source in sources:
         if source is not None:

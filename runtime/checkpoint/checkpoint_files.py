@@ -1,5 +1,5 @@
-"""Files of a checkpoint: whether its directory can be opened, and a file is one and not git-lfs's pointer to
-it. Knows no format.
+"""Checks of checkpoint files: that the directory can be opened, and that a file is not a git-lfs pointer.
+Knows no format.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ WEIGHTS_OF_OTHERS = {
     ".msgpack": "Flax's files (.msgpack)",
     ".onnx": "ONNX files",
 }
-"""Names of other programs' weight files, by the end of the file's name."""
+"""Kinds of weight files that only other programs read, by the end of the file name."""
 
 
 def refuse_lfs_pointer(path: Path, start: bytes) -> None:
-    """Raise ModelError if a file that begins so is what git leaves where git-lfs has not run."""
+    """Raise ModelError if a file that starts with these bytes is a git-lfs pointer."""
     if start.startswith(LFS_START):
         raise ModelError(
             f"{path} is a git-lfs pointer, not the file itself: run 'git lfs pull' in {path.parent}, or "
@@ -33,7 +33,7 @@ def refuse_lfs_pointer(path: Path, start: bytes) -> None:
 
 
 def refuse_unless_directory(path: Path) -> None:
-    """Raise ModelError, saying what to do, if `path` is no directory that this user may read."""
+    """Raise ModelError, saying what to do, if `path` is not a directory that this user may read."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def refuse_unless_directory(path: Path) -> None:
 
 
 def no_config(path: Path) -> ModelError:
-    """The error for a directory without a config.json, with what is in it instead."""
+    """Return the error for a directory without a config.json; it says what is in the directory instead."""
     names = sorted(os.listdir(path))
     said = f"{path} has no config.json, so it is not a checkpoint directory"
     if not names:
@@ -73,6 +73,6 @@ def no_config(path: Path) -> ModelError:
 
 
 def kind_of_others(path: Path) -> str:
-    """Name of the weights in a directory that only other programs read; empty: there are none."""
+    """Return the kind of weights in a directory that only other programs read; empty if there are none."""
     found = {Path(name).suffix for name in os.listdir(path)}
     return next((kind for suffix, kind in WEIGHTS_OF_OTHERS.items() if suffix in found), "")

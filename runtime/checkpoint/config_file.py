@@ -1,6 +1,5 @@
-"""config.json as the specs read it: what is in the file, under one name per thing.
-
-Knows how architectures spell their keys; draws no conclusion from the values.
+"""Keys of config.json, read under one name for each meaning. Knows how architectures spell the keys, but
+draws no conclusions from the values.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 # The end of the names under which transformers has models that continue a text.
 HEADLESS_SUFFIX = "Model"
-"""Suffix of architectures that end with the final norm, as embedding models are published."""
+"""Suffix of architecture names that end with the final norm, as embedding models are published."""
 _DECODER_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 
 
 class _Preamble(msgspec.Struct):
-    """Keys that decide whether a config.json is read at all."""
+    """Keys that decide whether a config.json can be read at all."""
 
     architectures: list[str] | None = None
     model_type: str = ""
@@ -41,7 +40,8 @@ class _Preamble(msgspec.Struct):
 
 
 class ConfigFile(msgspec.Struct, kw_only=True):
-    """The keys of config.json that are read. An absent one means what it means to most architectures."""
+    """Keys of config.json that are read. The default of each is what most architectures mean by its absence.
+    """
 
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
@@ -67,7 +67,7 @@ class ConfigFile(msgspec.Struct, kw_only=True):
 
 
 class OptionalKeys(msgspec.Struct, kw_only=True):
-    """Keys that only some architectures know. Read where the table names the key."""
+    """Keys that only some architectures have. They are read only if the architecture's row names them."""
 
     rotary_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     window_rope_theta: PositiveFloat | None = None
@@ -91,7 +91,7 @@ class OptionalKeys(msgspec.Struct, kw_only=True):
 
 
 class ConfigKeys(msgspec.Struct, frozen=True):
-    """A config.json in our words, and the row of the table that says how it was read."""
+    """Content of a config.json under our names, and the table row by which it was read."""
 
     architecture: str
     row: Architecture
@@ -100,10 +100,9 @@ class ConfigKeys(msgspec.Struct, frozen=True):
 
 
 def read_config(path: Path, own: Architecture | None = None, overrides: str = "") -> ConfigKeys:
-    """Return what a checkpoint's config.json says. own: the row for it, in place of one of the table.
-    overrides: as CheckpointConfig's.
-
-    Raises ModelError for an architecture that needs its own code or is in no row of the table.
+    """Return the content of a checkpoint's config.json. own: row to use instead of one of the table.
+    overrides: as in CheckpointConfig. Raises ModelError for an architecture that needs code of its own or has
+    no row.
     """
     preamble = _read_preamble(path, overrides)
     name, row = _architecture(preamble) if own is None else ((preamble.architectures or [""])[0], own)
@@ -114,13 +113,13 @@ def read_config(path: Path, own: Architecture | None = None, overrides: str = ""
 
 
 def has_spec(path: Path, overrides: str = "") -> bool:
-    """Tell whether the table has a row for the architecture of this config.json."""
+    """Return True if the table has a row for the architecture of this config.json."""
     names = _read_preamble(path, overrides).architectures or []
     return any(row_of(_served_as(name)) is not None for name in names)
 
 
 def refuse_without_spec(path: Path, overrides: str = "") -> None:
-    """Raise ModelError for what no implementation but a spec may compute, or none at all."""
+    """Raise ModelError if this model can only be computed by a spec, or not at all."""
     preamble = _read_preamble(path, overrides)
     _refuse_own_code(preamble)
     _refuse_quantised(preamble)
@@ -138,7 +137,9 @@ def refuse_without_spec(path: Path, overrides: str = "") -> None:
 
 
 def known_keys(raw: Mapping[str, Any], own: Architecture | None = None) -> set[str]:
-    """Keys that a decoder's config.json has or that somebody here would read in it, but for the code's."""
+    """Return the keys that a decoder's config.json has, or that any code here reads from it, except keys
+    about code.
+    """
     names = raw.get("architectures")
     rows = (
         [row_of(_served_as(name)) for name in names if isinstance(name, str)]
@@ -177,7 +178,7 @@ _SUPPORTED = ", ".join((*ARCHITECTURES, *TEXT_PARTS))
 
 
 def _served_as(architecture: str) -> str:
-    """Return the name that has the row: its own, or for the bare decoder of a family that of the family."""
+    """Return the architecture whose row is used: itself, or for a bare decoder the one with a head."""
     if architecture.endswith(HEADLESS_SUFFIX):
         return architecture.removesuffix(HEADLESS_SUFFIX) + "ForCausalLM"
     return architecture
@@ -207,7 +208,7 @@ def _found(preamble: _Preamble) -> str:
 def _in_our_words(
     raw: Mapping[str, Any], row: Architecture, kind: type[StructT], *, only_named: bool = False
 ) -> StructT:
-    """The fields of `kind` by the names and defaults that the architecture has for them."""
+    """Read the fields of `kind`, with the key names and defaults of this architecture."""
     spelled = {
         field.name: _spellings(row, field.name)
         for field in msgspec.structs.fields(kind)

@@ -1,6 +1,5 @@
-"""Models by their name on the Hugging Face Hub: from the local cache, or downloaded into it.
-
-HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN mean what they mean to huggingface_hub, which does the work.
+"""Models by name from the Hugging Face Hub: from the local cache, or downloaded into it. HF_HOME,
+HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN have their usual effect, because huggingface_hub does the work.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 MAX_HUB_ID = 96
-"""Characters, as on the Hub."""
+"""Most characters of a model's name on the Hub."""
 # No pickle and no code; what other programs keep beside it (onnx/, original/) stays where it is.
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
 MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
@@ -29,10 +28,9 @@ _NOT_WANTED = ["onnx/*", "openvino/*", "original/*", "*consolidated*", "coreml/*
 
 
 def localize(config: RuntimeConfig) -> RuntimeConfig:
-    """The settings with directories where `model` and `tokenizer` were names on the Hub.
-
-    The name under which the model is served stays its name there. Raises: ModelError when something cannot be
-    had, ConfigError for a revision of what is no model on the Hub.
+    """Return the settings with directories in place of Hub names in `model` and `tokenizer`, downloading what
+    is missing. The name under which the model is served stays the Hub name. Raises ModelError if something is
+    not available, ConfigError for a revision of a model that is not from the Hub.
     """
     on_hub = is_hub_id(config.model)
     if config.revision and not on_hub:
@@ -58,12 +56,12 @@ def localize(config: RuntimeConfig) -> RuntimeConfig:
 
 
 def is_hub_id(name: str) -> bool:
-    """Tell whether `name` reads as owner/name and there is no such file or directory here."""
+    """Return True if `name` has the form owner/name and no such file or directory exists here."""
     return len(name) <= MAX_HUB_ID and bool(HUB_ID.fullmatch(name)) and not _is_here(name)
 
 
 def _is_here(name: str) -> bool:
-    """Return whether there is such a file or directory; one that this user may not look at counts."""
+    """Return True if there is such a file or directory; also if this user may not look at it."""
     try:
         return Path(name).exists()
     except OSError:
@@ -71,10 +69,9 @@ def _is_here(name: str) -> bool:
 
 
 def download(hub_id: str, revision: str, patterns: list[str], cache_dir: str = "") -> Path:
-    """The directory with the files of `hub_id`; what is missing there is downloaded, which stderr shows.
-
-    revision: a branch, tag or commit; empty for the main branch. cache_dir: in place of the Hub's own.
-    Raises: ModelError that says what to do.
+    """Return the directory with the files of `hub_id`, downloading missing ones with a progress bar on
+    stderr. revision: branch, tag or commit; empty for the main branch. cache_dir: used instead of the Hub's
+    own cache. Raises ModelError, which says what to do.
     """
     # Imported here: a model in a directory needs nothing of it, and it takes the better part of a second.
     from huggingface_hub import errors, snapshot_download
@@ -112,7 +109,7 @@ def download(hub_id: str, revision: str, patterns: list[str], cache_dir: str = "
 
 
 def _bar() -> type[Any]:
-    """The Hub's own bar on a terminal, else lines of the log."""
+    """Return the Hub's own progress bar on a terminal, and otherwise one that writes log lines."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class DownloadBar(tqdm):

@@ -1,7 +1,7 @@
-"""ModelConfig: what a checkpoint's config.json says to a spec, checked and in one vocabulary.
+"""ModelConfig: a checkpoint's config.json, checked and translated for model specs.
 
-Opens no weights, imports no torch, runs no code that comes with a checkpoint. Knows no architecture by name:
-the table says how each spells its config.json.
+Opens no weights, imports no torch, and runs no code that comes with a checkpoint. Knows no architecture by
+name: the table says how each spells its config.json.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
-    """Shape of one checkpoint's model. Sizes count elements."""
+    """Shape of one checkpoint's model. Sizes are in elements."""
 
     spec: str
     """Import string of the architecture's ModelSpec."""
@@ -73,29 +73,34 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
     def from_path(
         cls, path: Path, context_length: int | None = None, model_spec: str = "", overrides: str = ""
     ) -> ModelConfig:
-        """Read the checkpoint in the directory `path`. context_length: the longest sequence that will be
-        served, where that is not the checkpoint's own; some rotary embeddings depend on it. model_spec:
-        import string of a spec or a row of the user's own, in place of those of the table. overrides: as
-        CheckpointConfig's.
+        """Read the checkpoint in the directory `path`.
 
-        Raises: ModelError, saying what to do, when the directory or its config.json is missing or unreadable,
-        or asks for something that is not served; ConfigError when model_spec names neither.
+        - context_length: the longest sequence to serve, if that is not the checkpoint's own; some rotary
+          embeddings depend on it.
+        - model_spec: import string of a spec or a row of the user's own, used instead of the table.
+          overrides: as in CheckpointConfig.
+
+        Raises ModelError, saying what to do, when the directory or its config.json is missing or unreadable,
+        or asks for something that is not supported; ConfigError when model_spec names neither a spec nor a
+        row.
         """
         keys = read_config(config_file(path), own_row(model_spec) if model_spec else None, overrides)
         return _build(CheckpointConfig.read(path, overrides), keys, context_length)
 
     @property
     def text_part(self) -> MultimodalArchitecture | None:
-        """Parts of the files beside the decoder; None where they hold a decoder alone."""
+        """Parts of a multimodal checkpoint around its decoder; None for a plain decoder."""
         return TEXT_PARTS.get(self.architecture)
 
     def attention_window(self, layer_id: int) -> int | None:
-        """Keys that a token sees in this layer, itself included; None: all."""
+        """Return the number of keys that a token sees in this layer, itself included; None: all."""
         own, limit = self.sliding_windows[layer_id], self.max_attention_window
         return min(own or limit, limit) if limit else own
 
     def layer_weights(self) -> list[int]:
-        """Count the numbers of each layer; the embedding counts to the first, the head to the last."""
+        """Return the number of parameters of each layer. The embedding counts as part of the first layer, the
+        head as part of the last.
+        """
         hidden = self.hidden_size
         attention = 2 * hidden * self.head_dim * (self.num_heads + self.num_kv_heads)
         dense = sparse = 3 * hidden * self.intermediate_size
@@ -107,8 +112,8 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
         return weights
 
     def attention_span(self) -> int:
-        """Return the number of tokens before a token at which it takes twice as long as the first one, by the
-        multiplications of all layers; 0 where no layer sees all of them, so that it never does.
+        """Return the position at which a token takes twice as long to compute as the first one, by the
+        multiplications of all layers. 0 if no layer sees all tokens, so that this never happens.
         """
         num_all_seeing = sum(self.attention_window(layer) is None for layer in range(self.num_layers))
         hidden = self.hidden_size
@@ -122,14 +127,14 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
         return linear // each_before if each_before else 0
 
     def num_kv_heads_per_rank(self, num_ranks: int) -> int:
-        """Return the number of KV heads of each rank. Where there are fewer KV heads than ranks, several
-        ranks have the same one.
+        """Return the number of KV heads of each rank. With fewer KV heads than ranks, several ranks have the
+        same head.
         """
         return max(1, self.num_kv_heads // num_ranks)
 
     def check_ranks(self, num_ranks: int) -> None:
-        """Check that the model can be cut for so many ranks. Raises ConfigError, with the numbers, when it
-        cannot.
+        """Check that the model can be divided among num_ranks ranks. Raises ConfigError, with the numbers, if
+        it cannot.
         """
         sizes = {"num_attention_heads": self.num_heads}
         if not all(self.expert_layers):
@@ -206,10 +211,9 @@ def _refuse_what_is_not_built(config: ConfigFile, optional: OptionalKeys, row: A
 def _ropes(
     keys: ConfigKeys, head_dim: int, context_length: int | None
 ) -> tuple[RopeConfig, RopeConfig | None]:
-    """The rotary embedding of layers that see everything, and that of layers with a window if it differs.
-
-    Either generation of config.json: rope_parameters, by kind of layer or not, or rope_theta, rope_scaling
-    and a theta of its own for windows.
+    """Return the rotary embedding of full attention layers, and that of sliding window layers if it differs.
+    Reads both generations of config.json: rope_parameters, by kind of layer or not, and rope_theta,
+    rope_scaling and a theta of its own for windows.
     """
     config, optional = keys.file, keys.optional
     context = RopeContext(
@@ -234,7 +238,7 @@ def _ropes(
 
 
 def _sliding_windows(keys: ConfigKeys) -> tuple[int | None, ...]:
-    """The window of each layer; None for full attention."""
+    """Return the sliding window of each layer; None for full attention."""
     config = keys.file
     num_layers = config.num_hidden_layers
     kinds = config.layer_types
@@ -291,10 +295,9 @@ def read_model_config(
     model_spec: str = "",
     overrides: str = "",
 ) -> CheckpointConfig:
-    """The checkpoint in `path`: a ModelConfig where it is computed by a spec, which "auto" prefers.
-
-    context_length, model_spec, overrides: see ModelConfig.from_path. Raises: ModelError, also for what the
-    transformers library is not asked to compute; ConfigError for a model_spec that is none.
+    """Read the checkpoint in `path`. Returns a ModelConfig if a spec computes it, which "auto" prefers.
+    context_length, model_spec, overrides: see ModelConfig.from_path. Raises ModelError, also for models that
+    the transformers library is not used for; ConfigError for an invalid model_spec.
     """
     if model_spec:
         if model_impl == "transformers":

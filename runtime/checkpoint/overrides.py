@@ -1,7 +1,5 @@
-"""Overrides: what --hf-overrides and --rope-scaling say in the place of a checkpoint's config.json.
-
-The launcher makes one JSON object of both, by what the file says. All processes put it over the file, key by
-key.
+"""Overrides of config.json: --hf-overrides and --rope-scaling. The launcher combines both into one JSON
+object that fits the file, and all processes apply it key by key.
 """
 
 from __future__ import annotations
@@ -25,16 +23,15 @@ from runtime.checkpoint.own_spec import own_row
 from runtime.settings.config import RuntimeConfig
 
 STRETCHING = ("linear", "yarn")
-"""Rope types whose factor says how much longer the context gets."""
+"""Rope types whose factor says how much longer the context becomes."""
 ROPE_KINDS = {"full_attention", "sliding_attention"}
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 
 
 def read_overridden(config: RuntimeConfig, model_path: Path) -> tuple[RuntimeConfig, CheckpointConfig]:
-    """Return the settings with all overrides in `hf_overrides`, and the checkpoint as they make it.
-
-    Raises: ConfigError that names the setting for what an override is the cause of, ModelError for what the
-    files are.
+    """Return the settings with all overrides in `hf_overrides`, and the checkpoint with the overrides
+    applied. Raises ConfigError, which names the setting, for errors that an override causes, and ModelError
+    for errors of the files.
     """
     complete = with_overrides(config, model_path)
     try:
@@ -59,7 +56,7 @@ def _read(config: RuntimeConfig, model_path: Path) -> CheckpointConfig:
 
 
 def _error(config: RuntimeConfig, model_path: Path, without: tuple[str, ...]) -> str:
-    """Return the error without these settings; empty: there is none."""
+    """Return the error that remains without these settings; empty if there is none."""
     fewer = msgspec.structs.replace(config, **dict.fromkeys(without, ""))
     try:
         _read(with_overrides(fewer, model_path), model_path)
@@ -69,7 +66,7 @@ def _error(config: RuntimeConfig, model_path: Path, without: tuple[str, ...]) ->
 
 
 def with_overrides(config: RuntimeConfig, model_path: Path) -> RuntimeConfig:
-    """The settings with all overrides in `hf_overrides`, complete. Raises ConfigError, ModelError."""
+    """Return the settings with all overrides completed in `hf_overrides`. Raises ConfigError, ModelError."""
     if not config.hf_overrides and not config.rope_scaling:
         return config
     overrides = _object("hf_overrides", config.hf_overrides)
@@ -126,7 +123,7 @@ def _refuse_unknown(raw: dict[str, Any], overrides: dict[str, Any], own: Archite
 
 
 def _put_theta_where_it_is_read(raw: dict[str, Any], overrides: dict[str, Any]) -> None:
-    """Newer files have it among the rotary parameters, which win over one beside them."""
+    """Move theta among the rotary parameters if the file has it there. These win over a key beside them."""
     parameters = overrides.get("rope_parameters", raw.get("rope_parameters"))
     if not isinstance(parameters, dict) or not parameters:
         return  # what reads a file that has something else there says so
@@ -135,7 +132,7 @@ def _put_theta_where_it_is_read(raw: dict[str, Any], overrides: dict[str, Any]) 
 
 
 def _put_rope(raw: dict[str, Any], overrides: dict[str, Any], name: str, scaling: dict[str, Any]) -> None:
-    """Under the key that the file has; what it says beside the scaling stays."""
+    """Store the scaling under the key that the file uses, and keep the file's other rotary parameters."""
     parameters = overrides.get("rope_parameters", raw.get("rope_parameters"))
     if not isinstance(parameters, dict) or not parameters:
         overrides["rope_scaling"] = scaling
@@ -156,7 +153,7 @@ def _refuse_kinds(name: str, parameters: dict[str, Any]) -> None:
 def _stretch(
     raw: dict[str, Any], overrides: dict[str, Any], scaling: dict[str, Any], context_key: str
 ) -> None:
-    """Let the context be as long as the scaling is for, as vLLM does."""
+    """Extend the context length to the length that the scaling is meant for, as vLLM does."""
     kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
     context = raw.get(context_key)
     if kind not in STRETCHING or not isinstance(factor, int | float) or not isinstance(context, int):

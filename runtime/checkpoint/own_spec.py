@@ -1,4 +1,4 @@
-"""Specs of the user's own, by import string: `package.module:SPEC`."""
+"""Model specs of the user's own, by import string: `package.module:SPEC`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ _PACKAGES = tuple(str(Path(__file__).resolve().parents[2] / name) for name in ("
 
 
 def own_row(name: str) -> Architecture:
-    """Return the row that `name` stands for: one of the user's own, or a plain one for a ModelSpec.
-
-    Raises: ConfigError where there is no such thing, where importing it fails, or where it would be obeyed
-    in part only.
+    """Return the table row that `name` refers to: a row of the user's own, or a plain one made for a
+    ModelSpec. Raises ConfigError if there is no such object, if importing it fails, or if only part of it
+    would take effect.
     """
     found = _import(name)
     if _is_spec(found):
@@ -53,12 +52,14 @@ def _import(name: Any) -> Any:
 
 
 def _is_spec(found: Any) -> bool:
-    """Return whether it is a ModelSpec: by its import string, as the class is the model worker's."""
+    """Return True for a ModelSpec. It is recognized by its import string, since the class belongs to the
+    model worker.
+    """
     return isinstance(found, resolve("class", "model_worker.models.spec:ModelSpec", {}))
 
 
 def _check_row(name: str, row: Architecture) -> None:
-    """Refuse what nobody would read."""
+    """Raise ConfigError for fields that nothing would read."""
     if row.windowed not in get_args(Windowed):
         known = ", ".join(get_args(Windowed))
         raise _refused(name, f"windowed {row.windowed!r} is unknown; known: {known}")

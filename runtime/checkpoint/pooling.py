@@ -1,4 +1,6 @@
-"""Pooling: how an embedding model makes one vector of a text, as its sentence-transformers files say."""
+"""Pooling: how an embedding model combines the hidden states of a text into one vector, from its
+sentence-transformers files.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class Pooling(msgspec.Struct, frozen=True):
 
     kind: PoolingKind
     normalize: bool = True
-    """Divide the vector by its Euclidean length."""
+    """True to divide the vector by its Euclidean length."""
 
 
 class _Module(msgspec.Struct):
@@ -42,10 +44,9 @@ class _PoolingFile(msgspec.Struct):
 
 
 def read_pooling(model_path: Path, chosen: Literal["auto", "last", "mean"] = "auto") -> Pooling:
-    """Return what modules.json and the file of its pooling module say; a model without them pools its last
-    token and normalises. `chosen` other than "auto" overrides the kind.
-
-    Raises: ModelError that names the file and what it asks for beyond last and mean.
+    """Return the pooling that modules.json and its pooling module specify. A model without these files pools
+    its last token and normalizes. `chosen` other than "auto" overrides the kind. Raises ModelError, which
+    names the file, for kinds other than last and mean.
     """
     path = model_path / MODULES_FILE
     if not path.is_file():

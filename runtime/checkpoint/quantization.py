@@ -1,4 +1,4 @@
-"""quantization_config of a config.json: what a checkpoint's weights were quantised to. Opens no weights."""
+"""quantization_config of a config.json: how a checkpoint's weights are quantized. Opens no weights."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ _HINT = (
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 _STRATEGIES = ("tensor", "channel", "block")
 _STATIC_KV_CACHE = ("static", "FP8")
-"""How AutoFP8 and older ModelOpt say that keys and values have a fixed scale each."""
+"""Values by which AutoFP8 and older ModelOpt say that keys and values have one fixed scale each."""
 _MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
 
 
 class CheckpointQuantization(msgspec.Struct, frozen=True):
-    """Weights of 8 bits with scales beside them. Which layers have them, the files themselves say, and which
-    have scales of keys and values.
-
-    block: rows and columns of a weight that share a scale; None: a scale for each tensor or each row.
+    """Quantization to 8-bit weights with scales. The files themselves show which layers are quantized, and
+    which have scales of keys and values. block: rows and columns of a weight that share a scale; None: one
+    scale for each tensor or each row.
     """
 
     dtype: QuantDType
@@ -59,9 +58,8 @@ class _QuantizationConfig(msgspec.Struct):
 
 
 def read_quantization(raw: Any) -> CheckpointQuantization | None:
-    """Return what `quantization_config`, as JSON has it, says; None where it says nothing of weights.
-
-    Raises: ModelError, which names the method or the field, for whatever is not read.
+    """Return the quantization that `quantization_config` (decoded JSON) describes; None if it does not
+    concern weights. Raises ModelError, which names the method or field, for anything that is not supported.
     """
     if raw is None:
         return None
@@ -83,7 +81,9 @@ def read_quantization(raw: Any) -> CheckpointQuantization | None:
 
 
 def _check_kv_cache(scheme: _Args | str | None) -> None:
-    """Raises ModelError for what is not float8 with a fixed scale of a layer's keys and one of its values."""
+    """Raise ModelError unless the KV cache is float8 with one fixed scale for a layer's keys and one for its
+    values.
+    """
     if scheme in (None, *_STATIC_KV_CACHE):
         return
     if isinstance(scheme, str):
@@ -121,7 +121,7 @@ def _compressed_tensors(config: _QuantizationConfig) -> CheckpointQuantization |
 
 
 def _is_of_attention(group: _Group) -> bool:
-    """Queries, keys and values, of which kv_cache_scheme says the same."""
+    """Return True for a group of only queries, keys and values, about which kv_cache_scheme says the same."""
     return group.weights is None and all(target.endswith("Attention") for target in group.targets)
 
 

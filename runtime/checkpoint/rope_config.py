@@ -1,6 +1,5 @@
-"""RopeConfig: a model's rotary embedding, read from either generation of config.json, checked and complete.
-
-Knows numbers; the frequencies they lead to are computed where the model is.
+"""RopeConfig: parameters of a model's rotary embedding, read from either generation of config.json, checked
+and complete. The worker computes the frequencies.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class RopeConfig(msgspec.Struct, frozen=True):
 
 
 class RopeContext(msgspec.Struct, frozen=True):
-    """Facts of config.json outside the rotary parameters that these depend on."""
+    """Values of config.json outside the rotary parameters on which these depend."""
 
     theta: float
     head_dim: int
@@ -65,7 +64,9 @@ class RopeContext(msgspec.Struct, frozen=True):
 
 
 class _RopeParameters(msgspec.Struct):
-    """rope_parameters (or the older rope_scaling) as files spell it; an unknown key is an error."""
+    """Rotary parameters as files spell them (rope_parameters, or the older rope_scaling). An unknown key is
+    an error.
+    """
 
     rope_theta: PositiveFloat | None = None
     rope_type: str | None = None
@@ -86,7 +87,9 @@ class _RopeParameters(msgspec.Struct):
 
 
 def read_rope(spelled: Mapping[str, Any], context: RopeContext) -> RopeConfig:
-    """The rotary embedding that a dict of config.json means. Raises ModelError for what is not served."""
+    """Return the rotary embedding for a dict of config.json. Raises ModelError for kinds that are not
+    supported.
+    """
     if not isinstance(spelled, Mapping):
         raise ModelError(f"config.json: rope_parameters: an object is needed, got {spelled!r}.")
     if context.rotates_axes:
@@ -126,8 +129,8 @@ def read_rope(spelled: Mapping[str, Any], context: RopeContext) -> RopeConfig:
 
 
 def _of_text(spelled: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
-    """Return the parameters without what tells the axes of an image apart: a token of text is at the same
-    position on each of them.
+    """Return the parameters without the division among image axes. A text token has the same position on each
+    axis.
     """
     kept = {key: value for key, value in spelled.items() if key != "mrope_section"}
     for key in ("rope_type", "type"):
@@ -155,7 +158,9 @@ def _with(rope: RopeConfig, raw: _RopeParameters, *names: str, original: int) ->
 
 
 def _original(raw: _RopeParameters, context: RopeContext) -> int:
-    """The context before it was extended: beside the rotary parameters, among them, or not extended."""
+    """Return the context length before it was extended: from beside the rotary parameters, from among them,
+    or the present one.
+    """
     return (
         context.original_max_position_embeddings
         or raw.original_max_position_embeddings
@@ -194,13 +199,15 @@ def _yarn(rope: RopeConfig, raw: _RopeParameters, context: RopeContext) -> RopeC
 
 
 def _mscale(scale: float, weight: float = 1.0) -> float:
-    """How much sharper attention gets over a context `scale` times as long (YaRN, Peng et al., 2023)."""
+    """Return the factor by which attention is sharpened for a context `scale` times as long (YaRN, Peng et
+    al., 2023).
+    """
     return 1.0 if scale <= 1 else 0.1 * weight * math.log(scale) + 1.0
 
 
 def _longrope(rope: RopeConfig, raw: _RopeParameters, context: RopeContext) -> RopeConfig:
-    """One set of divisors for all sequences: keys in the cache are rotated once and shared, so a sequence
-    cannot change over to the other set while it grows.
+    """Choose one set of divisors for all sequences. Keys in the cache are rotated once and shared, so a
+    sequence cannot change to the other set while it grows.
     """
     original = _original(raw, context)
     if original == 1:

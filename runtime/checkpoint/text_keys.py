@@ -1,6 +1,5 @@
-"""The keys of config.json that a decoder of text has, wherever the file has them.
-
-Multimodal checkpoints keep them below text_config, or beside the keys of their towers. Opens no file.
+"""Keys of config.json that belong to the text decoder. Multimodal checkpoints keep them under text_config, or
+among the keys of their towers. Opens no file.
 """
 
 from __future__ import annotations
@@ -12,15 +11,14 @@ from runtime.base.errors import ModelError
 from runtime.checkpoint.architectures import TEXT_PARTS, MultimodalArchitecture, row_of
 
 _OF_THE_WHOLE = ("architectures", "model_type", "auto_map", "quantization_config", "dtype", "torch_dtype")
-"""Keys of which the value beside text_config counts, where there is one."""
+"""Keys whose value outside text_config takes precedence, if there is one."""
 _IDS = ("bos_token_id", "eos_token_id")
 _TIED = "tie_word_embeddings"
 
 
 def text_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json as that of a decoder alone. One that is so already is returned as it is.
-
-    Raises: ModelError where text_config is not what the architecture's spec computes.
+    """Return config.json in the form of a plain decoder's; unchanged if it is one. Raises ModelError if
+    text_config is not a decoder that the architecture's spec computes.
     """
     name = _multimodal(raw)
     nested = raw.get("text_config")
@@ -48,7 +46,7 @@ def text_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _multimodal(raw: Mapping[str, Any]) -> str | None:
-    """Return which of TEXT_PARTS the file names, if any."""
+    """Return the architecture of TEXT_PARTS that the file names, or None."""
     names = raw.get("architectures")
     found = [name for name in TEXT_PARTS if isinstance(names, list) and name in names]
     return found[0] if found else None

@@ -1,6 +1,5 @@
-"""Weight files of a checkpoint: which there are, and whether each is whole, as far as its header tells.
-
-Reads indexes and headers, which are JSON; no tensor and no library of tensors.
+"""Weight files of a checkpoint: their list, and a check that each is complete according to its header. Reads
+indexes and headers, which are JSON; reads no tensor and needs no tensor library.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from runtime.checkpoint.checkpoint_files import kind_of_others, refuse_lfs_point
 
 INDEX_FILE = "model.safetensors.index.json"
 LENGTH_BYTES = 8
-"""At the beginning of a safetensors file: the length of its header, little endian."""
+"""Size of the field at the start of a safetensors file that has the length of its header, little endian."""
 MAX_HEADER_BYTES = 100_000_000
 """Longest header, as in the safetensors library."""
 _NAMES_SHOWN = 8
@@ -27,11 +26,11 @@ class _Index(msgspec.Struct):
 
 
 METADATA = "__metadata__"
-"""Entry of a header that is no tensor."""
+"""Key of a header that is not a tensor."""
 
 
 class StoredTensor(msgspec.Struct):
-    """Entry of a header: a tensor, and where it is in its file, behind the header."""
+    """Header entry of a tensor, with its position in the file behind the header."""
 
     data_offsets: tuple[int, int] = (0, 0)
     dtype: str = ""
@@ -43,9 +42,8 @@ class StoredTensor(msgspec.Struct):
 
 
 def weight_files(model_path: Path) -> list[Path]:
-    """The checkpoint's files: those its index names, or else every *.safetensors in the directory.
-
-    Raises: ModelError when there are none, or not all that the index names.
+    """Return the checkpoint's weight files: those its index names, or else every *.safetensors in the
+    directory. Raises ModelError if there are none, or if files that the index names are missing.
     """
     index = model_path / INDEX_FILE
     if index.is_file():
@@ -73,8 +71,8 @@ def weight_files(model_path: Path) -> list[Path]:
 
 
 def check_weight_files(model_path: Path) -> None:
-    """Raise ModelError, which names the file, for weights that are known not to load: missing, cut short,
-    another format, or what git-lfs leaves in a file's place.
+    """Raise ModelError, which names the file, for weights that cannot load: missing, truncated, of another
+    format, or a git-lfs pointer.
     """
     for path in weight_files(model_path):
         try:
@@ -84,7 +82,7 @@ def check_weight_files(model_path: Path) -> None:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file. Raises ModelError for one that is cut short or is none, and
+    """Return the tensors of a safetensors file. Raises ModelError if it is truncated or not such a file, and
     OSError.
     """
     with path.open("rb") as file:

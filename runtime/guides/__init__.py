@@ -1,1 +1,1 @@
-"""Guides of structured output: which there are, and which JSON schemas can be kept."""
+"""Guides of structured output: their kinds, and the check of JSON schemas."""

@@ -1,6 +1,5 @@
-"""Disjoint schemas: whether it is evident that no value matches both of two, so that `oneOf` is `anyOf`.
-
-What is not found here may still be so; then the answer is no.
+"""Check that two JSON schemas are disjoint, so that `oneOf` of them means the same as `anyOf`. The check is
+conservative: False means that disjointness was not found.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 Follow: TypeAlias = Callable[[Any], Any]
-"""Function that gives for a schema that is a reference the one to which it refers."""
+"""Function that returns the schema which a reference refers to."""
 ALL_TYPES = frozenset(("null", "boolean", "object", "array", "number", "string"))
 MAX_LOOKS = 4
-"""Most schemas of properties in schemas of properties that are compared."""
+"""Most levels of nested property schemas that are compared."""
 
 
 def are_disjoint(one: Any, other: Any, follow: Follow, looks: int = MAX_LOOKS) -> bool:
@@ -30,7 +29,7 @@ def are_disjoint(one: Any, other: Any, follow: Follow, looks: int = MAX_LOOKS) -
 
 
 def _values(schema: Any) -> frozenset[str] | None:
-    """Return the values that a schema names, in a form in which equal ones are equal texts."""
+    """Return the values that a schema lists, in a form in which equal values are equal texts."""
     if "const" in schema:
         return frozenset([_canonical(schema["const"])])
     if isinstance(schema.get("enum"), list):
@@ -43,7 +42,7 @@ def _canonical(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """1.0 and 1 are one value, 1 and true are two."""
+    """Normalize a value: 1.0 and 1 are the same value, 1 and true are not."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
@@ -52,7 +51,7 @@ def _plain(value: Any) -> Any:
 
 
 def _types(schema: Any) -> frozenset[str]:
-    """Return the types that its values can have; integers are numbers."""
+    """Return the types that values of the schema can have. Integers count as numbers."""
     if "type" in schema:
         said = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         return ALL_TYPES & {"number" if each == "integer" else each for each in said if isinstance(each, str)}
@@ -90,7 +89,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _objects_differ(one: Any, other: Any, follow: Follow, looks: int) -> bool:
-    """A name that both require has disjoint values, or one requires a name that the other forbids."""
+    """Return True if two object schemas are disjoint: a property that both require has disjoint values, or
+    one requires a property that the other forbids.
+    """
     if _forbids_of(one, other) or _forbids_of(other, one):
         return True
     if not looks:

@@ -21,27 +21,27 @@ from runtime.guides.keywords import DRAFTS, FOREIGN, FORMATS, KEYWORDS, OLD_DRAF
 Schema: TypeAlias = dict[str, Any]
 TYPES = frozenset(("null", "boolean", "object", "array", "number", "string", "integer"))
 MAX_DEPTH = 100
-"""Most schemas in schemas: more is nothing that anybody has written."""
+"""Most levels of nested schemas; deeper ones are not meant seriously."""
 
 
 class PlacedSchema(dict[str, Any]):
-    """Schema that knows where it stood in the caller's."""
+    """Schema that knows its place in the caller's schema."""
 
     __slots__ = ("place",)
 
     def __init__(self, place: str) -> None:
-        """`place`: its JSON pointer."""
+        """place: JSON pointer of the schema."""
         super().__init__()
         self.place = place
 
 
 def place_of(schema: Any) -> str:
-    """Return the JSON pointer of a schema that `schema_of` made; of any other the root's."""
+    """Return the JSON pointer of a schema that `schema_of` made; the root's for any other."""
     return schema.place if isinstance(schema, PlacedSchema) else ""
 
 
 class SchemaRefused(InvalidRequest):
-    """A schema that cannot be kept; the message names the keyword and its place."""
+    """A schema that cannot be kept. The message names the keyword and its place."""
 
 
 def refuse(pointer: str, why: str) -> NoReturn:
@@ -50,7 +50,7 @@ def refuse(pointer: str, why: str) -> NoReturn:
 
 
 def schema_of(text: str) -> Schema | bool:
-    """Return the schema that a guide's text says, in the keywords that a backend keeps. Raises
+    """Parse a guide's text into a schema of plain keywords that a grammar backend keeps. Raises
     SchemaRefused.
     """
     try:
@@ -77,22 +77,22 @@ def _finite(number: str) -> float:
 
 
 def escaped(name: str) -> str:
-    """Write a name as a part of a JSON pointer."""
+    """Escape a name for use in a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
 class _Walk:
-    """The walk over one schema."""
+    """Walk over one schema."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._is_old = False
         self._places: dict[str, Any] = {}
-        """Every place where a schema stands, by its JSON pointer."""
+        """All subschemas by JSON pointer."""
         self._anchors: dict[str, str] = {}
-        """Every place where a schema stands, by its anchor."""
+        """JSON pointers of subschemas by anchor."""
         self._names: dict[str, str] = {}
-        """Names in `$defs` of places that something refers to."""
+        """Names in `$defs` of the subschemas that are referred to."""
         self._to_do: list[str] = []
 
     def result(self) -> Schema | bool:
@@ -122,7 +122,7 @@ class _Walk:
     # -- where schemas stand --------------------------------------------------------------------------------
 
     def _find(self, schema: Any, pointer: str, depth: int) -> None:
-        """Note every place where a schema stands, also of those that nothing leads to."""
+        """Record every subschema, also those that nothing refers to."""
         if depth > MAX_DEPTH:
             refuse(pointer, f"schemas are nested more than {MAX_DEPTH} deep")
         self._places[pointer] = schema
@@ -143,7 +143,7 @@ class _Walk:
                 self._find(value, at, depth + 1)
 
     def _place_of(self, ref: Any, pointer: str) -> str:
-        """Return the pointer of what a `$ref` refers to."""
+        """Return the JSON pointer that a `$ref` refers to."""
         if not isinstance(ref, str):
             refuse(pointer, f"$ref is a text, not {_kind(ref)}")
         base = self._root.get("$id")
@@ -158,7 +158,7 @@ class _Walk:
         return target
 
     def follow(self, schema: Any) -> Any:
-        """Return what a schema that is nothing but a reference refers to."""
+        """Return the schema at the end of a chain of references."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 break
@@ -205,7 +205,7 @@ class _Walk:
             refuse(at, f"$id is a text, not {_kind(value)}")
 
     def _nothing(self, made: Schema, _: Schema, value: Any, at: str) -> None:
-        """Leave out what was read before, or is read from the place that refers to it."""
+        """Drop a keyword that was read before, or is read where it is referred to."""
 
     def _defs(self, made: Schema, _: Schema, value: Any, at: str) -> None:
         if not isinstance(value, dict):
@@ -319,7 +319,7 @@ class _Walk:
 
 
 def _is_neutral(keyword: str, value: Any, schema: Schema) -> bool:
-    """Tell whether a keyword that is not kept says nothing here."""
+    """Return True if a keyword that is not kept has no effect here."""
     match keyword:
         case "uniqueItems":
             most = schema.get("maxItems")

@@ -1,6 +1,6 @@
-"""Keywords of JSON Schema 2020-12, and what becomes of each: kept, of no effect on output, or refused.
-
-docs/structured_output.md shows this table. A keyword that is kept only in some forms says in which.
+"""Table of the keywords of JSON Schema 2020-12: whether each is kept, has no effect on output, or is refused.
+docs/structured_output.md shows this table. For a keyword that is kept in some forms only, the table says in
+which.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Treatment: TypeAlias = Literal["kept", "annotation", "refused"]
 class Keyword(NamedTuple):
     treatment: Treatment
     note: str = ""
-    """Forms that are an exception, or how it is kept."""
+    """Exceptions, or how the keyword is kept."""
 
 
 KEPT = Keyword("kept")
@@ -100,7 +100,7 @@ FOREIGN: dict[str, Keyword] = {
     "extends": REFUSED,
     "disallow": REFUSED,
 }
-"""Keywords of other dialects that would change what is valid. All others that are not in the vocabulary are
+"""Keywords of other dialects that would change which values are valid. All other unknown keywords are
 annotations, as JSON Schema says.
 """
 
@@ -121,7 +121,7 @@ XGRAMMAR: dict[str, str] = {
     "patternProperties": "one pattern beside `additionalProperties` false, if it matches no property's name",
     "maxProperties": "also where it is the number of the required ones",
 }
-"""How --grammar-backend xgrammar keeps a keyword where that is not as with llguidance."""
+"""How --grammar-backend xgrammar keeps a keyword, where it differs from llguidance."""
 
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")

@@ -1,7 +1,6 @@
-"""Elements of a structural tag: an output that is made of fixed texts, free text, and values of schemas.
-
-Their names are those of xgrammar's structural tags. A spelling that the tokenizer has as a special token
-stands for that token, wherever it stands in a fixed text.
+"""Elements of a structural tag, which describes an output of fixed texts, free text, and values of schemas.
+The names are those of xgrammar's structural tags. In fixed texts, the spelling of a special token stands for
+that token.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ class Regex(Struct, tag="regex"):
 class JsonSchema(Struct, tag="json_schema"):
     json_schema: Raw
     param: str
-    """Field of the request that has the schema, for errors."""
+    """Request field that has the schema, for errors."""
     at: str = ""
-    """JSON pointer of the schema's place in that field."""
+    """JSON pointer of the schema within that field."""
     is_object: bool = True
-    """The value is an object, where the schema names no type."""
+    """True if the value must be an object when the schema names no type."""
 
 
 class TaggedArguments(Struct, tag="tagged_arguments"):
-    """Members of an object in their schema's order, each between two texts: what may be a string is free
-    text, and the others are JSON.
+    """Members of an object in the order of their schema, each between two texts. A member that may be a
+    string is free text, others are JSON.
     """
 
     json_schema: Raw
     param: str
-    """Field of the request that has the schema, for errors."""
+    """Request field that has the schema, for errors."""
     begin: str
-    """Text before a value, with NAME where the member's name stands."""
+    """Text before each value; NAME in it is replaced by the member's name."""
     close: str
-    """Text that ends a value, with a line break behind it."""
+    """Text that ends a value, followed by a line break."""
 
 
 class Nested(Struct, tag="guide"):
-    """An output of a guide of its own, of any other kind."""
+    """An output that keeps to a guide of any other kind."""
 
     kind: NestedKind
     text: str
@@ -56,26 +55,26 @@ class Nested(Struct, tag="guide"):
 
 
 class AnyText(Struct, tag="any_text"):
-    """A text without special tokens, as the content of a tag up to the tag's end."""
+    """Text without special tokens; as the content of a tag it ends at the tag's end."""
 
     most: MaxTokens | None = None
 
 
 class MaxTokens(Struct):
-    """Bound of a free text, whose tag then begins and ends with tokens of their own."""
+    """Bound on the tokens of a free text, whose tag must begin and end with special tokens."""
 
     count: int
     param: str
-    """Field of the request that has it, for errors."""
+    """Request field that has it, for errors."""
 
 
 class AnyTokens(Struct, tag="any_tokens"):
-    """Tokens that may be whatever the model says."""
+    """Any tokens."""
 
     but: str
-    """Special token that may not come; empty for none."""
+    """Special token that must not occur; empty for none."""
     param: str
-    """Field of the request that needs it to be one, for errors."""
+    """Request field that requires this to be a special token, for errors."""
 
 
 class Sequential(Struct, tag="sequence"):
@@ -94,7 +93,7 @@ class Repeat(Struct, tag="repeat"):
     content: Element
     least: int
     most: int | None = None
-    """Most repetitions. None: any number."""
+    """Most repetitions; None: any number."""
 
 
 class Tag(Struct, tag="tag"):
@@ -104,7 +103,7 @@ class Tag(Struct, tag="tag"):
 
 
 class TagsWithSeparator(Struct, tag="tags_with_separator"):
-    """At least one of the tags; one alone, where it stops after the first."""
+    """At least one of the tags, with separators; only one if it stops after the first."""
 
     tags: list[Tag]
     separator: str
@@ -112,7 +111,7 @@ class TagsWithSeparator(Struct, tag="tags_with_separator"):
 
 
 class TriggeredTags(Struct, tag="triggered_tags"):
-    """Free text, in which each trigger begins one of the tags."""
+    """Free text in which each trigger begins one of the tags."""
 
     triggers: list[str]
     tags: list[Tag]
@@ -138,11 +137,11 @@ Element: TypeAlias = (
 
 
 def encode(element: Element) -> str:
-    """Return the text of a guide of the kind `structural_tag`."""
+    """Return the text of a guide of kind `structural_tag`."""
     return msgspec.json.encode(element).decode()
 
 
 def decode(text: str) -> Element:
-    """Return the elements that the text of a guide says. Raises ValueError."""
+    """Parse the text of a guide into elements. Raises ValueError."""
     element: Element = msgspec.json.decode(text, type=Element)
     return element

@@ -24,19 +24,20 @@ FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
 def raise_oom_score(by: int) -> None:
-    """Add to this process's OOM score, up to the most there is: the kernel kills it sooner when memory is
-    short. Does nothing where /proc is read-only."""
+    """Raise this process's OOM score by `by`, up to the maximum, so that the kernel kills it sooner when
+    memory is short. Does nothing where /proc is read-only.
+    """
     with contextlib.suppress(OSError):  # where /proc is read-only; nothing depends on it
         inherited = int(OOM_SCORE_FILE.read_text())
         OOM_SCORE_FILE.write_text(str(min(MAX_OOM_SCORE, inherited + by)))
 
 
 def tell_faults_apart() -> None:
-    """Let a fault that another process sends end this one by SIGKILL, which is not taken for its own doing.
+    """Make a fault signal that another process sends end this process by SIGKILL, so that it does not count
+    as a fault of its own.
 
-    Where the signals are blocked, those that are sent wait until a thread takes them, and it is told the
-    sender. A fault of its own is not held up by that: the kernel kills at once. Call before there are
-    threads.
+    The signals are blocked, and a thread that waits for them learns the sender. The kernel still kills at
+    once for a fault of the process itself. Call it before there are threads.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, FAULTS)
     threading.Thread(target=_take_fault, name="faults", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Children: the processes of a launch that run, by their places, whichever hosts they are on."""
+"""Children: the running processes of a launch by their places, on all hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.launcher.hosts.host import Child, Host, ProcessPlace
 
 class Children:
     def __init__(self, hosts: Mapping[int, Host]) -> None:
-        """Begin without processes. `hosts`: machines by the numbers of their nodes."""
+        """Start without processes. hosts: machines by node number."""
         self._hosts = hosts
         self._running: dict[ProcessPlace, Child] = {}
 
@@ -22,33 +22,32 @@ class Children:
         return self._running.get(place)
 
     def start(self, place: ProcessPlace, epoch: int) -> Child:
-        """Start a process in a place. Raises StartError when there is none to be had."""
+        """Start a process in a place. Raises StartError if that fails."""
         child = self._running[place] = self._hosts[place.node].start(place, epoch)
         return child
 
     def kill(self, child: Child) -> None:
-        """Kill a child. Its end is then seen like any other."""
+        """Kill a child. Its end is then reported like any other."""
         child.kill()
 
     def has_ended(self, child: Child, timeout_s: float) -> bool:
-        """Wait so many seconds for the end of a child. Return whether it has come."""
+        """Wait up to timeout_s for the end of a child. Returns True if it has ended."""
         return child.has_ended(timeout_s)
 
     def reap(self, child: Child) -> int:
-        """Wait for the end of a child that has ended or has been killed. Return its exit code or minus the
-        signal.
+        """Wait for a child that has ended or was killed. Returns its exit code, or minus the signal number.
         """
         code = child.reap()
         del self._running[child.place]
         return code
 
     def exited(self, fired: Iterable[Any]) -> list[Child]:
-        """Return the children among what a poll has returned."""
+        """Return the children whose ends are among the results of a poll."""
         sources = set(fired)
         return [child for child in self if child.is_among(sources)]
 
     def end(self, children: Iterable[Child], grace_s: float) -> None:
-        """Ask children to end, kill those that have not within `grace_s` seconds, wait for all."""
+        """Ask children to end, kill those that have not within grace_s seconds, and wait for all."""
         ending = list(children)
         for child in ending:
             child.terminate()

@@ -1,5 +1,5 @@
-"""The command line of the launcher: an option for every setting of RuntimeConfig, under all its spellings,
-and the flags of vLLM and SGLang that are no settings here (`runtime.settings.peer_flags`).
+"""The launcher's command line: an option for every setting of RuntimeConfig in all its spellings, and the
+flags of vLLM and SGLang that are not settings here (`runtime.settings.peer_flags`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from runtime.settings.peer_flag import PeerFlag, is_on
 from runtime.settings.peer_flags import PEER_FLAGS, peer_flag, value_of
 
 COUNTS_OF_TOKENS = ("context_length", "chunked_prefill_size", "max_total_tokens")
-"""Settings that take 4k and 4K, as vLLM has them."""
+"""Settings that accept 4k and 4K, as in vLLM."""
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 NEAR = 0.75
-"""Likeness, of 1, that an unknown option has to the one that is meant; arbitrary, by examples."""
+"""Similarity, at most 1, from which on an unknown option is taken for a misspelt one. Chosen by examples."""
 EPILOG = """\
 examples:
   %(prog)s --model OWNER/NAME --port 8000
@@ -58,13 +58,13 @@ class CommandLine(NamedTuple):
 
 
 def parse_args(argv: Sequence[str] | None = None, *, prog: str | None = None) -> RuntimeConfig:
-    """Return the settings that a command line asks for. Prints help, or raises ConfigError."""
+    """Return the settings of a command line. Prints help and exits if asked; raises ConfigError."""
     return parse_command_line(argv, prog=prog).config
 
 
 def parse_command_line(argv: Sequence[str] | None = None, *, prog: str | None = None) -> CommandLine:
-    """Return the settings that a command line asks for, and what is to be said about it. Prints help and
-    exits, or raises ConfigError.
+    """Return the settings of a command line, and the notes to be logged about it. Prints help and exits if
+    asked; raises ConfigError.
     """
     parser = make_parser(prog)
     words, files = without_files(sys.argv[1:] if argv is None else argv)
@@ -82,7 +82,9 @@ def parse_command_line(argv: Sequence[str] | None = None, *, prog: str | None = 
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Adds the default to a help text that does not say it itself, except those of flags and of nothing."""
+    """Help formatter that adds the default to a help text that does not mention it, except for switches and
+    empty defaults.
+    """
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         is_plain = action.default in ("", None, False) or "default:" in (action.help or "")
@@ -95,7 +97,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _SettingAction(argparse.Action):
-    """Stores the value of a setting, spelled as we or the peers spell it."""
+    """Stores the value of a setting, in our spelling or that of vLLM or SGLang."""
 
     def __call__(
         self,
@@ -122,7 +124,7 @@ class _SettingAction(argparse.Action):
 
 
 class _PeerAction(argparse.Action):
-    """Does what the table says of a flag of another server."""
+    """Handles a flag of vLLM or SGLang as the table says."""
 
     def __init__(self, *, flag: PeerFlag, **options: Any) -> None:
         super().__init__(**options)
@@ -146,8 +148,8 @@ class _PeerAction(argparse.Action):
 
 
 def _options_of_files(files: Sequence[Path], parser: argparse.ArgumentParser) -> list[str]:
-    """The options of files of options, which the command line's come behind. Raises ConfigError that names
-    the file at fault.
+    """Return the options from files of options, which come before those of the command line. Raises
+    ConfigError, which names the file.
     """
     words: list[str] = []
     for path in files:
@@ -164,7 +166,7 @@ def _options_of_files(files: Sequence[Path], parser: argparse.ArgumentParser) ->
 
 
 def _spelled(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """The words as the parser knows them."""
+    """Return the words in the spelling that the parser knows."""
     return [_without_value(_with_dashes(word), parser) for word in words]
 
 
@@ -212,7 +214,7 @@ def _version() -> str:
 
 
 def _preset_parser() -> argparse.ArgumentParser:
-    """Knows --preset alone, whose settings are the defaults of all others."""
+    """Return a parser that only knows --preset, whose settings are the defaults of all others."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     _add_preset(parser)
     return parser
@@ -241,7 +243,7 @@ def _add_setting(group: argparse._ArgumentGroup, name: str, default: Any) -> Non
 
 
 def _add_peer_flag(parser: argparse.ArgumentParser, flag: PeerFlag, own: set[str]) -> None:
-    """Our own options go first: a name that is one of them is left to it."""
+    """Add a flag of another server, except for names that are options of our own."""
     options: dict[str, Any] = {"action": _PeerAction, "flag": flag, "dest": argparse.SUPPRESS}
     names = [name for name in flag.names if name not in own]
     if names and flag.has_value:
@@ -255,18 +257,18 @@ def _add_peer_flag(parser: argparse.ArgumentParser, flag: PeerFlag, own: set[str
 
 
 def _opposite(flag: str) -> str:
-    """Return the opposite of a switch, as vLLM spells it."""
+    """Return the negated form of a switch, as vLLM spells it."""
     return "--" + flag.removeprefix("--no-") if flag.startswith("--no-") else "--no-" + flag[2:]
 
 
 def _with_dashes(word: str) -> str:
-    """An option that is written with underscores, as vLLM allows."""
+    """Return an option spelled with underscores, as vLLM allows, with dashes."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
 def _without_value(word: str, parser: argparse.ArgumentParser) -> str:
-    """A switch that is written as vLLM's --flag=true: itself, or its opposite. Raises ConfigError."""
+    """Return a switch that is written as vLLM's --flag=true: itself, or its negation. Raises ConfigError."""
     name, equals, value = word.partition("=")
     action = parser._option_string_actions.get(name)
     if not equals or action is None or action.nargs != 0:
@@ -278,7 +280,7 @@ def _without_value(word: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _joined(words: list[str]) -> str:
-    """A list as words, as JSON or with commas: with commas."""
+    """Return a list, which may be given as words, as JSON or with commas, joined by commas."""
     parts: list[str] = []
     for word in words:
         listed = _from_json(word) if word.startswith("[") else None
@@ -287,14 +289,16 @@ def _joined(words: list[str]) -> str:
 
 
 def _from_json(text: str) -> Any:
-    """None where it is no JSON."""
+    """Return the decoded JSON; None if it is not JSON."""
     with contextlib.suppress(ValueError):
         return json.loads(text)
     return None
 
 
 def _part(given: Any) -> str:
-    """A part of a list; an adapter that is written as an object, as vLLM and SGLang take it, as name=path."""
+    """Return one element of a list as text. An adapter that is written as an object, as in vLLM and SGLang,
+    becomes name=path.
+    """
     adapter = _from_json(given) if isinstance(given, str) and given.startswith("{") else given
     if isinstance(adapter, dict):
         for names in (("name", "path", "base_model_name"), ("lora_name", "lora_path")):
@@ -304,7 +308,7 @@ def _part(given: Any) -> str:
 
 
 def _converted(name: str, kind: Any, text: str) -> Any:
-    """The text as a value of the setting's type. Raises ValueError that says what is expected."""
+    """Convert a text to the setting's type. Raises ValueError, which says what is expected."""
     if get_origin(kind) is Literal:
         if text not in get_args(kind):
             raise ValueError(f"{text!r} is unknown; known: {', '.join(get_args(kind))}")
@@ -319,7 +323,7 @@ def _converted(name: str, kind: Any, text: str) -> Any:
 
 
 def _with_suffix(text: str) -> int:
-    """A number of tokens such as 8k (8,000), 25.6k or 8K (8,192)."""
+    """Return a number of tokens that may be written as 8k (8,000), 25.6k or 8K (8,192)."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG])", text)
     if match is None or ("." in match[1] and match[2].isupper()):
         raise ValueError(f"expected a whole number like 8192, 8k (8,000) or 8K (8,192), got {text!r}")
@@ -327,7 +331,7 @@ def _with_suffix(text: str) -> int:
 
 
 def _unknown(word: str, words: list[str], parser: argparse.ArgumentParser) -> str:
-    """Return the error for a word that no option has taken."""
+    """Return the error for a word that no option accepted."""
     if word.startswith("-"):
         name = word.partition("=")[0]
         flags = [known for known in option_names(parser) if _is_meant(known)]
@@ -346,6 +350,6 @@ def _unknown(word: str, words: list[str], parser: argparse.ArgumentParser) -> st
 
 
 def _is_meant(option: str) -> bool:
-    """True unless it is a flag that would only be refused."""
+    """Return False for flags that would only be refused."""
     flag = peer_flag(option)
     return flag is None or bool(flag.understood or flag.taken)

@@ -1,10 +1,10 @@
-"""Deaths: what follows from the end of processes that nobody asked to end; DeathCauses: whether a request may
-have brought it about, or somebody outside has.
+"""Judgement of process deaths: DeathCauses decides whether a request can have caused a death, and Deaths what
+follows from it.
 
-Only the first kind counts against the requests that were there. Who is killed from outside gets SIGKILL or a
-signal that asks for an end; the kernel sends SIGKILL too when memory is short, and counts how often it does,
-for each cgroup: what it kills elsewhere on the machine is no concern of ours.
-Everything else can be a request's doing: an exit with an error, a fault of memory or arithmetic, a hang.
+Only deaths that a request can have caused count against the requests that were there: an exit with an error,
+a fault of memory or arithmetic, a hang. A process that is killed from outside gets SIGKILL or a signal that
+asks it to end. The kernel also sends SIGKILL when memory is short. It counts these kills for each cgroup, so
+kills elsewhere on the machine are not mistaken for ours.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 class DeathCauses:
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
-        """Count from here the kills for lack of memory. `proc`, `cgroups`: where the kernel shows processes
-        and cgroups.
+        """Start counting out-of-memory kills from now on. proc, cgroups: mount points of the kernel's file
+        systems.
         """
         self._counters = _counters(proc, cgroups)
         self._num_oom_kills = self._read_oom_kills()
 
     def may_be_a_request(self, codes: list[int], *, hung: bool) -> bool:
-        """Tell whether a request may have brought about the end of a unit. `codes`: exit codes, or minus the
-        signals, of its processes that had ended when that was seen; if one was killed from outside, the
-        others may have ended because of that. `hung`: the launcher itself has killed one whose work loop
-        stood still.
+        """Return True if a request can have caused the end of a unit.
+
+        codes: exit codes, or minus the signals, of its processes that had ended when this was noticed. If one
+        was killed from outside, the others may have ended because of that. hung: the launcher has killed one
+        whose work loop stood still.
         """
         num_oom_kills = self._read_oom_kills()
         out_of_memory = num_oom_kills > self._num_oom_kills
@@ -49,21 +50,21 @@ class DeathCauses:
         return not any(code in ASKED_TO_END or code == -signal.SIGKILL for code in codes)
 
     def _read_oom_kills(self) -> int:
-        """Return the count of the first file that tells; 0 where the kernel does not say."""
+        """Return the counter of the first file that has one; 0 if the kernel shows none."""
         return next((count for path in self._counters if (count := _oom_kills(path)) is not None), 0)
 
 
 class Deaths:
-    """Judge of the deaths of a launch. Ends and starts nothing itself."""
+    """Judges the deaths of a launch. It neither ends nor starts processes itself."""
 
     def __init__(self, endpoints: Endpoints, page: StatusPage, restart_window_s: float) -> None:
-        """endpoints, page: of the launch. restart_window_s: as RestartBudget's."""
+        """endpoints, page: of the launch. restart_window_s: as in RestartBudget."""
         self._page = page
         self._causes = DeathCauses()
         self._engine_deaths = EngineDeaths(endpoints)
         self._budget = RestartBudget(restart_window_s)
         self._hung: set[Child] = set()
-        """Processes that are killed because their work loops stand still."""
+        """Processes that were killed because their work loops stood still."""
 
     @property
     def restarts(self) -> Mapping[str, int]:
@@ -71,12 +72,12 @@ class Deaths:
         return self._budget.counts
 
     def note_hang(self, child: Child) -> None:
-        """Remember that a process is killed because its work loop stands still."""
+        """Record that a process is killed because its work loop stands still."""
         self._hung.add(child)
 
     def may_be_a_request(self, unit: Sequence[Child], code: int) -> bool:
-        """Tell whether the processes of a unit have ended by themselves, perhaps because of a request, and
-        not by somebody outside. `code`: how the first one did.
+        """Return True if the processes of a unit ended by themselves, perhaps because of a request, and not
+        from outside. code: exit code, or minus the signal, of the first one.
         """
         hung = not self._hung.isdisjoint(unit)
         self._hung.difference_update(unit)
@@ -84,17 +85,16 @@ class Deaths:
         return self._causes.may_be_a_request([each for each in codes if each is not None], hung=hung)
 
     def spend_restart(self, unit: str, limit: int, *, by_itself: bool, was_ready: bool) -> float | None:
-        """Return the seconds to wait before `unit` is started again; None: it has had its `limit` restarts.
-        by_itself: as `may_be_a_request` says.
+        """Return the seconds to wait before `unit` is started again; None if it has had its `limit` restarts.
+        by_itself: result of `may_be_a_request`.
         """
         return self._budget.spend(
             unit, limit, time.monotonic(), from_outside=not by_itself, was_ready=was_ready
         )
 
     def count_engine(self) -> None:
-        """Note which sequences were there when the engine died, for the one that takes its place. Written by
-        the caller and not by a thread: an engine that read the file too early would run again what has ended
-        the one before.
+        """Record the sequences that the engine held when it died, for its successor. Done by the caller and
+        not in a thread: an engine that read the file too early would run the guilty request again.
         """
         try:
             self._engine_deaths.count(self._page.read("scheduler").solitary)
@@ -103,8 +103,8 @@ class Deaths:
 
 
 def _counters(proc: Path, cgroups: Path) -> list[Path]:
-    """Files that may count kills for lack of memory, best first: of this process's cgroup, which its children
-    share, in either version of cgroups; of the machine.
+    """Return the files that may count out-of-memory kills, best first: those of this process's cgroup, which
+    its children share, in either version of cgroups; then that of the machine.
     """
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()

@@ -1,4 +1,6 @@
-"""Drain: the time between the first signal and the end. Says when all that was asked for is answered."""
+"""Drain: the time between the first signal and the end of a launch. It decides when all requests are
+answered.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,20 @@ from runtime.wire.status_page import StatusPage
 logger = logging.getLogger(__name__)
 
 SETTLED_S = 0.25
-"""Seconds for which nothing may be left before a drain is over: a slot may be half a heartbeat old, a request
-between two processes.
+"""Seconds for which no request may be left before a drain is over. A slot of the status page may be half a
+heartbeat old, and a request may be between two processes.
 """
 
 
 class Drain:
     def __init__(self, page: StatusPage, timeout_s: float) -> None:
-        """Begin to drain. `timeout_s`: the time that requests have; 0: none is waited for."""
+        """Start to drain. timeout_s: seconds that requests have left; 0: do not wait for any."""
         self._page = page
         self._timeout_s = timeout_s
         self._began = self._busy_at = time.monotonic()
         self.is_over = False
         self.was_cut = False
-        """True if requests were left when it ended."""
+        """True if requests were left when the drain ended."""
         num_left = self.num_left() if timeout_s else 0
         if num_left:
             logger.info(
@@ -33,8 +35,8 @@ class Drain:
             )
 
     def num_left(self) -> int:
-        """Requests that run, wait or have not been read yet: as many as the place has that has the most,
-        since one is in several places at the same time.
+        """Return the number of requests that run, wait or have not been read yet. It is the maximum over the
+        processes, because one request is in several of them at a time.
         """
         found = dict.fromkeys(("tokenizer", "scheduler", "detokenizer", "api"), 0)
         for role, index in self._page.slots():
@@ -44,7 +46,7 @@ class Drain:
         return max(found.values())
 
     def look(self, is_cut: bool) -> bool:
-        """Tell whether the drain is over. `is_cut`: somebody does not want to wait any more."""
+        """Return True if the drain is over. is_cut: somebody does not want to wait any longer."""
         now = time.monotonic()
         num_left = self.num_left()
         if num_left:

@@ -1,8 +1,9 @@
-"""Guardian: a small process that outlives a launcher which was killed, and removes its run directory.
+"""Guardian: a small process that removes the run directory of a launcher which was killed.
 
-`python -S -m runtime.launcher.guardian RUN_DIR LOCK_FD`, with a pipe from the launcher as its standard input:
-that ends with the launcher, however it ends. A launcher that ends by itself cleans up and says so first. The
-lock is held by both, so nobody takes the directory over while it is being removed.
+It is started as `python -S -m runtime.launcher.guardian RUN_DIR LOCK_FD` with a pipe from the launcher as its
+standard input, which closes when the launcher ends, however it ends. A launcher that ends normally cleans up
+by itself and says so first. Both hold the lock, so no other launch takes the directory while it is being
+removed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ EXIT_S = 1.0
 
 
 class Guardian:
-    """The launcher's end of the guardian."""
+    """The launcher's handle of the guardian."""
 
     def __init__(self, run_dir: Path, lock_fd: int, environment: Mapping[str, str]) -> None:
-        """Start the guardian. Raises OSError when there is no process to be had."""
+        """Start the guardian. Raises OSError if no process can be started."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-S", "-m", "runtime.launcher.guardian", str(run_dir), str(lock_fd)],
             stdin=subprocess.PIPE,
@@ -38,8 +39,7 @@ class Guardian:
         return self._process.pid
 
     def dismiss(self) -> None:
-        """Let the guardian end, and wait for that: everything is cleaned up. Also for one that has been
-        killed.
+        """Tell the guardian that everything is cleaned up, and wait for its end. Works also if it was killed.
         """
         assert self._process.stdin is not None
         try:

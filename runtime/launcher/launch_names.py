@@ -1,5 +1,5 @@
-"""LaunchNames: everything of a launch that others can see or that they cannot have at the same time: its run
-directory and the files in it, the HTTP port, the socket its processes report to.
+"""LaunchNames: the resources of a launch that others can see or that only one launch can have: the run
+directory with its files, the HTTP port, and the socket that processes report to.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LISTEN_BACKLOG = 2048
 
 class LaunchNames:
     def __init__(self, config: RuntimeConfig) -> None:
-        """Take all that the settings ask for. Raises AddressInUse, ConfigError or StartError; nothing is left
-        behind then.
+        """Take all resources that the settings ask for. Raises AddressInUse, ConfigError or StartError, with
+        nothing left behind.
         """
         if config.curve_dir:
             ServerKeys.read(Path(config.curve_dir))  # the processes read them too; here nothing runs yet
@@ -46,7 +46,7 @@ class LaunchNames:
             held.callback(self._clear)
             self.http = None if config.no_http else held.enter_context(_listen(config.host, config.port))
             self.port: int = self.http.getsockname()[1] if self.http else 0
-            """Port of the HTTP server; 0 where there is none."""
+            """Port of the HTTP server; 0 if there is none."""
             context = zmq.Context()
             held.callback(context.destroy, linger=0)
             try:
@@ -60,7 +60,7 @@ class LaunchNames:
                 held.callback(self._end_records)
                 self.inbox = ZmqInbox(context, self.endpoints.launcher_in, "launcher_in", FIRST_EPOCH)
                 self.nodes = None
-                """Where the agents of other nodes connect to; None on those, and where there is one node."""
+                """Gate for the agents of other nodes; None on those nodes, and with a single node."""
                 if config.nnodes > 1 and not config.node_rank:
                     self.nodes = NodeGate(config, self.page, self.records.event)
                     held.callback(self.nodes.close)
@@ -70,13 +70,13 @@ class LaunchNames:
             self._held = held.pop_all()
 
     def stop_listening(self) -> None:
-        """Take in no caller any more."""
+        """Stop accepting callers."""
         if self.http is not None:
             self.http.close()
 
     def close(self) -> None:
-        """Give up everything and remove the directory. While the disk hangs its removal would, too: then the
-        guardian removes it, once this process has ended.
+        """Release everything and remove the run directory. If the disk hangs, so would the removal; the
+        guardian then removes the directory once this process has ended.
         """
         self._held.close()
 
@@ -100,9 +100,8 @@ def _guard(run_dir: RunDir) -> Guardian:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bind and listen before anything is loaded, so that a taken port is known at once.
-
-    Raises: ConfigError for an address of elsewhere, AddressInUse for a port that cannot be had.
+    """Bind and listen before anything is loaded, so that a port in use is noticed at once. Raises ConfigError
+    for an address of another machine, AddressInUse for a port that is not available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -1,9 +1,8 @@
-"""LaunchRecords: state.json and events.jsonl of a launch, written by a thread: a disk that hangs holds up
-nothing but them.
+"""LaunchRecords: writes state.json and events.jsonl of a launch in a thread, so that a disk which hangs
+delays nothing else.
 
-Events are one JSON object a line. They are written in order, and each before any state that came after it; of
-several states that wait, the newest is written. Names, numbers and reasons only: nothing of a request is ever
-written here.
+Events are one JSON object a line, written in order, and before any later state. If several states wait, only
+the newest is written. Records contain names, numbers and reasons only, and nothing of a request.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from runtime.ring.launch_state import LaunchState, write_atomically
 logger = logging.getLogger(__name__)
 
 MAX_EVENTS = 4096
-"""Most events that wait for the disk; what comes beyond them is counted and lost."""
+"""Most events that wait for the disk. Further ones are dropped and counted."""
 MAX_WAIT_S = 2.0
-"""Most seconds that the launcher waits for the disk, where it waits at all."""
+"""Most seconds that the launcher waits for the disk at a time."""
 
 
 class LaunchRecords:
     def __init__(self, endpoints: Endpoints) -> None:
-        """Make events.jsonl and start the thread. Raises OSError when the file cannot be made."""
+        """Create events.jsonl and start the thread. Raises OSError if the file cannot be created."""
         self._state_file = endpoints.state_file
         self._fd = os.open(
             endpoints.events_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
@@ -39,14 +38,16 @@ class LaunchRecords:
         self._state = b""
         self._is_writing = False
         self._is_late = False
-        """The disk has been waited for in vain and has not caught up."""
+        """True while the disk has not caught up after a wait that timed out."""
         self._is_closed = False
         self._says_failures = True
         self._thread = threading.Thread(target=self._run, name="carousel-records", daemon=True)
         self._thread.start()
 
     def event(self, event: str, **fields: str | int | float | None) -> None:
-        """Append an event; a field that is None is left out. A full disk costs lines, not a server."""
+        """Append an event. Fields that are None are left out. If the disk is full, lines are lost and the
+        server continues.
+        """
         line = _event_line(event, **fields)
         with self._changed:
             if len(self._events) < MAX_EVENTS:
@@ -63,8 +64,8 @@ class LaunchRecords:
             self._changed.notify_all()
 
     def wait_written(self) -> bool:
-        """Wait until everything is written, MAX_WAIT_S at most; return whether it is. A disk that has been
-        late is not waited for until it has caught up.
+        """Wait until everything is written, at most MAX_WAIT_S. Returns True if it is. After a timeout it
+        does not wait again until the disk has caught up.
         """
         with self._changed:
             timeout_s = 0.0 if self._is_late else MAX_WAIT_S
@@ -73,7 +74,7 @@ class LaunchRecords:
             return is_written
 
     def close(self) -> bool:
-        """Write what is left and end the thread; return whether that was done within MAX_WAIT_S. Otherwise
+        """Write what is left and end the thread. Returns True if that was done within MAX_WAIT_S. Otherwise
         the thread ends when the disk lets it, or with the process.
         """
         is_written = self.wait_written()

@@ -43,18 +43,20 @@ NAMES = {
         "shortest-first",
     ),
 }
-"""Choices by name; beside these the user's own, as package.module:Class."""
+"""Names of implementations by setting. Users' own, as package.module:Class, are allowed besides."""
 BACKEND_DEVICES = {"cpu_native": "cpu", "flashinfer": "cuda", "triton": "cuda"}
-"""Attention backends that run on one kind of device, with that device."""
+"""Attention backends that only run on one kind of device."""
 BY_PREFIX = ("lpm", "longest_prefix", "dfs-weight")
-"""Schedule policies that look at what of a prompt is cached."""
+"""Schedule policies that use the cached length of prompts."""
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 KEY_FILES = ("api_key_file", "api_keys")
-"""Settings of the HTTP server that matter to clients over TCP, too: those have sections, and SIGHUP."""
+"""Settings of the HTTP server that also matter to clients over TCP: these have sections in the files, and
+SIGHUP reloads them.
+"""
 GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
 OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 OWN_PATHS = ("/profiles", "/stats", "/timelines", "/v1", "/v1/chat", "/v1/models")
-"""Beginnings of the HTTP server's own paths: as a root path they would be taken off those."""
+"""First components of the HTTP server's own paths. As a root path they would be stripped from these."""
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")
 DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
@@ -69,7 +71,9 @@ def resolve(
     has_spec: bool = True,
     has_head: bool = True,
 ) -> RuntimeConfig:
-    """Fill in what was left open, from the model's own context length and dtype. Raises ConfigError."""
+    """Return the settings with open ones filled in, from the model's context length and dtype. Raises
+    ConfigError.
+    """
     if not has_head and config.task == "generate":
         raise ConfigError("task: this checkpoint has no language-model head; serve it with --task embed")
     if not has_spec and config.tp_size != 1:
@@ -166,7 +170,9 @@ def _check_traces(config: RuntimeConfig) -> None:
 
 
 def _check_names(config: RuntimeConfig) -> None:
-    """The processes that import what a name stands for would say so later, one of them after the weights."""
+    """Check that every named implementation exists. Otherwise the process that imports it would fail later,
+    in one case only after loading the weights.
+    """
     default = RuntimeConfig()
     for setting, names in NAMES.items():
         name = config.capacity_policy if setting == "capacity_scheduler" else getattr(config, setting)
@@ -208,8 +214,8 @@ def _check_api_keys(config: RuntimeConfig) -> None:
 
 
 def _key_of_environment(config: RuntimeConfig) -> str:
-    """Return CAROUSEL_API_KEY, empty when unset. Raises ConfigError for one that is set and blank, whose
-    writer wants a key.
+    """Return CAROUSEL_API_KEY, empty when unset. Raises ConfigError if it is set but blank, because its
+    author wants a key.
     """
     key = api_key()
     if key is None:
@@ -222,7 +228,7 @@ def _key_of_environment(config: RuntimeConfig) -> str:
 
 
 def _check_deterministic(device: str, has_spec: bool) -> None:
-    """Refuse what has no one order of summation; what the worker's CPU lacks, it refuses itself."""
+    """Raise ConfigError for settings without a fixed order of summation. The worker itself checks the CPU."""
     if device != "cpu":
         raise ConfigError("deterministic: CUDA's matrix products depend on the batch; use --device cpu")
     if not has_spec:

@@ -1,1 +1,1 @@
-"""Adapters of a model: what stands in their directories."""
+"""Reading of adapter directories: LoRA adapters and prompt tables."""

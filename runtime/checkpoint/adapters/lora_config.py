@@ -1,8 +1,8 @@
-"""Adapter directories as the PEFT library writes them: what is in one, and what keeps it from being served.
+"""LoRA adapter directories in the format of the PEFT library: what is in one, and whether it can be served.
 
-Reads adapter_config.json and the header of adapter_model.safetensors; no tensor. Whatever is not read is
-refused by name, so that no adapter is served in part. Whether its modules are those of the model, the worker
-finds out, which has the model.
+Reads adapter_config.json and the header of adapter_model.safetensors, but no tensor. Every key that is not
+supported is refused by name, so that no adapter is served in part. The worker, which has the model, checks
+that the adapter's modules are the model's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 PREFIX = "base_model.model."
-"""In front of a module's own name in the file."""
+"""Prefix of module names in the weights file."""
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\..*")
 _SHOWN = 4  # names in a message
@@ -37,7 +37,7 @@ Rank = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
 class _ConfigFile(Struct):
-    """The keys that say what an adapter computes, but for its tensors."""
+    """Keys of adapter_config.json that say what an adapter computes."""
 
     peft_type: str
     r: Rank
@@ -60,7 +60,7 @@ _WITHOUT_EFFECT = frozenset(
         *("qalora_group_size", "ensure_weight_tying"),
     }
 )
-"""Keys that concern training, or are read with one that is refused."""
+"""Keys that concern training, or that are only read together with one that is refused."""
 _REASONS = {
     "use_dora": "DoRA is not computed",
     "bias": "biases that were trained with it are not applied",
@@ -73,9 +73,9 @@ _REASONS = {
     "use_qalora": "pooled inputs are not computed",
     "alora_invocation_tokens": "an adapter holds for the whole prompt",
 }
-"""Why a key must say nothing. Any other that is not read must say nothing, too."""
+"""Reason why each of these keys must have no value. Any other unknown key must have none either."""
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Values of init_lora_weights under which the weights of the base model are not the checkpoint's."""
+"""Values of init_lora_weights under which the base model's weights differ from the checkpoint's."""
 
 
 class AdapterModule(Struct, frozen=True):
@@ -89,16 +89,16 @@ class AdapterModule(Struct, frozen=True):
     out_features: int
 
     def tensor(self, side: str) -> str:
-        """Return the file's name of A [rank, in_features] or B [out_features, rank]."""
+        """Return the tensor name of A [rank, in_features] or B [out_features, rank]."""
         return f"{PREFIX}{self.name}.lora_{side}.weight"
 
 
 class AdapterConfig(Struct, frozen=True):
-    """A directory that can be served, as far as it tells without the model."""
+    """An adapter directory that can be served, as far as this can be said without the model."""
 
     path: Path
     version: str
-    """Digest of the config, and of size and time of the weights."""
+    """Digest of the config, and of size and time of the weights file."""
     modules: tuple[AdapterModule, ...]
     targets: _Targets
 
@@ -109,7 +109,7 @@ class AdapterConfig(Struct, frozen=True):
 
     @property
     def num_rows(self) -> int:
-        """Return the ranks of all modules, added up."""
+        """Return the sum of the ranks of all modules."""
         return sum(module.rank for module in self.modules)
 
     @property
@@ -118,14 +118,14 @@ class AdapterConfig(Struct, frozen=True):
 
 
 class _Targets(Struct, frozen=True):
-    """Which modules the config says are changed."""
+    """The modules that the config names as changed."""
 
     modules: list[str] | str
     excluded: list[str] | str | None
     layers: frozenset[int] | None
 
     def names(self, module: str) -> bool:
-        """Tell whether this module of the base model is one of them."""
+        """Return True if the config names this module of the base model."""
         if self.layers is not None:
             layer = _LAYER.fullmatch(module)
             if layer is None or int(layer[1]) not in self.layers:
@@ -142,8 +142,8 @@ def _matches(wanted: list[str] | str, module: str) -> bool:
 
 
 def read_adapter(path: Path, max_rank: int) -> AdapterConfig:
-    """Read an adapter's directory. Raises InvalidRequest, which names the file, the field and the reason, for
-    whatever cannot be served whole.
+    """Read an adapter's directory. Raises InvalidRequest, which names the file, the field and the reason, if
+    it cannot be served completely.
     """
     data, file = _read_config(path)
     try:
@@ -163,7 +163,7 @@ def read_adapter(path: Path, max_rank: int) -> AdapterConfig:
 
 
 def version_of(path: Path) -> str:
-    """Return the version of what the directory has now. Raises InvalidRequest and OSError."""
+    """Return the version of the directory's present content. Raises InvalidRequest and OSError."""
     return files_version(decoded_config(path)[0], (path / WEIGHTS_FILE).stat())
 
 
@@ -174,7 +174,7 @@ def files_version(config: bytes, weights: os.stat_result) -> str:
 
 
 def refused(path: Path, reason: str) -> InvalidRequest:
-    """Return the refusal of an adapter."""
+    """Return the error for an adapter that is refused."""
     return InvalidRequest(f"the adapter in {path}: {reason}", param="adapter", code="invalid_adapter")
 
 
@@ -186,7 +186,7 @@ def why_no_weights(path: Path) -> str:
 
 
 def _read_config(path: Path) -> tuple[bytes, _ConfigFile]:
-    """Return adapter_config.json, and what it says."""
+    """Return adapter_config.json, raw and decoded into _ConfigFile."""
     data, raw = decoded_config(path)
     _refuse_what_is_not_read(path, raw)
     try:
@@ -196,7 +196,7 @@ def _read_config(path: Path) -> tuple[bytes, _ConfigFile]:
 
 
 def decoded_config(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """Return adapter_config.json as it is and decoded. Raises InvalidRequest."""
+    """Return adapter_config.json, raw and decoded. Raises InvalidRequest."""
     if not path.is_dir():
         raise refused(path, "there is no such directory")
     try:
@@ -283,7 +283,7 @@ def _kind_of(name: str) -> str:
 
 
 def _refuse_strangers(path: Path, targets: _Targets, modules: Iterable[str]) -> None:
-    """Refuse modules that have no adapters here, and those that the config does not name."""
+    """Raise InvalidRequest for modules that cannot have adapters, or that the config does not name."""
     for name in modules:
         last = name.rpartition(".")[2]
         if last in ("lm_head", "embed_tokens"):
@@ -297,7 +297,7 @@ def _refuse_strangers(path: Path, targets: _Targets, modules: Iterable[str]) -> 
 
 
 class _PatternValues:
-    """The values of rank_pattern or alpha_pattern, which hold for modules whose names end as a key says."""
+    """Values of rank_pattern or alpha_pattern. Each holds for the modules whose names end as its key says."""
 
     def __init__(self, path: Path, field: str, values: Mapping[str, float] | None) -> None:
         self._values = [

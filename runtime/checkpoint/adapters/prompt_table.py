@@ -1,7 +1,7 @@
-"""Directories of prompt tuning as the PEFT library writes them: a table of vectors of virtual tokens.
+"""Prompt tuning directories in the format of the PEFT library: a table with a vector for each virtual token.
 
-Reads the config and the header of the weights. What is computed by an encoder, or put into each layer, is
-refused by name.
+Reads the config and the header of the weights. Kinds of prompt tuning that use an encoder, or insert into
+each layer, are refused by name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WITHOUT_EFFECT = frozenset(
         "tokenizer_kwargs",
     }
 )
-"""Keys that concern training."""
+"""Keys that concern training only."""
 
 
 class _ConfigFile(Struct):
@@ -53,7 +53,7 @@ class _ConfigFile(Struct):
 
 
 class PromptTable(Struct, frozen=True):
-    """A directory that can be served, as far as it tells without the model."""
+    """A prompt table that can be served, as far as this can be said without the model."""
 
     path: Path
     version: str
@@ -66,7 +66,7 @@ class PromptTable(Struct, frozen=True):
 
 
 class AdapterFiles(Struct, frozen=True):
-    """Version and size of any adapter's directory, as AdapterRef has them."""
+    """Version and size of an adapter's directory, as in AdapterRef."""
 
     version: str
     num_rows: int
@@ -74,7 +74,7 @@ class AdapterFiles(Struct, frozen=True):
 
 
 def read_prompt_table(path: Path) -> PromptTable:
-    """Read a directory of prompt tuning. Raises InvalidRequest, which names file, field and reason."""
+    """Read a prompt tuning directory. Raises InvalidRequest, which names file, field and reason."""
     data, raw = decoded_config(path)
     kind = raw.get("peft_type")
     if kind != KIND:

@@ -1,1 +1,1 @@
-"""checks: what is known to fail before any process is started. Imports neither torch nor transformers."""
+"""Checks that a launch makes before it starts any process. They import neither torch nor transformers."""

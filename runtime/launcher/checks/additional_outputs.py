@@ -1,4 +1,4 @@
-"""Additional outputs: those that the launch names must be of the model."""
+"""Check of --additional-output: the model must have the named outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ logger = logging.getLogger(__name__)
 
 
 def check_additional_outputs(config: RuntimeConfig, model: CheckpointConfig) -> None:
-    """Say which ones requests may ask for. Raises ConfigError for those that nothing gives."""
+    """Check the named additional outputs, and log which ones requests may ask for. Raises ConfigError for
+    names that the model does not have.
+    """
     names = config.additional_outputs
     if not names:
         return

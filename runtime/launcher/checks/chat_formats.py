@@ -1,4 +1,6 @@
-"""The formats of tool calls and reasoning: those that the launch names, or that the chat template has."""
+"""Choice of the tool call and reasoning formats: those that the settings name, or those that the chat
+template uses.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from runtime.checkpoint.chat_formats import AUTO, NONE, REASONING, TOOL_CALLS, C
 from runtime.settings.config import RuntimeConfig
 
 TOOLS_VARIABLE = re.compile(r"\btools\b")
-"""Variable without which a chat template shows no tools."""
+"""Variable that a chat template must use to show tools."""
 
 logger = logging.getLogger(__name__)
 
 
 def with_chat_formats(config: RuntimeConfig, template: str) -> RuntimeConfig:
-    """Return settings that name both formats, or none, and say so. `template`: the chat template, empty where
-    none is used. Raises ConfigError for a format that is unknown, or that nothing is there for.
+    """Return settings that name both formats, or none, and log the choice. template: the chat template; empty
+    if none is used. Raises ConfigError for a format that is unknown, or that cannot be used here.
     """
     tool_calls = _chosen("tool_call_parser", config.tool_call_parser, TOOL_CALLS, template)
     if tool_calls != NONE and not TOOLS_VARIABLE.search(template):

@@ -1,4 +1,5 @@
-"""The device: a GPU that is asked for must be there. Asks files, not the driver, which takes long."""
+"""Check that a GPU is there if one is asked for. Looks at device files, because asking the driver takes long.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from runtime.base.environment import visible_gpus
 from runtime.base.errors import ConfigError
 
 DRIVER_FILES: tuple[str, ...] = ("/dev/nvidiactl", "/dev/dxg")
-"""Device files of NVIDIA's driver, in Linux and in Windows' Linux."""
+"""Device files of NVIDIA's driver, in Linux and in WSL."""
 CPU_BUILD = "+cpu"
-"""The end of the version of a torch that computes on CPUs alone."""
+"""Suffix of the version of a torch build without CUDA."""
 
 
 def check_device(device: str) -> None:
-    """Raise ConfigError if `device` is cuda and it is known that torch will find no GPU."""
+    """Raise ConfigError if `device` is cuda and torch certainly finds no GPU."""
     if device != "cuda":
         return
     if not any(map(os.path.exists, DRIVER_FILES)):

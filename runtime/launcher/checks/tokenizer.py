@@ -1,6 +1,5 @@
-"""The tokenizer: its files must be there, and its chat template must compile.
-
-Reads JSON and has Jinja compile what transformers would; loads no tokenizer.
+"""Check of the tokenizer: its files must be there, and its chat template must compile. Reads JSON and
+compiles the template with Jinja as transformers would; does not load the tokenizer.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_KEYS = ("added_tokens", "model")
-"""Keys without which transformers reads no tokenizer.json."""
+"""Keys that a tokenizer.json must have for transformers to read it."""
 DEFAULT_TEMPLATE = "default"
 
 
@@ -31,15 +30,14 @@ class _NamedTemplate(msgspec.Struct):
 
 
 class _TokenizerConfig(msgspec.Struct):
-    """The one key of tokenizer_config.json that is read here."""
+    """The only key of tokenizer_config.json that is read here."""
 
     chat_template: str | list[_NamedTemplate] | None = None
 
 
 def check_tokenizer(config: RuntimeConfig) -> str:
-    """Check the tokenizer of resolved settings. Return the chat template, empty where none is used.
-
-    Raises: ModelError for the checkpoint's files, ConfigError for the file of --chat-template.
+    """Check the tokenizer of resolved settings. Returns the chat template; empty if none is used. Raises
+    ModelError for the checkpoint's files, ConfigError for the file of --chat-template.
     """
     if config.skip_tokenizer_init:
         return ""
@@ -76,7 +74,7 @@ def _check_files(path: Path) -> None:
 
 
 def _own_template(path: Path) -> str | None:
-    """The template that conversations are rendered with; None if there is none."""
+    """Return the template that conversations are rendered with; None if there is none."""
     if (path / TEMPLATE_FILE).is_file():
         return _read(path / TEMPLATE_FILE)
     if not (path / "tokenizer_config.json").is_file():
@@ -97,13 +95,15 @@ def _read(path: Path) -> str:
 
 
 def _check_template(template: str, kind: type[StartError], subject: str, remedy: str = "") -> None:
-    """Raise `kind` if Jinja does not compile the template, in the environment that transformers makes."""
+    """Raise `kind` if Jinja cannot compile the template in the environment that transformers uses."""
     # Imported here: a launch without a tokenizer does without it.
     from jinja2 import Environment, TemplateSyntaxError
     from jinja2.ext import Extension
 
     class GenerationBlocks(Extension):
-        """Blocks around what the model says, of templates that were written for training."""
+        """Jinja extension for the blocks around assistant messages in templates that were written for
+        training.
+        """
 
         def __init__(self, environment: Environment) -> None:
             super().__init__(environment)

@@ -1,1 +1,1 @@
-"""Where a launch's processes run: this machine, or others that have joined it."""
+"""Hosts of a launch's processes: this machine, and others that have joined it."""

@@ -1,7 +1,6 @@
-"""The places of a launch, the processes that run as them, and hosts, which start and end those.
-
-A process is named by its place and its epoch, whichever machine it is on: a number of a process means
-something on its own machine only.
+"""Interfaces for places of a launch, the processes that run in them, and hosts that start and end processes.
+A process is identified by its place and epoch, whichever machine it is on; its pid is only meaningful on its
+own machine.
 """
 
 from __future__ import annotations
@@ -16,30 +15,30 @@ from runtime.ring.process import process_name
 from runtime.settings.config import RuntimeConfig
 
 ENGINE_ROLES = ("worker", "scheduler")
-"""Roles that hold the state of one engine: when one of them dies, all are started again."""
+"""Roles that hold the state of one engine. When one of them dies, all are started again."""
 ENGINE = "engine"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlace:
-    """Place of a process that a launch has, whichever runs as it at the moment."""
+    """Place of a process in a launch, whichever process fills it at the moment."""
 
     role: str
     index: int
     name: str
     """Name of the place, for logs and errors."""
     node: int = 0
-    """Number of the machine that the place is on."""
+    """Number of the node that the place is on."""
 
     @property
     def unit(self) -> str:
-        """Name of what is restarted as one."""
+        """Name of the group of processes that is restarted together."""
         return ENGINE if self.role in ENGINE_ROLES else self.name
 
 
 @dataclass(eq=False)
 class Child:
-    """A process that runs as one of the places."""
+    """A process that runs in a place."""
 
     place: ProcessPlace
     epoch: int
@@ -48,7 +47,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Number of the process on its own machine; 0 while that is not known here."""
+        """Process id on its own machine; 0 while it is not known here."""
         raise NotImplementedError
 
     @property
@@ -57,7 +56,7 @@ class Child:
         raise NotImplementedError
 
     def kill(self) -> None:
-        """End the process; that is then seen like any other end."""
+        """Kill the process. Its end is then reported like any other."""
         raise NotImplementedError
 
     def terminate(self) -> None:
@@ -65,11 +64,11 @@ class Child:
         raise NotImplementedError
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait so many seconds for the end of the process. Return whether it has come."""
+        """Wait up to timeout_s for the end of the process. Returns True if it has ended."""
         raise NotImplementedError
 
     def is_among(self, fired: Collection[Any]) -> bool:
-        """Tell whether a poll that has returned these saw its end."""
+        """Return True if these results of a poll report its end."""
         raise NotImplementedError
 
     def poll(self) -> int | None:
@@ -77,15 +76,15 @@ class Child:
         raise NotImplementedError
 
     def reap(self) -> int:
-        """Wait for the end of the process and let go of it. Returns as `poll`."""
+        """Wait for the end of the process and free its resources. Returns the same as `poll`."""
         raise NotImplementedError
 
 
 class Host(Protocol):
-    """A machine on which processes of a launch run."""
+    """Machine on which processes of a launch run."""
 
     def start(self, place: ProcessPlace, epoch: int) -> Child:
-        """Start a process in a place. Raises StartError when there is none to be had."""
+        """Start a process in a place. Raises StartError if that fails."""
 
 
 def places(config: RuntimeConfig) -> list[ProcessPlace]:

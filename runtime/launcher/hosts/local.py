@@ -1,7 +1,5 @@
-"""LocalHost: processes of this machine.
-
-They are told apart by pidfds, so a death is seen by the kernel's word and at once, and no signal can reach a
-process that has got an old number.
+"""LocalHost: processes of this machine. They are tracked by pidfds, so the kernel reports a death at once,
+and no signal can reach another process that has got the same pid.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ MODULES = {
 }
 ENGINE_OOM_SCORE = 300
 OTHERS_OOM_SCORE = 100
-"""Number added to the oom_score_adj that the launcher has, in thousandths of the memory: when that is short
-the kernel kills the engine first, which has most of it and whose requests are made again; the launcher, which
-would take all others along, last.
+"""Added to the launcher's oom_score_adj for the other processes, in thousandths of memory. When memory is
+short, the kernel kills the engine first, which uses most of it and whose requests are resumed, and the
+launcher last, whose end would end all processes.
 """
 
 
@@ -48,7 +46,7 @@ class LocalChild(Child):
     process: subprocess.Popen[bytes]
     pidfd: int
     poller: zmq.Poller | None = None
-    """Poller that has the pidfd of the process."""
+    """Poller that has the pidfd of the process registered."""
 
     @property
     def pid(self) -> int:
@@ -60,7 +58,7 @@ class LocalChild(Child):
         return is_stopped(self.pid)
 
     def kill(self) -> None:
-        """End the process; that is then seen like any other end."""
+        """Kill the process. Its end is then reported like any other."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
@@ -69,13 +67,13 @@ class LocalChild(Child):
         self.process.terminate()
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait so many seconds for the end of the process. Return whether it has come."""
+        """Wait up to timeout_s for the end of the process. Returns True if it has ended."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(timeout_s * 1000))
 
     def is_among(self, fired: Collection[Any]) -> bool:
-        """Tell whether a poll that has returned these saw its end."""
+        """Return True if these results of a poll report its end."""
         return self.pidfd in fired
 
     def poll(self) -> int | None:
@@ -83,7 +81,7 @@ class LocalChild(Child):
         return self.process.poll()
 
     def reap(self) -> int:
-        """Wait for the end of the process and let go of it. Returns as `poll`."""
+        """Wait for the end of the process and free its resources. Returns the same as `poll`."""
         code = self.process.wait()
         if self.poller is not None:
             self.poller.unregister(self.pidfd)
@@ -95,15 +93,15 @@ class LocalHost:
     def __init__(
         self, run_dir: Path, poller: zmq.Poller, listeners: Mapping[str, socket.socket | None]
     ) -> None:
-        """`poller` gets the pidfds. `listeners`: listening sockets that processes inherit, by role; that of
-        workers is rank 0's alone.
+        """poller: gets the pidfds. listeners: listening sockets that processes inherit, by role; only rank 0
+        inherits that of the workers.
         """
         self._run_dir = run_dir
         self._poller = poller
         self._listeners = listeners
 
     def start(self, place: ProcessPlace, epoch: int) -> LocalChild:
-        """Start a process in a place. Raises StartError when there is none to be had."""
+        """Start a process in a place. Raises StartError if that fails."""
         listener = self._listeners.get(place.role)
         is_heir = listener is not None and (place.role != "worker" or place.index == 0)
         fds = (listener.fileno(),) if listener is not None and is_heir else ()

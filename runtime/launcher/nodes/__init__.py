@@ -1,1 +1,1 @@
-"""Launches over several machines: node 0 has the ring, each other node an agent with ranks only."""
+"""Launches over several machines. Node 0 has the ring; each other node has an agent that runs ranks only."""

@@ -1,7 +1,8 @@
-"""Agent: the launcher of a node that is not node 0. It starts and ends ranks as node 0 says, and tells it how
-they are. It decides nothing: what dies is replaced, or not, by node 0.
+"""Agent: the launcher of a node other than node 0. It starts and ends ranks as node 0 orders, and reports how
+they are. It decides nothing: node 0 replaces what dies.
 
-Where the connection to node 0 is lost nothing runs on: node 0 has given this node up by then, or will.
+If the connection to node 0 is lost, the agent ends all its ranks, because node 0 has given up this node or is
+about to.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 class Agent:
     def __init__(self, config: RuntimeConfig) -> None:
-        """Take the signals and the run directory. Raises AddressInUse, ConfigError, ModelError or StartError;
-        nothing is left behind then.
+        """Set up signals and the run directory. Raises AddressInUse, ConfigError, ModelError or StartError,
+        with nothing left behind.
         """
         self._config = config
         self._num_signals = 0
@@ -76,10 +77,9 @@ class Agent:
         self._children = Children({config.node_rank: host})
 
     def run(self) -> int:
-        """Serve node 0 until it is over, or a signal comes. Returns the exit code.
-
-        Raises: ConfigError when node 0 refuses this node or the run directory cannot be written, StartError
-        when node 0 is not there.
+        """Serve node 0 until the launch is over, or a signal comes. Returns the exit code. Raises ConfigError
+        if node 0 refuses this node or the run directory cannot be written, StartError if node 0 cannot be
+        reached.
         """
         launch = msgspec.json.format(msgspec.json.encode(LaunchFile(self._config)))
         try:
@@ -140,7 +140,7 @@ class Agent:
             self._num_signals += 1
 
     def _forward(self) -> None:
-        """Pass on what ranks say to their launcher."""
+        """Pass the ranks' messages on to node 0."""
         for message in self.names.inbox.drain():
             self._link.send(message)
             if isinstance(message, ProcessReady):
@@ -164,7 +164,7 @@ class Agent:
         self._set_state("loading")
 
     def _start(self, place: ProcessPlace, epoch: int) -> None:
-        """Start a rank; one of an earlier epoch that is there still is ended first."""
+        """Start a rank. A rank of an earlier epoch in the same place is ended first."""
         earlier = self._children.get(place)
         if earlier is not None:
             if earlier.epoch >= epoch:

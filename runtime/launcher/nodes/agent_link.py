@@ -1,4 +1,4 @@
-"""AgentLink: an agent's end of its connection to node 0's launcher."""
+"""AgentLink: the agent's side of its connection to node 0's launcher."""
 
 from __future__ import annotations
 
@@ -31,21 +31,19 @@ RECONNECT_MS = 200
 LINGER_MS = 300
 MAX_FRAME_BYTES = 1 << 20
 MAX_HANDSHAKES = 3
-"""Number of handshakes in a row that node 0 breaks off before its key, or ours, counts as wrong."""
+"""Number of consecutive handshakes that node 0 breaks off, after which the keys are assumed to differ."""
 BREAK_S = 1.0
-"""Longest time from a connection to the break that is node 0's will. One whose process is stopped, or has no
-core, is given up by this end, after HANDSHAKE_MS.
+"""Most seconds between a connection and its break that still mean a deliberate refusal by node 0. If node 0
+is stopped or gets no CPU time, this side gives up after HANDSHAKE_MS.
 """
 PROBE_S = 0.5
 PROBE_TIMEOUT_S = 0.3
 GONE_S = 1.5
-"""Seconds without anybody listening at node 0's port, once there was somebody, after which it counts as
-ended.
-"""
+"""Seconds without a listener at node 0's port, after there was one, after which node 0 counts as ended."""
 
 
 class NodeZeroGone(StartError):
-    """Error: node 0 has ended without a word, or never was there."""
+    """Node 0 has ended without a message, or was never reachable."""
 
     exit_code = EXIT_INTERNAL
 
@@ -61,7 +59,7 @@ class AgentLink:
         self._bad_frames = BadFrames("node 0")
         self._context: zmq.Context[Any] = zmq.Context()
         self.is_joined = False
-        """Node 0 has taken this node in, and the connection has not been lost since."""
+        """True while node 0 has accepted this node on the current connection."""
         self._was_joined = False
         self._apart_since = time.monotonic()
         self._refused_since: float | None = None
@@ -70,14 +68,13 @@ class AgentLink:
 
     @property
     def socket(self) -> zmq.Socket[Any]:
-        """Socket that a poll is to look at; another one after each Rejoin."""
+        """Socket to poll. It changes after each Rejoin."""
         socket: zmq.Socket[Any] = self._socket
         return socket
 
     def turn(self) -> list[ToAgent]:
-        """Return what node 0 has said; Rejoin where the connection is lost: then nothing may run on here.
-
-        Raises: ConfigError when node 0 refuses this node, NodeZeroGone when it is not there.
+        """Return the messages of node 0; Rejoin if the connection is lost, after which nothing may run here.
+        Raises ConfigError if node 0 refuses this node, NodeZeroGone if it cannot be reached.
         """
         orders = self._receive()
         if self._has_lost_connection() or any(isinstance(order, Rejoin) for order in orders):
@@ -89,12 +86,12 @@ class AgentLink:
         return orders
 
     def send(self, message: FromAgent) -> None:
-        """Send a message to node 0, unless it does not know this node just now."""
+        """Send a message to node 0, unless this node is not joined at the moment."""
         if self.is_joined:
             self._send(self._codec.encode(message))
 
     def close(self) -> None:
-        """Let what was said last go out."""
+        """Close the connection, after the last messages are sent."""
         self._context.destroy(linger=LINGER_MS)
 
     def _connect(self) -> None:
@@ -169,7 +166,7 @@ class AgentLink:
         )
 
     def _check_node_zero(self) -> None:
-        """Raises NodeZeroGone, or ConfigError where node 0 has ended over this node's key."""
+        """Raise NodeZeroGone, or ConfigError if node 0 ended because of this node's key."""
         now = time.monotonic()
         if now - self._apart_since > self._config.start_timeout:
             raise NodeZeroGone(
@@ -189,7 +186,7 @@ class AgentLink:
                 raise NodeZeroGone(f"node 0 at {self._addresses.host} has ended")
 
     def _is_refused(self) -> bool:
-        """Tell whether node 0's machine answers and nobody listens there."""
+        """Return True if node 0's machine answers but nothing listens at the port."""
         try:
             with socket.create_connection((self._addresses.host, self._addresses.port + 1), PROBE_TIMEOUT_S):
                 return False

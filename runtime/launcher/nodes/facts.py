@@ -1,7 +1,6 @@
-"""Facts: what has to be the same on all nodes of a launch, compared before a byte of weights is loaded.
-
-Only headers and samples of the weights are read, so that it takes no time: two checkpoints of one shape
-differ in the samples unless they differ in a few places only.
+"""Facts that must be equal on all nodes of a launch. They are compared before any weights are loaded. Only
+headers and samples of the weights are read, to save time; two checkpoints of one shape differ in the samples
+unless they differ in very few places.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def facts_of(config: RuntimeConfig) -> dict[str, str]:
 
 
 def first_difference(own: Mapping[str, str], theirs: Mapping[str, str], name: str) -> str:
-    """Say what of another node, `name`, is not as here, and what to do; empty when all is."""
+    """Return what differs on the other node called `name`, and what to do; empty if nothing does."""
     for fact in (*own, *theirs):
         here, there = own.get(fact, "nothing"), theirs.get(fact, "nothing")
         if here != there:
@@ -51,8 +50,8 @@ def first_difference(own: Mapping[str, str], theirs: Mapping[str, str], name: st
 
 
 def weights_digest(model_path: Path) -> str:
-    """Return a digest of the files' names and lengths, and of samples of their bytes. Raises ModelError or
-    OSError.
+    """Return a digest of the weight files' names and lengths, and of samples of their bytes. Raises
+    ModelError or OSError.
     """
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for path in weight_files(model_path):

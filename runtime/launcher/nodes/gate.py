@@ -1,9 +1,8 @@
-"""NodeGate: node 0's end of the agents of the other nodes. It takes in who is the same, hears how their ranks
-are, tells them what to start and end, and sees when one of them is gone.
+"""NodeGate: node 0's side of the connections to the agents of other nodes. It admits nodes whose facts are
+equal, receives reports about their ranks, sends orders, and notices when a node is gone.
 
-An agent that has ended is seen by its connection, since the kernel closes that; one whose machine is gone,
-or the way to it, by its silence. Neither comes back as the one it was: it says hello again, with nothing
-running.
+The end of an agent is noticed by its connection, which the kernel closes. A lost machine or network is
+noticed by silence. A node never resumes: it joins again with nothing running.
 """
 
 from __future__ import annotations
@@ -48,14 +47,16 @@ logger = logging.getLogger(__name__)
 
 PING_S = 0.2
 SILENCE_S = 4.0
-"""Seconds of silence after which an agent is given up. It says something every BEAT_S."""
+"""Seconds of silence after which an agent is given up. Agents send something every BEAT_S."""
 MAX_LOOK_S = 0.5
-"""Longest time between two turns that counts: if the launcher itself was held up, nobody else is to blame."""
+"""Most time between two turns that counts as silence of an agent. A longer gap means that this launcher was
+delayed.
+"""
 TAKEN_S = 1.0
-"""Seconds after an agent's last word in which it keeps its place when another one wants it."""
+"""Seconds after an agent's last message during which another agent cannot take its place."""
 MAX_KNOCKS = 3
-"""Number of times that another key comes from one address before it counts as that of a node of this launch,
-which would be missing. Its agent gives up after as many (`agent_link.MAX_HANDSHAKES`).
+"""Number of attempts with a wrong key from one address after which they are assumed to come from a missing
+node of this launch. Its agent gives up after as many (`agent_link.MAX_HANDSHAKES`).
 """
 GOODBYE_S = 2.0
 LINGER_MS = 300
@@ -68,20 +69,19 @@ class NodeGate:
     def __init__(
         self, config: RuntimeConfig, page: StatusPage, on_event: Callable[..., None] = lambda *_, **__: None
     ) -> None:
-        """Take the ports. `on_event`: called with name and fields of what is worth a line.
-
-        Raises: AddressInUse, ConfigError or ModelError; nothing is left behind then.
+        """Bind the ports. on_event: called with the name and fields of events to be logged. Raises
+        AddressInUse, ConfigError or ModelError, with nothing left behind.
         """
         self._page = page
         self._on_event = on_event
         self._facts = facts_of(config)
         self.hosts = {node: RemoteHost(node, self.wait) for node in range(1, config.nnodes)}
-        """The other nodes, by their numbers."""
+        """The other nodes by number."""
         self.refusal = ""
-        """Why a node was not taken in; empty while none was refused for what it is."""
+        """Reason why a node was refused; empty if none was."""
         self.stranger = ""
-        """Message about the last one that came with another key; empty while nobody has. It ends no start by
-        itself: it may be somebody else's.
+        """Message about the last connection with a wrong key; empty if there was none. It does not end the
+        start, because it may be somebody else's.
         """
         self._news: list[HostNews] = []
         self._is_ending = False
@@ -90,7 +90,7 @@ class NodeGate:
         self._bad_frames = BadFrames("agents")
         addresses, keys = addresses_of(config), NodeKeys.read(config.node_key)
         self.meeting = _listen(addresses.host, addresses.port)
-        """Listening socket at which the ranks meet; rank 0 inherits it."""
+        """Listening socket through which the ranks meet. Rank 0 inherits it."""
         self._context: zmq.Context[Any] = zmq.Context()
         self._authenticator = keys.authenticate(self._context)
         self.socket = self._context.socket(zmq.ROUTER)
@@ -109,11 +109,13 @@ class NodeGate:
 
     @property
     def missing(self) -> list[str]:
-        """Names of the nodes that are not there."""
+        """Names of the nodes that have not joined."""
         return [host.full_name for host in self.hosts.values() if host.peer is None]
 
     def turn(self) -> None:
-        """Hear what has come, tell what is due, see who is silent. Call at least every MAX_LOOK_S."""
+        """Receive messages, send orders that are due, and check for silent agents. Call it at least every
+        MAX_LOOK_S.
+        """
         self._receive()
         self._look_for_strangers()
         now = time.monotonic()
@@ -133,18 +135,18 @@ class NodeGate:
                 self._lose(host, f"has said nothing for {SILENCE_S:g} s")
 
     def wait(self, timeout_s: float) -> None:
-        """Take turns for so long, or until an agent has said something."""
+        """Take turns for timeout_s, or until an agent has sent something."""
         self.turn()
         self.socket.poll(int(timeout_s * 1000))
         self.turn()
 
     def take_news(self) -> list[HostNews]:
-        """Return what ranks have said, or what there is to be said of them, since the last call."""
+        """Return and clear the messages of ranks, and about ranks, since the last call."""
         news, self._news = self._news, []
         return news
 
     def stop(self, reason: str, exit_code: int) -> None:
-        """Tell the agents that the launch is over, and wait a moment for them to end."""
+        """Tell the agents that the launch is over, and wait briefly for them to end."""
         self._is_ending = True
         for host in self.hosts.values():
             host.orders.append(StopNode(reason[:MAX_SHORT_CHARS], exit_code))
@@ -153,7 +155,7 @@ class NodeGate:
             self.wait(PING_S)
 
     def close(self) -> None:
-        """Give up the ports."""
+        """Close the ports."""
         self.meeting.close()
         self._authenticator.stop()
         self._context.destroy(linger=LINGER_MS)
@@ -219,7 +221,7 @@ class NodeGate:
         self._on_event("node_joined", node=host.name, address=hello.address)
 
     def _look_for_strangers(self) -> None:
-        """Say who has come with another key, once for each address."""
+        """Log each address from which a wrong key was used, once."""
         for address in self._strangers.look():
             where = f"a node at {address}" if address else "a node"
             reason = f"node_key: {where} has another key than node 0; give all nodes the same file"
@@ -231,7 +233,8 @@ class NodeGate:
                 self.refusal = self.refusal or reason
 
     def _check_place(self, host: RemoteHost) -> str:
-        """Say why a node may not take a place; an agent that is gone leaves it."""
+        """Return why a node may not take a place; empty if it may. An agent that is gone gives up its place.
+        """
         if host.peer is not None:
             self._send(host, NodePing())
         if host.peer is not None and host.silent_s < TAKEN_S:
@@ -248,7 +251,7 @@ class NodeGate:
             self._lose(host, "is gone: its agent has ended")
 
     def _send_to(self, peer: bytes, frame: bytes) -> bool:
-        """False: nobody is there, or nothing goes out any more."""
+        """Send a frame. Returns False if nobody is connected or the queue is full."""
         try:
             self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -265,7 +268,7 @@ class NodeGate:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Raises AddressInUse or ConfigError."""
+    """Listen at an address. Raises AddressInUse or ConfigError."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,4 +1,4 @@
-"""Settings of a launch over several machines: filled in, or refused."""
+"""Settings of a launch over several machines: fills in what was left open, and refuses contradictions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_DIST_PORT = 65535 - 2 - 64
 
 
 def with_nodes(config: RuntimeConfig) -> RuntimeConfig:
-    """Return resolved settings with the addresses that this node goes by. Raises ConfigError."""
+    """Return resolved settings with the addresses that this node uses. Raises ConfigError."""
     if config.nnodes == 1:
         _refuse_alone(config)
         return config
@@ -63,7 +63,7 @@ def with_nodes(config: RuntimeConfig) -> RuntimeConfig:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is one of this machine alone."""
+    """Return True if an address is a loopback address."""
     return ipaddress.IPv4Address(host).is_loopback
 
 
@@ -94,7 +94,7 @@ def _refuse_alone(config: RuntimeConfig) -> None:
 
 
 def _dist_addr(config: RuntimeConfig) -> tuple[str, int]:
-    """Node 0's IPv4 address and its port. Raises ConfigError."""
+    """Return node 0's IPv4 address and port. Raises ConfigError."""
     given = config.dist_addr
     if not given:
         raise ConfigError("dist_addr: say at which address of node 0 the nodes meet, like 10.0.0.1:29500")
@@ -113,7 +113,7 @@ def _dist_addr(config: RuntimeConfig) -> tuple[str, int]:
 
 
 def _own_address(config: RuntimeConfig, host: str) -> str:
-    """The address that other nodes reach this one by. Raises ConfigError."""
+    """Return the address by which other nodes reach this one. Raises ConfigError."""
     if is_loopback(host):
         if config.trusted_network:
             raise ConfigError(f"trusted_network: {host} is this machine alone; leave it out")

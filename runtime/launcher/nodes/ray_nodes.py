@@ -1,8 +1,9 @@
-"""RayNodes: agents that Ray places on its machines, in one placement group with a bundle for each node.
+"""RayNodes: agents that Ray places on its machines, in one placement group with a bundle for each node. This
+is the launcher's side.
 
-The launcher's end. Ray itself is imported in a process of its own (`runtime.launcher.nodes.ray_placer`), so
-no thread of Ray's runs in the launcher or in a rank, and no call of Ray's lies in a step. What the launcher
-gives that process it writes to its standard input, whose end is the end of the agents.
+Ray is imported in a separate process (`runtime.launcher.nodes.ray_placer`), so no Ray thread runs in the
+launcher or in a rank, and no step calls Ray. The launcher writes orders to that process's standard input;
+closing it ends the agents.
 """
 
 from __future__ import annotations
@@ -32,31 +33,32 @@ CLOSE_S = 10.0
 AGAIN_S = 2.0
 PLACER = (sys.executable, "-m", "runtime.launcher.nodes.ray_placer")
 CONNECT_S = 60.0
-"""Time for Ray to connect and to give up, beside that in which a group may wait for its machines."""
+"""Seconds for Ray to connect and to give up, in addition to the time that a group may wait for its machines.
+"""
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """A group that is to be placed."""
+    """A placement group to be created."""
 
     num_nodes: int
     cpus: int
-    """Number in each bundle."""
+    """Number of CPUs in each bundle."""
     words: list[str]
-    """Command line of an agent, but for its number and address."""
+    """Command line of an agent, without its node number and address."""
     is_loopback: bool
     timeout_s: float
 
 
 class PlacementAnswer(msgspec.Struct, frozen=True):
-    """The answer."""
+    """Answer to a Placement: the agents' addresses, or an error."""
 
     error: str = ""
     addresses: list[str] = []
 
 
 class RayNodes:
-    """Agents on Ray's machines, for as long as this object is open. They end with the process that asks Ray;
-    then another one has them placed again.
+    """Agents on Ray's machines, while this object is open. They end with the process that talks to Ray; a new
+    process then places them again.
     """
 
     def __init__(
@@ -66,15 +68,15 @@ class RayNodes:
         command: Sequence[str] = PLACER,
         again_s: float = AGAIN_S,
     ) -> None:
-        """Have agents placed, and wait until they are. asked: the settings as they were given. config: as
-        they were resolved on node 0. command: the process that asks Ray. again_s: time between two attempts.
-        Raises ConfigError with what Ray has said.
+        """Place the agents, and wait until they are placed. asked: settings as given. config: settings as
+        resolved on node 0. command: the process that talks to Ray. again_s: seconds between two attempts.
+        Raises ConfigError with Ray's message.
         """
         self._placement = placement_of(asked, config)
         self._command, self._again_s = command, again_s
         self._is_over = threading.Event()
         self._lock = threading.Lock()
-        """Held where the process is another one afterwards."""
+        """Held while the process is being replaced."""
         self._process = self._start()
         try:
             self._place()
@@ -92,7 +94,7 @@ class RayNodes:
         self.close()
 
     def close(self) -> None:
-        """Give the group back; its agents end, if node 0 has not ended them."""
+        """Remove the placement group. Its agents end if node 0 has not ended them."""
         with self._lock:
             self._is_over.set()
         self._end()
@@ -100,8 +102,8 @@ class RayNodes:
         self._let_go()
 
     def _keep(self) -> None:
-        """Replace the process until this is over. Where Ray has no machines the launch ends by itself, after
-        the time that it waits for its nodes.
+        """Replace the process until closed. If Ray has no machines, the launch ends by itself after the time
+        that it waits for its nodes.
         """
         while True:
             code = self._process.wait()
@@ -130,7 +132,7 @@ class RayNodes:
         )
 
     def _place(self) -> None:
-        """Tell the process what to place, and wait until it is. Raises ConfigError, or OSError where the
+        """Send the placement to the process, and wait for the answer. Raises ConfigError, or OSError if the
         process has ended.
         """
         assert self._process.stdin is not None
@@ -140,7 +142,7 @@ class RayNodes:
         logger.info("Ray has placed agents at %s", ", ".join(placed.addresses))
 
     def _end(self) -> None:
-        """End the process, which gives its group back first."""
+        """End the process, which removes its placement group first."""
         process = self._process
         assert process.stdin is not None
         try:
@@ -151,7 +153,7 @@ class RayNodes:
             process.wait()
 
     def _let_go(self) -> None:
-        """Close what is left of a process that has ended."""
+        """Close the pipes of a process that has ended."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with suppress(BrokenPipeError):
@@ -171,8 +173,8 @@ class RayNodes:
 
 
 def placement_of(asked: RuntimeConfig, config: RuntimeConfig) -> Placement:
-    """Return what is to be placed: one bundle for each node, and in each but node 0's an agent with the same
-    settings of the engine. Keys of callers and all else that HTTP has stay here.
+    """Return the placement: one bundle for each node, and in each but node 0's an agent with the same engine
+    settings. API keys and other settings of HTTP are not passed on.
     """
     default = RuntimeConfig()
     given: dict[str, Any] = {

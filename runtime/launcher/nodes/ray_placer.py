@@ -1,9 +1,8 @@
-"""The process that asks Ray for machines: `python -m runtime.launcher.nodes.ray_placer`, from a launcher.
+"""Process that asks Ray for machines, started by a launcher as `python -m runtime.launcher.nodes.ray_placer`.
 
-It reads a Placement from its standard input, answers with a PlacementAnswer, and keeps the placement group
-until that input ends. An agent is started by an actor in each bundle but the first, which keeps room for
-node 0. An actor has one call, which starts its agent again when it dies; Ray starts an actor again elsewhere
-when its machine is lost.
+It reads a Placement from standard input, answers with a PlacementAnswer, and keeps the placement group until
+the input closes. An actor in each bundle but the first, which reserves room for node 0, starts an agent and
+starts it again when it dies. If the actor's machine is lost, Ray starts the actor elsewhere.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from runtime.launcher.nodes.ray_nodes import Placement, PlacementAnswer
 
 AGAIN_S = 1.0
 NODE_SHARE = 0.001
-"""Share of the resource that has a machine's address as its name: enough for a bundle to be there."""
+"""Amount of the resource named after a machine's address; enough to pin a bundle to that machine."""
 STARTED_S = 60.0
 
 
 def take_niceness_of(raylet: int) -> None:
-    """Give this thread, and so the agent and its ranks, the niceness of the raylet that has started it. Ray's
-    workers have 15 by default, and a rank that yields to all else on its machine holds up all other ranks.
+    """Give this thread, and so the agent and its ranks, the niceness of the raylet. Ray's workers have 15 by
+    default, and a rank that yields to everything else on its machine delays all other ranks.
     """
     wanted = os.getpriority(os.PRIO_PROCESS, raylet)
     try:
@@ -46,7 +45,7 @@ def take_niceness_of(raylet: int) -> None:
 
 def take_oom_score_of(raylet: int) -> None:
     """Give this process, and so the agent, the OOM score of the raylet; ranks add to it. Ray's workers have
-    1,000 by default: when memory is short the kernel would take the actor first, and with it the agent.
+    1,000 by default, so the kernel would kill the actor first, and with it the agent.
     """
     wanted = Path(f"/proc/{raylet}/oom_score_adj").read_text()
     try:
@@ -64,16 +63,16 @@ def _say(line: str) -> None:
 
 
 class AgentActor:
-    """Runs a launcher's agent on the machine of its bundle, for as long as there is a launch."""
+    """Ray actor that runs an agent on the machine of its bundle while the launch exists."""
 
     def address(self) -> str:
-        """Return this machine's address; the first call tells that the actor is there."""
+        """Return this machine's address. The first call shows that the actor is running."""
         address: str = import_module("ray").util.get_node_ip_address()
         return address
 
     def run(self, words: list[str], is_loopback: bool) -> int:
-        """Run the agent until the launch is over or refuses it, and return its exit code. One that dies is
-        started again, as other starters do. is_loopback: several "machines" are this one.
+        """Run the agent until the launch is over or refuses it. Returns the exit code. An agent that dies is
+        started again. is_loopback: several "machines" are this one.
         """
         raylet = os.getppid()
         take_niceness_of(raylet)
@@ -92,7 +91,7 @@ class AgentActor:
 
 class Placer:
     def __init__(self, placement: Placement) -> None:
-        """Connect to a cluster that there is; none is started. Raises ConfigError."""
+        """Connect to an existing Ray cluster; none is started. Raises ConfigError."""
         self._placement = placement
         self._group: Any = None
         try:
@@ -110,7 +109,7 @@ class Placer:
             ) from None
 
     def place(self) -> list[str]:
-        """Place the agents, start them and return their addresses. Raises ConfigError."""
+        """Create the group, start the agents, and return their addresses. Raises ConfigError."""
         asked, ray = self._placement, self._ray
         util = import_module("ray.util")
         strategies = import_module("ray.util.scheduling_strategies")
@@ -145,7 +144,7 @@ class Placer:
         return addresses
 
     def close(self) -> None:
-        """Give the group back. Its actors go with it, and with each actor its agent."""
+        """Remove the group, with its actors and their agents."""
         if self._group is not None:
             import_module("ray.util").remove_placement_group(self._group)
         self._ray.shutdown()

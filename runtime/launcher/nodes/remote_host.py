@@ -14,19 +14,17 @@ from runtime.wire.messages import ProcessFailed, ProcessReady
 from runtime.wire.status_page import STATES, ProcessStatus
 
 LOST = -signal.SIGKILL
-"""Exit code of a rank whose node is lost: it was ended from outside, no request has done that."""
+"""Exit code of a rank whose node is lost: it was ended from outside, not by a request."""
 HostNews: TypeAlias = ProcessReady | ProcessFailed
 
 
 class RemoteChild(Child):
-    """Rank on another machine, by the word of the agent there."""
+    """Rank on another machine, in the state that the agent there reports."""
 
     def __init__(
         self, host: RemoteHost, place: ProcessPlace, epoch: int, wait: Callable[[float], None]
     ) -> None:
-        """Note a rank that is being started. `wait`: listens to agents so long, or until one has said
-        something.
-        """
+        """wait: receives messages of agents for some seconds, or until one has arrived."""
         super().__init__(place, epoch)
         self._host = host
         self._wait = wait
@@ -34,7 +32,7 @@ class RemoteChild(Child):
         self.code: int | None = None
         self.beat: RankBeat | None = None
         self.heard_ns = 0
-        """When its heartbeat changed last, by this machine's clock."""
+        """Time at which its heartbeat last changed, on this machine's clock."""
 
     @property
     def pid(self) -> int:
@@ -46,23 +44,23 @@ class RemoteChild(Child):
         return self.beat is not None and self.beat.is_stopped
 
     def kill(self) -> None:
-        """End the rank; that is then seen like any other end. May be called by a signal's handler."""
+        """Kill the rank. Its end is then reported like any other. May be called from a signal handler."""
         if not self._is_killed:
             self._is_killed = True
             self._host.orders.append(KillRank(self.place.index, self.epoch))
 
     def terminate(self) -> None:
-        """Ask the rank to end. It has nothing to say then."""
+        """Ask the rank to end. A rank has nothing to finish, so it is killed."""
         self.kill()
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait so long for its end."""
+        """Wait up to timeout_s for its end. Returns True if it has ended."""
         if self.code is None:
             self._wait(timeout_s)
         return self.code is not None
 
     def is_among(self, fired: Collection[Any]) -> bool:
-        """Tell whether it has ended; `fired` does not matter."""
+        """Return True if it has ended; `fired` is ignored."""
         return self.code is not None
 
     def poll(self) -> int | None:
@@ -70,7 +68,7 @@ class RemoteChild(Child):
         return self.code
 
     def reap(self) -> int:
-        """Wait for the end of the rank and let go of it. Returns as `poll`."""
+        """Wait for the end of the rank and forget it. Returns the same as `poll`."""
         while self.code is None:
             self._wait(0.1)
         self._host.forget(self)
@@ -79,15 +77,17 @@ class RemoteChild(Child):
 
 class RemoteHost:
     def __init__(self, node: int, wait: Callable[[float], None]) -> None:
-        """Begin without an agent. `wait`: listens to agents so long, or until one has said something."""
+        """Start without an agent. wait: receives messages of agents for some seconds, or until one has
+        arrived.
+        """
         self.name = f"node {node}"
         self.address = ""
         self.peer: bytes | None = None
-        """How its agent is reached; None while it is not there."""
+        """ZMQ identity of its agent; None while it is not connected."""
         self.silent_s = 0.0
-        """How long it has said nothing, counted in time in which this launcher was not held up."""
+        """Seconds of silence, not counting time in which this launcher was delayed."""
         self.orders: deque[ToAgent] = deque()
-        """Orders that the agent is to be given at the next turn."""
+        """Orders to be sent to the agent in the next turn."""
         self._wait = wait
         self._ranks: dict[int, RemoteChild] = {}
 
@@ -97,7 +97,7 @@ class RemoteHost:
         return f"{self.name} ({self.address})" if self.address else self.name
 
     def start(self, place: ProcessPlace, epoch: int) -> RemoteChild:
-        """Have a rank started there. Raises StartError when the node is not there."""
+        """Order the start of a rank. Raises StartError if the node has not joined."""
         if self.peer is None:
             raise StartError(f"{place.name} cannot be started: {self.full_name} is not there")
         child = self._ranks[place.index] = RemoteChild(self, place, epoch, self._wait)
@@ -110,12 +110,12 @@ class RemoteHost:
             del self._ranks[child.place.index]
 
     def join(self, peer: bytes, address: str) -> None:
-        """Note that the node's agent is there."""
+        """Record that the node's agent has joined."""
         self.peer, self.address, self.silent_s = peer, address, 0.0
         self.orders.clear()
 
     def lose(self, reason: str) -> list[HostNews]:
-        """Note that the node's agent is gone, and with it its ranks. Returns what there is to be said of
+        """Record that the node's agent is gone, and its ranks with it. Returns the resulting messages about
         them.
         """
         self.peer = None
@@ -128,18 +128,18 @@ class RemoteHost:
         ]
 
     def end(self, ended: RankEnded) -> None:
-        """Note that a rank has ended; one of another epoch has been given up."""
+        """Record that a rank has ended; ignored for a rank of another epoch, which was given up before."""
         child = self._ranks.get(ended.index)
         if child is not None and child.epoch == ended.epoch and child.code is None:
             child.code = ended.code
 
     def is_news(self, message: HostNews) -> bool:
-        """Tell whether a message is about a rank of this node."""
+        """Return True if a message is about a rank of this node."""
         return any(child.place.name == message.role for child in self._ranks.values())
 
     def show(self, beat: NodeBeat, now_ns: int) -> list[tuple[int, ProcessStatus]]:
-        """Return the slots of its ranks as this machine's status page is to have them: a heartbeat is as old
-        as the change of it that was heard of last.
+        """Return the status page slots of its ranks. The age of a heartbeat is counted from the last reported
+        change, on this machine's clock.
         """
         slots = []
         for rank in beat.ranks:

@@ -1,7 +1,8 @@
-"""Starters: what has put this command on several machines says in its environment which of them this is.
+"""Starters: programs that start a command on several machines (such as Slurm or torchrun), and the
+environment variables in which they say which machine this is.
 
-Read where `--executor nodes` is given without `--nnodes`, and nowhere else: inside a job that has several
-nodes for another reason a launch stays what its command line says.
+The variables are only read where `--executor nodes` is given without `--nnodes`. In a job that has several
+nodes for another reason a launch does just what its command line says.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ from runtime.settings.config import RuntimeConfig
 
 
 class Starter(NamedTuple):
-    """Variables of the environment in which one starter says what it has started."""
+    """Environment variables of one starter."""
 
     name: str
     num_nodes: str
     node_rank: str
     address: str = ""
-    """Name of the variable with node 0's address; empty where the starter does not say it."""
+    """Variable with node 0's address; empty if the starter has none."""
     num_here: str = ""
-    """Name of the variable with the number of processes that it has started on this machine: one launcher is
-    to be on each.
+    """Variable with the number of processes that it has started on this machine, which must be one launcher.
     """
 
 
@@ -43,11 +43,11 @@ STARTERS = (
 )
 VARIABLES = frozenset(filter(None, (variable for starter in STARTERS for variable in starter[1:])))
 HOSTS = re.compile(r"(?P<before>[^\[,]+)(?:\[(?P<first>\d+)[^\]]*\](?P<behind>[^,]*))?")
-"""The first of a list of hosts as Slurm writes it: a1,a2 or a[01-03,07] or a[01-03].example."""
+"""Pattern for the first entry of a Slurm host list: a1,a2 or a[01-03,07] or a[01-03].example."""
 
 
 def with_starter(config: RuntimeConfig, environment: Mapping[str, str] | None = None) -> RuntimeConfig:
-    """Return the settings with what the starter says, where they ask for it. Raises ConfigError."""
+    """Return the settings completed from the starter's variables, if they ask for it. Raises ConfigError."""
     if config.executor != "nodes" or config.nnodes > 1:
         return config
     environment = starter_variables(VARIABLES) if environment is None else environment
@@ -80,7 +80,7 @@ def with_starter(config: RuntimeConfig, environment: Mapping[str, str] | None = 
 
 
 def first_host(hosts: str) -> str:
-    """Return the first of a list of hosts; empty for an empty one."""
+    """Return the first host of a list; empty for an empty list."""
     found = HOSTS.match(hosts)
     return "".join(part or "" for part in found.groups()) if found else ""
 

@@ -1,10 +1,8 @@
-"""Strangers: those that have come to node 0's port for agents with another key than the nodes have.
+"""Strangers: detection of peers that connected to node 0's port for agents with a wrong key.
 
-ZMQ drops them before a message is read, and tells it at the socket's monitor without an address. Our end of
-such a connection is the one that closes first, so the kernel still lists it, with the address of the other
-end, for a minute.
-
-Who speaks no CURVE, such as a scanner of ports, is none of them.
+ZMQ drops them before any message is read, and its socket monitor reports them without an address. This side
+of such a connection closes first, so the kernel lists it with the peer's address for another minute. Peers
+that do not speak CURVE, such as port scanners, are ignored.
 """
 
 from __future__ import annotations
@@ -20,9 +18,7 @@ import zmq
 
 CONNECTIONS = Path("/proc/net/tcp")
 CLOSED_HERE_STATES = ("04", "05", "06", "0B")
-"""States of connections that our end has closed first: those in which it waits for the other end or for stray
-packets.
-"""
+"""TCP states (of /proc/net/tcp) of connections that this side closed first."""
 FAILURES = frozenset(
     {
         zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
@@ -39,19 +35,19 @@ class Strangers:
         self._local = f"{_as_listed(host)}:{port:04X}"
         self._seen: set[str] = set()
         self._num_waiting = 0
-        """Knocks of which the kernel did not say from where when it was asked first: we hear of one a moment
-        before it closes the connection.
+        """Number of attempts whose address the kernel did not list yet. ZMQ reports an attempt just before it
+        closes the connection.
         """
         self._knocks: Counter[str] = Counter()
-        """By address; an empty one where the kernel has not said it."""
+        """Number of attempts by address; the empty address counts those that the kernel never listed."""
 
     def num_knocks(self, address: str) -> int:
-        """Return how often somebody may have come from an address with another key."""
+        """Return how often a peer with this address may have used a wrong key."""
         return self._knocks[address] + (self._knocks[""] if address else 0)
 
     def look(self) -> list[str]:
-        """Return the addresses from which another key has come since the last call. Call again soon: what the
-        kernel does not list yet is told then.
+        """Return the addresses from which a wrong key was used since the last call. Call it again soon for
+        attempts that the kernel has not listed yet.
         """
         # Imported here: it brings zmq's asyncio parts into the launcher otherwise.
         from zmq.utils.monitor import recv_monitor_message
@@ -74,7 +70,7 @@ class Strangers:
         return sorted(came)
 
     def _closed(self) -> set[str]:
-        """Return the other ends, as the kernel lists them, of connections that our end has closed."""
+        """Return the peer addresses of connections that this side has closed."""
         rows: list[list[str]] = []
         with suppress(OSError):
             rows = [line.split()[1:4] for line in CONNECTIONS.read_text().splitlines()[1:]]
@@ -82,7 +78,9 @@ class Strangers:
 
 
 def _is_other_key(event: int, value: int) -> bool:
-    """Tell whether a failed handshake is that of a key. One without any, such as a scanner's, is not."""
+    """Return True if a failed handshake had a wrong key. Returns False for a peer without any key, such as a
+    scanner.
+    """
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
         return value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
     return event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
