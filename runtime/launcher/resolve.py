@@ -253,7 +253,7 @@ def _check_quantization(config: RuntimeConfig, device: str, has_spec: bool) -> N
 
 
 def _with_adapters(config: RuntimeConfig, device: str, has_spec: bool) -> RuntimeConfig:
-    """Return the settings with absolute paths of adapters that can be read, as far as they tell without the
+    """Return the settings with absolute paths of the adapters, after checking what can be checked without the
     model. Raises ConfigError.
     """
     paths = config.adapter_paths
@@ -311,7 +311,9 @@ def _check_tokenizer(config: RuntimeConfig) -> None:
 
 
 def _check_task(config: RuntimeConfig, model_path: Path) -> None:
-    """A pooling that is not served is refused here, before anything is loaded. Raises ModelError for it."""
+    """Check an embedding model's pooling before anything is loaded. Raises ModelError for a kind that is not
+    supported.
+    """
     if config.task == "embed":
         read_pooling(model_path, config.pooling)
         for name in ("gather_context_logits", "gather_generation_logits"):
@@ -382,7 +384,7 @@ def _check_http(config: RuntimeConfig) -> None:
 
 
 def _check_tls(config: RuntimeConfig) -> None:
-    """Refuse here what each process of the HTTP server would fail at."""
+    """Raise ConfigError for TLS settings with which each process of the HTTP server would fail."""
     if config.ssl_keyfile and not config.ssl_certfile:
         raise ConfigError("ssl_keyfile: a key needs its certificate; name the file with --ssl-certfile")
     if not config.ssl_certfile:
@@ -462,7 +464,7 @@ def _check_graphs(config: RuntimeConfig, device: str) -> None:
 
 
 def _check_stages(config: RuntimeConfig, device: str, has_spec: bool) -> None:
-    """Refuse what a pipeline of stages does not do."""
+    """Raise ConfigError for settings that pipeline stages do not support."""
     if config.pp_size == 1:
         if config.pp_layers:
             raise ConfigError("pp_layers: there is one stage; add --pp-size, or leave it out")
@@ -498,7 +500,7 @@ def _check_stages(config: RuntimeConfig, device: str, has_spec: bool) -> None:
 
 
 def _check_idle(config: RuntimeConfig) -> None:
-    """Refuse settings of what this launch does not have, which would do nothing."""
+    """Raise ConfigError for settings of parts that this launch does not have, which would have no effect."""
     default = RuntimeConfig()
     if config.restart == "never":
         for name in ("max_restarts", "max_engine_restarts", "restart_window"):
@@ -520,7 +522,7 @@ def _check_idle(config: RuntimeConfig) -> None:
 
 
 def _check_scheduling(config: RuntimeConfig, has_spec: bool) -> None:
-    """Refuse what one setting says and another does not let it do."""
+    """Raise ConfigError for scheduling settings that contradict each other."""
     if config.enable_dynamic_chunking and (config.disable_chunked_prefill or not has_spec):
         reason = (
             "prompts are computed whole with --disable-chunked-prefill"
@@ -556,7 +558,9 @@ def _check_scheduling(config: RuntimeConfig, has_spec: bool) -> None:
 
 
 def _check_logits_processors(config: RuntimeConfig) -> None:
-    """Raises ConfigError. The worker imports them: they need torch."""
+    """Raise ConfigError if a logits processor cannot be found. Only the worker imports them, because they
+    need torch.
+    """
     if not config.logits_processor_paths:
         if config.disable_logits_processor_replicate:
             raise ConfigError(
@@ -575,6 +579,6 @@ def _pick_device() -> str:
 
 
 def _num_gpus() -> int:
-    """Those that this launch may use."""
+    """Return the number of GPUs that this launch may use."""
     visible = visible_gpus()
     return len(list(Path("/dev").glob("nvidia[0-9]*"))) if visible is None else len(visible)

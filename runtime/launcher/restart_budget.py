@@ -1,8 +1,10 @@
-"""RestartBudget: whether what has died is started again, and how soon. Pure counting; knows no process.
+"""RestartBudget: decides whether a dead process is started again, and after how long. It only counts and
+knows no process.
 
-All deaths count, so that nothing is started again for ever: those of the last while, and before a death of
-what could not get ready all, however long it takes to fail. A pause is of use only before what dies by
-itself: the cause may be over by then. What was ended from outside is well, and callers wait for it.
+All deaths count, so that nothing is restarted for ever: those within the window, and for a process that has
+not been ready since, all of them, however long it takes to fail. A pause only makes sense before the restart
+of a process that died by itself, because the cause may have passed by then. A process that was killed from
+outside is healthy, and callers wait for it.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 
 BACK_OFF_S = (0.0, 0.1, 0.4, 1.6)
-"""Pause before the first, second ... restart within the window of what has died by itself; the last one
-holds for all that follow.
+"""Seconds to wait before the first, second, ... restart within the window of a process that died by itself.
+The last value holds for all further ones.
 """
 
 
@@ -19,16 +21,16 @@ class RestartBudget:
     def __init__(self, window_s: float) -> None:
         self.window_s = window_s
         self._recent: defaultdict[str, deque[tuple[float, bool]]] = defaultdict(deque)
-        """When there was a restart, and whether the death was one from outside."""
+        """Time of each recent restart, and True if the death came from outside."""
         self.counts: defaultdict[str, int] = defaultdict(int)
-        """Restarts since the launch, by unit."""
+        """Number of restarts since the launch, by unit."""
 
     def spend(
         self, unit: str, limit: int, now: float, *, from_outside: bool, was_ready: bool = True
     ) -> float | None:
-        """Take one restart, and return the seconds to wait before `unit` is started again; None: there have
-        been `limit` restarts in the window, or since it was ready. was_ready: whether it was ready when it
-        died.
+        """Use one restart, and return the seconds to wait before `unit` is started again. None: it has had
+        `limit` restarts within the window, or since it was last ready. was_ready: True if it was ready when
+        it died.
         """
         recent = self._recent[unit]
         forgets = was_ready or from_outside

@@ -1,8 +1,9 @@
-"""Supervisor: starts the processes of a ring, watches them, replaces what dies or hangs, ends them all.
+"""Supervisor: starts the processes of a ring, watches them, replaces those that die or hang, and ends them
+all.
 
-A child that dies before all have been ready ends the launch with its last error. One that dies later is
-started again, the engine's processes together, under the next epoch; with `--restart never`, or when that has
-happened too often, the ring ends with errors to all callers.
+A child that dies before all have been ready ends the launch with its error. One that dies later is started
+again under the next epoch; the engine's processes are restarted together. With `--restart never`, or after
+too many restarts, the ring ends and all callers get errors.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 class Supervisor:
     def __init__(self, config: RuntimeConfig) -> None:
-        """Take the signals, the run directory and the HTTP port. Raises
-        AddressInUse, ConfigError or StartError; nothing is left behind then.
+        """Set up signals, the run directory and the HTTP port. Raises AddressInUse, ConfigError or
+        StartError, with nothing left behind.
         """
         self.config = config
         self.info: dict[str, int | float | str] = {}
-        """Facts that the processes told when they got ready, such as num_pages."""
+        """Facts that processes reported when they became ready, such as num_pages."""
         self._epoch = FIRST_EPOCH
         self._failure: ProcessFailed | None = None
         self._num_signals = 0
@@ -62,9 +63,9 @@ class Supervisor:
         self._recovery_ns = 0
         self._names_of_processes = frozenset(place.name for place in places(config))
         self._last_words: dict[str, ProcessFailed] = {}
-        """Why a process that is about to end says that it does, by its name."""
+        """Reason that a process gave for its coming end, by its name."""
         self._due: dict[ProcessPlace, float] = {}
-        """Places that are empty, and when they are filled again."""
+        """Empty places, and the time at which each is filled again."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
         if config.has_key_files:
@@ -87,10 +88,9 @@ class Supervisor:
         self._watchdog = Watchdog(self._page, config)
 
     def run(self) -> int:
-        """Start, serve until a signal or a death that is the last, stop. Returns the exit code.
-
-        Raises: ConfigError when the run directory cannot be written, StartError when there is no process to
-        be had.
+        """Start all processes, serve until a signal or a death that cannot be repaired, and stop. Returns the
+        exit code. Raises ConfigError when the run directory cannot be written, StartError when no process can
+        be started.
         """
         try:
             self._start()
@@ -151,7 +151,7 @@ class Supervisor:
             self._turn()
 
     def _await_nodes(self) -> bool:
-        """Wait for the other nodes; return whether all are there. Nothing is loaded before."""
+        """Wait for the other nodes. Returns True if all have joined. Nothing is loaded before."""
         nodes = self._nodes
         assert nodes is not None
         self._set_state("loading")
@@ -176,7 +176,7 @@ class Supervisor:
         self._fail(ProcessFailed("nodes", missing, EXIT_INTERNAL))
 
     def _write_node_addresses(self) -> None:
-        """For the scheduler, before it is started. Raises OSError."""
+        """Write the nodes' addresses for the scheduler, before it is started. Raises OSError."""
         assert self._nodes is not None
         addresses = [self.config.node_addr, *(host.address for host in self._nodes.hosts.values())]
         write_atomically(self.names.endpoints.nodes_file, "\n".join(addresses).encode())
@@ -200,7 +200,7 @@ class Supervisor:
     # -- serve ---------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Until the ring fails, or a signal has come and what was running then has finished."""
+        """Serve until the ring fails, or a signal has come and the requests of that moment have finished."""
         while not self._stopping:
             self._turn()
         if self._failure is not None:
@@ -244,7 +244,7 @@ class Supervisor:
                     self._fail(message)
 
     def _on_ready(self, message: ProcessReady) -> None:
-        """Note that a child is ready; a message about none that is being started changes nothing."""
+        """Record that a child is ready. Ignored for a child that is not being started."""
         for child in self._children:
             if (child.place.name, child.epoch) == (message.role, message.epoch) and not child.is_ready:
                 child.is_ready = True
@@ -259,14 +259,14 @@ class Supervisor:
 
     @property
     def _may_restart(self) -> bool:
-        """Not while starting: what cannot start at all will not do so the second time. Nor while all is ended
-        at once, where deaths are what was asked for.
+        """Return False while starting, since a process that cannot start will not the second time either, and
+        while everything is being ended.
         """
         serves = self._state in ("ready", "draining") and not self._ends_at_once
         return self.config.restart == "auto" and serves
 
     def _on_exit(self, child: Child) -> None:
-        """A child that nobody asked to end has ended: whatever its code, that is a fault."""
+        """Handle the end of a child that nobody asked to end, which is a fault whatever its exit code."""
         code = self._reap(child)
         if code > 0 and child.place.name not in self._last_words:
             # What it said last may take longer than the news of its end.
@@ -282,7 +282,8 @@ class Supervisor:
         self._restart(child, code, failure)
 
     def _reap(self, child: Child) -> int:
-        """Its slot keeps what it wrote last, but for its state: all can see that it is gone."""
+        """Reap a child and mark its slot of the status page as gone. The other fields keep their last values.
+        """
         child.is_ready = self._was_ready(child)
         code = self._children.reap(child)
         self._records.event(
@@ -298,7 +299,9 @@ class Supervisor:
         return code
 
     def _was_ready(self, child: Child) -> bool:
-        """Clients send as soon as the page says so; the message may be overtaken by a death that follows."""
+        """Return True if a child was ready, by its message or by the status page. Clients send as soon as the
+        page says so, and the message may arrive after the death.
+        """
         slot = self._page.read(child.place.role, child.place.index)
         return child.is_ready or (slot.epoch == child.epoch and slot.state == "ready")
 
@@ -336,8 +339,8 @@ class Supervisor:
         self._write_state()
 
     def _hear_of_nodes(self, others: Sequence[Child]) -> None:
-        """Wait a moment for news of ranks on other nodes: one that was ended from outside takes those here
-        along, whose ends are seen sooner.
+        """Wait briefly for news of ranks on other nodes. A rank that was killed from outside also ends those
+        of this node, whose ends are noticed sooner.
         """
         deadline = time.monotonic() + NODE_NEWS_S
         for other in others:
@@ -360,12 +363,14 @@ class Supervisor:
             self._write_state()
 
     def _tell_nodes(self) -> None:
-        """Give agents their orders at once, and not after the next poll."""
+        """Send agents their orders now instead of after the next poll."""
         if self._nodes is not None:
             self._nodes.turn()
 
     def _without_missing_nodes(self, due: list[ProcessPlace], now: float) -> list[ProcessPlace]:
-        """Leave out the engine while one of its nodes is not there; that ends the launch in the end."""
+        """Leave out the engine while one of its nodes is missing. If the node does not return, the launch
+        ends.
+        """
         engine = [place for place in due if place.unit == ENGINE]
         if self._nodes is None or not engine:
             return due
@@ -377,8 +382,8 @@ class Supervisor:
         return [place for place in due if place.unit != ENGINE]
 
     def _fail(self, failure: ProcessFailed) -> None:
-        """The ring ends; the first reason is the one that counts. What was told to end at once, by any signal
-        while it starts and by the second one later, has not failed.
+        """Let the ring fail. Only the first failure is reported. Processes that were told to end at once (by
+        any signal while starting, later by the second one) have not failed.
         """
         if self._failure is None and not self._ends_at_once:
             self._failure = failure
@@ -449,8 +454,8 @@ class Supervisor:
     # -- stop ------------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        """End all children, the HTTP server first so that its
-        callers get their answers, then remove every name.
+        """End all children, the HTTP server first so that its callers get their answers; then remove every
+        name.
         """
         self.names.stop_listening()
         if self._failure is None and self._state != "draining":

@@ -1,5 +1,5 @@
-"""TenantsReload: reads the launch's API keys again and leaves the new table in the run directory, in a thread
-of its own: a disk that hangs holds up nothing but that.
+"""TenantsReload: reads the launch's API keys again and writes the new table into the run directory, in a
+thread of its own, so that a disk which hangs delays nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_WAIT_S = 2.0
 
 
 class TenantsReload:
-    """Reader of the keys, which belongs to the launcher's loop."""
+    """Reader of the API keys, used by the launcher's loop."""
 
     def __init__(self, config: RuntimeConfig, path: Path) -> None:
         """Read the keys and write the table to `path`. Raises ConfigError, OSError."""
@@ -31,11 +31,11 @@ class TenantsReload:
             logger.info("--cache-salt-per-api-key: different keys share no cached prefixes by default now")
         self._is_closed = False
         self._writing = threading.Lock()
-        """Held while the table is written."""
+        """Held while the table is being written."""
         self._thread: threading.Thread | None = None
 
     def try_read(self) -> bool:
-        """Begin to read the keys again. Return False where they are being read just now, perhaps from a disk
+        """Start to read the keys again. Returns False if they are being read already, perhaps from a disk
         that hangs. Never waits.
         """
         if self._thread is not None and self._thread.is_alive():
@@ -45,13 +45,13 @@ class TenantsReload:
         return True
 
     def close(self) -> None:
-        """Write no more. A write that has begun is waited for, MAX_WAIT_S at most."""
+        """Stop writing. A write in progress is waited for, at most MAX_WAIT_S."""
         self._is_closed = True
         if self._writing.acquire(timeout=MAX_WAIT_S):
             self._writing.release()
 
     def _read(self) -> None:
-        """Replace the table, or say why it stays as it is. Nothing of what the files hold is logged."""
+        """Replace the table, or log why it stays as it is. The content of the files is never logged."""
         try:
             tenants = read_tenants(self._config)
             with self._writing:
@@ -66,7 +66,7 @@ class TenantsReload:
 
 
 def _difference(old: Tenants, new: Tenants) -> str:
-    """Describe in numbers what a new table changes."""
+    """Return a description, in numbers only, of what a new table changes."""
     before, after = ({each.name: each for each in table.tenants} for table in (old, new))
     num_added, num_gone = len(after.keys() - before.keys()), len(before.keys() - after.keys())
     num_changed = sum(before[name] != after[name] for name in before.keys() & after.keys())

@@ -1,7 +1,8 @@
-"""Watchdog: tells processes that hang from those that are slow. The launcher kills what it names.
+"""Watchdog: distinguishes processes that hang from slow ones. The launcher kills the processes that it
+reports.
 
-A work loop writes its own heartbeat, so one that spins or waits for ever falls silent like one that is
-stopped. Only a step of the model may rightly take longer than a loop's turn; the scheduler counts the steps.
+A work loop writes its own heartbeat, so the heartbeat stops when the loop spins or waits for ever. Only a
+step of the model may take longer than a loop's turn; the scheduler's step counters show that it advances.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from runtime.settings.config import RuntimeConfig
 from runtime.wire.status_page import ProcessStatus, StatusPage
 
 STOPPED_S = 3.0
-"""Seconds after which a process that has been stopped (SIGSTOP) is killed; one that goes on before is left
+"""Seconds after which a process that was stopped (SIGSTOP) is killed. A process that continues before is left
 alone.
 """
 STOPPED = f"it has been stopped for {STOPPED_S:.0f} s"
 LOOK_S = 0.25
 MAX_LOOK_S = 1.0
-"""Longest time between two looks that counts: if the launcher itself was held up, nobody else is to blame."""
+"""Most time between two looks that counts. A longer gap means that the launcher itself was delayed."""
 
 
 class Hang(NamedTuple):
-    """Process to kill, and why."""
+    """Process to kill, and the reason."""
 
     child: Child
     reason: str
     is_stopped: bool
-    """True if it was stopped by a signal from outside: no request has done that."""
+    """True if a signal from outside has stopped it, which no request can cause."""
 
 
 class _Unchanged:
-    """How long something has kept a value, counted in time that was watched."""
+    """How long a value has not changed, counted in watched time only."""
 
     __slots__ = ("_value", "seconds")
 
@@ -50,7 +51,7 @@ class _Unchanged:
 
 
 class _Watched:
-    """Memory of a process."""
+    """State that is kept about one process."""
 
     __slots__ = ("progress", "silence", "stop")
 
@@ -68,7 +69,7 @@ class Watchdog:
         self._looked_at = 0.0
 
     def look(self, children: Iterable[Child], now: float | None = None) -> Iterator[Hang]:
-        """Return the processes to kill. Call at least every MAX_LOOK_S; looks every LOOK_S."""
+        """Yield the processes to kill. Call it at least every MAX_LOOK_S; it looks every LOOK_S."""
         now = time.monotonic() if now is None else now
         elapsed_s = now - self._looked_at
         if elapsed_s < LOOK_S:

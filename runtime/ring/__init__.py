@@ -1,1 +1,1 @@
-"""The ring as a process finds and joins it: endpoints, run directory, keys, tenants."""
+"""What a process needs to find and join a ring: endpoints, run directory, keys, tenants."""

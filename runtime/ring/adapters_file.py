@@ -1,6 +1,5 @@
-"""AdaptersFile: which adapters the processes of a launch serve by name, which may change while it runs.
-
-Adapters that came with requests are directories of the run directory, each with a note of what it is.
+"""AdaptersFile: the adapters that the processes of a launch serve by name, which can change at run time.
+Adapters that came with requests are directories in the run directory, each with a note that describes it.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from runtime.ring.launch_state import write_atomically
 
 NOTE = "kept.json"
 GONE = ".gone"
-"""Entry behind the name of an adapter that is being removed."""
+"""Suffix of the directory of an adapter that is being removed."""
 FIRST_ID = 1 << 32
-"""First id of adapters that have names; ids that callers choose are below it."""
+"""First id of named adapters. Ids that callers choose are below it."""
 
 
 class ListedAdapter(msgspec.Struct, frozen=True):
     path: str
     id: int
-    """Number of this name, path and pin together; never used for another."""
+    """Number of this combination of name, path and pin; never used for another."""
     pinned: bool = False
-    """True where the adapter keeps its slot of the device: others do not take it."""
+    """True if the adapter keeps its device slot: it is not evicted for others."""
 
 
 class Wanted(NamedTuple):
-    """Directory that a name is to stand for, and whether it is pinned."""
+    """Directory that a name is to refer to, and whether it is pinned."""
 
     path: str
     pinned: bool = False
@@ -43,10 +42,12 @@ class _Content(msgspec.Struct):
 
 
 class AdaptersFile:
-    """The table in the run directory: what the launch says until somebody changes it, for all processes."""
+    """Table in the run directory, shared by all processes. Until somebody changes it, it has the adapters of
+    the settings.
+    """
 
     def __init__(self, path: Path | None = None, launched: Mapping[str, str] | None = None) -> None:
-        """Open the table at `path`; None: there is none, and what the launch says never changes."""
+        """path: the table's file; None: there is none, and the adapters of the settings never change."""
         self._path = path
         self._launched = _Content(
             FIRST_ID + len(launched or {}),
@@ -59,7 +60,7 @@ class AdaptersFile:
         self._stamp: tuple[int, int] | None = None
 
     def read(self) -> Mapping[str, ListedAdapter]:
-        """Return the adapters by name. Cheap, where the file has not changed. Raises OSError."""
+        """Return the adapters by name. Cheap if the file has not changed. Raises OSError."""
         if self._path is None:
             return self._read
         try:
@@ -75,9 +76,9 @@ class AdaptersFile:
     def change(
         self, name: str, decide: Callable[[Mapping[str, ListedAdapter]], Wanted | None]
     ) -> ListedAdapter | None:
-        """Let `decide`, which is given all adapters by name, say what this name is to stand for, or None for
-        nothing. It may raise, and nothing changes. Another process that changes the file waits. Return what
-        it stood for. Raises OSError.
+        """Change the entry of a name. `decide` gets all adapters by name, and returns what the name is to
+        refer to, or None to remove it; if it raises, nothing changes. Other processes that change the file
+        wait. Returns the previous entry. Raises OSError.
         """
         assert self._path is not None
         with self._path.with_suffix(".lock").open("w") as lock:
@@ -106,23 +107,23 @@ class KeptAdapter(msgspec.Struct, frozen=True):
     """SHA-256 of the adapter's config and weights."""
     task_id: int
     num_rows: int
-    """Ranks of all modules of the adapter, added up, as AdapterRef.num_rows."""
+    """Sum of the ranks of all modules of the adapter; see AdapterRef.num_rows."""
     num_bytes: int
     """Bytes of the adapter's weights."""
 
 
 def incoming_in(folder: Path) -> Path:
-    """Return the directory of adapters that are on their way."""
+    """Return the directory of adapters that are being received."""
     return folder / "incoming"
 
 
 def kept_in(folder: Path) -> Path:
-    """Return the directory of adapters that are complete."""
+    """Return the directory of complete adapters."""
     return folder / "kept"
 
 
 def read_kept(path: Path) -> KeptAdapter | None:
-    """Return the note in an adapter's directory; None where there is none."""
+    """Return the note in an adapter's directory, or None."""
     try:
         return msgspec.json.decode((path / NOTE).read_bytes(), type=KeptAdapter)
     except (OSError, msgspec.DecodeError):
@@ -135,7 +136,7 @@ def write_kept(path: Path, kept: KeptAdapter) -> None:
 
 
 def all_kept(folder: Path) -> Iterator[tuple[str, KeptAdapter]]:
-    """Yield the paths of complete adapters and their notes, the one that was put first before the others."""
+    """Yield the paths of complete adapters and their notes, the oldest first."""
     found = kept_in(folder)
     paths = sorted(found.iterdir(), key=lambda path: path.stat().st_ctime_ns) if found.is_dir() else []
     for path in paths:

@@ -1,8 +1,8 @@
-"""Endpoints: every name inside a run directory, and every TCP port. Each launch has a private directory, so
-nothing is shared by name.
+"""Endpoints: every file and socket name inside a run directory, and every TCP port. Each launch has a private
+directory, so launches share no names.
 
-A run directory has mode 0700 and is held by a lock for as long as its launch lives; one whose lock is free is
-a leftover and the next launch removes it.
+A run directory has mode 0700 and is locked while its launch lives. One whose lock is free is a leftover,
+which the next launch removes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Endpoints:
         return f"ipc://{self.run_dir / name}"
 
     def tokenizer_in(self, index: int = 0) -> str:
-        """Return the address of a tokenizer. A request goes to number `seq` mod their number, and so does its
-        abort.
+        """Return the address of a tokenizer. Requests with number `seq`, and their aborts, go to tokenizer
+        `seq` modulo the number of tokenizers.
         """
         return self._ipc(f"tokenizer_in{index}")
 
@@ -51,14 +51,14 @@ class Endpoints:
 
     @property
     def grammar_out(self) -> str:
-        """Address at which the grammar process answers. The scheduler binds it, which waits for masks in the
-        middle of a turn.
+        """Return the address at which the grammar process answers. The scheduler binds it, because it waits
+        for masks in the middle of a turn.
         """
         return self._ipc("grammar_out")
 
     def detokenizer_in(self, index: int = 0) -> str:
-        """Return the address of a detokenizer. A sequence belongs to number `client` mod their number: each
-        draws the ids of its clients so.
+        """Return the address of a detokenizer. Each detokenizer draws the ids of its clients so that a
+        sequence belongs to number `client` modulo the number of detokenizers.
         """
         return self._ipc(f"detokenizer_in{index}")
 
@@ -66,7 +66,8 @@ class Endpoints:
         return self._ipc(f"client_out{index}")
 
     def api_orders(self, index: int) -> Path:
-        """The socket on which an HTTP process hears of what was said to another one."""
+        """Return the socket on which an HTTP process receives commands that another HTTP process was given.
+        """
         return self.run_dir / f"api_orders{index}"
 
     @property
@@ -81,7 +82,7 @@ class Endpoints:
         return self._ipc(f"rank_in{rank}")
 
     def ranks_dir(self, epoch: int) -> Path:
-        """Directory in which ranks of a model that were started together find each other."""
+        """Return the directory in which the ranks of one epoch find each other."""
         return self.run_dir / f"ranks{epoch}"
 
     @property
@@ -98,7 +99,7 @@ class Endpoints:
 
     @property
     def tokenizer_file(self) -> Path:
-        """The tokenizer as its first process has loaded it, for those that take its place."""
+        """Return the file of the loaded tokenizer, which its first process leaves for its successors."""
         return self.run_dir / "tokenizer.json"
 
     @property
@@ -107,37 +108,41 @@ class Endpoints:
 
     @property
     def roster_file(self) -> Path:
-        """File in which the scheduler notes which sequences the engine has."""
+        """Return the file in which the scheduler records the engine's sequences."""
         return self.run_dir / "roster"
 
     @property
     def suspects_file(self) -> Path:
-        """File in which the launcher notes which sequences the engine may have died of."""
+        """Return the file in which the launcher records the sequences that may have killed the engine."""
         return self.run_dir / "suspects"
 
     @property
     def tenants_file(self) -> Path:
-        """Table of tenants: who has which API key and may do what."""
+        """Return the file of the tenants' table: API keys and roles."""
         return self.run_dir / "tenants.json"
 
     @property
     def adapters_file(self) -> Path:
-        """Table of adapters that are served by name, once it has been changed."""
+        """Return the file with the table of named adapters, written when it is first changed."""
         return self.run_dir / "adapters.json"
 
     @property
     def nodes_file(self) -> Path:
-        """Addresses of the launch's machines, where there are several."""
+        """Return the file with the addresses of the launch's machines, if there are several."""
         return self.run_dir / "nodes"
 
     @property
     def inline_adapters(self) -> Path:
-        """Adapters whose weights came with requests, as `runtime.ring.adapters_file` has them."""
+        """Return the directory of adapters whose weights came with requests; see
+        `runtime.ring.adapters_file`.
+        """
         return self.run_dir / "adapters"
 
     @property
     def keys_dir(self) -> Path:
-        """Keys of a launch that is served over TCP and was given none: as `runtime.ring.keys` makes them."""
+        """Return the directory of keys that a launch makes if it is served over TCP without --curve-dir; see
+        `runtime.ring.keys`.
+        """
         return self.run_dir / "keys"
 
     @property
@@ -147,11 +152,11 @@ class Endpoints:
 
 @dataclass(frozen=True, slots=True)
 class TcpEndpoints:
-    """The ports of a ring that is served over TCP: first the detokenizers', then the tokenizers'."""
+    """TCP ports of a ring: first those of the detokenizers, then those of the tokenizers."""
 
     host: str
-    """Host name or address of the ring as it stands in an address, so an IPv6 one in brackets; * for every
-    interface.
+    """Host name or address of the ring in the form used within an address, with brackets around IPv6; * for
+    every interface.
     """
     port: int
     num_tokenizers: int
@@ -159,7 +164,7 @@ class TcpEndpoints:
 
     @staticmethod
     def parse(address: str, num_tokenizers: int, num_detokenizers: int) -> TcpEndpoints:
-        """Read tcp://ADDRESS:PORT. Raises ValueError that says what is wrong with it."""
+        """Parse tcp://ADDRESS:PORT. Raises ValueError, which says what is wrong."""
         host, colon, port = address.removeprefix(TCP_SCHEME).rpartition(":")
         is_number = port.isascii() and port.isdecimal()
         if not address.startswith(TCP_SCHEME) or not colon or not _is_host(host) or not is_number:
@@ -183,8 +188,8 @@ class TcpEndpoints:
 
 
 def tcp_endpoints(config: RuntimeConfig) -> TcpEndpoints | None:
-    """Return where the client library is served over TCP; None: nowhere. Raises ValueError that says what is
-    wrong with the address.
+    """Return the TCP ports for the client library; None if it is not served over TCP. Raises ValueError,
+    which says what is wrong with the address.
     """
     if not config.zmq_bind:
         return None
@@ -192,7 +197,7 @@ def tcp_endpoints(config: RuntimeConfig) -> TcpEndpoints | None:
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Raises ValueError."""
+    """Parse an IP address. Raises ValueError."""
     if host.startswith("[") and host.endswith("]"):
         return ipaddress.IPv6Address(host[1:-1])
     return ipaddress.IPv4Address(host)

@@ -30,7 +30,7 @@ SERVER = "server"
 CLIENT = "client"
 CLIENTS = "clients"
 KEY_CHARS = 40
-"""Length of a CURVE key as text: 32 bytes in Z85."""
+"""Length of a CURVE key as text (32 bytes in Z85)."""
 KEY_ALPHABET = frozenset(z85.Z85CHARS)
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 
@@ -75,7 +75,7 @@ class ClientKeys:
     public: bytes
     secret: bytes
     server: bytes
-    """Public key of the server that the client talks to, in Z85."""
+    """Public key of the server that the client connects to, in Z85."""
 
     @staticmethod
     def read(directory: Path) -> ClientKeys:
@@ -88,10 +88,9 @@ class ClientKeys:
 
 
 def make_keys(directory: Path, names: Sequence[str] = (CLIENT,)) -> None:
-    """Make the server's keys, unless they are there, and those of the clients `names`.
-
-    Raises: ConfigError for a name that is taken or is no file name, and for a directory that others may
-    change; OSError. Nothing that exists is changed.
+    """Make the server's keys, unless they exist, and those of the clients `names`. Raises ConfigError for a
+    name that is taken or is not a file name, and for a directory that others may change; OSError. Existing
+    keys are never changed.
     """
     for name in names:
         if not NAME.fullmatch(name) or name in (SERVER, CLIENTS):
@@ -123,8 +122,8 @@ def _create(folder: Path, name: str) -> None:
 
 
 def _read_secret(directory: Path, name: str) -> tuple[bytes, bytes]:
-    """Return (public, secret) of who `name` is, from a file that this user alone can read, in a directory
-    whose files this user alone can change. Raises ConfigError.
+    """Return (public, secret) of `name`, from a file that only this user can read, in a directory that only
+    this user can change. Raises ConfigError.
     """
     path = directory / f"{name}.key_secret"
     _check(directory, others_may_add=True)  # secrets may be mounted so
@@ -136,8 +135,8 @@ def _read_secret(directory: Path, name: str) -> tuple[bytes, bytes]:
 
 
 def _check(path: Path, *, is_secret: bool = False, others_may_add: bool = False) -> None:
-    """Raise ConfigError when another user may have put or changed what is at `path`, or read a secret. The
-    arguments are those of `fault_of`.
+    """Raise ConfigError if another user may have written or changed the file at `path`, or read a secret.
+    Arguments as in `fault_of`.
     """
     try:
         fault = fault_of(path, is_secret=is_secret, others_may_add=others_may_add)
@@ -150,7 +149,7 @@ def _check(path: Path, *, is_secret: bool = False, others_may_add: bool = False)
 
 
 def _read(path: Path) -> tuple[bytes, bytes | None]:
-    """(public, secret) of a key file as zmq.auth writes it. Raises ConfigError."""
+    """Return (public, secret) of a key file in the format of zmq.auth. Raises ConfigError."""
     # Imported here, because it brings asyncio and most launches have no keys.
     from zmq.auth import load_certificate
 

@@ -1,4 +1,4 @@
-"""KnownTenants: the table of tenants as a process has read it last. Looks at the file again each second."""
+"""KnownTenants: a process's copy of the tenants' table, which checks the file once a second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class KnownTenants:
         self._tenants = self._file.read_if_changed() or Tenants()
         self._next_check_at = 0.0
         self.on_change: Callable[[], object] = lambda: None
-        """Called when the launcher has written another."""
+        """Called when the launcher has written a new table."""
 
     def named(self, name: str) -> Tenant:
         """Return the tenant of this name, as Tenants.named."""
@@ -25,12 +25,12 @@ class KnownTenants:
 
     @property
     def has_names(self) -> bool:
-        """Tell whether there is anybody but the owner in the table."""
+        """Return True if the table has any tenant besides the owner."""
         return any(tenant.name != OWNER for tenant in self._tenants.tenants)
 
     def refresh(self, now: float) -> None:
-        """Take over the table if it has been written again (TenantsFile.read_new).
-        To be called in every turn; `now`: seconds of a clock that does not go back.
+        """Load the table if it was written again (TenantsFile.read_new). Call it in every turn. now: seconds
+        of a monotonic clock.
         """
         if now < self._next_check_at:
             return

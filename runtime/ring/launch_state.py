@@ -1,4 +1,4 @@
-"""state.json: what a launch tells whoever can read its run directory: a snapshot, always whole."""
+"""state.json: state of a launch for everybody who can read its run directory. It is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class ChildState(msgspec.Struct, frozen=True):
     role: str
     index: int
     pid: int
-    """Process id; 0 while there is no process because it is about to be restarted."""
+    """Process id; 0 while the process is about to be restarted."""
     epoch: int
     ready: bool
     node: int = 0
-    """Number of the machine that the process is on, where there are several."""
+    """Number of the node that the process is on."""
 
 
 class LaunchState(msgspec.Struct, frozen=True):
@@ -39,9 +39,9 @@ class LaunchState(msgspec.Struct, frozen=True):
     restarts: Mapping[str, int]
     """Number of restarts since the start, by process; `engine` stands for scheduler and workers."""
     info: Mapping[str, int | float | str]
-    """Facts that the processes told when they got ready, such as num_pages."""
+    """Facts that processes reported when they became ready, such as num_pages."""
     error: str
-    """Name of the process that failed and the reason, once the launch ends for that; else empty."""
+    """Name of the process that failed and the reason, once the launch ends because of it; otherwise empty."""
     exit_code: int
 
 
@@ -50,9 +50,8 @@ class _Served(msgspec.Struct):
 
 
 def read_zmq_bind(path: Path) -> str:
-    """Return the address at which a launch is served over TCP, "" for none, from its state file.
-
-    Raises: OSError when it cannot be read, msgspec.MsgspecError when it is none.
+    """Return the TCP address of a launch from its state file; "" if it has none. Raises OSError if the file
+    cannot be read, msgspec.MsgspecError if it is invalid.
     """
     return msgspec.json.decode(path.read_bytes(), type=_Served).zmq_bind
 

@@ -1,4 +1,4 @@
-"""Signs of life of a ring's processes that anybody on the machine may look for."""
+"""Signs of life of a ring's processes, which any process on the machine can check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime.wire.status_page import ProcessStatus
 
 
 def is_stopped(pid: int) -> bool:
-    """Return True for a process that a signal has stopped; one that a debugger holds is none."""
+    """Return True if a signal has stopped the process. Returns False if a debugger holds it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -18,7 +18,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def may_be_silent(role: str, config: RuntimeConfig, scheduler: ProcessStatus) -> bool:
-    """Return True if a process of `role` may be in a step of the model, in which it turns no loop."""
+    """Return True if a process of `role` may be silent because a step of the model is being computed."""
     if role == "worker" or (role == "scheduler" and config.device != "cpu"):
         # Without overlap the scheduler has written its slot before it launches the step that it waits for.
         is_unseen = role == "scheduler" and config.disable_overlap_schedule

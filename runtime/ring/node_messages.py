@@ -1,7 +1,6 @@
-"""Messages between node 0's launcher and the agents of the other nodes.
-
-The first frame of an agent and its answer are maps with names, so that builds of different versions
-can tell each other which they are; all that follows has the wire's header and a typed union.
+"""Messages between node 0's launcher and the agents of other nodes. An agent's first frame and its answer are
+maps with field names, so that builds of different versions can report the difference. All later frames have
+the wire's header and a typed union.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ State: TypeAlias = Annotated[int, Meta(ge=0, lt=len(STATES))]
 
 
 class NodeHello(msgspec.Struct, frozen=True):
-    """First words of an agent: who it is, and what has to be the same on all nodes."""
+    """First message of an agent: its identity, and the facts that must be equal on all nodes."""
 
     node: Annotated[int, Meta(ge=0, lt=64)]
     address: Label
@@ -30,20 +29,20 @@ class NodeHello(msgspec.Struct, frozen=True):
 
 
 class NodeAnswer(msgspec.Struct, frozen=True):
-    """Answer of node 0: empty where the node is taken."""
+    """Answer of node 0: empty if the node is accepted."""
 
     refusal: ShortText = ""
 
 
 class RankBeat(Record, frozen=True):
-    """The slot of a rank, as its own node's status page has it."""
+    """Slot of a rank on its own node's status page."""
 
     index: Count
     epoch: Count
     pid: Count
     state: State
     heartbeat_ns: Nanoseconds
-    """By the clock of its own node: it means something only by changing."""
+    """Time on its own node's clock, of which only changes are meaningful."""
     loaded: float
     is_stopped: bool
 
@@ -59,7 +58,7 @@ class RankEnded(Message, frozen=True):
 
 
 class NodeLeft(Message, frozen=True):
-    """The agent ends because its user wants so, or because it cannot go on."""
+    """The agent ends, because its user wants so or because it cannot continue."""
 
     reason: ShortText
 
@@ -79,11 +78,11 @@ class KillRank(Message, frozen=True):
 
 
 class Rejoin(Message, frozen=True):
-    """Node 0 does not know the agent, or has given it up: it ends its ranks and says hello again."""
+    """Node 0 does not know the agent, or has given it up. The agent ends its ranks and sends a new hello."""
 
 
 class StopNode(Message, frozen=True):
-    """Order to end: the launch is over."""
+    """Order to end, because the launch is over."""
 
     reason: ShortText
     exit_code: Annotated[int, Meta(ge=0, le=255)]
@@ -95,15 +94,15 @@ NODE_SCHEMA = schema_hash([*UNIONS.values(), FromAgent, ToAgent]).hex()
 
 
 def encode_first(message: NodeHello | NodeAnswer) -> bytes:
-    """Frame a first word."""
+    """Encode the first message of a connection."""
     return HELLO_MAGIC + msgspec.msgpack.encode(message)
 
 
 def is_first(frame: bytes) -> bool:
-    """Tell whether a frame is a first word."""
+    """Return True if a frame is the first message of a connection."""
     return frame.startswith(HELLO_MAGIC)
 
 
 def decode_first(frame: bytes, kind: type[Any]) -> Any:
-    """Decode the first word of a connection. Raises msgspec.MsgspecError."""
+    """Decode the first message of a connection. Raises msgspec.MsgspecError."""
     return msgspec.msgpack.decode(frame[len(HELLO_MAGIC) :], type=kind)

@@ -2,11 +2,11 @@
 
     PORT                of --dist-addr, on node 0: where the ranks meet (torch's TCPStore)
     PORT + 1            on node 0: its launcher, for the agents of the other nodes
-    PORT + 2            on node 0: its scheduler, for what ranks on other nodes answer
+    PORT + 2            on node 0: its scheduler, for the answers of ranks on other nodes
     PORT + 2 + rank     on the node of each rank that is not on node 0: its plans
 
-All but the first are ZMQ with CURVE. All keys come of one secret, which every node has in a file; who has it
-is one of us. The first one, and what the ranks send each other, is not encrypted.
+All but the first use ZMQ with CURVE. All keys are derived from one secret, which every node has in a file;
+whoever has it is trusted. The first port, and the traffic among ranks, is not encrypted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_UNACKNOWLEDGED_MS = 15_000
 
 @dataclass(frozen=True, slots=True)
 class NodeAddresses:
-    """Addresses at which the machines of a launch meet."""
+    """Addresses at which the machines of a launch connect."""
 
     host: str
     """IPv4 address of node 0."""
@@ -50,18 +50,18 @@ class NodeAddresses:
 
     @property
     def agents(self) -> str:
-        """Address at which node 0's launcher listens to agents."""
+        """Address at which node 0's launcher listens for agents."""
         return f"tcp://{self.host}:{self.port + 1}"
 
     @property
     def answers(self) -> str:
-        """Where node 0's scheduler listens to ranks of other nodes. Rank 0, whose number it has, is on
-        node 0.
+        """Address at which node 0's scheduler listens for ranks of other nodes. It uses the number of rank 0,
+        which is on node 0 and needs none.
         """
         return f"tcp://{self.host}:{self.port + 2}"
 
     def rank_in(self, host: str, rank: int) -> str:
-        """Return where a rank on `host` takes its plans."""
+        """Return the address at which a rank on `host` receives its plans."""
         return f"tcp://{host}:{self.port + 2 + rank}"
 
 
@@ -72,7 +72,7 @@ def addresses_of(config: RuntimeConfig) -> NodeAddresses:
 
 
 class NodeKeys:
-    """The two ends of CURVE, made of the nodes' secret."""
+    """CURVE key pairs of both sides, derived from the nodes' secret."""
 
     def __init__(self, secret: bytes) -> None:
         self.server_public, self._server_secret = _pair(secret, b"server")
@@ -80,16 +80,17 @@ class NodeKeys:
 
     @staticmethod
     def read(path: str) -> NodeKeys:
-        """Read the secret in a file; of the user's own where none is named. Raises ConfigError."""
+        """Derive the keys from the secret in a file; if none is named, from this user's own. Raises
+        ConfigError.
+        """
         return NodeKeys(_read_secret(Path(path)) if path else _own_secret())
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Tell whether the key, in Z85, may connect. Called by the authenticator, in its thread."""
+        """Return True if the public key (Z85) may connect. Called by the authenticator, in its thread."""
         return key == self.client_public
 
     def authenticate(self, context: zmq.Context[Any]) -> Any:
-        """Start the thread that lets no other key into the sockets of `context`. Returns what is to be
-        stopped.
+        """Start the thread that rejects other keys on the sockets of `context`. Returns an object to stop it.
         """
         # Imported here, because it brings asyncio and most launches have no nodes.
         from zmq.auth.thread import ThreadAuthenticator
@@ -100,7 +101,7 @@ class NodeKeys:
         return authenticator
 
     def serve(self, socket: zmq.Socket[Any]) -> None:
-        """Make a socket one that others may connect to. Its context must be authenticated."""
+        """Configure a socket as a server. Its context must be authenticated."""
         _tune(socket)
         socket.curve_server = True
         socket.curve_publickey = self.server_public
@@ -110,7 +111,7 @@ class NodeKeys:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def connect(self, socket: zmq.Socket[Any]) -> None:
-        """Make a socket one that may connect to others."""
+        """Configure a socket as a client."""
         _tune(socket)
         socket.curve_serverkey = self.server_public
         socket.curve_publickey = self.client_public
@@ -118,7 +119,7 @@ class NodeKeys:
 
 
 def open_rank_inbox(context: ProcessContext, rank: int) -> ZmqInbox:
-    """Bind the socket at which this rank takes its plans. Raises ConfigError."""
+    """Bind the socket at which this rank receives its plans. Raises ConfigError."""
     config = context.config
     if not config.node_rank:
         return context.inbox("rank_in", context.endpoints.rank_in(rank))
@@ -129,7 +130,7 @@ def open_rank_inbox(context: ProcessContext, rank: int) -> ZmqInbox:
 
 
 def open_rank_outbox(context: ProcessContext, rank: int) -> ZmqOutbox:
-    """Connect, on node 0, to the socket at which a rank takes its plans. Raises ConfigError."""
+    """On node 0, connect to the socket at which a rank receives its plans. Raises ConfigError."""
     config = context.config
     node = config.node_of_rank(rank)
     if not node:
@@ -147,7 +148,9 @@ def open_rank_outbox(context: ProcessContext, rank: int) -> ZmqOutbox:
 
 
 def open_answers_inbox(context: ProcessContext) -> ZmqInbox | None:
-    """Bind, on node 0, where ranks of other nodes answer; None: there are no others. Raises ConfigError."""
+    """On node 0, bind the socket for answers of ranks on other nodes; None if there are none. Raises
+    ConfigError.
+    """
     config = context.config
     if config.nnodes == 1:
         return None
@@ -158,7 +161,7 @@ def open_answers_inbox(context: ProcessContext) -> ZmqInbox | None:
 
 
 def open_rank_answers(context: ProcessContext) -> ZmqOutbox:
-    """Connect to where a rank of this node says what it has to say. Raises ConfigError."""
+    """Connect to the socket for the answers of this node's rank. Raises ConfigError."""
     config = context.config
     if not config.node_rank:
         return context.outbox(context.endpoints.step_results)
@@ -168,7 +171,7 @@ def open_rank_answers(context: ProcessContext) -> ZmqOutbox:
 
 
 def read_node_addresses(context: ProcessContext) -> list[str]:
-    """Return the nodes' addresses, as the launcher has left them in the run directory before it started any
+    """Return the nodes' addresses, which the launcher wrote into the run directory before it started any
     process.
     """
     return context.endpoints.nodes_file.read_text().split()
@@ -196,7 +199,7 @@ def _tune(socket: zmq.Socket[Any]) -> None:
 
 
 def _pair(secret: bytes, name: bytes) -> tuple[bytes, bytes]:
-    """Return (public, secret) of an end, in Z85."""
+    """Return the (public, secret) key pair of one side, in Z85."""
     own = z85.encode(hashlib.blake2b(secret, digest_size=32, person=name).digest())
     return zmq.curve_public(own), own
 
@@ -218,7 +221,7 @@ def _read_secret(path: Path) -> bytes:
 
 
 def _own_secret() -> bytes:
-    """Return the secret that this user's launches on one machine share; the first one makes it. Raises
+    """Return the secret that this user's launches on one machine share; the first launch makes it. Raises
     ConfigError.
     """
     root = default_run_root()

@@ -1,7 +1,7 @@
-"""One process of the ring: what every `main.py` is run in.
+"""Frame in which every process of the ring runs its `main.py`.
 
-It owns the process's title, signals, its slot on the status page and the two messages to the launcher. A
-process catches an error once, here: it becomes a ProcessFailed and an exit code, never a hang.
+It owns the process title, signals, the slot on the status page, and the two messages to the launcher. An
+error that ends a process is caught here and becomes a ProcessFailed message and an exit code, never a hang.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FIRST_EPOCH = 1
 
 
 class LaunchFile(msgspec.Struct, frozen=True):
-    """config.json of a run directory: what the launcher tells its children."""
+    """config.json of a run directory: settings and other data that the launcher passes to its processes."""
 
     config: RuntimeConfig
     secret: bytes = msgspec.field(default_factory=lambda: os.urandom(SECRET_BYTES))
@@ -52,8 +52,8 @@ class LaunchFile(msgspec.Struct, frozen=True):
 
 
 class ProcessContext:
-    """Everything that a process of the ring is given: settings, names, sockets, its slot, and the wish to
-    stop.
+    """What a process of the ring is given: settings, names, sockets, its slot of the status page, and the
+    request to stop.
     """
 
     def __init__(
@@ -62,44 +62,47 @@ class ProcessContext:
         launch = LaunchFile.read(Endpoints(run_dir).config_file)
         self.role = role
         self.index = index
-        """Which of the processes of its role it is."""
+        """Index of this process among those of its role."""
         self.name = process_name(role, index, launch.config)
-        """For logs and errors."""
+        """Name of this process, for logs and errors."""
         self.config = launch.config
         self.epoch = epoch
-        """Counts the restarts of a launch: each takes the next number for the processes it starts."""
+        """Number of restarts of the launch; each restart gives the next number to the processes that it
+        starts.
+        """
         self.secret = launch.secret
         self.endpoints = Endpoints(run_dir)
         self.listener_fd = listener_fd
-        """The listening socket that an API server inherits, HTTP's, and rank 0 of several nodes, that of the
-        meeting; -1 elsewhere.
+        """Listening socket that the process inherits: for an API server that of HTTP, for rank 0 with several
+        nodes the one where ranks meet; otherwise -1.
         """
         self.zmq: zmq.Context[Any] = zmq.Context()
         self.status = StatusPage(self.endpoints.status_file)
         self.stop = threading.Event()
-        """Set by SIGTERM: the work loop ends at its next turn."""
+        """Set by SIGTERM. The work loop ends at its next turn."""
         self.stop_wake = Wake()
-        """Set with `stop`: the poll that the work loop waits in ends then."""
+        """Set together with `stop`, to end the poll in which the work loop waits."""
         self._launcher = ZmqOutbox(
             self.zmq, self.endpoints.launcher_in, self.epoch, linger_ms=FAREWELL_LINGER_MS
         )
         self.was_paused = self.status.read(role, index).is_paused
-        """Generation was paused when the process ended in whose place this one is. Shown from the first word
-        on, so that it is not forgotten when this one ends before it is ready.
+        """True if generation was paused when the predecessor of this process ended. It is shown from the
+        start, so that it is not lost if this process ends before it is ready.
         """
         self.loaded = 0.0
-        """Share of the weights that is there, where this process loads some."""
+        """Share of the weights that is loaded, in a process that loads some."""
         self._state = "loading"
         self._next_beat_at = 0.0
         self.beat(force=True)
 
     @property
     def is_launch_ending(self) -> bool:
-        """True if the whole launch ends, not only this process: then nobody will take over what it holds."""
+        """True if the whole launch ends, not only this process. No successor will then take over its state.
+        """
         return self.status.read("launcher").state in ("draining", "failed", "absent")
 
     def inbox(self, name: str, address: str) -> ZmqInbox:
-        """Bind the socket that this process reads; `name` is its key in UNIONS."""
+        """Bind the socket that this process reads. name: its key in UNIONS."""
         return ZmqInbox(self.zmq, address, name, self.epoch)
 
     def outbox(self, address: str) -> ZmqOutbox:
@@ -107,14 +110,14 @@ class ProcessContext:
         return ZmqOutbox(self.zmq, address, self.epoch)
 
     def ready(self, **info: int | float | str) -> None:
-        """Tell the launcher, and everybody through the status page, that this process can serve."""
+        """Report to the launcher, and through the status page to everybody, that this process can serve."""
         self._state = "ready"
         self.beat(force=True)
         self._launcher.send(ProcessReady(self.name, self.epoch, info))
 
     def beat(self, *, force: bool = False, **fields: Any) -> None:
-        """Write the slot of this process if it is time for it.
-        Call from the work loop, at least every HEARTBEAT_S.
+        """Write the slot of this process if a heartbeat is due. Call it from the work loop, at least every
+        HEARTBEAT_S.
         """
         now = time.monotonic()
         if force or now >= self._next_beat_at:
@@ -124,12 +127,12 @@ class ProcessContext:
             self.status.write(self.role, status, self.index)
 
     def note_loaded(self, share: float) -> None:
-        """Note which share of the weights is loaded; the next beat shows it."""
+        """Record the share of the weights that is loaded. The next heartbeat shows it."""
         self.loaded = share
 
     def failed(self, message: str, exit_code: int) -> None:
-        """Show in the slot of this process that it has failed, and tell the launcher why. The slot keeps what
-        it said last, such as who ran alone: the launcher judges by that.
+        """Show in the slot that this process has failed, and tell the launcher why. The other fields keep
+        their last values, such as the sequence that ran alone, which the launcher needs to judge the failure.
         """
         self._state = "failed"
         last = self.status.read(self.role, self.index)
@@ -137,7 +140,7 @@ class ProcessContext:
         self._launcher.send(ProcessFailed(self.name, message, exit_code))
 
     def ask_to_stop(self) -> None:
-        """Have the work loop end. May be called by a handler of signals."""
+        """Make the work loop end. May be called from a signal handler."""
         self.stop.set()
         self.stop_wake.set()
 
@@ -148,11 +151,11 @@ class ProcessContext:
 
 
 def run_process(role: str, main: Callable[[ProcessContext], None]) -> NoReturn:
-    """Run `main` as a process of `role`; arguments are the run directory, which one of its role it is, its
-    epoch, and, for the API server, the listening socket.
+    """Run `main` as a process of `role`. Command line arguments: run directory, index within the role, epoch,
+    and for the API server its listening socket.
 
-    Ends the interpreter without its teardown: threads of torch and ZMQ may hold it up for seconds, and
-    everything that outlives this process (files, sockets' names) belongs to the launcher.
+    Ends the interpreter without its teardown, which threads of torch and ZMQ may delay for seconds.
+    Everything that outlives this process (files, socket names) belongs to the launcher.
     """
     if len(sys.argv) < 2:
         print(f"This is the {role} process of a launch, which starts it: run `carousel`.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""RingStatus from the status page: what a client has to know of the processes of a ring."""
+"""Makes a RingStatus from the status page: what a client needs to know about a ring's processes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Roster: which sequences the engine has, in a file that outlives it, and how often it has died of them.
+"""Roster: file of the engine's sequences that outlives the engine, and counts of the engine's deaths by
+sequence.
 
-The scheduler keeps the roster. When the engine has died of what a request may have done, the launcher reads
-it, counts, and writes for the next engine which sequences are to run alone and which not at all. Nobody else
-is asked: what a client says of its own past counts for nothing.
+The scheduler keeps the roster. When the engine has died of something that a request may have caused, the
+launcher reads the roster, counts, and writes for the next engine which sequences must run alone and which
+must not run at all. Clients are not asked about their past.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from runtime.ring.launch_state import write_atomically
 from runtime.wire.handle import KEY_BYTES, sequence_key
 
 DEATHS_TO_RUN_ALONE = 2
-"""Deaths of the engine with a sequence there, until that sequence is to run alone."""
+"""Number of the engine's deaths with a sequence present after which that sequence must run alone."""
 MAX_COUNTED = 65536
 _EMPTY = bytes(KEY_BYTES)
 
 
 class Roster:
-    """File of sequence keys, in places of KEY_BYTES each; a free place holds zeros. A full roster takes no
-    more.
+    """File of sequence keys, in places of KEY_BYTES each. A free place holds zeros. When it is full, further
+    keys are not recorded.
     """
 
     def __init__(self, places: bytearray | mmap.mmap) -> None:
@@ -35,7 +36,7 @@ class Roster:
 
     @staticmethod
     def create(path: Path, num_places: int) -> Roster:
-        """Make the file anew and map it. Raises ConfigError where it cannot be made."""
+        """Create the file and map it. Raises ConfigError if it cannot be created."""
         size = max(1, num_places) * KEY_BYTES
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
@@ -74,9 +75,9 @@ class Suspects:
     """Sequences under which the engine has died, by key."""
 
     alone: frozenset[bytes] = frozenset()
-    """Keys of sequences that were there at so many deaths that they are to run alone."""
+    """Keys of sequences that must run alone, because they were present at enough deaths."""
     guilty: frozenset[bytes] = frozenset()
-    """Keys of sequences that ran alone when the engine died: they are not to run again."""
+    """Keys of sequences that ran alone when the engine died. They must not run again."""
 
     def encode(self) -> bytes:
         return b"".join(
@@ -94,7 +95,7 @@ class Suspects:
 
     @staticmethod
     def read(path: Path) -> Suspects:
-        """Return the suspects that the launcher has written; nobody where it has written nothing."""
+        """Return the suspects that the launcher has written; none if there is no file."""
         try:
             return Suspects.decode(path.read_bytes())
         except FileNotFoundError:
@@ -105,7 +106,7 @@ NO_SUSPECTS = Suspects()
 
 
 class DeathCounts:
-    """Counts of the engine's deaths that a request may have brought about, by sequence. The oldest go
+    """Number of the engine's deaths that a request may have caused, by sequence. The oldest are dropped
     first.
     """
 
@@ -114,8 +115,8 @@ class DeathCounts:
         self._guilty: dict[bytes, None] = {}
 
     def count(self, present: set[bytes], solitary: bytes) -> Suspects:
-        """Count a death. `present`: keys of the sequences that were there; `solitary`: the handle of the one
-        that ran alone, or NO_HANDLE. Returns who is suspected now.
+        """Count a death. present: keys of the sequences that were there. solitary: handle of the one that ran
+        alone, or NO_HANDLE. Returns the suspects.
         """
         for key in present:
             self._counts[key] = self._counts.pop(key, 0) + 1
@@ -130,7 +131,7 @@ class DeathCounts:
 
 
 class EngineDeaths:
-    """DeathCounts kept in the files of a run directory."""
+    """DeathCounts that are kept in the files of a run directory."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints

@@ -1,10 +1,9 @@
-"""RunDir: the private directory of one launch, made, held and removed by its launcher.
+"""RunDir: the private directory of one launch, which its launcher makes, locks and removes.
 
-The holder of the lock is alive by definition: the kernel drops the lock with the process. A directory in the
-root whose lock is free is a leftover of a launch that was killed, and the next launch removes it.
-
-The root's name in /tmp can be guessed, so another user may take it first. A launch then makes a root beside
-it whose name nobody could know; clients look in all roots that are this user's own, and in no other's.
+The kernel drops the lock with the process that holds it, so a directory whose lock is free is the leftover of
+a killed launch, and the next launch removes it. The default root's name in /tmp can be guessed, so another
+user may take it first. A launch then makes a root with a random name beside it. Clients look in all roots
+that belong to their own user, and in no others.
 """
 
 from __future__ import annotations
@@ -45,10 +44,9 @@ RETRY_S = 0.01
 
 class RunDir:
     def __init__(self, wanted: str = "") -> None:
-        """Make and lock a directory: `wanted`, or a new one under the user's root.
-
-        Raises AddressInUse when a live launch holds it, ConfigError when it is not ours alone or cannot be
-        made; a directory that is refused stays as it was.
+        """Make and lock a directory: `wanted`, or a new one under the user's root. Raises AddressInUse if a
+        live launch holds it, ConfigError if others can access it or it cannot be made. A refused directory is
+        left unchanged.
         """
         try:
             if wanted:
@@ -93,7 +91,7 @@ class RunDir:
 
     @property
     def lock_fd(self) -> int:
-        """File descriptor of the lock. A process that inherits it holds the lock too."""
+        """File descriptor of the lock. A process that inherits it also holds the lock."""
         return self._lock_fd
 
     def clear(self) -> None:
@@ -107,7 +105,7 @@ class RunDir:
         os.close(self._lock_fd)
 
     def remove(self) -> None:
-        """Remove the directory and give up the lock."""
+        """Remove the directory and release the lock."""
         self.clear()
         self.release()
 
@@ -120,7 +118,8 @@ def live_run_dirs() -> list[Path]:
 
 
 def is_held(run_dir: Path) -> bool:
-    """Return whether a run directory is there and its launcher alive, or its guardian still removing it."""
+    """Return True if a run directory exists and its launcher is alive, or its guardian is still removing it.
+    """
     try:
         fd = os.open(run_dir / "lock", os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -133,8 +132,8 @@ def is_held(run_dir: Path) -> bool:
 
 
 def check_run_dir(path: Path) -> None:
-    """Raise ConfigError when a client should not believe what is in a directory: another user may have put it
-    there. One that is not there is nobody's fault.
+    """Raise ConfigError if a client should not trust the directory, because another user may have made it. A
+    directory that does not exist is accepted.
     """
     try:
         fault = fault_of(path)
@@ -145,7 +144,7 @@ def check_run_dir(path: Path) -> None:
 
 
 def _run_root() -> Path:
-    """The default root or, when another user has taken its name, one of this user's own beside it."""
+    """Return the default root or, if another user has taken its name, a root of this user's own beside it."""
     default, is_taken = default_run_root(), False
     with contextlib.suppress(FileNotFoundError):
         is_taken = default.lstat().st_uid != os.getuid()
@@ -160,12 +159,12 @@ def _run_root() -> Path:
 
 
 def _spare_roots(default: Path) -> list[Path]:
-    """Roots that were made because another user had taken the name of the default one."""
+    """Return the roots that were made because another user had taken the default name."""
     return sorted(filter(_is_own, default.parent.glob(f"{default.name}-*")))
 
 
 def _is_own(path: Path) -> bool:
-    """Tell whether it is a directory, not a link, that this user has made and others cannot change."""
+    """Return True for a directory (not a link) that this user owns and others cannot change."""
     try:
         info = path.lstat()
     except OSError:
@@ -201,7 +200,7 @@ def _try_flock(fd: int, kind: int) -> bool:
 
 
 def _is_named(path: Path, fd: int) -> bool:
-    """Tell whether the name still means this file: a launch that ends takes its lock's name away."""
+    """Return True if the name still refers to this file. A launch that ends removes the name of its lock."""
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:

@@ -1,12 +1,10 @@
-"""TcpGate: the way in over TCP. Owns the sockets that other machines reach, apart from those of the ring.
+"""TcpGate: access to the ring over TCP. It owns the sockets that other machines can reach.
 
-They have a ZMQ context of their own, so what strangers do keeps no thread of the ring's own sockets busy.
-A peer without one of the keys that may connect gets no further than the handshake: nothing it sends reaches a
-socket. That holds on loopback too, where every user and every web page that a browser shows can reach a port
-and ZMQ's oldest framing fits behind the head of an HTTP request.
-
-A key is a tenant's: ZMQ attaches to each message the key that its sender has proved to hold, and the gate
-knows whose it is. Knows no message.
+These sockets have a ZMQ context of their own, so strangers cannot keep the threads of the ring's own sockets
+busy. A peer without an accepted key gets no further than the handshake, and nothing that it sends reaches a
+socket. That holds on loopback, too, where every user and every web page in a browser can reach a port, and
+where ZMQ's oldest framing would fit behind the head of an HTTP request. A key belongs to a tenant: ZMQ
+attaches the sender's proven key to each message, and the gate knows its tenant. Knows no message.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ MAX_UNREAD = 4
 
 class TcpGate:
     def __init__(self, endpoints: TcpEndpoints, curve_dir: Path, *, is_own: bool = False) -> None:
-        """Read the keys in `curve_dir`. `is_own`: they are this user's, whatever their names. Raises
+        """Read the keys in `curve_dir`. is_own: they belong to this user, whatever their names. Raises
         ConfigError.
         """
         # Imported here, because it brings asyncio and most launches have no gate.
@@ -62,8 +60,8 @@ class TcpGate:
 
     @staticmethod
     def open(config: RuntimeConfig, endpoints: Endpoints) -> TcpGate | None:
-        """Return the gate that the settings ask for, None where they ask for none. Its keys are those of
-        `curve_dir`, else those that the launcher has made in its run directory. Raises ConfigError.
+        """Return the gate that the settings ask for, or None. Its keys are those of `curve_dir`, or else
+        those that the launcher has made in its run directory. Raises ConfigError.
         """
         tcp = tcp_endpoints(config)
         if tcp is None:
@@ -73,20 +71,19 @@ class TcpGate:
         return TcpGate(tcp, endpoints.keys_dir, is_own=True)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Tell whether the key, in Z85, may connect. Called by the authenticator, in its thread."""
+        """Return True if the public key (Z85) may connect. Called by the authenticator, in its thread."""
         return key.decode() in self._tenants
 
     def tenant_of(self, key: str) -> str:
-        """Return whose key this is, in Z85. Raises ValueError when it is nobody's, or no longer."""
+        """Return the tenant of a public key (Z85). Raises ValueError if it is not accepted, or no longer."""
         tenant = self._tenants.get(key)
         if tenant is None:
             raise ValueError("the key that it came with may not connect")
         return tenant
 
     def reload(self) -> None:
-        """Have a thread read the clients' keys again, so that a disk that hangs holds up nobody. Where they
-        are faulty all stays as it was. A key that has gone is believed no more, on connections that stand
-        either.
+        """Read the clients' keys again in a thread, so that a disk which hangs delays nothing. If they are
+        faulty nothing changes. A key that was removed is no longer accepted, even on open connections.
         """
         threading.Thread(target=self._read_tenants, name="carousel-keys", daemon=True).start()
 
@@ -113,9 +110,8 @@ class TcpGate:
         )
 
     def bind(self, socket: zmq.Socket[Any], address: str) -> None:
-        """Set what a socket of `context` needs before strangers may reach it, then bind it.
-
-        Raises: AddressInUse that names the address.
+        """Configure a socket of `context` for access by strangers, then bind it. Raises AddressInUse, which
+        names the address.
         """
         socket.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
@@ -140,6 +136,6 @@ class TcpGate:
             ) from None
 
     def close(self) -> None:
-        """Close the sockets; what they still hold has a moment to go out."""
+        """Close the sockets. Pending messages get a moment to be sent."""
         self._authenticator.stop()
         self.context.destroy(linger=LINGER_MS)

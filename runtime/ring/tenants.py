@@ -38,33 +38,31 @@ from runtime.settings.config import RuntimeConfig
 logger = logging.getLogger(__name__)
 
 OWNER = ""
-"""Name of the tenant that stands for whoever can open the run directory."""
+"""Name of the tenant for everybody who can open the run directory."""
 Role: TypeAlias = Literal["user", "metrics", "admin"]
 Key: TypeAlias = Annotated[str, Meta(min_length=1)]
 SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_SHARES = 1.0 + 1e-9
-"""Largest sum of all cache shares, with room for rounding."""
+"""Largest sum of all cache shares, with a margin for rounding."""
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of one tenant over all processes. None stands for the limit that the launch has for
-    everybody.
-    """
+    """Limits of one tenant over all processes. None: the launch's general limit."""
 
     max_running: Annotated[int, Meta(ge=1)] | None = None
-    """Most sequences that run at a time, of a beam search as many as it has rows; more wait."""
+    """Most sequences that run at a time; a beam search counts as many as it has rows. Further ones wait."""
     max_waiting: Annotated[int, Meta(ge=1)] | None = None
-    """Most sequences that wait at a time; more are refused."""
+    """Most sequences that wait at a time. Further ones are refused."""
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
     """Most tokens of prompts and output in a minute."""
     max_priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
-    """Highest priority that a request may ask for; a higher one is refused."""
+    """Highest priority that a request may ask for. A higher one is refused."""
     cache_share: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    """Part of the KV cache that others do not take. None: an equal part of what is left."""
+    """Part of the KV cache that others do not take. None: an equal part of what explicit shares leave."""
 
 
 class _Section(TenantLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tenant as the file of keys describes it."""
+    """A tenant's section in the file of keys."""
 
     key: Key | Annotated[list[Key], Meta(min_length=1)] | None = None
     sha256: Key | Annotated[list[Key], Meta(min_length=1)] | None = None
@@ -72,17 +70,17 @@ class _Section(TenantLimits, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """One holder of keys."""
+    """A holder of API keys or of a key over TCP."""
 
     name: str
     role: Role = "user"
     limits: TenantLimits | None = TenantLimits()
-    """Limits of the tenant; None: it has none, as the owner and the keys of `--api-key`."""
+    """Limits of the tenant; None: it has none, like the owner and the keys of `--api-key`."""
     digests: tuple[str, ...] = ()
-    """SHA-256 of each of its API keys, in hexadecimal digits."""
+    """SHA-256 digests of its API keys, in hexadecimal."""
 
     def may(self, role: Role) -> bool:
-        """Tell whether it may do what this role may. An admin may do everything."""
+        """Return True if the tenant has this role. An admin has every role."""
         return self.role in (role, "admin")
 
 
@@ -98,20 +96,20 @@ class Tenants:
         self._by_digest = {digest: tenant for tenant in tenants for digest in tenant.digests}
 
     def of_key(self, key: bytes) -> Tenant | None:
-        """Return the tenant that holds this API key; None: nobody does. Looked up by its digest, so that the
-        time this takes tells nothing of any key.
+        """Return the tenant that holds this API key, or None. The key is looked up by its digest, so the time
+        this takes tells nothing about any key.
         """
         return self._by_digest.get(hashlib.sha256(key).hexdigest())
 
     def named(self, name: str) -> Tenant:
-        """Return the tenant of this name. One without an entry, whose key over TCP is all there is of it, is
-        a user with the default limits.
+        """Return the tenant of this name. A name without an entry, known by its key over TCP only, is a user
+        with default limits.
         """
         return self._by_name.get(name) or (THE_OWNER if name == OWNER else Tenant(name))
 
 
 def read_tenants(config: RuntimeConfig) -> Tenants:
-    """Read all API keys that the settings name. Raises ConfigError that names the setting, the file and the
+    """Read all API keys that the settings name. Raises ConfigError, which names the setting, the file and the
     entry.
     """
     keys = [key.strip() for key in config.api_key.split(",")] if config.api_key else []
@@ -213,7 +211,7 @@ def _read_text(setting: str, path: Path) -> str:
 
 
 def _check_owner(setting: str, path: Path, *, is_secret: bool) -> None:
-    """Raise ConfigError when another user may have changed the file, or read the keys in it."""
+    """Raise ConfigError if another user may have changed the file, or read the keys in it."""
     fault = fault_of(path, is_secret=is_secret)
     if fault is not None:
         raise ConfigError(f"{setting}: {fault}")
@@ -224,21 +222,21 @@ def _digest(key: str) -> str:
 
 
 class TenantsFile:
-    """Table of tenants in the run directory: written by the launcher, read by everybody else."""
+    """Table of tenants in the run directory. The launcher writes it, all other processes read it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._version: tuple[int, int] | None = None
         self._fault = ""
-        """Fault of the file when `read_new` last looked at it; empty: none."""
+        """Fault of the file at the last `read_new`; empty: none."""
 
     def write(self, tenants: Tenants) -> None:
-        """Replace the file at once. Raises OSError."""
+        """Replace the file atomically. Raises OSError."""
         write_atomically(self._path, msgspec.json.encode(tenants.tenants))
 
     def read_if_changed(self) -> Tenants | None:
-        """Return the table if it has been written since the last call; None otherwise. The first call returns
-        one always. Raises OSError.
+        """Return the table if it was written since the last call, else None. The first call always returns
+        it. Raises OSError.
         """
         info = os.stat(self._path)
         version = (info.st_ino, info.st_mtime_ns)
@@ -249,8 +247,8 @@ class TenantsFile:
         return Tenants(tenants)
 
     def read_new(self) -> Tenants | None:
-        """Return the table if it has been written since the last call, None otherwise. A file that cannot be
-        read gives None, too: the last table stays in force, and the log says so once.
+        """Return the table if it was written since the last call, else None. If the file cannot be read it
+        also returns None and logs that once; the last table stays in force.
         """
         try:
             tenants = self.read_if_changed()

@@ -1,1 +1,3 @@
-"""Sampling parameters, each said once: `table.py` has a row for each, and all else is made of the rows."""
+"""Sampling parameters. `table.py` has one row for each; checks, columns and documentation are derived from
+the rows.
+"""

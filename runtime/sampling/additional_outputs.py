@@ -1,9 +1,9 @@
-"""Additional outputs: names of what a model computes on the way to its logits.
+"""Additional outputs: names of intermediate results of a model that requests can ask for.
 
-hidden_states:N   the residual stream before layer N, of the number of layers that behind the final norm
-hidden_states     the same with the largest N
-self_attn:N       what the attention of layer N gives, from 0 on
-mlp:N             what its feed-forward gives
+    hidden_states:N   the residual stream before layer N; with N = number of layers, behind the final norm
+    hidden_states     the same with the largest N
+    self_attn:N       the output of the attention of layer N, from 0 on
+    mlp:N             the output of the feed-forward of layer N
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from runtime.base.errors import ConfigError, InvalidRequest
 
 HIDDEN_STATES = "hidden_states"
 LAYER_OUTPUTS = ("self_attn", "mlp")
-"""Parts of a layer whose outputs have a name; the parts are called so in the model."""
+"""Names of the parts of a layer whose outputs can be asked for, as the model calls them."""
 
 
 def check_served(names: Iterable[str], num_layers: int) -> None:
-    """Check names against a model of so many layers. Raises ConfigError for one that it does not have."""
+    """Check names against a model with num_layers layers. Raises ConfigError for one that it does not have.
+    """
     parts = {HIDDEN_STATES: num_layers, **dict.fromkeys(LAYER_OUTPUTS, num_layers - 1)}
     for name in names:
         part, _, number = name.partition(":")
@@ -29,8 +30,8 @@ def check_served(names: Iterable[str], num_layers: int) -> None:
 
 
 def check_asked(names: Collection[str], served: Collection[str]) -> None:
-    """Check the names that a request asks for. Raises InvalidRequest for names that a server does not serve,
-    or that come twice.
+    """Check the names that a request asks for. Raises InvalidRequest for names that the server does not
+    serve, and for duplicates.
     """
     for name in names:
         if name not in served:

@@ -1,6 +1,5 @@
-"""Columns of a row, packed: floats first, then integers, in the order of the table.
-
-The worker uploads them without knowing a parameter; kernels know the layout as sampling_columns.h has it.
+"""Packed sampling parameters of a row: floats first, then integers, in the order of the table. The worker
+uploads them without knowing any parameter; kernels know the layout from sampling_columns.h.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from runtime.sampling.table import PARAMETERS, Column, Stay
 FLOATS: tuple[Column, ...] = tuple(c for p in PARAMETERS for c in p.columns if c.type == "float32")
 INTEGERS: tuple[Column, ...] = tuple(c for p in PARAMETERS for c in p.columns if c.type == "int64")
 ROW_DTYPE = np.dtype([("floats", np.float64, (len(FLOATS),)), ("integers", np.int64, (len(INTEGERS),))])
-"""NumPy type of one row as it is packed. What is not finite in float32 is for the device to say, so it has
-room here.
+"""NumPy type of one packed row. Floats are float64 here, because only the device decides about values that
+are not finite in float32.
 """
 ROW_BYTES = ROW_DTYPE.itemsize
 
 KEPT = 64
-"""Number of combinations of values that are kept packed."""
+"""Number of combinations of values whose packed form is cached."""
 _pack_own = struct.Struct("=q").pack
 _pack = struct.Struct(f"={len(FLOATS)}d{len(INTEGERS)}q").pack
 _PLACES = {c.name: i for i, c in enumerate((*FLOATS, *INTEGERS))}
@@ -46,7 +45,7 @@ _ROWS = tuple(
 
 
 def pack_row(sampling: Any, stay: Stay) -> tuple[int, bytes]:
-    """Return the features that SamplingParams need, and their columns, ROW_BYTES of them."""
+    """Return the feature bits that SamplingParams need, and their packed columns of ROW_BYTES bytes."""
     features, columns = _pack_values(_values_of(sampling), stay)
     for start, number in _OWN:
         columns = columns[:start] + _pack_own(number(sampling, stay)) + columns[start + 8 :]
@@ -55,10 +54,8 @@ def pack_row(sampling: Any, stay: Stay) -> tuple[int, bytes]:
 
 @lru_cache(KEPT)
 def _pack_values(values: tuple[Any, ...], stay: Stay) -> tuple[int, bytes]:
-    """Do what pack_row does, without the columns of parameters that are each request's own: many requests ask
-    for the same otherwise.
-
-    Only what is not neutral is looked at: of most requests that is little.
+    """Do what pack_row does, without the columns of parameters that differ in nearly every request, so that
+    the result can be cached. Only values that are not neutral are looked at, which are few in most requests.
     """
     sampling = SimpleNamespace(**dict(zip(_NAMES, values, strict=True)))
     numbers, features = list(_NEUTRAL_NUMBERS), NOISE
@@ -71,7 +68,7 @@ def _pack_values(values: tuple[Any, ...], stay: Stay) -> tuple[int, bytes]:
 
 
 def examples(features: int) -> dict[str, Any]:
-    """Return a value with an effect for each parameter that needs nothing but these features."""
+    """Return a value with an effect for each parameter that needs no features but these."""
     return {
         p.name: p.example
         for p in PARAMETERS

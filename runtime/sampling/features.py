@@ -1,4 +1,4 @@
-"""Bits of what a row's sampling needs. A row without any is greedy and plain."""
+"""Feature bits: which parts of sampling a row needs. A row without any is greedy and plain."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ TRUNCATES = TOP_N_SIGMA | TOP_K | TOP_P | MIN_P
 DRAWABLE = NOISE | TRUNCATES  # all that a row needs is a draw
 OF_DRAW = DRAWABLE | TOP_P_DECAY  # a greedy row needs none of them
 FEATURE_BITS = 16
-"""Number of bits that there is room for."""
+"""Number of available feature bits."""

@@ -1,6 +1,6 @@
-"""Write what follows from the table into the files that have it as text: python -m runtime.sampling.generate.
-
-Nothing else stands between the two marker lines; a test fails where it is not what the table says.
+"""Writes the text that follows from the table of sampling parameters into other files: python -m
+runtime.sampling.generate. The text stands between two marker lines; a test fails where it differs from the
+table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Block(NamedTuple):
     path: str
     lines: Callable[[], Iterable[str]]
     marker: str = ""
-    """Words behind the marker, where a file has several."""
+    """Words behind the marker, for a file with several blocks."""
 
 
 def _struct(name: str, columns: Iterable[Column], ctype: str) -> Iterator[str]:
@@ -45,7 +45,7 @@ def column_views() -> Iterator[str]:
 
 
 def _typed(indent: str, name: str, kind: str, default: str) -> Iterator[str]:
-    """A field as the formatter leaves it."""
+    """Yield the lines of a field in the formatter's style."""
     line = f"{indent}{name}: {kind} = {default}"
     if len(line) <= LINE_LENGTH:
         yield line
@@ -156,8 +156,8 @@ BLOCKS = (
 
 
 def written(text: str, block: Block, lines: Iterable[str] | None = None) -> str:
-    """Return the file's text with the block, or other lines, in its place. Raises ValueError where it has no
-    markers.
+    """Return a file's text with the block, or other lines, between its markers. Raises ValueError if it has
+    no markers.
     """
     begin, end = (f"{MARKER}{block.marker}: {edge}." for edge in ("begin", "end"))
     head, marker, rest = text.partition(begin)

@@ -1,4 +1,6 @@
-"""Kinds of sampling parameters: what a value may be, and how its type is written down."""
+"""Kinds of sampling parameters: which values are valid, and how the type is written in code and
+documentation.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,19 @@ MAX_TOKEN_ID = (1 << 31) - 1
 
 
 def power(number: int, base: str = "2^") -> str:
-    """Write a large power of two as one."""
+    """Return a large power of two written as a power."""
     return f"{base}{number.bit_length() - 1}" if number >= 1 << 16 else str(number)
 
 
 def _shown(number: float) -> str:
-    """Write a wrong number down. Of an integer of thousands of digits Python refuses to."""
+    """Return a wrong number as text, also an integer of so many digits that Python refuses to print it."""
     if isinstance(number, int) and number.bit_length() > 1024:
         return f"an integer of {number.bit_length()} bits"
     return str(number)
 
 
 def as_tuple(name: str, value: Any) -> tuple[Any, ...]:
-    """Return a sequence as a tuple, and None as an empty one. Raises InvalidRequest for anything else."""
+    """Return a sequence as a tuple, and None as an empty tuple. Raises InvalidRequest for anything else."""
     if value is None:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str):
@@ -38,7 +40,7 @@ def as_tuple(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def _token_id(name: str, key: Any) -> Any:
-    """Read a key of a mapping: JSON has no integer keys."""
+    """Return a mapping's key as a token id. JSON has no integer keys."""
     if not isinstance(key, str):
         return key
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
@@ -48,8 +50,8 @@ def _token_id(name: str, key: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind(ABC):
-    """A type with its bounds. `callers` is the type that a caller may write, `packed` the one on the wire and
-    `json` the one in a body, each as Python text.
+    """Type of a parameter with its bounds. `callers` is the type that a caller may write, `packed` the type
+    on the wire and `json` the type in a body, each as Python source.
     """
 
     @property
@@ -67,24 +69,24 @@ class Kind(ABC):
     @property
     @abstractmethod
     def described(self) -> str:
-        """Words for the kind in the documentation."""
+        """Return a description of the kind for the documentation."""
 
     def accept(self, name: str, value: Any) -> Any:
-        """Return what a caller may have written as the wire has it. Raises InvalidRequest."""
+        """Convert a caller's value to its form on the wire. Raises InvalidRequest."""
         return value
 
     @abstractmethod
     def check(self, name: str, value: Any) -> None:
-        """Check a value against the bounds. Raises InvalidRequest naming the parameter."""
+        """Check a value against the bounds. Raises InvalidRequest, which names the parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdKind(Kind):
-    """A kind that holds token ids."""
+    """A kind whose values contain token ids."""
 
     @abstractmethod
     def token_ids(self, value: Any) -> Iterable[int]:
-        """Return the ids that must be of the vocabulary."""
+        """Return the ids that must be in the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,7 @@ class Integer(Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed(Integer):
-    """64 bits, signed or not; on the wire its remainder by 2**63."""
+    """An integer of 64 bits, signed or not; on the wire its remainder modulo 2**63."""
 
     @property
     def packed(self) -> str:
@@ -132,12 +134,12 @@ class Seed(Integer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number(Kind):
-    """A float; on the wire it has no bounds, so that who sends a wrong one is told."""
+    """A float. On the wire it has no bounds, so that an invalid value gets a proper error."""
 
     low: float
     high: float
     above: bool = False
-    """True where `low` itself is not allowed."""
+    """True if `low` itself is not allowed."""
 
     @property
     def callers(self) -> str:
@@ -192,7 +194,7 @@ class Flag(Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping(Kind):
-    """When a beam search stops: 0 or false, 1 or true, 2 for any other number and "never"."""
+    """Rule for when a beam search stops: 0 or false, 1 or true, 2 for any other number and "never"."""
 
     @property
     def callers(self) -> str:
@@ -224,7 +226,7 @@ class Stopping(Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts(Kind):
-    """A list of numbers, none of which is a token id."""
+    """A list of numbers that are not token ids."""
 
     high: int
     max_length: int
@@ -295,7 +297,7 @@ class TextsKind(Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOrTexts(TextsKind):
-    """Kind of texts, which a body may also give as one text by itself."""
+    """Several texts; a body may also have a single one."""
 
     @property
     def json(self) -> str:
@@ -309,7 +311,7 @@ _ID = Integer(low=0, high=MAX_TOKEN_ID)
 class IdsKind(IdKind):
     max_length: int
     json_min_length: int = 0
-    """Fewest ids in a body, where an empty list is a mistake."""
+    """Fewest ids in a body, if an empty list is an error."""
 
     @property
     def callers(self) -> str:
@@ -346,7 +348,7 @@ _WORD = IdsKind(max_length=MAX_WORD_IDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordsKind(IdKind):
-    """Kind of a list of words, each a sequence of token ids."""
+    """A list of words, each a sequence of token ids."""
 
     max_length: int
 
@@ -383,7 +385,7 @@ class WordsKind(IdKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Biases(IdKind):
-    """Kind of pairs of token id and bias; in JSON an object by token id."""
+    """Pairs of token id and bias; in JSON an object by token id."""
 
     max_length: int
     bias: Number

@@ -1,7 +1,6 @@
-"""PARAMETERS: each sampling parameter, once, with all that is known of it.
-
-Its text in other files is written by `python -m runtime.sampling.generate`; checks, columns and features are
-made from the rows when they are needed.
+"""PARAMETERS: the table of all sampling parameters, with everything that is known about each. `python -m
+runtime.sampling.generate` writes the text in other files from it; checks, columns and features are derived
+when needed.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ MAX_DRAFT_TOKENS = 64
 MAX_OUTPUTS = 16
 
 GREEDY_BELOW = 1e-5
-"""Temperature below which the most likely id is taken."""
+"""Temperature below which the most likely id is taken (greedy sampling)."""
 
 LEAST_SIGMA = 1e-30
 """Least top_n_sigma: a smaller one would be 0 in float32, which keeps all ids."""
@@ -58,16 +57,16 @@ Family: TypeAlias = Literal["openai", "sglang"]
 
 
 class Stay(NamedTuple):
-    """Facts of one stay in a row that its columns need beside the parameters."""
+    """State of one stay in a row that its columns depend on besides the parameters."""
 
     min_len: int = 0
     """Position below which no stop id is sampled (prompt length + min_tokens)."""
     top_p_age: int = 0
-    """Number of output tokens since the beginning or the last reset id."""
+    """Number of output tokens since the start or the last reset id."""
 
 
 NEW_STAY = Stay()
-"""Stay of nearly every request: without min_tokens, and without decay of top_p."""
+"""Stay of nearly every request: without min_tokens and without decay of top_p."""
 
 
 class Column(NamedTuple):
@@ -76,8 +75,8 @@ class Column(NamedTuple):
     name: str
     type: ColumnType
     value: Callable[[Any, Stay], float]
-    """The number as the kernels read it, from SamplingParams and the stay; asked for where the parameter is
-    not neutral.
+    """Function that computes the number that kernels read, from SamplingParams and the stay. Called only if
+    the parameter is not neutral.
     """
     doc: str = ""
 
@@ -87,33 +86,35 @@ class Parameter:
     name: str
     kind: Kind
     neutral: Any
-    """Default of the parameter, which but for `max_tokens` changes nothing."""
+    """Default of the parameter. Except for `max_tokens` it has no effect."""
     doc: str = ""
     step: str = ""
-    """Place of the parameter in the order of the sampler; empty: it does not enter the draw."""
+    """Step of the sampler in which the parameter is applied; empty: it does not affect the draw."""
     nullable: bool = False
     columns: tuple[Column, ...] = ()
     also_neutral: tuple[Any, ...] = ()
-    """Values beside the neutral one that ask for nothing."""
+    """Further values that have no effect."""
     feature: Callable[[Any], int] = lambda value: 0
-    """Bits of runtime.sampling.features that a value needs."""
+    """Function that returns the feature bits which a value needs."""
     example: Any = None
-    """A value with an effect, for a parameter that the device knows."""
+    """A value with an effect, for a parameter that reaches the device."""
     bodies: tuple[Family, ...] = ("openai", "sglang")
-    """Families of HTTP bodies that have it as a field of its kind."""
+    """Families of HTTP bodies that have it as a field of this kind."""
     sglang: str = ""
-    """Name of the parameter in SGLang, where it is another one."""
+    """Name of the parameter in SGLang, if it differs."""
     array: str = ""
     """Name of the batch manager's array for the parameter."""
     aliases: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Other names of the array. HTTP refuses them but for the values that ask for nothing."""
+    """Other names of the array, with values that have no effect. HTTP refuses these fields with any other
+    value.
+    """
     is_own: bool = False
-    """True where nearly every request has a value of its own."""
+    """True if nearly every request has a value of its own."""
     recommended: tuple[str, str] = ("", "")
     """Key of generation_config.json, and the type of its value."""
 
     def check(self, value: Any) -> None:
-        """Check a value. Raises InvalidRequest naming the parameter."""
+        """Check a value. Raises InvalidRequest, which names the parameter."""
         if value is not None or not self.nullable:
             self.kind.check(self.name, value)
 

@@ -1,3 +1,3 @@
-"""The settings of a launch. A setting is declared once, in `table`: its type and bounds check it, its
-description is its help text. `config.RuntimeConfig` is the table and what follows from it.
+"""Settings of a launch. Each is declared once, in `model_settings`, `engine_settings` or `server_settings`:
+its type and bounds check it, and its description is its help text. `config.RuntimeConfig` has all of them.
 """

@@ -24,27 +24,27 @@ DEMO_MODEL = (Path(__file__).resolve().parents[2] / "carousel" / "demo_model").r
 """The model that is installed with the project; in its source a link to demo/model."""
 
 MAX_NAME_CHARS = 256
-"""Length of a logits processor's name, at most: what a request may name."""
+"""Most characters of a logits processor's name, which requests use."""
 
 
 @lru_cache(maxsize=16)
 def _names_in(text: str) -> tuple[str, ...]:
-    """Names between commas. Each request asks for those of the model."""
+    """Return the names between commas. Cached, because each request asks for the model's names."""
     names = [name.strip() for name in text.split(",")]
     return tuple(dict.fromkeys(filter(None, names))) or ("",)
 
 
 class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
-    """Settings as given; `auto`, None and 0 stand for what `resolve` fills in."""
+    """Settings as given. `auto`, None and 0 stand for values that `resolve` fills in."""
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names of the model that requests may use; replies use the first."""
+        """Names under which requests may ask for the model. Replies use the first."""
         return _names_in(self.served_model_name)
 
     @property
     def adapter_paths(self) -> dict[str, str]:
-        """Directories of the adapters of --lora-modules, by their names. Raises ConfigError."""
+        """Directories of the adapters of --lora-modules by name. Raises ConfigError."""
         paths: dict[str, str] = {}
         for part in filter(None, (part.strip() for part in self.lora_modules.split(","))):
             name, equals, path = part.partition("=")
@@ -58,7 +58,7 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def logits_processor_paths(self) -> dict[str, str]:
-        """Classes of --logits-processor as `module:Class`, by their names. Raises ConfigError."""
+        """Classes of --logits-processor (`module:Class`) by name. Raises ConfigError."""
         paths: dict[str, str] = {}
         for part in filter(None, (part.strip() for part in self.logits_processor.split(","))):
             name, equals, path = part.partition("=")
@@ -81,32 +81,33 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def has_api_keys(self) -> bool:
-        """True if the HTTP server asks for a key."""
+        """True if the HTTP server asks for an API key."""
         return bool(self.api_key or self.api_key_file or self.api_keys)
 
     @property
     def has_key_files(self) -> bool:
-        """True if keys are in files, which SIGHUP has read again."""
+        """True if keys are read from files, which SIGHUP reads again."""
         return bool(self.api_key_file or self.api_keys)
 
     @property
     def max_waiting_of_client(self) -> int:
-        """Part of `max_waiting` that one client may have while others are connected and have
-        nothing waiting.
+        """Number of the `max_waiting` places that one client may have while other clients are connected but
+        have nothing waiting.
         """
         share = self.max_queued_requests_per_client or (3 * self.max_waiting + 3) // 4
         return min(share, self.max_waiting)
 
     @property
     def max_waiting_of_lone_client(self) -> int:
-        """Part of `max_waiting` that the only client that is connected may have: all, unless a
-        limit was set.
+        """Number of the `max_waiting` places that the only connected client may have: all, unless a limit was
+        set.
         """
         return self.max_waiting_of_client if self.max_queued_requests_per_client else self.max_waiting
 
     @property
     def max_prompt_len(self) -> int | None:
-        """Tokens of a prompt that is computed in one step. None: it may be computed in chunks."""
+        """Most tokens of a prompt, if prompts are computed in one step; None: they may be computed in chunks.
+        """
         return self.chunked_prefill_size if self.disable_chunked_prefill else None
 
     @property
@@ -123,7 +124,7 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the model, of all pipeline stages."""
+        """Number of ranks of the model, over all pipeline stages."""
         return self.tp_size * self.pp_size
 
     @property
@@ -133,19 +134,19 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def answers_here(self) -> bool:
-        """True where the rank that answers is on node 0, as the scheduler is."""
+        """True if the answering rank is on node 0, where the scheduler is."""
         return self.node_of_rank(self.answering_rank) == 0
 
     @property
     def max_steps_in_flight(self) -> int:
-        """Steps launched before one must be committed: one for each pipeline stage, and with overlap one that
-        is ready when the first stage is.
+        """Number of steps launched before one must be committed: one for each pipeline stage and, with
+        overlap, one more that is ready when the first stage is.
         """
         return self.pp_size + (not self.disable_overlap_schedule)
 
     @property
     def num_processes(self) -> dict[str, int]:
-        """Number of processes of the roles of which there may be several."""
+        """Number of processes of each role that can have several."""
         return {
             "worker": self.num_ranks,
             "tokenizer": self.tokenizer_workers,
@@ -156,11 +157,11 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks of the model on each machine."""
+        """Number of ranks on each machine."""
         return self.num_ranks // self.nnodes
 
     def node_of_rank(self, rank: int) -> int:
-        """Return the node that a rank is on: the first node has the first ranks."""
+        """Return the node that a rank is on. The first node has the first ranks."""
         return rank // self.ranks_per_node
 
     def http_url(self, port: int) -> str:
@@ -175,19 +176,19 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def host_names(self) -> list[str]:
-        """Names under which the HTTP server is reached beside the ones that every server has."""
+        """Host names of the HTTP server, in addition to those that every server accepts."""
         return [name.strip() for name in self.allowed_hosts.split(",") if name.strip()]
 
     @property
     def checks_web_origin(self) -> bool:
-        """True if the HTTP server looks at Host and Origin. No browser sends a key by itself, so that with
-        one it does so only where names were given.
+        """True if the HTTP server checks Host and Origin. With an API key it only does so if names were
+        given, because no browser sends a key by itself.
         """
         return not self.has_api_keys or bool(self.host_names)
 
     @property
     def proxies(self) -> list[str]:
-        """Proxies whose word on where a request comes from is believed."""
+        """Proxies whose forwarding headers are believed."""
         return [proxy.strip() for proxy in self.forwarded_allow_ips.split(",") if proxy.strip()]
 
 
@@ -202,7 +203,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "mem_fraction_static": 0.9,
     },
 }
-"""Settings by preset: what the server of that name does when nothing is said."""
+"""Settings of each preset, which make the server behave as the one it is named after."""
 BATCHING_SPELLINGS = {
     "InflightFusedBatching": "inflight_fused",
     "InflightBatching": "inflight",
@@ -211,8 +212,8 @@ BATCHING_SPELLINGS = {
 
 
 def from_values(values: dict[str, Any], given_as: Mapping[str, str] | None = None) -> RuntimeConfig:
-    """Check settings by name. `given_as`: the caller's names of them, where they are others. Raises
-    ConfigError that names the setting.
+    """Make a RuntimeConfig from settings by name. given_as: the caller's own names of settings, for errors.
+    Raises ConfigError, which names the setting.
     """
     try:
         return msgspec.convert(values, RuntimeConfig)
@@ -221,16 +222,16 @@ def from_values(values: dict[str, Any], given_as: Mapping[str, str] | None = Non
 
 
 def refuse_empty(name: str, text: str) -> None:
-    """Raise ConfigError where a value is empty, as "$KEY" of a script is while KEY is not set. It would mean
-    the default, which may be the open one.
+    """Raise ConfigError for an empty value, such as "$KEY" in a script while KEY is not set. It would mean
+    the default, which may be no protection.
     """
     if not text.strip():
         raise ConfigError(f"{name}: the value is empty; is a variable unset? For the default leave it out")
 
 
 def setting_of(name: str) -> str:
-    """Return the setting of a name as Python callers write it: its own, or another spelling of its flag, such
-    as `max_model_len`; any other name is given back.
+    """Return the setting for a name that Python callers use: its own name, or another spelling of its flag
+    such as `max_model_len`. Any other name is returned unchanged.
     """
     return _SPELLINGS.get(name, name)
 
@@ -239,7 +240,7 @@ _HINTS = get_type_hints(RuntimeConfig, include_extras=True)
 SETTINGS: dict[str, tuple[Any, Meta]] = {
     name: get_args(_HINTS[name]) for name in RuntimeConfig.__struct_fields__
 }
-"""Each setting by name, with its type and what is said of it."""
+"""Each setting by name, with its type and description."""
 
 
 def _titles() -> dict[str, str]:
@@ -253,7 +254,7 @@ def _titles() -> dict[str, str]:
 
 
 TITLES = _titles()
-"""Titles of the help, by the first setting of each subject."""
+"""Titles of the help text, by the first setting of each subject."""
 LISTS = (
     "allowed_hosts",
     "api_key",
@@ -267,7 +268,7 @@ LISTS = (
 """Settings whose parts are separated by commas here; in a command line and in keywords they may be a list."""
 
 REPEATABLE = frozenset({"logits_processor"})
-"""Settings that a command line may give several times: all of them count."""
+"""Settings that a command line may give several times, all of which count."""
 
 
 def flags_of(name: str) -> tuple[str, ...]:
@@ -282,7 +283,7 @@ _SPELLINGS = {flag.removeprefix("--").replace("-", "_"): name for name in SETTIN
 
 
 def _named(problem: str, values: dict[str, Any], given_as: Mapping[str, str]) -> str:
-    """msgspec's words for a wrong value, with the setting before them and the value behind them."""
+    """Return msgspec's message for a wrong value, with the setting's name and the value added."""
     if match := re.fullmatch(r"Invalid enum value .* - at `\$\.(\w+)`", problem, re.DOTALL):
         name = match[1]
         known = ", ".join(get_args(SETTINGS[name][0]))

@@ -9,7 +9,7 @@ from runtime.settings.setting import setting
 
 
 class KVCacheSettings(RecordedStepSettings, frozen=True, forbid_unknown_fields=True):
-    """The KV cache: how large it is, and what is kept in it."""
+    """Settings of the KV cache: its size and retention."""
 
     TITLE: ClassVar[str] = "KV cache"
 
@@ -48,7 +48,7 @@ class KVCacheSettings(RecordedStepSettings, frozen=True, forbid_unknown_fields=T
 
 
 class SchedulerSettings(KVCacheSettings, frozen=True, forbid_unknown_fields=True):
-    """The scheduler: who runs, in which order, in how large steps."""
+    """Settings of the scheduler: order, admission and size of steps."""
 
     TITLE: ClassVar[str] = "scheduler"
 

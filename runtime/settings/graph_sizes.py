@@ -1,4 +1,4 @@
-"""Which batch sizes of decode steps are recorded as CUDA graphs: what the settings say."""
+"""Batch sizes of decode steps that are recorded as CUDA graphs, from the settings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ STRIDE = 8
 
 
 def graph_sizes(config: RuntimeConfig) -> tuple[int, ...]:
-    """The sizes in ascending order, none above max_running_requests; () with disable_cuda_graph.
-
-    Raises ConfigError for settings that are no sizes or contradict each other.
+    """Return the sizes in ascending order, none above max_running_requests; () with disable_cuda_graph.
+    Raises ConfigError for invalid or contradictory settings.
     """
     if config.disable_cuda_graph:
         for name in ("cuda_graph_bs", "cuda_graph_max_bs"):

@@ -1,4 +1,4 @@
-"""Settings of a launch as keyword arguments of a program: what LLM and GenerationExecutor take."""
+"""Settings of a launch as keyword arguments of LLM and GenerationExecutor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ OWN_SETTINGS = frozenset(HTTP_SETTINGS) | {
     "run_dir",
     "share_prefixes_across_keys",
 }
-"""Settings that make no sense here: there is no HTTP server, and the directory and the parent are ours."""
+"""Settings that are not accepted as keywords: there is no HTTP server, and run directory and parent are
+chosen by the library.
+"""
 LLM_SETTINGS = frozenset(RuntimeConfig.__struct_fields__) - OWN_SETTINGS
 PEER_KEYWORDS = {
     "generation_config": peers.value(
@@ -50,14 +52,16 @@ PEER_KEYWORDS = {
         "--disable-uvicorn-access-log", taken="there is no HTTP server"
     ),
 }
-"""Flags of vLLM that stand for settings of the HTTP server elsewhere."""
+"""Flags of vLLM that correspond to settings of the HTTP server."""
 NEAR = 0.75
-"""How alike an unknown keyword and the one that is meant are, of 1; arbitrary, as that of options."""
+"""Similarity, at most 1, from which on an unknown keyword is taken for a misspelt one. Arbitrary, like that
+of options.
+"""
 
 
 def given_settings(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings over these defaults. One that is None is not given, as with vLLM, whose own
-    defaults are None; an unknown one stays, to be refused.
+    """Return the settings merged over these defaults. A setting that is None counts as not given, as with
+    vLLM, whose defaults are None. Unknown ones are kept, to be refused later.
     """
     given = {name: value for name, value in settings.items() if value is not None or not _is_known(name)}
     return {**defaults, **given}
@@ -70,9 +74,8 @@ def _is_known(spelling: str) -> bool:
 
 
 def _meaning(spelling: str, value: Any) -> Mapping[str, Any]:
-    """The settings that a keyword stands for: our own, or a flag of vLLM's or SGLang's with underscores.
-
-    Raises ConfigError for one of theirs that cannot be had.
+    """Return the settings that a keyword stands for: one of our own, or a flag of vLLM or SGLang with
+    underscores. Raises ConfigError for one of their flags that is not supported.
     """
     name = setting_of(spelling)
     if (
@@ -96,7 +99,7 @@ def _meaning(spelling: str, value: Any) -> Mapping[str, Any]:
 
 
 def _joined(spelling: str, words: Sequence[Any]) -> str:
-    """Return a list as one text. Raises ConfigError for what is no part of one."""
+    """Return a list as one comma-separated text. Raises ConfigError for an invalid element."""
     for word in words:
         if not isinstance(word, str | int) or isinstance(word, bool) or "," in str(word):
             raise ConfigError(f"{spelling}: a list has words without commas, got {word!r}")
@@ -107,7 +110,7 @@ def _joined(spelling: str, words: Sequence[Any]) -> str:
 
 
 def flags_of_keywords(settings: dict[str, Any]) -> list[str]:
-    """Settings as a command line. Raises ConfigError that names a wrong one."""
+    """Return settings as a command line. Raises ConfigError, which names a wrong one."""
     values: dict[str, Any] = {}
     given_as: dict[str, str] = {}
     preset = settings.get("preset")
@@ -141,7 +144,7 @@ def flags_of_keywords(settings: dict[str, Any]) -> list[str]:
 
 
 def _unknown(spelling: str) -> str:
-    """Return the error for a keyword that is no setting here."""
+    """Return the error for an unknown keyword."""
     known = ", ".join(sorted(LLM_SETTINGS))
     theirs = {name for flag in PEER_FLAGS if flag.understood or flag.taken for name in flag.names}
     options = theirs.union(*map(flags_of, LLM_SETTINGS))

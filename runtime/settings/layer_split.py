@@ -1,5 +1,5 @@
-"""Which layers each pipeline stage has: as the settings say, or so that the heaviest stage is as light as can
-be. Knows weights of layers; knows no model.
+"""Division of a model's layers among pipeline stages: as the settings say, or so that the heaviest stage is
+as light as possible. Knows weights of layers; knows no model.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from runtime.base.errors import ConfigError
 
 
 def split_layers(weights: list[int], num_stages: int, sizes: str = "") -> list[range]:
-    """Return the layers of each stage. weights: of each layer. sizes: how many each has, with commas; empty:
-    by their weights. Raises ConfigError, with the numbers.
+    """Return the layers of each stage. weights: of each layer. sizes: number of layers of each stage, with
+    commas; empty: balance by weight. Raises ConfigError, with the numbers.
     """
     if num_stages > len(weights):
         raise ConfigError(f"pp_size: {num_stages} stages cannot share {len(weights)} layers")
@@ -37,8 +37,8 @@ def _counts(sizes: str, num_stages: int, num_layers: int) -> list[int]:
 
 
 def _balanced(weights: list[int], num_stages: int) -> list[int]:
-    """Cut into parts of neighbours, so that the heaviest is the lightest that it can be, and the others are
-    as even as that leaves them.
+    """Return the number of layers of each stage, so that the heaviest stage is as light as possible, and the
+    others as even as that allows.
     """
     sums = [0, *accumulate(weights)]
     heaviest, _ = _best_cut(sums, num_stages, lambda done, part: max(done, part))
@@ -49,7 +49,9 @@ def _balanced(weights: list[int], num_stages: int) -> list[int]:
 def _best_cut(
     sums: list[int], num_stages: int, add: Callable[[float, int], float]
 ) -> tuple[float, list[int]]:
-    """Return the cut whose parts add up to the least, and that sum. sums: weights of the first n layers."""
+    """Return the division with the smallest total cost, and that cost. sums: weights of the first n layers.
+    add: cost function.
+    """
     num_layers = len(sums) - 1
     best: dict[int, tuple[float, list[int]]] = {0: (0, [])}  # of the first n layers
     for _ in range(num_stages):

@@ -1,4 +1,4 @@
-"""Settings of the model and of what it runs on."""
+"""Settings of the model, adapters, nodes and devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.settings.setting import setting
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The model: what is loaded, and on what it runs."""
+    """Settings of the model: what is loaded, and the device that it runs on."""
 
     TITLE: ClassVar[str] = "model"
 
@@ -205,7 +205,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdapterSettings(ModelSettings, frozen=True, forbid_unknown_fields=True):
-    """LoRA adapters that are served beside the model."""
+    """Settings of LoRA adapters."""
 
     TITLE: ClassVar[str] = "LoRA adapters"
 
@@ -270,7 +270,7 @@ class AdapterSettings(ModelSettings, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeSettings(AdapterSettings, frozen=True, forbid_unknown_fields=True):
-    """Several machines that serve one model."""
+    """Settings of a launch over several machines."""
 
     TITLE: ClassVar[str] = "several machines"
 
@@ -324,7 +324,7 @@ class NodeSettings(AdapterSettings, frozen=True, forbid_unknown_fields=True):
 
 
 class RecordedStepSettings(NodeSettings, frozen=True, forbid_unknown_fields=True):
-    """GPUs, and steps that are recorded and replayed."""
+    """Settings of GPUs and of recorded steps."""
 
     TITLE: ClassVar[str] = "GPUs and recorded steps"
 

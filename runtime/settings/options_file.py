@@ -1,4 +1,4 @@
-"""Files of options: `--config FILE`, in YAML, as vLLM and SGLang read it."""
+"""Option files: `--config FILE` in YAML, as vLLM and SGLang read it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ OPTION = "--config"
 
 
 def without_files(words: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """Take each `--config FILE` out of a command line. Return the other words, and the files in their order.
-
-    Raises: ConfigError where the file is missing.
+    """Take each `--config FILE` out of a command line. Returns the other words, and the files in their order.
+    Raises ConfigError if a file name is missing.
     """
     others: list[str] = []
     files: list[Path] = []
@@ -35,9 +34,8 @@ def without_files(words: Sequence[str]) -> tuple[list[str], list[Path]]:
 
 
 def options_of(path: Path) -> list[str]:
-    """Return a file's options as words of a command line, `--name=value` each.
-
-    Raises: ConfigError that names the file when it cannot be read, is no YAML or no mapping of options.
+    """Return a file's options as words of a command line, `--name=value` each. Raises ConfigError, which
+    names the file, if it cannot be read, is not YAML, or is not a mapping.
     """
     try:
         values = yaml.safe_load(path.read_text())

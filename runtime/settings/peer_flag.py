@@ -1,4 +1,4 @@
-"""PeerFlag: a flag of another server's command line, and what becomes of each of its values here."""
+"""PeerFlag: a flag of another server's command line, and how each of its values is treated here."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ NOTHING: Mapping[str, Any] = {}
 
 
 class Meaning(NamedTuple):
-    """Settings that a flag of another server stands for, and why nothing changes where it stands for none."""
+    """Settings that a flag of another server stands for; if there are none, the reason why nothing changes.
+    """
 
     settings: Mapping[str, Any]
     note: str
 
 
 class PeerFlag(NamedTuple):
-    """A row of the table: of a value, `understood` decides first, then `taken`, then `refused`."""
+    """A row of the table. For a value, `understood` is checked first, then `taken`, then `refused`."""
 
     names: tuple[str, ...]
     has_value: bool
     understood: Mapping[str, Mapping[str, Any]] = {}
-    """Settings by value; a switch has the values true and false."""
+    """Settings by value. A switch has the values true and false."""
     taken: str = ""
-    """Reason why nothing changes with a value that is taken."""
+    """Reason why an accepted value changes nothing."""
     neutral: tuple[str, ...] = ()
-    """Values that are taken, since they ask for nothing; none: all of them."""
+    """Values that are accepted because they ask for nothing; if empty, all values are accepted."""
     refused: str = ""
-    """Advice for a value that is refused: the spelling here, or why it cannot be had."""
+    """Advice for a refused value: the spelling here, or why it is not supported."""
     read: Callable[[str, str], Mapping[str, Any] | None] = lambda option, value: None
-    """Function of the option and a value that has parts to the settings that it stands for; None: the value
-    is refused.
+    """Function from the option and a value with several parts to the settings that it stands for; None: the
+    value is refused.
     """
 
     def meaning(self, option: str, value: str) -> Meaning:
-        """Return the settings that this value stands for. Raises ConfigError, which says what to give."""
+        """Return the settings that this value stands for. Raises ConfigError, which says what to use instead.
+        """
         if not self.has_value and not is_on(option, value):
             return Meaning(NOTHING, self.taken or "off is what it is anyway")
         settings = self.understood.get(value if self.has_value else "true")
@@ -50,7 +52,7 @@ class PeerFlag(NamedTuple):
 
 
 def is_on(option: str, value: str) -> bool:
-    """Tell whether this value of a switch switches it on. Raises ConfigError for what is no such value."""
+    """Return True if this value switches a switch on. Raises ConfigError for an invalid value."""
     if value.lower() in ("true", "1", "yes"):
         return True
     if value.lower() in ("false", "0", "no"):
@@ -64,8 +66,8 @@ def understood(*names: str, **settings: Any) -> PeerFlag:
 
 
 def chosen(*names: str, refused: str = "", taken: str = "", **values: Any) -> PeerFlag:
-    """Make the row of a flag whose values stand for settings of ours; `values`: settings by value, or None
-    where nothing changes, for which `taken` says why.
+    """Make the row of a flag whose values stand for settings of ours. values: settings by value, or None
+    where nothing changes, for which `taken` gives the reason.
     """
     settings = {value: given for value, given in values.items() if given is not None}
     neutral = tuple(value for value, given in values.items() if given is None)
@@ -78,15 +80,17 @@ def switch(*names: str, taken: str) -> PeerFlag:
 
 
 def value(*names: str, taken: str, neutral: tuple[str, ...] = (), refused: str = "") -> PeerFlag:
-    """Make the row of a flag with a value that changes nothing, or whose `neutral` values do not."""
+    """Make the row of a flag with a value that changes nothing, or of which only the `neutral` values are
+    accepted.
+    """
     return PeerFlag(names, has_value=True, taken=taken, neutral=neutral, refused=refused)
 
 
 def no_switch(*names: str, refused: str) -> PeerFlag:
-    """Make the row of a switch for what cannot be had; switched off it is taken."""
+    """Make the row of a switch for something that is not supported. Switching it off is accepted."""
     return PeerFlag(names, has_value=False, refused=refused)
 
 
 def no_value(*names: str, refused: str) -> PeerFlag:
-    """Make the row of a flag with a value for what cannot be had."""
+    """Make the row of a flag with a value for something that is not supported."""
     return PeerFlag(names, has_value=True, refused=refused)

@@ -307,7 +307,7 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     no_value("--weight-version", refused="weights are not changed while a server runs; leave it out"),
     no_value("--crash-dump-folder", refused="requests are not written to files; leave it out"),
 )
-"""The rows, by subject."""
+"""Rows of the table, by subject."""
 
 VALUES: Mapping[str, Mapping[str, str]] = {
     "kv_cache_dtype": {"fp8": "fp8_e4m3"},
@@ -317,11 +317,13 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "model_impl": {"vllm": "native", "sglang": "native"},
     "speculative_algorithm": {"ngram": "NGRAM"},
 }
-"""Values of settings of ours under the peers' names."""
+"""Values of our settings under the names of vLLM and SGLang."""
 NEUTRAL_VALUES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "load_format": {"safetensors": ("auto", "safetensors files are all that is ever read")},
 }
-"""Values of settings of ours that say what is so anyway: the value they are, and why."""
+"""Values of our settings that have no effect because they say what is so anyway: the value they equal, and
+the reason.
+"""
 REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
     "quantization": dict.fromkeys(
         ("fp8", "compressed-tensors", "modelopt", "modelopt_fp8", "w8a8_int8", "w8a8_fp8", "fbgemm_fp8"),
@@ -344,18 +346,20 @@ REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
     ),
     "speculative_algorithm": dict.fromkeys(("EAGLE", "EAGLE3", "NEXTN", "STANDALONE"), _NO_DRAFTS),
 }
-"""Values of the peers that settings of ours do not have, and what to do instead."""
+"""Values of vLLM and SGLang that our settings do not have, and what to do instead."""
 
 _BY_NAME = {name: flag for flag in PEER_FLAGS for name in flag.names}
 
 
 def peer_flag(option: str) -> PeerFlag | None:
-    """The row of an option, spelled as the peers spell it."""
+    """Return the row of an option, spelled as in vLLM or SGLang, or None."""
     return _BY_NAME.get(option)
 
 
 def value_of(setting: str, option: str, text: str) -> Meaning:
-    """A value of a setting as its peers' users write it. Raises ConfigError for one that is refused."""
+    """Return the meaning of a setting's value as users of vLLM or SGLang write it. Raises ConfigError for one
+    that is refused.
+    """
     if (reason := REFUSED_VALUES.get(setting, {}).get(text)) is not None:
         raise ConfigError(f"{option} {text}: {reason}")
     if text in (neutral := NEUTRAL_VALUES.get(setting, {})):

@@ -1,4 +1,4 @@
-"""Settings of the ring around the engine, and of the launcher."""
+"""Settings of the processes around the engine, and of the launcher."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ HTTP_SETTINGS = (
     "trace_content",
     "unknown_fields",
 )
-"""Settings of the HTTP server alone."""
+"""Settings that only concern the HTTP server."""
 
 
 class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
-    """The ring around the engine: HTTP, the client library's sockets, how many processes."""
+    """Settings of HTTP, of the client library's sockets, and of the number of processes."""
 
     TITLE: ClassVar[str] = "HTTP, client library, logs"
 
@@ -223,7 +223,7 @@ class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True)
 
 
 class LaunchSettings(ServerSettings, frozen=True, forbid_unknown_fields=True):
-    """How the launcher starts, watches, restarts and ends the processes."""
+    """Settings of how the launcher starts, watches, restarts and ends processes."""
 
     TITLE: ClassVar[str] = "start, restarts, end"
 

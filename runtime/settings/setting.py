@@ -1,4 +1,4 @@
-"""How a setting is declared."""
+"""Declaration of a setting."""
 
 from __future__ import annotations
 
@@ -8,5 +8,7 @@ from msgspec import Meta
 
 
 def setting(description: str, *flags: str, **bounds: Any) -> Meta:
-    """The Meta of a setting. flags: its other spellings on the command line, those of SGLang and vLLM."""
+    """Return the Meta of a setting. description: help text. flags: other spellings on the command line, those
+    of SGLang and vLLM. bounds: as in msgspec.Meta.
+    """
     return Meta(description=description, extra={"flags": flags}, **bounds)

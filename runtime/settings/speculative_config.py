@@ -1,4 +1,4 @@
-"""vLLM's --speculative-config: a JSON object, of which what asks for n-grams is understood."""
+"""vLLM's --speculative-config: a JSON object. Only n-gram speculation is supported."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from runtime.base.errors import ConfigError
 
 LOOKUPS = ("prompt_lookup_min", "prompt_lookup_max")
-"""Lengths of n-grams to look for. The longest of 1 to 8 tokens is found here, whatever they say."""
+"""Lengths of n-grams to look for. They have no effect: the longest match of 1 to 8 tokens is always used."""
 
 
 def ngram_settings(option: str, value: str) -> Mapping[str, Any] | None:
-    """Return the settings that the object stands for; None where it asks for another method, or is none.
-    Raises ConfigError, naming a key that cannot be had.
+    """Return the settings that the object stands for; None if it asks for another method, or for none. Raises
+    ConfigError, which names a key that is not supported.
     """
     try:
         given = json.loads(value)

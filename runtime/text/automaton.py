@@ -26,8 +26,8 @@ UNKNOWN = -1
 
 
 class Automaton(Generic[Pattern]):
-    """Automaton of some patterns, shared by the sequences that look for the same ones; each keeps a state of
-    its own, 0 at first.
+    """Automaton over some patterns. Sequences that look for the same patterns share it; each keeps its own
+    state, 0 at first.
     """
 
     __slots__ = ("_depths", "_forks", "_labels", "_links", "_match_lens", "first_symbols", "max_len")
@@ -37,13 +37,13 @@ class Automaton(Generic[Pattern]):
         assert all(patterns), "an empty pattern would match everywhere"
         self.max_len = max(map(len, patterns))
         self._labels: Pattern = patterns[0][:0]
-        """The symbols that lead to the states, in order from state 1 on."""
+        """Symbols that lead to the states, in order from state 1 on."""
         self._forks: dict[int, dict[str | int, int]] = {0: {}}
-        """For states that are not simply followed by the next one: the states to which symbols lead."""
+        """Transitions of states whose only successor is not the next state: target state by symbol."""
         self._depths = array("i", [0])
-        """Symbols of the beginning that a state stands for."""
+        """Number of pattern symbols that a state stands for."""
         self._match_lens = array("i", [0])
-        """Symbols of the longest pattern that ends in a state, once its link is known; 0: none does."""
+        """Length of the longest pattern that ends in a state, once its link is known; 0: none does."""
         self._add_all(patterns)
         self._links = array("i", [UNKNOWN]) * len(self._depths)
         self._links[0] = 0
@@ -54,8 +54,8 @@ class Automaton(Generic[Pattern]):
         return len(self._depths)
 
     def scan(self, state: int, symbols: Sequence[str | int], *, until_match: bool) -> tuple[int, int, int]:
-        """Read symbols, with `until_match` up to the first match. Return (the state then, symbols read,
-        symbols of the longest pattern that ends there or 0).
+        """Read symbols; with `until_match` only up to the first match. Returns (new state, number of symbols
+        read, length of the longest pattern that ends there or 0).
         """
         # `step`, but for what is rare: most of the time of a text with stop strings is spent here.
         forks, labels, links, match_lens = self._forks, self._labels, self._links, self._match_lens
@@ -87,14 +87,12 @@ class Automaton(Generic[Pattern]):
         return child
 
     def match_len(self, state: int) -> int:
-        """Return the number of symbols of the longest pattern that ends in a state that was reached; 0: none
-        does.
-        """
+        """Return the length of the longest pattern that ends in a state that was reached; 0 if none does."""
         return self._match_lens[state]
 
     def pending(self, state: int) -> int:
-        """Return the state of the longest end that more symbols can make a pattern of. What follows a state
-        and what follows this one are the same.
+        """Return the state of the longest suffix that further symbols can complete to a pattern. It accepts
+        the same continuations as `state`.
         """
         forks = self._forks
         while not forks.get(state, True):
@@ -106,14 +104,15 @@ class Automaton(Generic[Pattern]):
         return self._depths[state]
 
     def _child(self, state: int, symbol: str | int) -> int:
-        """Return the state to which a symbol leads without a link; 0: there is none."""
+        """Return the state that a symbol leads to without following a link; 0 if there is none."""
         fork = self._forks.get(state)
         if fork is not None:
             return fork.get(symbol, 0)
         return state + 1 if self._labels[state] == symbol else 0
 
     def _link(self, state: int, parent: int, symbol: str | int) -> None:
-        """Find the link of a state, and those of the states that it leads to. Those of `parent` are known."""
+        """Compute the link of a state, and those of the states that it leads to. Those of `parent` are known.
+        """
         links = self._links
         found = []
         while links[state] == UNKNOWN:
@@ -128,7 +127,7 @@ class Automaton(Generic[Pattern]):
             self._match_lens[state] = self._match_lens[state] or self._match_lens[links[state]]
 
     def _add_all(self, patterns: Sequence[Pattern]) -> None:
-        """Make the states: in order, so that a pattern shares states only with the one before it."""
+        """Create the states. Patterns are sorted, so that each shares states only with the one before it."""
         depths = array("i", range(self.max_len + 1))
         zeros = array("i", [0]) * len(depths)
         previous = self._labels
@@ -156,7 +155,7 @@ class Automaton(Generic[Pattern]):
 
 
 def _num_shared(one: Pattern, other: Pattern) -> int:
-    """Symbols with which both begin."""
+    """Return the length of the common beginning."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,7 +1,7 @@
-"""ChatTemplate: conversations to prompts, as the template beside a checkpoint writes them.
+"""ChatTemplate: renders conversations as prompts with the template beside a checkpoint.
 
-The template is the model's own and is trusted; what it is given is the user's. So whatever it raises says
-that it does not take these messages or these variables, and special tokens are tokens where the template has
+The template belongs to the model and is trusted; its input is the user's. So an exception in it means that it
+does not accept these messages or variables. Special tokens count as tokens only where the template has
 written them.
 """
 
@@ -34,7 +34,7 @@ _ERRORS = (
 )
 _VARIABLES = "chat_template_kwargs"
 _PARAMS = {name: name for name in ("continue_final_message", "tools")}
-"""Options of a rendering that are no variables of the caller's."""
+"""Names of the request fields for options of a rendering that are not variables of the caller."""
 _TOO_DEEP = "lists and maps are nested too deeply"
 # Variables that a template gets in other ways, and options of its rendering.
 _ARGUMENTS = frozenset(
@@ -48,17 +48,18 @@ _ARGUMENTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _CallForm:
-    """Form that a template wants of a message that calls tools, and what it shows of it."""
+    """Form in which a template wants a message with tool calls, and what it shows of it."""
 
     as_text: bool
-    """Arguments are JSON, not an object."""
+    """True if arguments are passed as JSON text, not as an object."""
     shows_calls: bool
     shows_results: bool
 
 
 class ChatTemplate:
     def __init__(self, wrapper: PreTrainedTokenizerFast, shield: Shield | None = None) -> None:
-        """Compile a template. `shield`: None lets callers write special tokens."""
+        """Compile a template. shield: marks callers' special tokens; None: callers may write special tokens.
+        """
         self._wrapper = wrapper
         self._shield = shield
 
@@ -68,7 +69,7 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Names of the variables that the template reads; empty where they cannot be told."""
+        """Names of the variables that the template reads; empty if they cannot be determined."""
         template = self._wrapper.chat_template
         try:
             parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
@@ -85,8 +86,8 @@ class ChatTemplate:
         template_kwargs: Mapping[str, object],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt of a conversation, special tokens included: encode it as it is, with
-        add_special_tokens=False. See Tokenizer.
+        """Return the prompt of a conversation, special tokens included. Encode it with
+        add_special_tokens=False. See Tokenizer.apply_chat_template.
         """
         if not self.exists:
             raise InvalidRequest(
@@ -144,8 +145,8 @@ class ChatTemplate:
             raise InvalidRequest(f"{param}: {_TOO_DEEP}", param=param) from error
 
     def _with_calls(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a message with its calls in the form that the template takes. OpenAI's clients send the JSON
-        of arguments; what a model has written and is none stays the text that it is.
+        """Return a message with its calls in the form that the template wants. OpenAI's clients send
+        arguments as JSON; arguments that are not JSON stay text.
         """
         calls = message.get("tool_calls")
         if not isinstance(calls, list | tuple) or not calls:
@@ -154,7 +155,7 @@ class ChatTemplate:
         return {**message, "tool_calls": [_arguments_of(call, as_text=as_text) for call in calls]}
 
     def _check_shown(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse what the template would leave out without a word. Raises InvalidRequest."""
+        """Raise InvalidRequest for parts of messages that the template would silently leave out."""
         for number, message in enumerate(messages):
             if message.get("tool_calls") and not self._calls.shows_calls:
                 param, what = f"messages[{number}].tool_calls", "calls of tools"
@@ -166,8 +167,8 @@ class ChatTemplate:
 
     @cached_property
     def _calls(self) -> _CallForm:
-        """The first form of calls that the template shows, found by a conversation with one and its result.
-        Where it raises for all, it says itself what it does not take.
+        """Return the first form of tool calls that the template shows, found by rendering a conversation with
+        one call and its result. If it raises for all forms, it reports itself what it does not accept.
         """
         texts = "a_name_to_look_for", "a result to look for"
         tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
@@ -218,7 +219,9 @@ class ChatTemplate:
         add_generation_prompt: bool,
         options: Mapping[str, Any],
     ) -> str:
-        """Return what a template that has raised does not take: what it can do without, or the messages."""
+        """Return the field that a template which raised does not accept: an optional one without which it
+        works, or messages.
+        """
         for param in (_VARIABLES, *_PARAMS):
             others = {
                 name: value for name, value in options.items() if _PARAMS.get(name, _VARIABLES) != param

@@ -1,4 +1,6 @@
-"""The seam between text and ids: what others use of a tokenizer. Imports none of the tokenizer libraries."""
+"""Interfaces between text and ids: what other code uses of a tokenizer. Imports none of the tokenizer
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ from runtime.wire.format import IntArray
 from runtime.wire.transport import DECODE_ERRORS
 
 PROMPT_TAIL_TOKENS = 8
-"""Number of the last ids of a prompt that a decoder of its output begins behind."""
+"""Number of the prompt's last ids that a decoder of its output starts from."""
 _decode_list = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
 def decode_tools(tools: bytes) -> list[dict[str, Any]]:
-    """Return the definitions of tools for a chat template; empty for none. Raises InvalidRequest."""
+    """Return the tool definitions for a chat template; empty for none. Raises InvalidRequest."""
     if not tools:
         return []
     try:
@@ -28,20 +30,20 @@ def decode_tools(tools: bytes) -> list[dict[str, Any]]:
 
 
 class PromptEncoder(Protocol):
-    """Encoder of prompts to ids. A request that it cannot serve gets an InvalidRequest."""
+    """Encodes prompts to ids. Raises InvalidRequest for a request that it cannot serve."""
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
         """Return the ids of each text, int32, in order."""
 
     def max_token_chars(self) -> int | None:
-        """Return how many characters of a text a token stands for at most; None when that has no bound. Ask
+        """Return the most characters of text that one token stands for; None if there is no bound. Slow: call
         once.
         """
 
     @property
     def is_template_open(self) -> bool:
-        """True if a conversation takes no longer than its text. If not, the first one opens what writes it,
-        half a second's work.
+        """True if a conversation takes no longer than its text. If False, the first conversation loads the
+        template library, which takes half a second.
         """
 
     def apply_chat_template(
@@ -57,7 +59,7 @@ class PromptEncoder(Protocol):
 
 
 class Codec(PromptEncoder, Protocol):
-    """Encoder that decodes, too, and knows what single ids are."""
+    """Encoder that can also decode, and knows single ids."""
 
     @property
     def vocab_size(self) -> int:
@@ -65,45 +67,45 @@ class Codec(PromptEncoder, Protocol):
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """Names of the variables that the chat template reads; the first to ask opens it."""
+        """Names of the variables that the chat template reads. The first call loads the template."""
 
     @property
     def special_texts(self) -> frozenset[str]:
-        """Spellings of the tokens that `skip_special_tokens` leaves out of text."""
+        """Texts of the tokens that `skip_special_tokens` leaves out."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
+        """Return the text of a whole sequence. Ids that the tokenizer does not know have no text."""
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """Return each id's token as the vocabulary spells it."""
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes of text that a token stands for; None where nothing tells them."""
+        """Return the bytes of text that a token stands for; None if that cannot be told."""
 
 
 class IncrementalDecoder(Protocol):
     """Decoder of one sequence, token by token."""
 
     def push(self, token: int) -> str:
-        """Return the text that this token completes, often one word, sometimes nothing."""
+        """Return the text that this token completes: often a word, sometimes nothing."""
 
     def flush(self) -> str:
-        """Return what is held at the end of the sequence: an incomplete character, as replacement
-        characters.
+        """Return the text that is held back at the end of the sequence: an incomplete character, as
+        replacement characters.
         """
 
 
 class ForkingDecoder(IncrementalDecoder, Protocol):
     def fork(self) -> ForkingDecoder:
-        """Return another decoder that goes on from here; neither sees what the other is given."""
+        """Return an independent decoder that continues from here."""
 
 
 class Decoders(Protocol):
-    """Maker of the decoders of one tokenizer."""
+    """Factory of decoders for one tokenizer."""
 
     def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> ForkingDecoder:
-        """Make a decoder of what follows `prompt_tail`, the last few prompt ids; their own text is not
-        given.
+        """Make a decoder for what follows `prompt_tail`, the last few prompt ids, whose own text is not
+        returned.
         """
 
     def text_of(self, ids: Sequence[int]) -> str:

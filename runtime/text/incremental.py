@@ -30,7 +30,7 @@ MAX_PENDING_TOKENS = 8
 
 
 class DecoderFactory:
-    """Maker of the decoders of one tokenizer; holds the tables that they share."""
+    """Factory of decoders for one tokenizer, with the tables that they share."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -40,8 +40,8 @@ class DecoderFactory:
             self._tables = (every, every.without(tokenizer.special_ids))
 
     def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> ForkingDecoder:
-        """Make a decoder of what follows `prompt_tail`, the last few prompt ids; their own text is not
-        given.
+        """Make a decoder for what follows `prompt_tail`, the last few prompt ids, whose own text is not
+        returned.
         """
         if self._tables:
             return ByteLevelDecoder(self._tables[skip_special_tokens], prompt_tail)
@@ -55,15 +55,15 @@ class DecoderFactory:
 
 @dataclass(slots=True, eq=False)
 class _ByteTable:
-    """Bytes that each id stands for; ids that are skipped or unknown stand for none."""
+    """Bytes that each id stands for; none for ids that are skipped or unknown."""
 
     pieces: list[bytes]
     texts: list[str | None]
-    """The piece as text where it is whole characters; None where it is a part of one, or not UTF-8."""
+    """Text of each id if its bytes are whole characters; None if they are part of one, or not UTF-8."""
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> _ByteTable:
-        """Special tokens included."""
+        """Return the table of a tokenizer, special tokens included."""
         pieces = [b""] * tokenizer.vocab_size
         for token_id in tokenizer.vocabulary:
             piece = tokenizer.token_bytes(token_id)
@@ -86,7 +86,7 @@ def _text_of(piece: bytes) -> str | None:
 
 
 class ByteLevelDecoder:
-    """Decoder of a byte-level vocabulary: the bytes of the tokens, joined, as UTF-8."""
+    """Decoder for a byte-level vocabulary: it joins the bytes of tokens and decodes them as UTF-8."""
 
     __slots__ = ("_pending", "_pieces", "_size", "_texts")
 
@@ -125,7 +125,7 @@ class ByteLevelDecoder:
 
 
 class WindowDecoder:
-    """Decoder of any vocabulary through a window of a few tokens; never more, whatever the tokens are."""
+    """Decoder for any vocabulary, through a window of a few tokens, whatever the tokens are."""
 
     __slots__ = ("_context_chars", "_decode", "_is_silent", "_num_context", "_window")
 
@@ -172,6 +172,6 @@ class WindowDecoder:
         return other
 
     def _commit(self) -> None:
-        """All of the window is context from now on; a character that it leaves open is not out yet."""
+        """Turn the whole window into context. A character that it leaves incomplete is not returned yet."""
         self._num_context = len(self._window)
         self._context_chars = len(self._decode(self._window).rstrip(REPLACEMENT))

@@ -1,7 +1,6 @@
-"""NoTokenizer: what stands in for the tokenizer of a launch that loads none (skip_tokenizer_init).
-
-Ids pass through, the text of an answer is empty, and who gives or wants text is refused by the name of his
-field. Imports none of the tokenizer libraries.
+"""NoTokenizer: replaces the tokenizer in a launch with skip_tokenizer_init. Ids pass through, the text of an
+answer is empty, and requests that need text are refused by the name of the field. Imports none of the
+tokenizer libraries.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from runtime.base.errors import InvalidRequest
 
 
 def needs_tokenizer(field: str) -> InvalidRequest:
-    """Return the refusal of what cannot be done without a tokenizer."""
+    """Return the error for a field that needs a tokenizer."""
     return InvalidRequest(
         f"{field}: needs a tokenizer, and this server runs without one (--skip-tokenizer-init); "
         "it takes and gives token ids",
@@ -23,7 +22,7 @@ def needs_tokenizer(field: str) -> InvalidRequest:
 
 
 class NoTokenizer:
-    """Tokenizer of a launch without one: refuses all that a Tokenizer does."""
+    """Tokenizer of a launch without one: it refuses everything that a Tokenizer does."""
 
     @property
     def vocab_size(self) -> int:
@@ -69,7 +68,7 @@ class NoTokenizer:
 
 
 class NoTextDecoder:
-    """Decoder to which every token stands for no text."""
+    """Decoder for which every token has no text."""
 
     __slots__ = ()
 
@@ -92,5 +91,5 @@ class NoTextDecoders:
         return self._decoder
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Return the ids as vLLM spells tokens that are not to be read: token_id:7 token_id:8."""
+        """Return the ids as vLLM spells tokens that are shown as ids: token_id:7 token_id:8."""
         return " ".join([f"token_id:{token_id}" for token_id in ids])

@@ -1,8 +1,9 @@
-"""PlainEncoder: a tokenizer that reads marked special tokens (runtime.text.special_text) as characters.
+"""PlainEncoder: a tokenizer that encodes marked special tokens (runtime.text.special_text) as plain
+characters.
 
-It is the tokenizer itself with one step before the others: marks become characters again. Special tokens are
-found before that step, so those that nobody has marked, the template's, are still tokens, and all else is
-encoded beside the same text as ever.
+It is the model's tokenizer with one more step before the others, which turns marks back into characters.
+Special tokens are matched before that step, so unmarked ones, which come from the template, still become
+tokens, and all other text is encoded as usual.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from runtime.wire.format import IntArray
 
 class PlainEncoder:
     def __init__(self, backend: Backend) -> None:
-        """Shares the vocabulary of `backend`, unless characters alone may lead to a special token in it."""
+        """backend: tokenizer whose vocabulary is shared, unless its model could turn plain characters into a
+        special token.
+        """
         added = sorted(backend.get_added_tokens_decoder().items())
         special = {token.content: token_id for token_id, token in added if token.special}
         marks = SpecialText(special).marks
@@ -46,9 +49,8 @@ class PlainEncoder:
             self._real_ids[self._backend.token_to_id(token.content)] = token_id
 
     def encode_batch(self, texts: Sequence[ShieldedText]) -> list[IntArray]:
-        """The ids of each text, int32, in order. No special tokens are added.
-
-        Raises: InvalidRequest where the model has a special token for marked characters all the same.
+        """Return the ids of each text, int32, in order, without added special tokens. Raises InvalidRequest
+        if the model would still turn marked characters into a special token.
         """
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [self._checked(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
@@ -67,14 +69,16 @@ class PlainEncoder:
         return ids
 
     def _spells_special(self, special: dict[str, int]) -> bool:
-        """Return True if the model makes a special token of its characters. Ask before tokens are added."""
+        """Return True if the model turns a special token's characters into that token. Call it before tokens
+        are added.
+        """
         spellings = list(special)
         texts = [*spellings, *(f"a {each} {each}{each}a" for each in spellings)]
         encodings = self._backend.encode_batch(texts, add_special_tokens=False)
         return any(np.isin(encoding.ids, self._reserved).any() for encoding in encodings)
 
     def _add(self, tokens: list[AddedToken]) -> None:
-        """In the order of their ids, the special ones to be found before any step."""
+        """Add tokens in the order of their ids, special ones so that they are matched before any step."""
         for is_special, run in groupby(tokens, key=lambda token: bool(token.special)):
             if is_special:
                 self._backend.add_special_tokens([_unnormalized(token) for token in run])
@@ -88,7 +92,9 @@ def _reading(marks: dict[str, str], normalizer: Normalizer | None) -> Normalizer
 
 
 def _unnormalized(token: AddedToken) -> AddedToken:
-    """Found in the text as it is: in the one that the steps leave, marks are characters again."""
+    """Return the token so that it is matched in the original text; in the normalized text marks are
+    characters again.
+    """
     return AddedToken(
         token.content,
         single_word=token.single_word,
@@ -100,7 +106,7 @@ def _unnormalized(token: AddedToken) -> AddedToken:
 
 
 def _without_pieces(model: Model, pieces: set[str]) -> Model:
-    """The same model, which makes none of `pieces` of other characters. Ids stay."""
+    """Return the same model without the ability to form `pieces` from other characters. Ids stay the same."""
     state: dict[str, Any] = json.loads(model.__getstate__())
     kept = {state.get("unk_token")}
     # Nobody can write the new names, since nobody knows them.

@@ -1,4 +1,4 @@
-"""Which tokenizer a launch has: the one in a directory, or none."""
+"""Choice of a launch's tokenizer: the one in a directory, or none."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ def open_tokenizer(
     *,
     allow_special_tokens: bool = False,
 ) -> Codec:
-    """The tokenizer of a resolved configuration, whose `tokenizer` is empty where none is to be loaded.
-    The others: see runtime.text.tokenizer.load.
-
-    Raises: ModelError when a file is missing or cannot be read.
+    """Open the tokenizer of a resolved configuration. directory: empty for none. Other arguments: see
+    runtime.text.tokenizer.load. Raises ModelError when a file is missing or cannot be read.
     """
     if not directory:
         return NoTokenizer()
@@ -36,7 +34,7 @@ def open_tokenizer(
 
 
 def open_decoders(tokenizer: Codec) -> Decoders:
-    """Return the decoders of what `open_tokenizer` gave."""
+    """Return the decoders of a tokenizer from `open_tokenizer`."""
     if isinstance(tokenizer, NoTokenizer):
         return NoTextDecoders()
     from runtime.text.incremental import DecoderFactory

@@ -21,7 +21,7 @@ from runtime.base.errors import InvalidRequest
 ESCAPE = "\U0010fffd"
 FIRST_LETTER = 0x10FF00
 PIECE_CHARS = 1 << 15
-"""Number of characters that are looked through at once: 3 ms of the worst text."""
+"""Number of characters that are searched at once, which takes 3 ms for the worst text."""
 SPACES = " \u2581"
 """Characters that normalizers put before a text, or write for a space in it."""
 Trie: TypeAlias = "dict[str, Trie]"
@@ -30,32 +30,30 @@ _ESCAPE = re.compile(ESCAPE)
 
 
 class ShieldedText(str):
-    """The prompt of a conversation in which special tokens of callers are marked."""
+    """Prompt of a conversation in which callers' special tokens are marked."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Shielded:
-    """Input of a chat template with special tokens marked, in place of what callers gave."""
+    """Input of a chat template with special tokens marked."""
 
     messages: Sequence[Mapping[str, object]]
     variables: Mapping[str, object]
     has_others: bool
-    """True where there are special tokens that only the tokenizer's normalizer makes of other characters."""
+    """True if there are special tokens that only the tokenizer's normalizer forms from other characters."""
 
 
 class SpecialText:
     def __init__(self, spellings: Iterable[str]) -> None:
-        """Look for these spellings of special tokens. Upper and lower case count as the same, since a
-        template may change it.
-        """
+        """spellings: special tokens to look for. Case is ignored, because a template may change it."""
         forms = {spelling.lower() for spelling in spellings if spelling}
         firsts, lasts = _cases(form[0] for form in forms), _cases(form[-1] for form in forms)
         chars = [*sorted(firsts | lasts), ESCAPE]
         # A caller's own ESCAPE is marked, too, and read last: nothing that it then stands beside is a mark.
         self.marks = {char: ESCAPE + chr(FIRST_LETTER + n) for n, char in enumerate(chars)}
-        """The mark of each character, in the order in which marks are to be read."""
+        """Mark of each character, in the order in which marks must be read."""
         self._starts = re.compile(_starts_pattern(forms), re.IGNORECASE)
         self._any_first, self._any_last, self._any_end = map(_one_of, (firsts, lasts, firsts | lasts))
         # Parts of letters alone are no sign of one, and templates compare such texts: role == "user".
@@ -66,17 +64,17 @@ class SpecialText:
         self._max_part = max(map(len, forms), default=1) - 1
 
     def is_in(self, text: str) -> bool:
-        """Return True if a spelling is in `text`, or may come about at one of its ends."""
+        """Return True if `text` contains a spelling, or one may be formed at one of its ends."""
         if len(text) <= PIECE_CHARS and self._any_end.search(text) is None:
             return False
         return next(self._found(text), None) is not None or next(self._edges(text), None) is not None
 
     def count(self, text: str) -> int:
-        """Return how many spellings are in `text`."""
+        """Return the number of spellings in `text`."""
         return sum(1 for _ in self._found(text))
 
     def shield(self, text: str) -> str:
-        """Mark the spellings in `text`, and what may become one at its ends."""
+        """Mark the spellings in `text`, and parts of spellings at its ends."""
         edges = set(self._edges(text))
         shielded = []
         for start in range(0, len(text), PIECE_CHARS):
@@ -98,7 +96,7 @@ class SpecialText:
         return text
 
     def _found(self, text: str) -> Iterator[int]:
-        """Where spellings begin. Other threads run between the pieces, not while a pattern looks."""
+        """Yield the positions of spellings. Other threads can run between pieces, but not during a search."""
         for start in range(0, len(text), PIECE_CHARS):
             yield from self._found_between(text, start, start + PIECE_CHARS)
 
@@ -108,7 +106,9 @@ class SpecialText:
                 yield match.start()
 
     def _edges(self, text: str) -> Iterator[int]:
-        """Space at the ends of a text does not count, since templates strip it."""
+        """Yield the positions of parts of spellings at the ends of a text. White space at the ends is
+        ignored, since templates strip it.
+        """
         end = len(text.rstrip())
         for match in self._any_first.finditer(text, max(0, end - self._max_part), end):
             if text[match.start() : end].lower() in self._prefixes:
@@ -128,7 +128,7 @@ class Shield:
         normalized: Sequence[str] = (),
         normalize: Callable[[str], str] | None = None,
     ) -> None:
-        """`normalized`: those that the tokenizer looks for in text that it has put through `normalize`."""
+        """normalized: spellings that the tokenizer matches in text after `normalize`."""
         self._special = SpecialText(spellings)
         self._normalize = normalize or str
         self._normalized: SpecialText | None = None
@@ -138,9 +138,8 @@ class Shield:
     def apply(
         self, messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]
     ) -> Shielded | None:
-        """Return both with all texts in them marked; None when no text may become a special token.
-
-        Raises: InvalidRequest for a value that is not JSON's.
+        """Return both arguments with all texts in them marked; None if no text can become a special token.
+        Raises InvalidRequest for a value that JSON does not have.
         """
         given = [*(value for message in messages for value in message.values()), *variables.values()]
         texts = list(_texts(given))
@@ -155,14 +154,15 @@ class Shield:
         )
 
     def settle(self, prompt: str, shielded: Shielded) -> str:
-        """Return `prompt`, made of `shielded`, without the marks when nothing came of what they mark."""
+        """Return `prompt`, which was made from `shielded`, without the marks if no special token was formed.
+        """
         text = self._special.restore(prompt)
         if shielded.has_others or self._special.count(text) != self._special.count(prompt):
             return ShieldedText(prompt)
         return text
 
     def restore(self, text: str) -> str:
-        """Return `text`, which may quote what was marked, as the caller wrote it."""
+        """Return `text`, which may quote marked text, as the caller wrote it."""
         return self._special.restore(text)
 
     def _is_other(self, text: str) -> bool:
@@ -176,9 +176,8 @@ class Shield:
 
 
 def _texts(given: object) -> Iterator[str]:
-    """All texts in nested lists and maps.
-
-    Raises: InvalidRequest for bytes and the like, of which a template could make a text.
+    """Yield all texts in nested lists and maps. Raises InvalidRequest for bytes and other types that a
+    template could turn into text.
     """
     waiting = [given]
     while waiting:
@@ -219,8 +218,8 @@ def _one_of(chars: set[str]) -> re.Pattern[str]:
 
 
 def _starts_pattern(forms: set[str]) -> str:
-    """A pattern of the first character of any form. It tries a form no longer than it agrees, however many
-    there are, so that a text full of `<` costs no more than any other.
+    """Return a regular expression that matches the first character of any form. It compares each form only as
+    far as it matches, so a text full of `<` costs no more than any other.
     """
     trie: Trie = {}
     for form in sorted(forms):

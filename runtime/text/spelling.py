@@ -1,8 +1,8 @@
-"""Spelling: which bytes a vocabulary's spelling of a token stands for. Knows spellings, not ids.
+"""Spelling: the bytes that a vocabulary's spelling of a token stands for. Knows spellings, not ids.
 
-byte level       "Ġdef"    each character is one byte, spelled so that it can be printed
-sentencepiece    "▁def"    text, with a mark for the space; "<0xE6>" is one byte of a rare character
-any other        "##ing"   what it stands for depends on its neighbours
+    byte level       "Ġdef"    each character is one byte, spelled so that it can be printed
+    sentencepiece    "▁def"    text, with a mark for the space; "<0xE6>" is one byte of a rare character
+    any other        "##ing"   the text depends on the neighbouring tokens
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 class Spelling(Protocol):
     def bytes_of(self, token: str) -> bytes | None:
-        """Return what it stands for by itself; None when that depends on its neighbours."""
+        """Return the bytes that a token stands for by itself; None if they depend on its neighbours."""
 
 
 def spelling_of(decoder: Decoder | None) -> Spelling:
-    """The spelling that this decoder reads."""
+    """Return the spelling that this decoder reads."""
     if isinstance(decoder, decoders.ByteLevel):
         return ByteLevelSpelling()
     steps = [] if decoder is None else _steps(json.loads(decoder.__getstate__()))
@@ -48,8 +48,8 @@ class ByteLevelSpelling:
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
         others = [byte for byte in range(256) if byte not in printable]
         self.byte_of = {chr(byte): byte for byte in printable}
-        """The byte that each character spells: itself where it is printable, else one of those from U+0100
-        on.
+        """The byte that each character spells: itself if it is printable, else one of the characters from
+        U+0100 on.
         """
         self.byte_of.update({chr(256 + n): byte for n, byte in enumerate(others)})
         # What spells no byte must not pass for one.

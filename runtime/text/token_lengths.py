@@ -1,6 +1,6 @@
-"""How many characters of text one token can stand for, at most: what bounds a prompt before it is encoded.
-
-Only where no part of a text can vanish on the way to tokens, or become one token whatever its length is.
+"""Bound on the number of characters that one token stands for, which limits a prompt before it is encoded.
+There is one only if no part of a text can vanish on the way to tokens, and no text of any length can become
+one token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KEEPING_PRE_TOKENIZERS = frozenset({"ByteLevel", "Split", "Metaspace", "Digits"
 
 
 def max_token_chars(backend: Backend) -> int | None:
-    """Characters of text per token, at most; None when that has no bound."""
+    """Return the most characters of text for one token; None if there is no bound."""
     factor = _shrinking(_state(backend.normalizer))
     if factor is None or not _keeps_all(_state(backend.pre_tokenizer)) or not _spells_all(backend):
         return None
@@ -35,7 +35,7 @@ def _state(component: Any) -> dict[str, Any] | None:
 
 
 def _shrinking(normalizer: dict[str, Any] | None) -> int | None:
-    """By how much it makes a text shorter, at most; None when that has no bound."""
+    """Return the largest factor by which a normalizer shortens a text; None if there is no bound."""
     if normalizer is None:
         return 1
     kind = normalizer["type"]
@@ -62,8 +62,8 @@ def _keeps_all(pre_tokenizer: dict[str, Any] | None) -> bool:
 
 
 def _spells_all(backend: Backend) -> bool:
-    """Tell whether no character is unknown: what is unknown may vanish, or a whole run of it become one
-    token.
+    """Return True if no character is unknown. Unknown characters may vanish, or a whole run of them may
+    become one token.
     """
     model = backend.model
     if not isinstance(model, models.BPE):

@@ -1,8 +1,8 @@
-"""Tokenizer: text to ids, ids to text, conversations to text, as the files beside a checkpoint say.
+"""Tokenizer: converts between text, ids and conversations as the files beside a checkpoint say.
 
-With runtime.text.chat_template, owns the one import of transformers outside the model worker, and keeps torch
-out of it: the class that reads tokenizer.json does without, AutoTokenizer would pull it in. Knows no request
-and no message of the wire.
+Together with runtime.text.chat_template it has the only import of transformers outside the model worker, and
+keeps torch out of it: the class that reads tokenizer.json does not need torch, while AutoTokenizer would
+import it. Knows no request and no message.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Tokenizer:
         is_wrapper_open: bool = True,
         allow_special_tokens: bool = False,
     ) -> None:
-        """`open_wrapper` is called for the first conversation. `is_wrapper_open`: whether that has no more to
-        read or to import. `allow_special_tokens`: whether special tokens are tokens in what callers give to
-        the chat template, too.
+        """open_wrapper: called for the first conversation. is_wrapper_open: True if that needs no further
+        reading or import. allow_special_tokens: True if special tokens in callers' input to the chat template
+        are tokens, too.
         """
         # A file may ask for padding or truncation, left over from training; both would change prompts
         # silently.
@@ -64,24 +64,24 @@ class Tokenizer:
         self.vocabulary: dict[int, str] = {
             token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()
         }
-        """Every id the tokenizer knows, with the token as the vocabulary spells it."""
+        """Every id that the tokenizer knows, with the token as the vocabulary spells it."""
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """Ids that `skip_special_tokens` leaves out of text."""
         self._spelling = spelling_of(backend.decoder)
         self.is_byte_level = isinstance(self._spelling, ByteLevelSpelling)
-        """True if every token stands for fixed bytes, whatever is beside it."""
+        """True if every token stands for fixed bytes, whatever its neighbours."""
 
     @property
     def vocab_size(self) -> int:
-        """Size of the vocabulary: one more than the highest id. A model may have more rows than that, for
+        """Size of the vocabulary: one more than the highest id. A model may have more rows than that, as
         padding.
         """
         return max(self.vocabulary) + 1
 
     @property
     def is_template_open(self) -> bool:
-        """True if a conversation takes no longer than its text. If not, the first one imports transformers
-        and reads the template with it, in one thread.
+        """True if a conversation takes no longer than its text. If False, the first conversation imports
+        transformers and reads the template, in one thread.
         """
         return self._is_wrapper_open or "_chat_template" in self.__dict__
 
@@ -102,7 +102,7 @@ class Tokenizer:
 
     @cached_property
     def _plain_encoder(self) -> PlainEncoder:
-        """For texts in which callers have spelled special tokens: few."""
+        """Encoder for texts in which callers have spelled special tokens, which are few."""
         return PlainEncoder(self._backend)
 
     @property
@@ -110,10 +110,8 @@ class Tokenizer:
         return self._chat_template.exists
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
-        """The ids of each text, int32, in order.
-
-        Raises: InvalidRequest for the prompt of a conversation with a special token that cannot be encoded as
-        characters.
+        """Return the ids of each text, int32, in order. Raises InvalidRequest for the prompt of a
+        conversation with a special token that cannot be encoded as characters.
         """
         shielded = [text for text in texts if isinstance(text, ShieldedText)]
         ordinary = [text for text in texts if not isinstance(text, ShieldedText)]
@@ -126,7 +124,7 @@ class Tokenizer:
         return [next(plain if isinstance(text, ShieldedText) else ids) for text in texts]
 
     def _with_added_ids(self, ids: IntArray) -> IntArray:
-        """Return the ids with the special ones that the tokenizer adds around any text."""
+        """Return the ids with the special ids that the tokenizer adds around any text."""
         alone, added = (self._backend.encode("a", add_special_tokens=adds).ids for adds in (False, True))
         places = range(len(added) - len(alone) + 1)
         start = next((at for at in places if added[at : at + len(alone)] == alone), len(added))
@@ -135,16 +133,16 @@ class Tokenizer:
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """Names of the variables that the chat template reads; the first to ask opens it."""
+        """Names of the variables that the chat template reads. The first call loads the template."""
         return self._chat_template.variables
 
     @property
     def special_texts(self) -> frozenset[str]:
-        """Spellings of the tokens that `skip_special_tokens` leaves out of text."""
+        """Texts of the tokens that `skip_special_tokens` leaves out."""
         return frozenset(self.vocabulary[token_id] for token_id in self.special_ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
+        """Return the text of a whole sequence. Ids that the tokenizer does not know have no text."""
         with _panics_as_errors():
             return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
@@ -153,17 +151,15 @@ class Tokenizer:
         return [self.vocabulary.get(token_id, "") for token_id in ids]
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of text that a token stands for, which may be a part of a character.
-
-        None for an id that the tokenizer does not know, and where the text depends on the tokens beside it.
+        """Return the bytes of text that a token stands for, which may be part of a character. None for an
+        unknown id, and where the text depends on the neighbouring tokens.
         """
         token = self.vocabulary.get(token_id)
         return None if token is None else self._spelling.bytes_of(token)
 
     def max_token_chars(self) -> int | None:
-        """Characters of a text per token of it, at most; None when that has no bound.
-
-        Walks over the vocabulary: ask once.
+        """Return the most characters of text for one token; None if there is no bound. Walks over the
+        vocabulary: call once.
         """
         return max_token_chars(self._backend)
 
@@ -176,13 +172,14 @@ class Tokenizer:
         template_kwargs: Mapping[str, object] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt of a conversation, special tokens included: encode it as it is, with
-        add_special_tokens=False. It is a ShieldedText when callers have spelled special tokens.
+        """Return the prompt of a conversation, special tokens included. Encode it with
+        add_special_tokens=False. It is a ShieldedText if callers have spelled special tokens.
 
-        `continue_final_message`: the prompt ends where the last message does, which the model then goes on
-        with. `template_kwargs`: further variables of the template. `tools`: definitions that it shows.
-        Raises: InvalidRequest that names messages, tools, continue_final_message or chat_template_kwargs when
-        there is no template or it does not take these.
+        - continue_final_message: the prompt ends with the last message, which the model continues.
+        - template_kwargs: further variables of the template. tools: definitions that it shows.
+
+        Raises InvalidRequest, which names messages, tools, continue_final_message or chat_template_kwargs, if
+        there is no template or it does not accept these.
         """
         return self._chat_template.render(
             messages,
@@ -195,7 +192,9 @@ class Tokenizer:
 
 @contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    """A panic of the library's Rust code is no Exception: it would end the process instead of one request."""
+    """Context manager that turns a panic of the library's Rust code into an error. A panic is not an
+    Exception, so it would end the process instead of one request.
+    """
     try:
         yield
     except BaseException as error:
@@ -211,12 +210,12 @@ def load(
     prepared: Path | None = None,
     allow_special_tokens: bool = False,
 ) -> Tokenizer:
-    """Read the tokenizer in the directory `path`; the file `chat_template` replaces its chat template.
+    """Read the tokenizer in the directory `path`. Raises ModelError when a file is missing or cannot be read.
 
-    `prepared`: where the first who loads it leaves it in one file, as transformers makes it of all of them.
-    Who takes the place of a process that died reads that one, sooner and without transformers.
-    `allow_special_tokens`: see Tokenizer.
-    Raises: ModelError when a file is missing or cannot be read.
+    - chat_template: file that replaces the chat template.
+    - prepared: file in which the first process leaves the tokenizer as transformers has made it. A process
+      that replaces a dead one reads this file, faster and without transformers.
+    - allow_special_tokens: see Tokenizer.
     """
     if prepared is not None and prepared.exists():
         backend = Backend.from_file(str(prepared))
@@ -233,7 +232,7 @@ def load(
 
 
 def _leave(backend: Backend, prepared: Path) -> None:
-    """Several processes may do so at a time."""
+    """Write the prepared tokenizer. Several processes may do so at the same time."""
     new = prepared.with_suffix(f".{os.getpid()}")
     # Without it a restart takes longer, no more. The library raises plain Exception where it cannot write.
     with suppress(Exception):
@@ -266,8 +265,8 @@ def _read(path: Path, chat_template: Path | None) -> PreTrainedTokenizerFast:
 
 
 def _template_of_processor(path: Path) -> str | None:
-    """Return the template that multimodal checkpoints have in a file of their processor's, as older ones do;
-    None where there is none. Raises ModelError.
+    """Return the chat template that older multimodal checkpoints have in a processor file; None if there is
+    none. Raises ModelError.
     """
     if not path.is_file():
         return None

@@ -1,1 +1,1 @@
-"""Messages and plans, their format on sockets and shared pages, the transport."""
+"""Messages and plans, their format on sockets and shared pages, and their transport."""

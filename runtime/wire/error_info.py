@@ -1,4 +1,6 @@
-"""An error of a request as the wire carries it. The client library makes an exception of it again."""
+"""ErrorInfo: an error of a request in its form on the wire. The client library turns it into an exception
+again.
+"""
 
 from __future__ import annotations
 

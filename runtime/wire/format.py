@@ -1,11 +1,10 @@
-"""The bottom of the wire: bases and bounds of the messages, packed arrays, and the header in front of every
-message.
+"""Format of all messages: base classes, bounds, packed arrays, and the header in front of every message.
 
     magic (4) | version (2) | schema hash (6) | epoch (4)        little endian, 16 bytes
 
-The schema hash covers every union of runtime.wire.messages, so two builds that would misread each other
-refuse each other's first byte instead. `epoch` is the sender's: it counts the restarts of a launch. Scheduler
-and worker, which are started together, drop what is not of their own.
+The schema hash covers every union of runtime.wire.messages, so that two builds that would misread each other
+refuse each other's first frame. `epoch` belongs to the sender: it counts the restarts of a launch. Scheduler
+and worker, which are started together, drop messages of other epochs.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ MAX_LABEL_CHARS = 256
 MAX_TURNS = 4096
 MAX_SHORT_CHARS = 4096
 PING_S = 1.0
-"""Seconds between two signs of life that client and detokenizer give each other."""
+"""Seconds between two pings of client and detokenizer."""
 SILENCE_S = 15.0
-"""Seconds without a sign of life after which client and detokenizer give each other up."""
+"""Seconds without a message after which client and detokenizer give each other up."""
 
 Handle: TypeAlias = Annotated[bytes, Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
 TURNS = Meta(max_length=MAX_TURNS)
@@ -46,10 +45,9 @@ Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=MAX_SHORT_CHARS)]
 PackedIds: TypeAlias = Annotated[bytes, Meta(max_length=MAX_PROMPT_TOKENS * TOKEN_BYTES)]
 MaskBits: TypeAlias = bytes | memoryview
-"""Bitmask of ids, wherever it lies."""
+"""Bitmask of ids, in a message or in shared memory."""
 RowMasks: TypeAlias = Mapping[int, Sequence[MaskBits]]
-"""Masks of rows: of each the one for its next token, then those behind its guesses, as far as there are any.
-"""
+"""Masks by row: that of its next token, then those behind its guesses, as far as there are any."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 ClientId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 IntArray: TypeAlias = npt.NDArray[np.int32]
@@ -59,7 +57,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """Base of everything that is sent by itself; the name of its class is its tag on the wire."""
+    """Base of all messages. The name of the class is its tag on the wire."""
 
     @property
     def num_frames(self) -> int:
@@ -76,14 +74,13 @@ def pack_ids(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> IntArray:
-    """Return a read-only view [n] of packed int32. Raises ValueError when the length is not a multiple of
-    four.
+    """Return a read-only view [n] of packed int32. Raises ValueError if the length is not a multiple of four.
     """
     return np.frombuffer(data, np.int32)
 
 
 def unpack_floats(data: bytes) -> FloatArray:
-    """Return a read-only view [n] of packed float32. Raises ValueError when the length is not a multiple of
+    """Return a read-only view [n] of packed float32. Raises ValueError if the length is not a multiple of
     four.
     """
     return np.frombuffer(data, np.float32)

@@ -1,5 +1,5 @@
-"""Guide: what the output of a request must look like, as the wire carries it. And records of the matchers,
-which follow outputs in their guides.
+"""Guide: the form that a request's output must have, on the wire. Also records of matchers, which follow
+outputs in their guides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from runtime.wire.format import Count, Handle, PackedIds, Record
 
 GuideKind: TypeAlias = Literal["json", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag"]
 MAX_GUIDE_CHARS = 1 << 18
-"""Most characters of a guide: more than any schema that a model can follow. Each process on the way holds it.
+"""Most characters of a guide, more than any schema that a model can follow. Each process on the way holds the
+text.
 """
 
 
@@ -22,14 +23,14 @@ class Guide(Record, frozen=True):
 
     kind: GuideKind
     text: Annotated[str, Meta(max_length=MAX_GUIDE_CHARS)] = ""
-    """A JSON schema, a regular expression, a grammar, or a JSON list of the texts to choose from; empty with
-    kind `json`, any JSON object.
+    """A JSON schema, a regular expression, a grammar, or a JSON list of texts to choose from. Empty with kind
+    `json`: any JSON object.
     """
     any_whitespace: bool = True
-    """JSON may have up to 20 characters of white space between two tokens. False: none."""
+    """True: JSON may have up to 20 characters of white space between two tokens. False: none."""
 
     def validate(self) -> None:
-        """Check the kind and the text. Raises InvalidRequest that names the kind."""
+        """Check the kind and the text. Raises InvalidRequest, which names the kind."""
         if bool(self.text) == (self.kind == "json"):
             raise InvalidRequest(
                 f"{self.kind}: it takes no text" if self.text else f"{self.kind}: it is empty",
@@ -42,29 +43,29 @@ class Guide(Record, frozen=True):
 
 
 class MatcherNews(NamedTuple):
-    """News of one sequence for its matcher."""
+    """New ids or guesses of one sequence, for its matcher."""
 
     handle: Handle
     num_tokens: Count
-    """Output tokens of the sequence, with the new ones."""
+    """Number of output tokens, including the new ones."""
     ids: PackedIds = b""
     """New ids, packed."""
     guesses: PackedIds = b""
-    """Ids that a step verifies behind them: what may follow each of those is wanted, too."""
+    """Packed ids that a step verifies behind the output. Masks behind each of them are wanted, too."""
 
 
 class MatcherState(Record, frozen=True):
     handle: Handle
     num_tokens: Count
-    """Output tokens that the matcher has seen."""
+    """Number of output tokens that the matcher has seen."""
     masks: tuple[bytes | Count, ...]
-    """Bitmasks of what may come next, and behind each of the guesses, as far as those may follow. Each allows
-    ids but for stop ids: int32 words, bit i of word j allows id 32 * j + i. Empty: nothing may come. Or the
-    slot in which it lies, and allows something.
+    """Bitmasks of the ids that may come next and behind each guess, as far as the guesses are allowed,
+    without stop ids: int32 words, where bit i of word j allows id 32 * j + i. Empty: no id may come.
+    Alternatively the number of the slot that holds the mask, which then allows some id.
     """
     are_complete: tuple[bool, ...]
-    """Tells of each whether the output may end there."""
+    """For each mask, True if the output may end there."""
     guesses: PackedIds = b""
-    """Guesses whose masks these are."""
+    """Packed guesses that these masks are for."""
     is_short: bool = False
-    """True where masks are missing behind guesses that may follow: to find them takes too long."""
+    """True if masks behind allowed guesses are missing, because computing them takes too long."""

@@ -16,7 +16,7 @@ HANDLE_BYTES = 16
 KEY_BYTES = 15
 REQUEST_BYTES = 13
 NO_HANDLE = bytes(HANDLE_BYTES)
-"""Handle that no sequence has: a client id is never 0."""
+"""Handle that no sequence has, since a client id is never 0."""
 MAX_ATTEMPT = (1 << 8) - 1
 MAX_ABORT_HANDLES = 4096
 """Most handles that one message aborts."""
@@ -35,19 +35,19 @@ def split_handle(handle: bytes) -> tuple[int, int, int, int]:
 
 
 def sibling(handle: bytes, index: int) -> bytes:
-    """The handle of another sequence of the same request and attempt."""
+    """Return the handle of another sequence of the same request and attempt."""
     client, seq, _, attempt = split_handle(handle)
     return make_handle(client, seq, index, attempt)
 
 
 def next_sibling(handle: bytes, number: int) -> bytes:
-    """The handle of the sequence so many indexes further on; its own for 0."""
+    """Return the handle whose index is `number` higher; the same handle for 0."""
     client, seq, index, attempt = split_handle(handle)
     return make_handle(client, seq, index + number, attempt)
 
 
 def with_attempt(handle: bytes, attempt: int) -> bytes:
-    """The handle of another attempt of the same sequence."""
+    """Return the handle of another attempt of the same sequence."""
     return handle[:KEY_BYTES] + bytes((attempt,))
 
 
@@ -60,16 +60,16 @@ def attempt_of(handle: bytes) -> int:
 
 
 def sequence_key(handle: bytes) -> bytes:
-    """Return the part that all attempts of one sequence have in common."""
+    """Return the part of a handle that all attempts of one sequence share."""
     return handle[:KEY_BYTES]
 
 
 def request_key(handle: bytes) -> bytes:
-    """Return what all sequences of one request, and all attempts of them, have in common."""
+    """Return the part of a handle that all sequences of one request, in all attempts, share."""
     return handle[:REQUEST_BYTES]
 
 
 def describe(handle: bytes) -> str:
-    """Short text for logs; the client part is a capability and is not shown."""
+    """Return a short text for logs. The client part is a capability and is not shown."""
     _, seq, index, attempt = split_handle(handle)
     return f"#{seq}.{index}" + (f"/{attempt}" if attempt else "")

@@ -1,4 +1,4 @@
-"""Records of a beam search on the wire."""
+"""Records and messages of beam searches on the wire."""
 
 from __future__ import annotations
 
@@ -10,43 +10,45 @@ from runtime.wire.format import Count, Handle, Message, PackedIds, Record
 
 MAX_HYPOTHESES = 64
 FROM_THE_START = -1
-"""Number of the matcher that has seen nothing, which all of a search begin with."""
+"""Index of the empty output, which all hypotheses of a search start from."""
 
 
 class BeamScore(Record, frozen=True):
     score: float
-    """Number by which the hypotheses of a beam search are ranked, the highest first."""
+    """Score by which the hypotheses are ranked, the highest first."""
     logprob: float
-    """Sum of the logprobs of the hypothesis's tokens."""
+    """Sum of the logprobs of the hypothesis' tokens."""
 
 
 class HypothesisSoFar(Record, frozen=True):
-    """Ids that a sequence of a search would have if it ended here; the next ones may be quite others."""
+    """Ids that a sequence of a beam search would have if the search ended now. The next ones may be quite
+    different.
+    """
 
     handle: Handle
     tokens: PackedIds
-    """All its token ids, also those that an earlier one had."""
+    """All token ids, including those of earlier messages."""
 
 
 class BranchMatchers(Message, frozen=True):
-    """The hypotheses of a search by now, in the place of those before. Each goes on from one of those, by its
-    number, or from the start. Answered by BranchStates, or a GuideRefused.
+    """Current hypotheses of a search, which replace the earlier ones. Each continues one of those, by index,
+    or the empty output. Answered by BranchStates or GuideRefused.
     """
 
     handle: Handle
     num_tokens: Count
-    """Output tokens of each."""
+    """Number of output tokens of each hypothesis."""
     entries: Annotated[
         tuple[tuple[Annotated[int, Meta(ge=FROM_THE_START, lt=MAX_HYPOTHESES)], PackedIds], ...],
         Meta(max_length=MAX_HYPOTHESES),
     ]
-    """Pairs of each: number of the one that it goes on from, and its new ids packed."""
+    """For each hypothesis, the index of the one that it continues, and its new ids, packed."""
 
 
 class BranchStates(Message, frozen=True):
     handle: Handle
     num_tokens: Count
     masks: tuple[bytes, ...]
-    """Bitmasks of what may follow in each hypothesis, as MatcherState's."""
+    """Bitmasks of what may follow each hypothesis; see MatcherState."""
     are_complete: tuple[bool, ...]
-    """Tells of each whether it may end here."""
+    """For each hypothesis, True if it may end here."""

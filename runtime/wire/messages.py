@@ -66,12 +66,12 @@ MAX_PROFILE_STEPS = 10_000
 
 
 class Resume(Record, frozen=True):
-    """Part of a sequence that the client already has and submits again after a process was restarted."""
+    """Output of a sequence that the client already has and submits again after a process was restarted."""
 
     output_ids: PackedIds = b""
     num_chars: Count = 0
-    """Characters of output text delivered; the detokenizer
-    replays `output_ids` and emits from this character on.
+    """Number of characters of output text delivered. The detokenizer replays `output_ids` and sends text from
+    this character on.
     """
     cumulative_logprob: float = 0.0
     num_prompt_logprobs: Count = 0
@@ -85,7 +85,7 @@ class ChatMessage(Record, frozen=True):
     content: Text
     name: Label = ""
     further: Annotated[bytes, Meta(max_length=MAX_FURTHER_BYTES)] = b""
-    """A msgpack map of FURTHER_FIELDS for the chat template, such as calls of tools; empty for none."""
+    """A msgpack map of FURTHER_FIELDS for the chat template, such as tool calls; empty for none."""
 
 
 class GenerateRequest(Message, frozen=True):
@@ -94,71 +94,74 @@ class GenerateRequest(Message, frozen=True):
     handle: Handle
     """Handle of the first sequence; the others have the next indexes."""
     sampling: SamplingParams
-    """Sequence i draws with seed + i."""
+    """Sampling parameters. Sequence i uses seed + i."""
     text: Text | None = None
-    """Prompt as text. A request has its prompt in exactly one of three forms."""
+    """Prompt as text. A request has exactly one of `text`, `input_ids` and `messages`."""
     input_ids: PackedIds | None = None
     """Prompt as packed token ids."""
     messages: Annotated[tuple[ChatMessage, ...], TURNS] | None = None
     """Prompt as a conversation for the model's chat template."""
     label: Label = ""
-    """The user's own id; echoed, never used to find anything."""
+    """The caller's own id of the request. It is returned, and never used as a key."""
     stream: bool = False
-    """False: one OutputBatch entry at the end. True: an entry whenever there is something new."""
+    """False: one OutputBatch entry at the end. True: an entry whenever there is new output."""
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     cache_salt: Label = ""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    """The last chat message is the beginning of the answer."""
+    """True if the last chat message is the beginning of the answer."""
     template_kwargs: Annotated[bytes, Meta(max_length=MAX_TEMPLATE_KWARGS_BYTES)] = b""
-    """A msgpack map: further variables of the chat template."""
+    """A msgpack map with further variables of the chat template."""
     arrival_time: Annotated[float, Meta(ge=0.0)] = 0.0
-    """Moment at which the caller asked, in seconds since 1970, for statistics. 0: when it is received."""
+    """Time at which the caller asked, in seconds since 1970, for statistics; 0: when it is received."""
     time_limit_ms: Count = 0
-    """Milliseconds after which the request ends with reason `timeout`, from when it was received; 0: never.
-    """
+    """Milliseconds from its receipt after which the request ends with reason `timeout`; 0: never."""
     resume: Resume | None = None
-    """Output that an earlier attempt has delivered; only with one sequence. None: it begins."""
+    """Output that an earlier attempt has delivered, only for a request of one sequence; None: a new request.
+    """
     task: Task = "generate"
-    """`generate`, or `embed`: the vector of the prompt, and no output. A server does one or the other."""
+    """`generate`, or `embed`: return the vector of the prompt instead of output. A server does one or the
+    other.
+    """
     retention: Retention | None = None
-    """Wish of how firmly the prompt's KV is kept. None: like any other, and what was said of it stays."""
+    """How long the prompt's KV cache is kept; None: no wish, and earlier wishes for the same pages stay."""
     guide: Guide | None = None
-    """Form that its output must have; None: any."""
+    """Form that the output must have; None: any."""
     tenant: Label = ""
-    """Whose request it is (runtime.ring.tenants). Believed of who can open the run directory; what comes over
-    TCP gets the name of the key that it came with.
+    """Tenant of the request (runtime.ring.tenants). The value is trusted from clients that can open the run
+    directory. For a request over TCP it is set to the tenant of the key that was used.
     """
     tools: Annotated[bytes, Meta(max_length=MAX_TOOLS_BYTES)] = b""
-    """A JSON list of the tools that the chat template shows; empty for none."""
+    """A JSON list of tools that the chat template shows; empty for none."""
     draft_ids: PackedIds = b""
-    """Guesses at the beginning of the output, which are verified in one step; at most MAX_DRAFT_TOKENS."""
+    """Guesses at the beginning of the output, packed, verified in one step; at most MAX_DRAFT_TOKENS."""
     prediction: Text = ""
-    """Text that the output may resemble: guesses are looked for in it first."""
+    """Text that the output may resemble. Guesses are looked for in it first."""
     adapter: AdapterRef | None = None
-    """LoRA adapter that it is computed with. Its version is the tokenizer's to say, and so is the path of an
-    adapter that the launch names.
+    """LoRA adapter to use. The tokenizer sets its version, and the path of an adapter that the launch names.
     """
     trace: TraceStamps | None = None
-    """Trace of a sampled request. None: it is not sampled."""
+    """Trace of a sampled request; None: not sampled."""
     processors: ProcessorCalls = ()
-    """Logits processors of the launch that its output is drawn with."""
+    """Logits processors of the launch that are applied to its output."""
     prompt_table: AdapterRef | None = None
-    """Vectors of virtual tokens. With a name, they all stand in front of the prompt; else the prompt's ids
-    from the vocabulary's size on are rows of it.
+    """Prompt table with the vectors of virtual tokens. With a name, all its vectors come before the prompt.
+    Otherwise the prompt's ids from the vocabulary's size on are rows of it.
     """
     extra_ids: Annotated[bytes, Meta(max_length=8 * MAX_PROMPT_TOKENS)] = b""
-    """Packed uint64, of the prompt's ids: only requests with equal ones share prefixes."""
+    """Packed uint64, one for each prompt id. Only requests with equal ones share prefixes."""
 
 
 class AbortRequest(Message, frozen=True):
-    """End these sequences, or all sequences of a client. What is unknown leaves a short-lived tombstone."""
+    """End these sequences, or all sequences of a client. An abort of an unknown sequence is remembered for a
+    short time.
+    """
 
     handles: Annotated[tuple[Handle, ...], Meta(max_length=MAX_ABORT_HANDLES)] = ()
     client: ClientId = 0
     tenant: Label = ""
-    """Tenant that asks, as in GenerateRequest; only its own sequences end, and the owner may end all."""
+    """Tenant that asks, as in GenerateRequest. Only its own sequences end; the owner may end all."""
 
 
 QuestionOp: TypeAlias = Literal[
@@ -179,50 +182,51 @@ CloseReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "stop_str
 
 
 class ControlRequest(Message, frozen=True):
-    """Question or order to the ring itself. Answered by one ControlReply with the same client and number."""
+    """Question or command to the ring itself. Answered by one ControlReply with the same client and number.
+    """
 
     client: ClientId
     number: Count
     op: ControlOp
     after: Count = 0
-    """For statistics: the number of the last iteration that the client has seen; for timelines without a
-    label: that of the last timeline.
+    """For statistics: number of the last iteration that the client has seen. For timelines without a label:
+    number of the last timeline.
     """
     wait: bool = False
-    """For statistics: answer when there is something newer."""
+    """For statistics: True to answer only when there is something newer."""
     own: Annotated[tuple[ClientId, ...], Meta(max_length=64)] = ()
-    """For request_stats: all client numbers of the asker, whose requests are named to it."""
+    """For request_stats: all client ids of the asker, whose requests are named to it."""
     mode: PauseMode = "in_place"
-    """For pause_generation: what becomes of the requests that run."""
+    """For pause_generation: how running requests are treated."""
     num_steps: Annotated[int, Meta(ge=0, le=MAX_PROFILE_STEPS)] = 0
-    """For start_profile: it ends by itself after so many steps; 0: after MAX_PROFILE_STEPS."""
+    """For start_profile: number of steps after which it ends by itself; 0: MAX_PROFILE_STEPS."""
     tenant: Label = ""
-    """Tenant that asks, as in GenerateRequest; only an admin may."""
+    """Tenant that asks, as in GenerateRequest. Only admins may."""
     label: Label = ""
-    """For drop_adapter: the adapter's name. For timeline: the request's label, or none for all; the
-    detokenizer whose client asks answers, with what it has seen.
+    """For drop_adapter: the adapter's name. For timeline: the request's label, or empty for all; answered by
+    the asking client's detokenizer with what it has seen.
     """
     call: RankCall | None = None
     """Method and arguments of a collective_rpc; None for other operations."""
     adapter: AdapterPiece | None = None
-    """Piece of an adapter's weights, of a put_adapter; None for other operations."""
+    """Piece of an adapter's weights for put_adapter; None for other operations."""
 
 
 # -- tokenizer → scheduler → detokenizer -------------------------------------------------------------------
 
 
 class StreamOpen(Record, frozen=True):
-    """Facts about a sequence for the detokenizer. The scheduler carries them without reading them."""
+    """Properties of a sequence for the detokenizer. The scheduler passes them on unread."""
 
     handle: Handle
     num_prompt_tokens: Count
     prompt_tail: PackedIds = b""
-    """The last few prompt ids: the context in which the first output token is decoded."""
+    """Last few prompt ids, which are the context for decoding the first output token."""
     label: Label = ""
     stream: bool = False
     stop: Annotated[tuple[ShortText, ...], Meta(max_length=64)] = ()
     stop_words: Annotated[tuple[bytes, ...], Meta(max_length=64)] = ()
-    """Stop words, each as packed token ids: the sequence ends where they are the last of its output."""
+    """Stop words, each as packed token ids. The sequence ends when its output ends with one."""
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     min_tokens: Count = 0
@@ -235,24 +239,24 @@ class TokenizedRequest(Message, frozen=True):
     handle: Handle
     input_ids: PackedIds
     sampling: SamplingParams
-    """Sampling parameters with a seed: the client library draws one where the user gave none."""
+    """Sampling parameters, always with a seed: the client library draws one if the user gave none."""
     stream_open: Raw
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     namespace: Annotated[bytes, Meta(max_length=64)] = b""
-    """Keyed digests of tenant, salt and adapter; requests of different namespaces never share a page."""
+    """Keyed digests of tenant, salt and adapter. Requests of different namespaces never share a page."""
     output_ids: PackedIds = b""
-    """Output that an earlier attempt already delivered: counted as output, never as prompt."""
+    """Packed output that an earlier attempt delivered. It counts as output, not as prompt."""
     num_prompt_logprobs: Count = 0
-    """Number of the prompt's logprobs that an earlier attempt delivered."""
+    """Number of prompt logprobs that an earlier attempt delivered."""
     arrived_s: float = 0.0
-    """Moment at which the caller asked, by CLOCK_MONOTONIC; 0.0: when it is received."""
+    """Time at which the caller asked, on CLOCK_MONOTONIC; 0.0: when it is received."""
     deadline_s: float = 0.0
-    """Moment at which it ends with reason `timeout`, by CLOCK_MONOTONIC; 0.0: never."""
+    """Time at which it ends with reason `timeout`, on CLOCK_MONOTONIC; 0.0: never."""
     retention: Retention | None = None
     guide: Guide | None = None
     tenant: Label = ""
     is_again: bool = False
-    """True if it was let in before and is made again after a restart: limits of the queue do not refuse it.
+    """True if it was accepted before and is submitted again after a restart. Queue limits do not refuse it.
     """
     draft_ids: PackedIds = b""
     prediction_ids: PackedIds = b""
@@ -260,18 +264,18 @@ class TokenizedRequest(Message, frozen=True):
     trace: TraceStamps | None = None
     processors: ProcessorCalls = ()
     label: Label = ""
-    """Label of the request, for its logits processors; empty where it has none."""
+    """Label of the request for its logits processors; empty without one."""
     more_opens: tuple[Raw, ...] = ()
-    """StreamOpens of a beam search's other sequences: their handles have the next indexes. Sequence i of a
-    request is the hypothesis of rank i, also where it is made again alone.
+    """StreamOpens of a beam search's other sequences, whose handles have the next indexes. Sequence i is the
+    hypothesis of rank i, also when it is submitted again alone.
     """
     prompt_table: AdapterRef | None = None
     shows_hypotheses: bool = False
-    """True for a beam search whose client looks on."""
+    """True for a beam search whose client wants to see hypotheses while it runs."""
 
 
 class StopMatched(Message, frozen=True):
-    """A stop string was completed by the sequence's `num_tokens`-th output token."""
+    """A stop string was completed by output token number `num_tokens` of the sequence."""
 
     handle: Handle
     num_tokens: Count
@@ -283,79 +287,83 @@ class ErrorInfo(Record, frozen=True):
     param: Annotated[str, Meta(max_length=256)] | None = None
     status: Annotated[int, Meta(ge=400, le=599)] = 500
     retry_after_s: Annotated[float, Meta(ge=0.0)] = 0.0
-    """Seconds after which it is worth another try; 0.0: not said."""
+    """Seconds after which to try again; 0: not stated."""
 
 
 class DraftCounts(Record, frozen=True):
-    """Guesses at the tokens of one sequence, since its last attempt began."""
+    """Counts of guesses at one sequence's tokens, since its last attempt began."""
 
     num_drafted: Count = 0
-    """Guesses that the worker verified."""
+    """Number of guesses that the worker verified."""
     num_accepted: Count = 0
-    """Guesses that were right: tokens of output less the steps that gave some."""
+    """Number of accepted guesses, which is the number of output tokens less the steps that produced them."""
     num_accepted_prediction: Count = 0
-    """Number of right guesses among those that the request's `prediction` gave."""
+    """Number of accepted guesses among those from the request's `prediction`."""
     num_rejected_prediction: Count = 0
-    """Number of wrong guesses among those that the request's `prediction` gave."""
+    """Number of rejected guesses among those from the request's `prediction`."""
 
     @staticmethod
     def sum(several: Sequence[DraftCounts]) -> DraftCounts | None:
-        """Add up the counts of several sequences; None where there are none."""
+        """Add up the counts of several sequences; None for no sequences."""
         if not several:
             return None
         return DraftCounts(*map(sum, zip(*map(astuple, several), strict=True)))
 
 
 class Closed(Record, frozen=True):
-    """The scheduler has let go of a sequence; nothing follows for this handle."""
+    """The scheduler has released a sequence; nothing follows for this handle."""
 
     handle: Handle
     reason: CloseReason
     stop_token: Annotated[int, Meta(ge=-1, lt=1 << 31)] = -1
-    """The id that stopped it, for reason `stop`."""
+    """Token id that ended it, for reason `stop`; -1: none."""
     cached_tokens: Count = 0
     error: ErrorInfo | None = None
     perf_metrics: RequestPerfMetrics | None = None
     drafts: DraftCounts | None = None
-    """Counts of the sequence's guesses. None: it guessed nothing, and was not to."""
+    """Counts of the sequence's guesses; None if it does not use speculation."""
     trace: TraceStamps | None = None
     beam: BeamScore | None = None
-    """Score of a hypothesis that has won."""
+    """Score of a winning hypothesis of a beam search."""
 
 
 class TokenLogprobs(Record, frozen=True):
-    """Logprobs of some tokens of one sequence: of those that this step gave it, or of its prompt."""
+    """Logprobs of some tokens of one sequence: of its new output tokens, or of its prompt."""
 
     handle: Handle
     logprobs: bytes
-    """Logprobs [n] float32 of the tokens themselves."""
+    """Logprobs [n] float32 of the tokens."""
     top_ids: bytes = b""
-    """Ids [n, k] int32 of the k most likely tokens in the place of each, most likely first."""
+    """Ids [n, k] int32 of the k most likely tokens at each position, most likely first."""
     top_logprobs: bytes = b""
     """Logprobs [n, k] float32 of `top_ids`."""
 
 
 class TokenBatch(Message, frozen=True):
-    """News of one step for the detokenizer, read in the order: opened, prompt logprobs, tokens, closed."""
+    """Output of one step for a detokenizer, to be read in this order: opened, prompt logprobs, tokens,
+    closed.
+    """
 
     step: Count
     handles: bytes = b""
-    """Handles [n, 16] of the sequences of `tokens`; one with several tokens stands several times."""
+    """Handles [n, 16] of the sequences of `tokens`. A sequence with several tokens is repeated."""
     tokens: bytes = b""
     """New token ids [n] int32."""
     opened: tuple[Raw, ...] = ()
-    """StreamOpen of each sequence that the scheduler took in."""
+    """StreamOpen of each sequence that the scheduler has accepted."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     closed: tuple[Closed, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Next logprobs of prompts; the first of all belongs to a prompt's second token."""
+    """Next logprobs of prompts. The first one of a prompt belongs to its second token."""
     shown: tuple[HypothesisSoFar, ...] = ()
     epoch: Count = 0
-    """Epoch of the engine that speaks: what an earlier one said after a later one has spoken is dropped."""
+    """Epoch of the sending engine. Messages of an earlier engine that arrive after those of a later one are
+    dropped.
+    """
 
 
 class RequestFailed(Message, frozen=True):
-    """A sequence that never reached the scheduler."""
+    """A sequence was refused before it reached the scheduler."""
 
     handle: Handle
     error: ErrorInfo
@@ -365,7 +373,7 @@ class ControlReply(Message, frozen=True):
     client: ClientId
     number: Count
     body: Raw
-    """JSON-like data of the operation; an ErrorInfo when `ok` is false."""
+    """JSON-like result of the operation; an ErrorInfo if `ok` is false."""
     ok: bool = True
 
 
@@ -373,33 +381,35 @@ class ControlReply(Message, frozen=True):
 
 
 class ForgetMatchers(Message, frozen=True):
-    """News of a new scheduler: matchers that earlier ones have opened are closed."""
+    """A new scheduler has started: close all matchers that earlier ones have opened."""
 
 
 class OpenMatcher(Message, frozen=True):
-    """Compile a guide, unless that was done before, and match the output of a sequence with it; in the place
-    of a matcher that it has. Answered by a MatcherState or a GuideRefused.
+    """Compile a guide, unless it is compiled already, and open a matcher for the output of a sequence,
+    replacing an earlier matcher of it. Answered by MatcherState or GuideRefused.
     """
 
     handle: Handle
     guide: Guide
     output_ids: PackedIds = b""
-    """Output of the sequence that there is already, as packed ids."""
+    """Output that the sequence already has, as packed ids."""
     memory: Label = ""
-    """Where its masks are to be written (mask_memory); empty: they come in the answers."""
+    """Name of the shared memory for its masks (mask_memory); empty: masks come in the answers."""
     slot: Count = 0
-    """The first of its slots: its next mask goes there, and those behind guesses into the others."""
+    """First of its slots: the next mask goes there, and those behind guesses into the following ones."""
     num_slots: Count = 1
 
 
 class AdvanceMatchers(Message, frozen=True):
-    """New tokens of some sequences, and guesses. The last entry of each is answered by a MatcherState."""
+    """New tokens and guesses of some sequences. Only the last entry of each sequence is answered, by a
+    MatcherState.
+    """
 
     entries: tuple[MatcherNews, ...]
 
 
 class CloseMatcher(Message, frozen=True):
-    """The sequence has ended, and its slots are another's; who compiles for it alone may stop."""
+    """The sequence has ended, and its slots belong to another. A compilation for it alone may stop."""
 
     handle: Handle
 
@@ -409,11 +419,11 @@ class MatcherStates(Message, frozen=True):
 
 
 class GrammarStarted(Message, frozen=True):
-    """News of a grammar process that has no matchers yet: open all again."""
+    """A new grammar process without matchers has started: open all again."""
 
 
 class GuideRefused(Message, frozen=True):
-    """Refusal of a guide that cannot be kept, or no longer."""
+    """A guide cannot be kept, or not any longer."""
 
     handle: Handle
     error: ErrorInfo
@@ -423,30 +433,30 @@ class GuideRefused(Message, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of a connection, before anything else is decoded."""
+    """First message of a connection. It is decoded before anything else."""
 
     version: Count
     schema: Annotated[str, Meta(max_length=64)]
     wants_status: bool = False
-    """Send a RingStatus with each ping: this client cannot read the status page."""
+    """True to get a RingStatus with each ping, for clients that cannot read the status page."""
     client: ClientId = 0
-    """The id that an earlier connection of this client had, which it keeps; 0: draw one."""
+    """Id that an earlier connection of this client had and that it keeps; 0: draw a new one."""
 
 
 class HelloAck(Message, frozen=True):
     client: ClientId
-    """Drawn by the server; every handle of this connection starts with it."""
+    """Id drawn by the detokenizer. Every handle of this connection starts with it."""
     epoch: Count
     version: Count
     schema: Annotated[str, Meta(max_length=64)]
     num_tokenizers: Annotated[int, Meta(ge=1, le=64)] = 1
     num_detokenizers: Annotated[int, Meta(ge=1, le=64)] = 1
     max_waiting: Count = 0
-    """Sequences that may wait in the ring; more are refused."""
+    """Most sequences that may wait in the ring. Further ones are refused."""
 
 
 class Ping(Message, frozen=True):
-    """Sent each second both ways; a peer that is silent for 15 s is gone."""
+    """Sent once a second in both directions. A peer that is silent for 15 s is given up."""
 
     client: ClientId = 0
 
@@ -459,12 +469,12 @@ class Usage(Record, frozen=True):
 
 
 class Finish(Record, frozen=True):
-    """The terminal part of a sequence's last output."""
+    """Terminal part of a sequence's last output."""
 
     reason: Literal["stop", "length", "abort", "timeout", "error"]
     usage: Usage
     matched: str | int | None = None
-    """The stop string or stop token id, None when the model ended by its own end token."""
+    """Stop string or stop token id that ended it; None if it was the model's own end token."""
     cumulative_logprob: float | None = None
     error: ErrorInfo | None = None
     perf_metrics: RequestPerfMetrics | None = None
@@ -474,25 +484,27 @@ class Finish(Record, frozen=True):
 
 
 class SequenceOutput(Record, frozen=True):
-    """News of one sequence since its last output."""
+    """New output of one sequence since the last message about it."""
 
     handle: Handle
     text: str = ""
     token_ids: bytes = b""
     logprobs: bytes = b""
-    """Logprobs [n] float32 of token_ids, when asked for."""
+    """Logprobs [n] float32 of token_ids, if asked for."""
     top_ids: bytes = b""
     top_logprobs: bytes = b""
     finish: Finish | None = None
     prompt_logprobs: bytes = b""
-    """Next logprobs [m] float32 of the prompt, from its second token on, when asked for."""
+    """Next logprobs [m] float32 of the prompt, from its second token on, if asked for."""
     prompt_top_ids: bytes = b""
-    """Ids [m, k] int32 of the most likely tokens in the place of each token of prompt_logprobs."""
+    """Ids [m, k] int32 of the most likely tokens at each position of prompt_logprobs."""
     prompt_top_logprobs: bytes = b""
     num_prompt_tokens: Count = 0
-    """Length of the prompt, with the first output of a stream; 0 with all others."""
+    """Length of the prompt in the first output of a stream; 0 in all others."""
     hypothesis: bytes = b""
-    """All ids of what a beam search has so far; the newest counts alone. Empty: nothing is shown."""
+    """All ids of the current hypothesis of a beam search; replaces earlier ones. Empty: no hypothesis is
+    shown.
+    """
 
 
 class OutputBatch(Message, frozen=True):
@@ -501,7 +513,7 @@ class OutputBatch(Message, frozen=True):
 
 class ProcessState(Record, frozen=True):
     epoch: Count = 0
-    """Epoch that the process was started under, which grows with each restart; 0: nothing is known of it."""
+    """Epoch of the process, which grows with each restart; 0: unknown."""
     is_ready: bool = True
 
 
@@ -509,7 +521,7 @@ Processes: TypeAlias = Annotated[tuple[ProcessState, ...], Meta(max_length=64)]
 
 
 class RingStatus(Message, frozen=True):
-    """The status page for clients that cannot read the file: who has been restarted, and the load."""
+    """Content of the status page for clients that cannot read the file: restarts and load."""
 
     state: Annotated[str, Meta(max_length=32)]
     num_running: Count
@@ -524,20 +536,20 @@ class RingStatus(Message, frozen=True):
 
 
 class TensorEntry(Record, frozen=True):
-    """Description of some rows of one tensor of a sequence, which come in the tensor's order."""
+    """Description of some consecutive rows of one tensor of a sequence."""
 
     handle: Handle
     name: TensorName
     dtype: Literal["float32"]
     shape: tuple[Count, Count]
-    """Shape of these rows, as StepTensor.shape."""
+    """Shape of these rows; see StepTensor.shape."""
     start: Count
-    """Row of the whole tensor that the first of these is."""
+    """Index of the first of these rows in the whole tensor."""
 
 
 class TensorBatch(Message, frozen=True):
-    """Description of the raw frames that follow in the same multipart message, one per entry, in order. It
-    comes before whatever ends the sequence.
+    """Description of the raw frames that follow in the same multipart message, one entry for each, in order.
+    It is sent before the message that ends the sequence.
     """
 
     entries: Annotated[tuple[TensorEntry, ...], Meta(max_length=4096)]

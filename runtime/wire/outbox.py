@@ -1,4 +1,4 @@
-"""KeepingOutbox: a way out of a process that keeps what the other end has no room for."""
+"""KeepingOutbox: an outbox that keeps messages while the other end has no room."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ T = TypeVar("T")
 
 
 class KeepingOutbox(Generic[T]):
-    """Outbox that sends in order, never blocks, and keeps what there is no room for. Any thread may add; one
-    of them flushes.
+    """Outbox that sends in order, never blocks, and keeps what the other end has no room for. Any thread may
+    add messages; one thread flushes.
     """
 
     __slots__ = ("_kept", "_send")
 
     def __init__(self, send: Callable[[T], bool]) -> None:
-        """Keep what `send` refuses: it returns whether there was room, as Outbox.send does."""
+        """send: sends a message and returns False if there is no room, as Outbox.send does."""
         self._send = send
         self._kept: deque[T] = deque()
 
     def __len__(self) -> int:
-        """How much waits for room."""
+        """Return the number of messages that wait for room."""
         return len(self._kept)
 
     def add(self, message: T) -> None:
@@ -30,12 +30,14 @@ class KeepingOutbox(Generic[T]):
         self._kept.append(message)
 
     def send(self, message: T) -> None:
-        """Send a message behind all that waits, or keep it."""
+        """Send a message after all that wait, or keep it."""
         self._kept.append(message)
         self.flush()
 
     def flush(self) -> bool:
-        """Send what is kept. Return whether all of it is sent; if not, there is no room: try again later."""
+        """Send the kept messages. Returns True if all were sent; False means that there is no room, so try
+        again later.
+        """
         while self._kept:
             if not self._send(self._kept[0]):
                 return False

@@ -1,5 +1,5 @@
-"""Retention: how long, and how firmly, a request's KV is to be kept. TensorRT-LLM's KvCacheRetentionConfig as
-the wire carries it.
+"""Retention: how long and with which priority a request's KV cache is kept; TensorRT-LLM's
+KvCacheRetentionConfig on the wire.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from runtime.base.errors import InvalidRequest
 from runtime.wire.format import Count, Record
 
 DEFAULT_PRIORITY = 35
-"""Priority of KV that no request said anything about."""
+"""Priority of KV cache pages for which no request has asked."""
 MAX_PRIORITY = 100
 MAX_RANGES = 64
 
 RetentionPriority: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_PRIORITY)]
-"""Priority from 0 to 100: pages of a lower one are evicted first."""
+"""Priority from 0 to 100. Pages of a lower one are evicted first."""
 
 
 class RetainedRange(Record, frozen=True):
@@ -27,24 +27,24 @@ class RetainedRange(Record, frozen=True):
 
     start: Count
     end: Count | None
-    """Token behind the range's last. None: the range goes to the end of the prompt."""
+    """Position after the range's last token. None: the range extends to the end of the prompt."""
     priority: RetentionPriority
     duration_ms: Count = 0
-    """Milliseconds that the priority holds after the last use of the page, before it is the default; 0: for
-    ever.
+    """Milliseconds after the last use of a page for which the priority holds, before it returns to the
+    default; 0: without limit.
     """
 
 
 class Retention(Record, frozen=True):
-    """Retention of a prompt's KV, and of that of what is generated behind it."""
+    """Retention of the KV cache of a prompt and of its output."""
 
     ranges: Annotated[tuple[RetainedRange, ...], Meta(max_length=MAX_RANGES)] = ()
-    """Ranges of the prompt, in order and without overlap. What is in none of them is left as it is."""
+    """Ranges of the prompt, in order and without overlap. Pages in no range stay as they are."""
     decode_priority: RetentionPriority = DEFAULT_PRIORITY
     decode_duration_ms: Count = 0
 
     def validate(self) -> None:
-        """Check the ranges. Raises InvalidRequest that names the field."""
+        """Check the ranges. Raises InvalidRequest, which names the field."""
         position = 0
         for number, each in enumerate(self.ranges):
             name = f"kv_cache_retention_config.token_range_retention_configs[{number}]"

@@ -220,11 +220,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             beam_width_array: Ids = (),
             # Written by python -m runtime.sampling.generate, arguments: end.
         ) -> None:
-            """Parameters of a request, each described at its field."""
+            """Make sampling parameters. Each argument is described at its field."""
 
     def validate(self) -> None:
-        """Check every range and combination that needs no model.
-        Raises InvalidRequest naming the first field at fault.
+        """Check every range and combination that needs no model. Raises InvalidRequest, which names the first
+        wrong field.
         """
         values = msgspec.structs.astuple(self)
         for value, neutral, parameter in zip(values, _NEUTRAL, PARAMETERS, strict=True):
@@ -259,10 +259,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             )
 
     def num_kept(self, num_tokens: int, max_len: int, max_prompt_len: int | None = None) -> int:
-        """Return how many of a prompt's last tokens `truncate_prompt_tokens` keeps.
-
-        max_len: of the longest sequence. One token of it is the output's, whatever is asked for.
-        max_prompt_len: of a prompt that is computed in one step; None: it may be computed in chunks.
+        """Return how many of a prompt's last tokens `truncate_prompt_tokens` keeps. max_len: most tokens of a
+        sequence, of which at least one is for output. max_prompt_len: most tokens of a prompt that is
+        computed in one step; None: prompts may be computed in chunks.
         """
         wanted = self.truncate_prompt_tokens
         if wanted is None:
@@ -276,7 +275,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         return min(num_tokens, wanted, room)
 
     def of_sequence(self, number: int) -> SamplingParams:
-        """Return what the request's sequence `number`, from 0, asks for when it is made alone."""
+        """Return the parameters of the request's sequence `number`, from 0, when it is submitted alone."""
         if self.n == 1:
             return self
         if number == 0:
@@ -294,11 +293,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
 
     @property
     def num_beams(self) -> int:
-        """Beams that are searched with; 1: it is no search."""
+        """Number of beams; 1 without beam search."""
         return (self.beam_width or 1) if self.use_beam_search else 1
 
     def _check_together(self) -> None:
-        """Check what depends on several fields."""
+        """Check combinations of fields."""
         if self.use_beam_search:
             self._check_beams()
         else:

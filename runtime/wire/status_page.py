@@ -1,12 +1,12 @@
-"""StatusPage: one small file, mapped by every process of the ring, with a slot for each.
+"""StatusPage: a small file that every process of the ring has mapped, with a slot for each.
 
     header: magic (4) | version (2) | processes of each role (2 each)
-    slot:   counter (8) | copy 0 | copy 1        the copy that counts is counter mod 2
+    slot:   counter (8) | copy 0 | copy 1        the valid copy is number counter mod 2
 
-A slot is written by its owner's work loop only: into the other copy, then the counter moves on. All read, and
-read again when the counter has moved meanwhile; so an owner that is held up or dies in the middle of a write
-keeps nobody waiting and shows what it wrote last. Written by the loop itself, the heartbeat stops when the
-loop does, which a thread's would not.
+Only its owner's work loop writes a slot: into the other copy, and then it increments the counter. All
+processes read slots, and read again if the counter has changed meanwhile. So an owner that is delayed or dies
+during a write blocks nobody, and shows what it wrote last. Because the loop itself writes, the heartbeat
+stops when the loop does; a thread's would not.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ STATES = ("absent", "loading", "ready", "draining", "failed", "restarting")
 
 
 class ProcessStatus(NamedTuple):
-    """Words of one process about itself. Only the scheduler fills what follows `heartbeat_ns`, but for
-    `num_running`, of a tokenizer the sequences whose prompts it is still encoding, of a detokenizer its
-    sequences that have no terminal yet, of an API server its callers that wait for an answer, `num_received`,
-    `num_sent`, `num_clients` and `recovery_ns`.
+    """State of one process, as it reports it. Only the scheduler fills the fields after `heartbeat_ns`, with
+    these exceptions: `num_received`, `num_sent`, `num_clients`, `recovery_ns`, and `num_running`, which
+    counts in a tokenizer the sequences whose prompts it is encoding, in a detokenizer its sequences without a
+    terminal, and in an API server the callers that wait for an answer.
     """
 
     epoch: int = 0
     pid: int = 0
     state: str = "absent"
     heartbeat_ns: int = 0
-    """CLOCK_MONOTONIC of the last turn of its work loop."""
+    """Time of the last turn of its work loop, on CLOCK_MONOTONIC."""
     num_running: int = 0
     num_waiting: int = 0
     queued_prompt_tokens: int = 0
@@ -52,37 +52,44 @@ class ProcessStatus(NamedTuple):
     num_pages: int = 0
     tokens_per_s: float = 0.0
     max_len: int = 0
-    """Longest sequence, prompt and output, that fits; 0 while unknown."""
+    """Most tokens of a sequence, prompt and output; 0 while unknown."""
     num_received: int = 0
-    """Requests that have come to the scheduler since its start; messages that have come to a tokenizer or a
-    detokenizer. The scheduler's, `num_running` and `num_waiting` are of
-    one moment, at most a step ago: what the tokenizers have sent beyond it is on the way.
+    """Number of requests that the scheduler has received since its start; for a tokenizer or a detokenizer,
+    the number of messages. In the scheduler's slot this, `num_running` and `num_waiting` are of one moment,
+    at most a step ago; requests that the tokenizers have sent beyond that number are on the way.
     """
     num_sent: int = 0
-    """Sequences that this tokenizer has let through since its start; messages of a detokenizer to clients."""
+    """Number of sequences that this tokenizer has sent on since its start; for a detokenizer, of messages
+    sent to clients.
+    """
     batch_size: int = 0
-    """Sequences in the scheduler's newest step; 0 when it had nothing to compute."""
+    """Number of sequences in the scheduler's newest step; 0 if it had nothing to compute."""
     num_launched: int = 0
-    """Steps that the scheduler has sent to the worker since its start."""
+    """Number of steps that the scheduler has sent to the worker since its start."""
     num_finished: int = 0
-    """Steps whose results the scheduler has: a difference that stays says that the worker is stuck."""
+    """Number of steps whose results the scheduler has. If this stays behind num_launched, the worker is
+    stuck.
+    """
     num_clients: int = 0
-    """For a detokenizer: clients that are connected, processes of the HTTP server among them."""
+    """For a detokenizer: number of connected clients, processes of the HTTP server included."""
     recovery_ns: int = 0
-    """The time, by CLOCK_MONOTONIC, after which requests are made again: the launcher's, when a process that
-    is being replaced was not ready yet, last; a detokenizer's, when a client came back under the id it had.
+    """Time on CLOCK_MONOTONIC of the last event after which requests are submitted again. In the launcher's
+    slot, the last time that a process being replaced was not ready; in a detokenizer's, the last time that a
+    client came back under its id.
     """
     solitary: bytes = NO_HANDLE
-    """The sequence that the scheduler runs alone because the engine died under it before, or NO_HANDLE."""
+    """For the scheduler: handle of the sequence that runs alone because the engine died under it before, or
+    NO_HANDLE.
+    """
 
     is_paused: bool = False
-    """For the scheduler: it launches no step until generation is to go on."""
+    """For the scheduler: True while it launches no step until generation is continued."""
     loaded: float = 0.0
-    """For a worker, and a scheduler that has it in its process: share of the weights that is there."""
+    """For a worker, or a scheduler that has it in its process: share of the weights that is loaded."""
     is_profiling: bool = False
-    """For the scheduler: a profile is being taken."""
+    """For the scheduler: True while a profile is being taken."""
     is_in_call: bool = False
-    """For the scheduler: a call to the ranks is not answered yet, and no step is launched until it is."""
+    """For the scheduler: True while a call to ranks is open, during which no step is launched."""
 
     def age_s(self) -> float:
         return (time.monotonic_ns() - self.heartbeat_ns) / 1e9
@@ -90,9 +97,8 @@ class ProcessStatus(NamedTuple):
 
 class StatusPage:
     def __init__(self, path: Path, *, create: bool = False, counts: Mapping[str, int] | None = None) -> None:
-        """Map the page; `create` makes it first, with `counts` slots for each role, one where none is named.
-
-        Raises: OSError when it cannot be opened or made, ValueError when another build has made it.
+        """Map the page. With `create`, make it first, with counts[role] slots for each role, or one. Raises
+        OSError when it cannot be opened or made, ValueError if another build has made it.
         """
         if create:
             _make(path, counts or {})
@@ -103,7 +109,7 @@ class StatusPage:
             os.close(fd)
         try:
             self.counts = _read_header(path, self._map)
-            """Slots of each role."""
+            """Number of slots of each role."""
         except ValueError:
             self._map.close()
             raise
@@ -114,13 +120,13 @@ class StatusPage:
             at += count * SLOT_BYTES
 
     def slots(self) -> Iterator[tuple[str, int]]:
-        """Return (role, index) of every slot."""
+        """Yield (role, index) of every slot."""
         for role, count in self.counts.items():
             for index in range(count):
                 yield role, index
 
     def write(self, role: str, status: ProcessStatus, index: int = 0) -> None:
-        """Replace the slot of a process. Call from its owner's work loop only."""
+        """Replace the slot of a process. Call it from its owner's work loop only."""
         at = self._slot_at(role, index)
         (count,) = _COUNTER.unpack_from(self._map, at)
         epoch, pid, state, *others = status
@@ -128,7 +134,7 @@ class StatusPage:
         _COUNTER.pack_into(self._map, at, count + 1)
 
     def read(self, role: str, index: int = 0) -> ProcessStatus:
-        """Return the slot of a process as its owner wrote it last; ProcessStatus() before it has."""
+        """Return the slot of a process as its owner last wrote it; ProcessStatus() before that."""
         at = self._slot_at(role, index)
         while True:
             (before,) = _COUNTER.unpack_from(self._map, at)
@@ -146,7 +152,7 @@ class StatusPage:
 
 
 def _make(path: Path, counts: Mapping[str, int]) -> None:
-    """Under another name until it is whole: whoever looks for it meanwhile finds nothing."""
+    """Create the file under another name and rename it when it is complete."""
     numbers = [counts.get(role, 1) for role in ROLES]
     new = path.with_suffix(".new")
     fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -160,7 +166,9 @@ def _make(path: Path, counts: Mapping[str, int]) -> None:
 
 
 def _read_header(path: Path, page: mmap.mmap) -> dict[str, int]:
-    """Slots of each role. Raises ValueError for a page that is not of this version, or not whole."""
+    """Return the number of slots of each role. Raises ValueError for a page of another version, or an
+    incomplete one.
+    """
     if len(page) < HEADER_BYTES:
         raise ValueError(f"{path} is not a status page")
     magic, version, *numbers = _HEADER.unpack_from(page)

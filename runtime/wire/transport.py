@@ -1,8 +1,8 @@
-"""Transport: one typed channel into a process and its other end, over ZMQ or in memory.
+"""Transport: a typed channel between processes, over ZMQ or in memory.
 
-An `Inbox` gives decoded messages; an `Outbox` takes one and says whether there was room. Nothing here blocks
-for ever, and nothing that arrives can raise: a frame that is not what the socket's union allows is counted,
-logged once a second, dropped.
+An `Inbox` returns decoded messages; an `Outbox` takes one and says whether there was room. Nothing here
+blocks for ever, and no frame that arrives can raise: one that the socket's union does not allow is counted,
+logged at most once a second, and dropped.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ HIGH_WATER_MARK = 1000
 MAX_FRAME_BYTES = 64 << 20
 MAX_TCP_FRAME_BYTES = 16 << 20
 MAX_DRAIN_BYTES = 16 << 20
-"""Most bytes received before what came so far is handled; decoded, a frame may take several times its bytes.
+"""Most bytes received before the messages so far are handled. A decoded frame may take several times its
+bytes.
 """
 USER_ID = "User-Id"
-"""Property that ZMQ attaches to a frame: here the sender's key, in Z85, as zmq.auth sets it."""
+"""Property that ZMQ attaches to a frame: the sender's public key in Z85, as set by zmq.auth."""
 # The processes start together and senders may connect before a receiver has bound; the default of 100 ms
 # would be felt.
 RECONNECT_MS = 10
@@ -44,23 +45,23 @@ DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, Recursion
 
 
 Frame: TypeAlias = bytes | memoryview
-"""Raw data behind a message, as little as possible copied."""
+"""Raw data behind a message, copied as little as possible."""
 StampMessage: TypeAlias = Callable[[Any, str], Any]
-"""Callable of a message and the public key that its sender has proved to hold, in Z85. It returns the message
-that is given out, and raises ValueError to have it dropped.
+"""Function of a message and the proven public key of its sender, in Z85. Returns the message to deliver, or
+raises ValueError to drop it.
 """
 
 
 class Framed(NamedTuple):
-    """Message with raw frames behind it, as an Inbox gives it."""
+    """Message together with the raw frames behind it, as an Inbox returns it."""
 
     message: Message
     frames: tuple[Frame, ...]
 
 
 class MessageCodec:
-    """Header and msgpack body of one union. Raises ProtocolMismatch
-    or one of DECODE_ERRORS on a frame it does not accept.
+    """Header and msgpack body of one union. Raises ProtocolMismatch or one of DECODE_ERRORS for a frame that
+    it does not accept.
     """
 
     def __init__(self, union: Any, epoch: int) -> None:
@@ -74,14 +75,14 @@ class MessageCodec:
         return self.header + self._encode(message)
 
     def encode_in_place(self, message: Message) -> bytearray:
-        """Return the same, for messages that may be large: nothing is copied behind the header."""
+        """Encode a message that may be large, without copying it behind the header."""
         frame = bytearray(self.header)
         self._encode_into(message, frame, len(frame))
         return frame
 
     def decode(self, frame: Frame | bytearray, *, any_epoch: bool = False) -> Any:
-        """Return the message in a frame. `any_epoch` accepts what a process sent that was started earlier or
-        later than this one. Raises ProtocolMismatch or one of DECODE_ERRORS.
+        """Return the message in a frame. any_epoch: also accept messages of processes of other epochs. Raises
+        ProtocolMismatch or one of DECODE_ERRORS.
         """
         size = PREFIX_BYTES if any_epoch else HEADER_BYTES
         if frame[:size] != self.header[:size]:
@@ -93,9 +94,8 @@ class MessageCodec:
 
 class Inbox(Protocol):
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
-        """Return everything that has arrived, in order, but no more once it is `limit` messages or
-        MAX_DRAIN_BYTES. Never blocks. A message with raw frames behind it comes as Framed, with as many as
-        its `num_frames`.
+        """Return the messages that have arrived, in order, up to about `limit` messages or MAX_DRAIN_BYTES.
+        Never blocks. A message with raw frames behind it is returned as Framed, with `num_frames` of them.
         """
 
     def close(self) -> None: ...
@@ -103,15 +103,15 @@ class Inbox(Protocol):
 
 class Outbox(Protocol):
     def send(self, message: Message, frames: Sequence[Frame] = ()) -> bool:
-        """Send without blocking, with `message.num_frames` raw frames behind it. False: the other end has no
-        room, nothing was sent, try again later.
+        """Send without blocking, with `message.num_frames` raw frames behind it. Returns False, with nothing
+        sent, if the other end has no room; try again later.
         """
 
     def close(self) -> None: ...
 
 
 class BadFrames:
-    """Counts what could not be decoded and says so at most once a second."""
+    """Counts frames that could not be decoded, and logs them at most once a second."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -136,8 +136,8 @@ def bind_private(socket: zmq.Socket[Any], address: str) -> None:
 
 
 class ZmqInbox:
-    """The PULL end, bound by its owner. `name` is the socket's key in UNIONS. Those of ENGINE_SOCKETS take
-    messages of their own epoch only.
+    """PULL end of a channel, bound by its owner. name: key of the socket in UNIONS. Sockets of ENGINE_SOCKETS
+    accept messages of their own epoch only.
     """
 
     def __init__(
@@ -152,9 +152,9 @@ class ZmqInbox:
         max_unread: int = HIGH_WATER_MARK,
         stamp: StampMessage | None = None,
     ) -> None:
-        """`bind` replaces `bind_private` where other users may connect. A peer whose frame is larger than
-        `max_frame_bytes` is disconnected. `max_unread`: messages of one peer that ZMQ holds. `stamp` looks at
-        each message where peers have keys.
+        """bind: replaces `bind_private` where other users may connect. max_frame_bytes: a peer that sends a
+        larger frame is disconnected. max_unread: most messages of one peer that ZMQ holds. stamp: checks each
+        message where peers have keys.
         """
         self._codec = MessageCodec(UNIONS[name], epoch)
         self._stamp = stamp
@@ -184,7 +184,7 @@ def receive_all(
     any_epoch: bool = False,
     stamp: StampMessage | None = None,
 ) -> list[Any]:
-    """Return what has arrived at a socket as Inbox.drain does."""
+    """Return the messages that have arrived at a socket, as Inbox.drain does."""
     messages: list[Any] = []
     num_bytes = 0
     for _ in range(limit):
@@ -211,9 +211,7 @@ def receive_all(
 
 
 def key_of(frame: zmq.Frame) -> str:
-    """Return the public key, in Z85, that the sender of a frame has proved to hold. Raises ValueError when
-    it has none.
-    """
+    """Return the proven public key (Z85) of the sender of a frame. Raises ValueError if it has none."""
     try:
         return str(frame.get(USER_ID))
     except zmq.ZMQError:
@@ -221,7 +219,7 @@ def key_of(frame: zmq.Frame) -> str:
 
 
 def _receive_more(socket: zmq.Socket[Any], limit: int) -> tuple[Frame, ...]:
-    """The frames behind a message, at most `limit`. Raises ValueError when there are more."""
+    """Return the frames behind a message, at most `limit`. Raises ValueError if there are more."""
     frames: list[Frame] = []
     while socket.getsockopt(zmq.RCVMORE) and len(frames) < limit:
         frames.append(socket.recv(zmq.NOBLOCK, copy=False).buffer)
@@ -232,8 +230,8 @@ def _receive_more(socket: zmq.Socket[Any], limit: int) -> tuple[Frame, ...]:
 
 
 def skip_more(socket: zmq.Socket[Any]) -> int:
-    """Drop what is left of the message that is being received, frame by frame: ZMQ does not bound how many
-    there are. Returns how many there were.
+    """Drop the remaining frames of the message that is being received, one by one, because ZMQ does not limit
+    their number. Returns their number.
     """
     num_frames = 0
     while socket.getsockopt(zmq.RCVMORE):
@@ -243,7 +241,9 @@ def skip_more(socket: zmq.Socket[Any]) -> int:
 
 
 class JoinedInbox:
-    """Several inboxes read as one; in each turn another of them is first, so a busy one starves no other."""
+    """Several inboxes read as one. In each turn another one comes first, so that a busy one does not starve
+    the others.
+    """
 
     def __init__(self, inboxes: Iterable[Inbox]) -> None:
         self._inboxes = deque(inboxes)
@@ -261,7 +261,7 @@ class JoinedInbox:
 
 
 class ZmqOutbox:
-    """The PUSH end, connected by each sender."""
+    """PUSH end of a channel, connected by each sender."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class ZmqOutbox:
         linger_ms: int = 0,
         prepare: Callable[[zmq.Socket[Any]], None] = lambda socket: None,
     ) -> None:
-        """`prepare`: sets what a socket needs before it connects to another machine."""
+        """prepare: configures a socket before it connects to another machine."""
         self._codec = MessageCodec(Any, epoch)
         self.socket = context.socket(zmq.PUSH)
         prepare(self.socket)
@@ -297,7 +297,7 @@ class ZmqOutbox:
 
 
 class MemoryChannel:
-    """Both ends in one process, through the same codec as the sockets: for tests."""
+    """Both ends in one process, through the same codec as the sockets; for tests."""
 
     def __init__(self, name: str, epoch: int = 0, capacity: int = HIGH_WATER_MARK) -> None:
         self._codec = MessageCodec(UNIONS[name], epoch)
@@ -327,22 +327,22 @@ class MemoryChannel:
 
 
 class Waiter:
-    """Blocks until one of the sockets has something to read."""
+    """Waits until one of several sockets can be read."""
 
     def __init__(self, sockets: Iterable[zmq.Socket[Any] | int]) -> None:
-        """sockets: of ZMQ, or descriptors."""
+        """sockets: ZMQ sockets or file descriptors."""
         self._poller = zmq.Poller()
         for socket in sockets:
             self._poller.register(socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until something can be read. Return False when the time is over before."""
+        """Wait until something can be read. Returns False after timeout_s."""
         return bool(self._poller.poll(max(0, int(timeout_s * 1000))))
 
 
 def with_frames(message: Message, frames: Sequence[Frame]) -> Message | Framed:
-    """Put a message together with the frames behind it. Raises ValueError when there are not as many as the
-    message says.
+    """Combine a message with the frames behind it. Raises ValueError if their number is not the one that the
+    message states.
     """
     if len(frames) != message.num_frames:
         raise ValueError(f"{len(frames)} raw frames behind a message with {message.num_frames}")
