@@ -1,4 +1,4 @@
-"""Clients: who is connected, who is alive, and what is waiting to be read by whom. Knows no token."""
+"""Clients: table of connected clients with their signs of life and unread output. Knows no token."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ STATUS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RingShape:
-    """Facts of the ring that a client needs to send its requests."""
+    """Properties of the ring that a client needs in order to send requests."""
 
     index: int = 0
-    """Number of this detokenizer among them."""
+    """Index of this detokenizer."""
     num_tokenizers: int = 1
     num_detokenizers: int = 1
     max_waiting: int = 0
@@ -49,30 +49,30 @@ class ConnectedClient:
     """One connection of a client."""
 
     id: int
-    """Id of the client, random, and the first half of its handles: whoever does not know it can name none of
-    its sequences.
+    """Random id of the client, the first half of its handles. Nobody who does not know it can name any of its
+    sequences.
     """
     peer: bytes
     """Routing id of the client on the socket."""
     tenant: str
-    """Name of the tenant whose key the client came with."""
+    """Tenant of the key that the client used."""
     heard_at: float
     sent_at: float
     status_at: float = float("-inf")
-    """Time at which the client was told how the ring is, last; only those are told who want it."""
+    """Time at which the client last got a RingStatus. Only clients that ask for it get one."""
     blocked_since: float | None = None
-    """Time at which it stopped reading its output; None while it reads. A ping that goes through says
-    nothing: there may be room for small things while raw frames wait.
+    """Time since which it has not read its output; None while it reads. A ping that gets through is no sign
+    of reading: there may be room for small messages while raw frames wait.
     """
     handles: set[bytes] = field(default_factory=set)
     """Handles of its live sequences."""
     outgoing: list[Outgoing] = field(default_factory=list)
-    """Streams that have something new for the client, each once."""
+    """Streams with new output for the client, each once."""
     replies: deque[ControlReply] = field(default_factory=deque)
 
     @property
     def num_waiting(self) -> int:
-        """Number of outputs to be sent to it, before they are joined to messages."""
+        """Number of outputs to be sent to it, before they are combined into messages."""
         return len(self.outgoing) + len(self.replies)
 
     def queue(self, item: Outgoing) -> None:
@@ -82,7 +82,7 @@ class ConnectedClient:
 
 
 class Clients:
-    """Table of clients over their channel. Nothing that a peer sends raises here."""
+    """Table of clients and their channel. Nothing that a peer sends can raise here."""
 
     def __init__(
         self,
@@ -93,12 +93,12 @@ class Clients:
         ring_status: Callable[[], RingStatus] = lambda: RingStatus("ready", 0, 0, 0),
         sees_load: Callable[[str], bool] = lambda tenant: tenant == OWNER,
     ) -> None:
-        """`secret`: the launch's, in the ids that are drawn. `ring_status` says how the ring is, to clients
-        that cannot see it for themselves; of its load only to tenants that `sees_load`.
+        """secret: key of the launch, used in drawn ids. ring_status: returns the state of the ring, for
+        clients that cannot see it themselves. Only tenants for which `sees_load` is true are told its load.
         """
         self._channel = channel
         self.num_sent = 0
-        """Messages to clients since the start."""
+        """Number of messages sent to clients since the start."""
         self._secret = secret
         self._shape = shape
         self._ring_status = ring_status
@@ -108,17 +108,17 @@ class Clients:
         self._by_peer: dict[bytes, ConnectedClient] = {}
         self._by_id: dict[int, ConnectedClient] = {}
         self._num_of: Counter[str] = Counter()
-        """Clients of each tenant."""
+        """Number of clients of each tenant."""
         self._gone: list[ConnectedClient] = []
         self._watchers: dict[ConnectedClient, None] = {}
-        """Clients that want to be told how the ring is."""
+        """Clients that want to be told the state of the ring."""
         self._told_state = ""
         self._next_check_at = 0.0
         self.bad_frames = BadFrames("client_out")
         self.returned_at = 0.0
-        """Time at which a client last came back under the id that it had; 0.0: never."""
+        """Time at which a client last came back under its earlier id; 0.0: never."""
         self.on_return: Callable[[], object] | None = None
-        """Called when one does, before it knows that it may send."""
+        """Called when a client comes back, before the client learns that it may send."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -127,12 +127,12 @@ class Clients:
         return self._by_id.get(client_id)
 
     def take_gone(self) -> list[ConnectedClient]:
-        """Return the clients that have gone since the last call; they are no longer in the table."""
+        """Return the clients that have gone since the last call. They are no longer in the table."""
         gone, self._gone = self._gone, []
         return gone
 
     def receive(self, now: float) -> None:
-        """Take in what the clients have sent."""
+        """Handle the messages of clients."""
         for peer, frame, tenant in self._channel.drain(MAX_DRAIN):
             try:
                 # A routing id is ours, so nothing older than this process comes with one; but a first Hello
@@ -155,8 +155,8 @@ class Clients:
                 client.heard_at = now
 
     def tend(self, now: float) -> None:
-        """Ping the clients that have heard nothing for a while; drop those that have said nothing for too
-        long.
+        """Ping clients that have not been sent anything for a while, and drop those that have been silent for
+        too long.
         """
         if self._watchers:
             self._tell_status(self._ring_status(), now)
@@ -171,15 +171,13 @@ class Clients:
                 self._send(client, Ping(client.id), now)
 
     def say_farewell(self, now: float) -> None:
-        """Tell the clients who would otherwise wait for its silence that this process ends, and so does its
-        ring.
-        """
+        """Tell clients that this process and its ring end, so that they need not wait for its silence."""
         status = self._ring_status()
         state = "failed" if status.state == "failed" else "absent"
         self._tell_status(msgspec.structs.replace(status, state=state), now)
 
     def deliver(self, client: ConnectedClient, now: float) -> bool:
-        """Send what is waiting. Return False where not all of it could go; what is left stays as it is."""
+        """Send waiting output. Returns False if not all of it could be sent; the rest stays."""
         # What a client has not read is encoded again with each try, so ask with something small whether it
         # reads.
         if client.blocked_since is not None and not self._send(client, Ping(client.id), now):
@@ -205,8 +203,8 @@ class Clients:
     def send_framed(
         self, client: ConnectedClient, message: Message, frames: Sequence[Frame], now: float
     ) -> bool:
-        """Send a message with raw frames behind it, before what is waiting. Return False where there is no
-        room, or no client any more.
+        """Send a message with raw frames, before waiting output. Returns False if there is no room, or the
+        client is gone.
         """
         if not self._send_frame(client, self._codec.encode(message), now, frames):
             return False
@@ -214,7 +212,7 @@ class Clients:
         return True
 
     def drop(self, client: ConnectedClient) -> None:
-        """Drop a client that is gone, or is treated so: nothing is read from it or sent to it any more."""
+        """Drop a client that is gone, or is treated as such. Nothing more is read from it or sent to it."""
         if self._by_id.pop(client.id, None) is not None:
             del self._by_peer[client.peer]
             self._num_of[client.tenant] -= 1
@@ -222,7 +220,9 @@ class Clients:
             self._gone.append(client)
 
     def _tell_status(self, status: RingStatus, now: float) -> None:
-        """To each watcher once a second, and at once when the state is another than it was."""
+        """Send the state of the ring to each client that wants it, once a second, and at once when it has
+        changed.
+        """
         is_news = status.state != self._told_state
         self._told_state = status.state
         without_load = msgspec.structs.replace(status, num_running=0, num_waiting=0, num_free_pages=0)
@@ -232,7 +232,9 @@ class Clients:
                 self._send(client, status if self._sees_load(client.tenant) else without_load, now)
 
     def _send_outputs(self, client: ConnectedClient, items: list[Outgoing], now: float) -> int:
-        """Send the outputs of `items` in one message, or in several if it is too long; how many went out."""
+        """Send the outputs of `items` in one message, or in several if it is too long. Returns how many
+        outputs were sent.
+        """
         frame = self._codec.encode(OutputBatch(tuple([item.output() for item in items])))
         if len(frame) > MAX_BATCH_BYTES and len(items) > 1:
             half = len(items) // 2
@@ -282,11 +284,11 @@ class Clients:
             self._watchers[client] = None
 
     def _admit(self, peer: bytes, claimed: int, tenant: str, now: float) -> ConnectedClient | None:
-        """A new connection. It keeps the id that it had with the process before this one, or before its
-        connection was lost, unless somebody who can still be reached has it: then it has to ask again.
+        """Accept a new connection. It keeps the id that it had before this process was restarted or its
+        connection was lost, unless somebody who can still be reached has the id; then it must ask again.
 
-        Only an id of its own tenant is kept. Within that, who knows an id could take it once its owner is
-        gone, but cannot know it: it is told to its owner alone.
+        A client only keeps an id of its own tenant. Within a tenant, anybody who knows an id could take it
+        once its owner is gone; but it is told to its owner only.
         """
         fault = self._fault_of(peer, claimed, tenant)
         if fault is not None:
@@ -310,7 +312,7 @@ class Clients:
         return client
 
     def _fault_of(self, peer: bytes, claimed: int, tenant: str) -> str | None:
-        """Why there is no place for a client; None: there is one."""
+        """Return why a client cannot be accepted; None if it can."""
         if claimed and not is_client_of(claimed, tenant, self._secret):
             return "a client claims the id of another tenant's"
         limit = MAX_CLIENTS if self._channel.is_local(peer) else MAX_CLIENTS - NUM_LOCAL_ONLY
@@ -323,11 +325,11 @@ class Clients:
         return None
 
     def _show_version(self, peer: bytes) -> None:
-        """Answer with the bare header, in which every version finds ours."""
+        """Answer with the bare header, in which every version finds our version."""
         self._channel.send(peer, self._codec.header)
 
     def _draw_id(self, tenant: str) -> int:
-        """Random, but for what says whose client it is and which detokenizer's."""
+        """Draw a random id that shows its tenant and this detokenizer."""
         shape = self._shape
         while True:
             client_id = draw_client_id(tenant, self._secret, shape.index, shape.num_detokenizers)

@@ -1,4 +1,4 @@
-"""Logprobs of one sequence that are still to be sent, as packed columns: its prompt's and its output's."""
+"""Logprobs of one sequence's prompt and output that are still to be sent, as packed columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime.wire.messages import TokenLogprobs
 
 
 class Columns:
-    """Logprobs as three packed columns, as they go on the wire."""
+    """Logprobs in three packed columns, in their form on the wire."""
 
     __slots__ = ("logprobs", "top_ids", "top_logprobs")
 
@@ -23,7 +23,7 @@ class Columns:
         return len(self.logprobs) + len(self.top_ids) + len(self.top_logprobs)
 
     def extend(self, record: TokenLogprobs, num_new: int) -> None:
-        """Take the first `num_new` rows of a record, which has at least one."""
+        """Append the first `num_new` rows of a record, which has at least one."""
         num_in_record = len(record.logprobs) // TOKEN_BYTES
         top_bytes = len(record.top_ids) // num_in_record * num_new
         self.logprobs += record.logprobs[: num_new * TOKEN_BYTES]
@@ -31,19 +31,19 @@ class Columns:
         self.top_logprobs += record.top_logprobs[:top_bytes]
 
     def clear(self) -> None:
-        """Forget what has been sent."""
+        """Clear what has been sent."""
         self.logprobs.clear()
         self.top_ids.clear()
         self.top_logprobs.clear()
 
 
 class OutputLogprobs:
-    """Log-probabilities of the output: in step with its token ids, and summed."""
+    """Log-probabilities of the output, in step with its token ids, and their sum."""
 
     __slots__ = ("_num_tokens", "columns", "cumulative")
 
     def __init__(self, num_tokens: int, cumulative: float) -> None:
-        """Begin behind what an earlier attempt has delivered: `num_tokens` tokens, of logprobs that sum up to
+        """Start after what an earlier attempt has delivered: num_tokens tokens whose logprobs sum to
         `cumulative`.
         """
         self._num_tokens = num_tokens
@@ -51,8 +51,8 @@ class OutputLogprobs:
         self.columns = Columns()
 
     def add(self, record: TokenLogprobs, num_tokens: int) -> None:
-        """Take the logprobs up to the sequence's `num_tokens`-th
-        token; it may have taken fewer than the record has.
+        """Append the logprobs up to output token number `num_tokens`. The sequence may have taken fewer
+        tokens than the record has.
         """
         num_new = num_tokens - self._num_tokens
         num_in_record = len(record.logprobs) // TOKEN_BYTES

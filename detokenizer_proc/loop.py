@@ -1,7 +1,7 @@
-"""The detokenizer's work loop: token batches in, output batches out.
+"""The detokenizer's work loop: takes token batches and sends output batches.
 
-Owns the live sequences and answers every one of them with exactly one terminal. Waits for nobody: what the
-scheduler or a client has no room for is kept and tried again.
+It owns the live sequences and answers each with exactly one terminal message. It waits for nobody: messages
+that the scheduler or a client has no room for are kept and tried again.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ LAGGED = "the client did not read its output for too long"
 
 
 class Live(NamedTuple):
-    """Sequence that has no terminal yet."""
+    """A sequence without a terminal message yet."""
 
     stream: TextStream
     client: ConnectedClient
 
 
 class DetokenizerLoop:
-    """Work loop of the process, one `turn` at a time. Times are in seconds, of one monotonic clock."""
+    """Work loop of the process; call `turn` repeatedly. Times are in seconds on one monotonic clock."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class DetokenizerLoop:
         engine_epoch: Callable[[], int] = lambda: 0,
         timelines: Timelines | None = None,
     ) -> None:
-        """`max_unread_bytes`: of raw logits and logprobs of prompts, for one client. `piece_tokens`: what is
-        not streamed goes out so many at a time. `engine_epoch`: of the
-        engine that runs now; 0: nobody shows it, so what the engine says is believed. `timelines`: of the
+        """max_unread_bytes: most bytes of raw logits and prompt logprobs that wait for one client.
+        piece_tokens: number of tokens sent at a time for requests that are not streamed. engine_epoch:
+        returns the epoch of the running engine; 0: unknown, so every engine is believed. timelines: of the
         sampled sequences.
         """
         self._inbox = inbox
@@ -93,26 +93,26 @@ class DetokenizerLoop:
         self._slow_reader_timeout_s = slow_reader_timeout_s
         self._live: dict[bytes, Live] = {}
         self._handle_of: dict[bytes, bytes] = {}
-        """The live attempt of each sequence key."""
+        """Handle of the live attempt by sequence key."""
         self._unsent: dict[ConnectedClient, None] = {}
-        """Clients for whom something is waiting."""
+        """Clients with waiting output."""
         self._tensors = Tensors()
         self._max_unread_bytes = max_unread_bytes
         self._piece_tokens = piece_tokens
         self._shown_epoch = engine_epoch
         self._engine_epoch = 0
-        """The newest that has been seen."""
+        """Epoch of the newest engine that was seen."""
         self._decode_open = msgspec.msgpack.Decoder(StreamOpen).decode
         self._bad_batches = BadFrames("TokenBatch")
         self._timelines = Timelines() if timelines is None else timelines
         self.num_received = 0
-        """Messages of the scheduler and the tokenizers since the start."""
+        """Number of messages received from scheduler and tokenizers since the start."""
         self._now = 0.0
-        """When the turn has begun."""
+        """Time at which the turn began."""
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether something waits that no socket will announce."""
+        """True if there is work that no socket will signal."""
         return bool(self._unsent or self._mail)
 
     @property
@@ -120,7 +120,7 @@ class DetokenizerLoop:
         return len(self._live)
 
     def turn(self, now: float) -> None:
-        """Take what has arrived and send what can be sent. Never blocks."""
+        """Handle the messages that have arrived, and send what can be sent. Never blocks."""
         self._now = now
         self._clients.receive(now)
         self._note_engine(self._shown_epoch())
@@ -194,8 +194,8 @@ class DetokenizerLoop:
             self._replay(live, opened)
 
     def _note_engine(self, epoch: int) -> None:
-        """Another engine has started: what the one before had is forgotten without a terminal. Its clients
-        make it again as further attempts.
+        """Handle the start of another engine: forget the sequences of the earlier one, without terminal
+        messages. Their clients submit them again as further attempts.
         """
         if epoch <= self._engine_epoch:
             return
@@ -204,8 +204,8 @@ class DetokenizerLoop:
             self._drop(handle)
 
     def _is_of_this_engine(self, epoch: int) -> bool:
-        """Last words of an engine that is no more are dropped: what it had is made again. No engine speaks
-        before the ring shows it.
+        """Return True if the engine of this epoch may be believed. Messages of an earlier engine are dropped,
+        because its sequences are submitted again. No engine sends anything before the status page shows it.
         """
         self._note_engine(self._shown_epoch() or epoch)
         if epoch > self._engine_epoch:
@@ -213,7 +213,9 @@ class DetokenizerLoop:
         return epoch == self._engine_epoch
 
     def _make_way(self, handle: bytes) -> bool:
-        """Drop a lower attempt of the sequence, without a terminal. False: the live one is not lower."""
+        """Drop a lower attempt of the sequence, without a terminal message. Returns False if the live one is
+        not lower.
+        """
         other = self._handle_of.get(sequence_key(handle))
         if other is None:
             return True
@@ -241,7 +243,7 @@ class DetokenizerLoop:
             self._send(live.client, live.stream)
 
     def _take_tokens(self, batch: TokenBatch) -> None:
-        """Give every sequence its tokens. This is the loop that each step pays for."""
+        """Give every sequence its new tokens. This loop is the cost of each step."""
         handles, packed = batch.handles, batch.tokens
         if len(packed) % TOKEN_BYTES or len(handles) * TOKEN_BYTES != len(packed) * HANDLE_BYTES:
             sizes = f"{len(handles)} bytes of handles for {len(packed)} bytes of tokens"
@@ -343,7 +345,7 @@ class DetokenizerLoop:
             self._send(client, Refusal(failed.handle, failed.error))
 
     def _fail(self, live: Live, error: Exception) -> None:
-        """Something of ours broke on this sequence: it ends, the others go on."""
+        """End a sequence after an internal error; others continue."""
         handle = live.stream.handle
         self._log_failure(handle, error)
         self._end(live, ErrorInfo("the detokenizer failed on this sequence"))
@@ -356,7 +358,7 @@ class DetokenizerLoop:
         logger.error("%s failed: %s at %s:%s", describe(handle), name, place.filename, place.lineno)
 
     def _end(self, live: Live, error: ErrorInfo) -> None:
-        """Finish a sequence from this side."""
+        """End a sequence with an error from this process."""
         self._forget(live.stream.handle)
         live.stream.fail(error)
         self._send(live.client, live.stream)
@@ -368,7 +370,9 @@ class DetokenizerLoop:
             del self._handle_of[sequence_key(handle)]
 
     def _drop(self, handle: bytes) -> None:
-        """Forget a sequence without a terminal: a further attempt of it goes on, or nobody waits for it."""
+        """Forget a sequence without a terminal message, because a further attempt continues or nobody waits
+        for it.
+        """
         live = self._live[handle]
         self._forget(handle)
         self._tensors.drop(live.client, {handle})
@@ -392,7 +396,7 @@ class DetokenizerLoop:
                 del self._unsent[client]
 
     def _end_if_unread(self, client: ConnectedClient) -> None:
-        """End the sequences whose raw logits or prompt's logprobs wait for a client, if that is too much."""
+        """End the sequences whose raw logits or prompt logprobs wait for a client, if they are too many."""
         prompts = {handle: self._live[handle].stream.num_prompt_bytes for handle in client.handles}
         num_bytes = sum(prompts.values()) + self._tensors.num_bytes(client)
         if num_bytes <= self._max_unread_bytes:
@@ -409,8 +413,8 @@ class DetokenizerLoop:
             self._end(self._live[handle], ErrorInfo(LAGGED, "lagged", None, 408))
 
     def _cut_off_slow_readers(self, now: float) -> None:
-        """End the sequences of clients that have not read for too long, and forget
-        those that go on so: what they leave unread is bounded in time and in number.
+        """End the sequences of clients that have not read for too long, and drop clients that continue like
+        that. Unread output is thus bounded in time and number.
         """
         for client in self._unsent:
             if client.blocked_since is None:

@@ -1,4 +1,4 @@
-"""A detokenizer process: puts the loop together and runs it until it is told to stop."""
+"""Main program of a detokenizer process: builds the loop and runs it until told to stop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""RawWindow: how much of the raw frames sent to each peer the socket has not passed on yet.
-
-The socket's high-water mark counts messages, and one with raw frames may have megabytes.
+"""RawWindow: limits the raw frames to each peer that the socket has not sent yet. The socket's own high-water
+mark counts messages, and a message with raw frames may have megabytes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Protocol
 class Tracker(Protocol):
     @property
     def done(self) -> bool:
-        """True if the socket has let go of what it tracks."""
+        """True if the socket has sent everything that is tracked here."""
 
 
 class RawWindow:
@@ -21,7 +20,7 @@ class RawWindow:
         self._sent: dict[bytes, deque[tuple[Tracker, int]]] = {}
 
     def is_open(self, peer: bytes) -> bool:
-        """Tell whether more may be sent; one message may always be under way."""
+        """Return True if more may be sent. A single message may always be on the way."""
         self._forget_done(peer)
         return sum(num_bytes for _, num_bytes in self._sent.get(peer, ())) < self._max_bytes
 

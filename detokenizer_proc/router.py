@@ -1,4 +1,4 @@
-"""The socket to the clients: frames to and from peers, by routing id. Knows nothing of what is in a frame."""
+"""Socket to the clients: frames to and from peers, by routing id. Knows nothing of the content of frames."""
 
 from __future__ import annotations
 
@@ -21,40 +21,41 @@ MAX_UNREAD_RAW_BYTES = 64 << 20
 
 
 class Delivery(enum.Enum):
-    """Fate of a message to a peer."""
+    """Result of sending a message to a peer."""
 
     SENT = enum.auto()
     FULL = enum.auto()
-    """Fate of a message whose peer does not read; nothing was sent, try again later."""
+    """The peer does not read. Nothing was sent; try again later."""
     GONE = enum.auto()
-    """Fate of a message to a peer that is no more."""
+    """The peer no longer exists."""
 
 
 class Arrival(NamedTuple):
     """A frame that has come from a peer."""
 
     peer: bytes
-    """Routing id of its sender."""
+    """Routing id of the sender."""
     frame: bytes
     tenant: str
-    """Name of its sender's tenant."""
+    """Tenant of the sender."""
 
 
 class PeerChannel(Protocol):
     def drain(self, limit: int) -> list[Arrival]:
-        """Return at most `limit` frames that have arrived. Never blocks."""
+        """Return up to `limit` frames that have arrived. Never blocks."""
 
     def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
-        """Send without blocking, with the raw frames that follow a message."""
+        """Send a message and its raw frames without blocking."""
 
     def is_local(self, peer: bytes) -> bool:
-        """Tell whether the peer came through the run directory, which only the launch's user can open."""
+        """Return True if the peer connected through the run directory, which only the launch's user can open.
+        """
 
 
 class RouterChannel:
-    """Socket of type ROUTER that assigns the routing ids itself and says so when it cannot deliver.
+    """ROUTER socket that assigns routing ids itself and reports when it cannot deliver.
 
-    NOTE: ROUTER_HANDOVER stays off: with it a peer could take over the routing id, and so the output, of
+    NOTE: ROUTER_HANDOVER stays off. With it a peer could take over the routing id, and so the output, of
     another.
     """
 
@@ -66,8 +67,8 @@ class RouterChannel:
         bind: Callable[[zmq.Socket[Any], str], None] = bind_private,
         tenant_of: Callable[[str], str] | None = None,
     ) -> None:
-        """Bind the socket. `bind` replaces `bind_private` where other users may connect, and `tenant_of` says
-        whose a key is that one of them came with, or raises ValueError.
+        """Bind the socket. bind: replaces `bind_private` where other users may connect. tenant_of: returns
+        the tenant of a peer's key, or raises ValueError.
         """
         self.bad_frames = BadFrames("client_out")
         self._tenant_of = tenant_of
@@ -128,8 +129,8 @@ class RouterChannel:
 
 
 class JoinedChannels:
-    """Several channels read and written as one. Two sockets may give their peers the same id, so a byte in
-    front of it says which socket it is of.
+    """Several channels used as one. Two sockets may give their peers the same id, so a byte before the id
+    names the socket.
     """
 
     def __init__(self, channels: Sequence[PeerChannel]) -> None:
@@ -137,7 +138,7 @@ class JoinedChannels:
         self._channels = tuple(channels)
 
     def drain(self, limit: int) -> list[Arrival]:
-        """Return at most `limit` frames of each channel, so that a busy one starves no other."""
+        """Return up to `limit` frames of each channel, so that a busy one does not starve the others."""
         return [
             Arrival(bytes((number,)) + arrival.peer, arrival.frame, arrival.tenant)
             for number, channel in enumerate(self._channels)

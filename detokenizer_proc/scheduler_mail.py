@@ -1,4 +1,4 @@
-"""SchedulerMail: what this process has to tell the scheduler, kept while that has no room. Never waits."""
+"""SchedulerMail: messages to the scheduler, kept while it has no room. Never waits."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class SchedulerMail(KeepingOutbox[AbortRequest | StopMatched]):
             self.add(AbortRequest(tuple(handles[start : start + MAX_ABORT_HANDLES])))
 
     def tell_matched(self, handle: bytes, num_tokens: int) -> None:
-        """Tell the scheduler that a stop string was completed by so many output tokens."""
+        """Tell the scheduler that output token number `num_tokens` completed a stop string."""
         self.add(StopMatched(handle, num_tokens))

@@ -16,38 +16,35 @@ from runtime.text.automaton import Automaton
 
 @lru_cache(maxsize=64)
 def automaton_of(stops: tuple[str, ...]) -> Automaton[str]:
-    """Return the automaton of these stop strings. Shared: the sequences of one request, and often of many,
-    have the same.
+    """Return the automaton of these stop strings. It is cached, because the sequences of one request, and
+    often of many, have the same ones.
     """
     return Automaton(stops)
 
 
 class StopStringMatcher:
-    """Matcher of stop strings in the text of one sequence. Costs nothing per character that begins no stop
-    string.
-    """
+    """Finds stop strings in the text of one sequence. Characters that begin no stop string cost nothing."""
 
     __slots__ = ("_automaton", "_first_characters", "_held", "_include", "_state")
 
     def __init__(self, stops: Sequence[str], *, include_match: bool) -> None:
-        """Look for `stop` strings, none of them empty. `include_match`: the matched string stays in the
-        text.
+        """Look for `stops`, none of them empty. include_match: True if the matched string stays in the text.
         """
         self._automaton = automaton_of(tuple(stops))
         self._first_characters = self._automaton.first_symbols
         self._include = include_match
         self._held = ""
         self._state = 0
-        """Stands for what is held."""
+        """Automaton state, which represents the text that is held back."""
 
     def concerns(self, piece: str) -> bool:
-        """Tell whether this piece is more than text that may go out as it is, without a `push`."""
+        """Return False for text that can be passed on as it is, without a `push`."""
         return bool(self._held) or not self._first_characters.isdisjoint(piece)
 
     def push(self, piece: str, *, may_match: bool = True) -> tuple[str, str | None]:
-        """Take the next piece. Return (text that may go out, the stop string it completed or None). With
-        `may_match` False no stop string ends in this piece, though a later one may begin in it. After a match
-        nothing may be pushed.
+        """Process the next piece of text. Returns (text that may be sent, the stop string that it completed
+        or None). With `may_match` False no stop string ends in this piece, though one may begin. Call nothing
+        after a match.
         """
         if not self.concerns(piece):
             return piece, None
@@ -68,11 +65,11 @@ class StopStringMatcher:
         return text[:num_out], None
 
     def push_end(self, piece: str, *, may_match: bool) -> tuple[str, str | None]:
-        """Take the last piece: as `push`, but nothing is held back after it."""
+        """Process the last piece of text. Like `push`, but nothing is held back."""
         text, matched = self.push(piece, may_match=may_match)
         return text + self.flush(), matched
 
     def flush(self) -> str:
-        """Return what was held back, at the end of the sequence."""
+        """Return the text that was held back, at the end of the sequence."""
         held, self._held, self._state = self._held, "", 0
         return held

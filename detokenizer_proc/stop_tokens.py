@@ -1,4 +1,4 @@
-"""Stop tokens: which tokens of a batch ended their sequence, and so have no text."""
+"""Stop tokens: finds the tokens of a batch that ended their sequence, which have no text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from runtime.wire.messages import TokenBatch
 
 
 def stop_positions(batch: TokenBatch, tokens: list[int]) -> set[int]:
-    """Return where in the batch the stop tokens stand. A stop token and the Closed that names it come in one
-    batch.
+    """Return the positions of stop tokens in the batch. A stop token and the Closed that names it are in the
+    same batch.
     """
     stop_tokens = {closed.handle: closed.stop_token for closed in batch.closed if closed.reason == "stop"}
     if not stop_tokens:

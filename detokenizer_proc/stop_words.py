@@ -23,14 +23,14 @@ from runtime.wire.format import unpack_ids
 
 @lru_cache(maxsize=64)
 def automaton_of(words: tuple[bytes, ...]) -> Automaton[array[int]]:
-    """Return the automaton of these words in packed ids. Shared: the sequences of one request, and often of
-    many, have the same.
+    """Return the automaton of these words, given as packed ids. It is cached, because the sequences of one
+    request, and often of many, have the same ones.
     """
     return Automaton([array("i", unpack_ids(word).tolist()) for word in words])
 
 
 class StopWordMatcher:
-    """Matcher of words in the ids of one sequence and, where it has some, of stop strings in its text."""
+    """Finds stop words in the ids of one sequence and, if it has any, stop strings in its text."""
 
     __slots__ = (
         "_automaton",
@@ -53,8 +53,8 @@ class StopWordMatcher:
         strings: StopStringMatcher | None,
         word_text: Callable[[Sequence[int]], str],
     ) -> None:
-        """`words`: each packed ids. `include_match`: the matched word stays in the text. `word_text` gives
-        the text of a word, by which a match is told.
+        """words: packed ids of each. include_match: True if the matched word stays in the text. word_text:
+        returns the text of a word, which names the match.
         """
         self._automaton = automaton_of(words)
         self._include = include_match
@@ -69,9 +69,9 @@ class StopWordMatcher:
         self._held = ""
 
     def push(self, token: int, piece: str, *, may_match: bool) -> tuple[str, str | None]:
-        """Take one token and its text. Return (text that may go out, the string or the text of the word that
-        it completed, or None). With `may_match` False nothing ends here, though it may begin. After a match
-        nothing may be pushed.
+        """Process one token and its text. Returns (text that may be sent, the stop string or the text of the
+        stop word that it completed, or None). With `may_match` False nothing ends here, though it may begin.
+        Call nothing after a match.
         """
         self._starts.append(self._num_chars)
         self._tokens.append(token)
@@ -91,12 +91,12 @@ class StopWordMatcher:
         return self._take(self._starts[-pending_len] if pending_len else self._num_chars), None
 
     def push_end(self, piece: str, *, may_match: bool) -> tuple[str, str | None]:
-        """Take the text after the last token, which may complete a stop string: nothing is held after it."""
+        """Process the text after the last token, which may complete a stop string. Nothing is held back."""
         matched = self._push_text(piece, may_match)
         return self.flush(), matched
 
     def flush(self) -> str:
-        """Return what was held back, at the end of the sequence."""
+        """Return the text that was held back, at the end of the sequence."""
         text, self._held = self._held, ""
         return text if self._strings is None else text + self._strings.flush()
 
@@ -108,7 +108,7 @@ class StopWordMatcher:
         return matched
 
     def _take(self, end: int) -> str:
-        """The held text up to character `end` of the sequence, as far as the strings let it go."""
+        """Return the held text up to character `end` of the sequence, as far as the stop strings allow."""
         count = end - self._num_out
         text, self._held = self._held[:count], self._held[count:]
         self._num_out += len(text)

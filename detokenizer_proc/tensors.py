@@ -1,4 +1,4 @@
-"""Raw logits and additional outputs on their way to the clients, by client. Passes frames on as they are."""
+"""Raw logits and additional outputs that wait to be sent, by client. Frames are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ class TensorQueue:
         self.num_bytes = sum(_size(frame) for _, frame in self._waiting)
 
     def deliver(self, clients: Clients, client: ConnectedClient, now: float) -> bool:
-        """Send what waits, in order. Return False where not all of it could go; what is left stays as it
-        is.
-        """
+        """Send waiting frames in order. Returns False if not all of them could be sent; the rest stays."""
         while self._waiting:
             entries, frames = self._next_message()
             if not clients.send_framed(client, TensorBatch(tuple(entries)), frames, now):
@@ -63,7 +61,7 @@ class TensorQueue:
 
 
 class Tensors:
-    """Queues of all clients for whom raw frames wait."""
+    """Queues of all clients for which raw frames wait."""
 
     def __init__(self) -> None:
         self._queues: dict[ConnectedClient, TensorQueue] = {}
@@ -90,7 +88,7 @@ class Tensors:
         self._queues.pop(client, None)
 
     def deliver(self, clients: Clients, client: ConnectedClient, now: float) -> bool:
-        """Send what waits for a client, in order. Return False where not all of it could go."""
+        """Send the waiting frames of a client in order. Returns False if not all of them could be sent."""
         queue = self._queues.get(client)
         if queue is None:
             return True

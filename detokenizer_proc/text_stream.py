@@ -28,18 +28,18 @@ class Outgoing(Protocol):
     """Entry of a client's outgoing queue."""
 
     is_queued: bool
-    """True if the queue has it already."""
+    """True if it is in the queue already."""
 
     def output(self) -> SequenceOutput:
         """Return everything that has not been sent. Changes nothing."""
 
     def mark_sent(self) -> None:
-        """Note that the last `output` has gone out."""
+        """Record that the last `output` was sent."""
 
 
 class TextStream:
-    """Stream of one sequence: takes tokens until it is matched or finished; gives what is new since the last
-    `mark_sent`.
+    """Output of one sequence. It takes tokens until a stop string or word matches or the sequence finishes,
+    and returns what is new since the last `mark_sent`.
     """
 
     __slots__ = (
@@ -73,18 +73,18 @@ class TextStream:
         decoder: IncrementalDecoder,
         word_text: Callable[[Sequence[int]], str],
     ) -> None:
-        """Begin without tokens. `word_text` gives the text of a stop word."""
+        """Start without tokens. word_text: returns the text of a stop word."""
         self.handle = opened.handle
         self.label = opened.label
         self.stream = opened.stream
-        """True if the client wants what is new as it comes; otherwise it is in no hurry."""
+        """True if the client wants output as it comes. Otherwise it is sent in larger pieces."""
         self.is_queued = False
         self.matched: str | None = None
-        """The stop string, or the text of the stop word, that has ended the text; nothing is pushed after
-        it.
+        """Stop string, or text of the stop word, that has ended the text; None before. Nothing is pushed
+        after it.
         """
         self.finish: Finish | None = None
-        """Set once; nothing is taken after it."""
+        """Terminal part, set once. Nothing is taken after it."""
         self.num_tokens = 0
         self._decoder = decoder
         self._strings: StopStringMatcher | None = None
@@ -100,7 +100,7 @@ class TextStream:
         self._min_tokens = opened.min_tokens
         self._num_prompt_tokens = opened.num_prompt_tokens
         self._is_told = not opened.stream
-        """The client knows the length of the prompt, or learns it at the end."""
+        """True if the client knows the length of the prompt, or will get it at the end."""
         self._num_skip = 0
         self._num_replayed = 0
         self._replayed_logprob = 0.0
@@ -112,19 +112,19 @@ class TextStream:
 
     @property
     def num_prompt_bytes(self) -> int:
-        """Bytes of the prompt's logprobs that are still to be sent."""
+        """Number of bytes of the prompt's logprobs that are still to be sent."""
         return 0 if self._prompt is None else self._prompt.num_bytes
 
     @property
     def num_missing_chars(self) -> int:
-        """Number of characters that an earlier attempt is said to have delivered and that have not come up
-        again.
+        """Number of characters that an earlier attempt is said to have delivered and that the replay has not
+        produced yet.
         """
         return self._num_skip
 
     def replay(self, output_ids: list[int], num_chars: int, cumulative_logprob: float) -> bool:
-        """Take what an earlier attempt has delivered: all of these ids, and the first `num_chars` characters
-        of the text. Returns True when a stop string or word is complete in it.
+        """Replay what an earlier attempt has delivered: all of these ids, and the first `num_chars`
+        characters of the text. Returns True if a stop string or word is complete in it.
         """
         self._num_skip = num_chars
         self._num_replayed = len(output_ids)
@@ -134,7 +134,7 @@ class TextStream:
         return is_matched
 
     def push(self, token: int, packed: bytes) -> bool:
-        """Take one token; `packed` is its id as it goes on the wire. Returns True when it completes a stop
+        """Process one token. packed: its id in the form of the wire. Returns True if it completes a stop
         string or word.
         """
         self.num_tokens += 1
@@ -151,24 +151,24 @@ class TextStream:
         return False
 
     def push_stop_token(self, token: int, packed: bytes) -> None:
-        """Take the token that ended the sequence: it counts, but stands for no text."""
+        """Process the token that ended the sequence. It counts but has no text."""
         self.num_tokens += 1
         self._ids.append(packed)
         if self._words is not None:
             self._match(token, "")
 
     def show(self, packed_ids: bytes) -> None:
-        """Take what a beam search has so far: all ids of it, in the place of those before."""
+        """Set the current hypothesis of a beam search: all of its ids, which replace the earlier ones."""
         self._shown = packed_ids
 
     def add_logprobs(self, record: TokenLogprobs) -> None:
-        """Take the logprobs of the tokens that this step has pushed."""
+        """Append the logprobs of the tokens that this step has pushed."""
         if self._logprobs is None:
             self._logprobs = OutputLogprobs(self._num_replayed, self._replayed_logprob)
         self._logprobs.add(record, self.num_tokens)
 
     def add_prompt_logprobs(self, record: TokenLogprobs) -> None:
-        """Take the next logprobs of the prompt."""
+        """Append the next logprobs of the prompt."""
         num_new = len(record.logprobs) // TOKEN_BYTES
         if num_new:
             if self._prompt is None:
@@ -176,7 +176,7 @@ class TextStream:
             self._prompt.extend(record, num_new)
 
     def close(self, closed: Closed, eos_token_ids: frozenset[int]) -> None:
-        """Finish as the scheduler says; a stop string or word in the text goes first."""
+        """Finish as the scheduler says, unless a stop string or word in the text comes first."""
         self._shown = b""
         if self.matched is None:
             self._flush_text()
@@ -197,7 +197,7 @@ class TextStream:
         )
 
     def fail(self, error: ErrorInfo) -> None:
-        """Finish without the scheduler; text that is held back and logprobs of the prompt are lost."""
+        """Finish without the scheduler. Held text and unsent logprobs of the prompt are lost."""
         self._prompt, self._shown = None, b""
         usage = Usage(self._num_prompt_tokens, self.num_tokens)
         self.finish = Finish("error", usage, None, self._cumulative_logprob(), error)
@@ -249,7 +249,7 @@ class TextStream:
         return self.matched is not None
 
     def _flush_text(self) -> None:
-        """Take the end of the text: an incomplete character, which may complete a stop string."""
+        """Process the end of the text: an incomplete character, which may complete a stop string."""
         text = self._decoder.flush()
         matcher = self._words or self._strings
         if matcher is not None:
@@ -267,7 +267,7 @@ class TextStream:
 
 
 class Refusal:
-    """Terminal of a sequence that never had a stream."""
+    """Terminal message of a sequence that never had a stream."""
 
     __slots__ = ("_output", "is_queued")
 
@@ -279,4 +279,4 @@ class Refusal:
         return self._output
 
     def mark_sent(self) -> None:
-        """Do nothing: it is sent once."""
+        """Do nothing: a refusal is sent once."""

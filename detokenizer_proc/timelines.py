@@ -1,5 +1,4 @@
-"""Timelines: moments of the sampled sequences that have ended last, for who asks by the request's label, or
-for all of them.
+"""Timelines: stamps of the sampled sequences that ended last, to be queried by request label or all together.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from runtime.wire.messages import Finish
 
 MAX_KEPT = 1000
 PAGE_SIZE = 100
-"""Number of timelines in an answer to who asks for all."""
+"""Most timelines in an answer to a query for all."""
 
 
 class Timeline(Struct, frozen=True):
-    """Moments of one sequence, without its text."""
+    """Stamps of one sequence, without its text."""
 
     label: str
     trace_id: str
     index: int
-    """Number of the sequence in its request."""
+    """Index of the sequence in its request."""
     attempt: int
-    """Number of times that the sequence was made again."""
+    """Number of times that the sequence was submitted again."""
     started_s: float
-    """Moment of the first stamp, in seconds since 1970."""
+    """Time of the first stamp, in seconds since 1970."""
     clock_s: float
-    """Moment of the first stamp, by CLOCK_MONOTONIC of the machine that serves."""
+    """Time of the first stamp, on CLOCK_MONOTONIC of the serving machine."""
     reason: str
     prompt_tokens: int
     cached_tokens: int
@@ -39,7 +38,7 @@ class Timeline(Struct, frozen=True):
     stamps: list[tuple[str, float, int]]
     """Stamps as (name, seconds since the first, value): see runtime.wire.perf_metrics.Stamp."""
     number: int = 0
-    """Number of the timeline among those of its detokenizer."""
+    """Number of the timeline in this detokenizer."""
 
 
 class Timelines:
@@ -80,11 +79,11 @@ class Timelines:
         )
 
     def of(self, label: str) -> list[Timeline]:
-        """Return the timelines of the sequences of requests with this label, the oldest first."""
+        """Return the timelines of sequences whose requests have this label, the oldest first."""
         return [timeline for timeline in self._kept if timeline.label == label]
 
     def after(self, number: int) -> list[Timeline]:
-        """Return the next PAGE_SIZE timelines behind this number, the oldest first."""
+        """Return the next PAGE_SIZE timelines after this number, the oldest first."""
         num_new = min(max(0, self._num_added - number), len(self._kept))
         begin = len(self._kept) - num_new
         return list(islice(self._kept, begin, begin + PAGE_SIZE))

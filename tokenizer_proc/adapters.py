@@ -1,9 +1,8 @@
-"""AdapterTable: which adapter a request means, and which version of its files there is now.
+"""AdapterTable: finds the adapter that a request names, and the present version of its files. InlineAdapters:
+adapters whose weights come with requests, stored in the run directory.
 
-InlineAdapters: those whose weights come with requests, made directories of the run directory.
-
-    incoming/CLIENT-TASK-DIGEST-SIZE   pieces so far, whichever tokenizer they come to
-    kept/TENANT-KIND-TASK              complete; the scheduler says whether it stays, and removes it
+    incoming/CLIENT-TASK-DIGEST-SIZE   parts received so far, by any tokenizer
+    kept/TENANT-KIND-TASK              complete adapter; the scheduler decides whether it is kept, and removes it
 """
 
 from __future__ import annotations
@@ -30,36 +29,36 @@ from runtime.wire.plan import NO_LORA, AdapterPiece, AdapterRef
 PARAM = "lora_request"
 TABLE_PARAM = "prompt_adapter_request"
 TASK = {"lora": "task", "prompt": "table"}
-"""Beginnings of the names of adapters that came with requests; their numbers follow."""
+"""Prefix of the names of adapters that came with requests, before their number."""
 MAX_KNOWN = 4096
-"""Number of directories whose version is remembered."""
+"""Most directories whose version is remembered."""
 PARAMS = {"lora": "lora_config", "prompt": "prompt_tuning_config"}
 INCOMING_S = 600.0
-"""Seconds that an upload may rest before it is given up."""
+"""Seconds without a new part after which an upload is given up."""
 PieceAnswer: TypeAlias = dict[str, int | bool]
 
 
 class InlineAdapters:
-    """Adapters whose weights come with requests. Asked in the tokenizer's thread. Whoever may generate may
-    put what belongs to its own key.
+    """Adapters whose weights come with requests. Used in the tokenizer's thread only. Every tenant that may
+    generate may upload adapters for its own key.
     """
 
     def __init__(self, folder: Path, max_rank: int, max_bytes: int) -> None:
-        """Keep adapters in `folder`. `max_bytes`: of one adapter's weights."""
+        """Store adapters in `folder`. max_bytes: of one adapter's weights."""
         self._folder = folder
         self._max_rank = max_rank
         self._max_bytes = max_bytes
 
     def path_of(self, kind: str, number: int, tenant: str) -> Path:
-        """Return where a tenant's weights lie. Raises AdapterNotResident."""
+        """Return the directory of a tenant's weights. Raises AdapterNotResident."""
         path = self._path(kind, tenant, number)
         if not path.is_dir():
             raise not_resident(kind, number)
         return path
 
     def take(self, piece: AdapterPiece, client: int, tenant: str) -> PieceAnswer | AdapterPiece:
-        """Take a piece of what a client of the tenant sends. Return what it is to be told, or, when all is
-        there, what the scheduler is. Raises InvalidRequest.
+        """Take a part of an upload by a client of the tenant. Returns the answer for the client or, once all
+        parts are there, the message for the scheduler. Raises InvalidRequest.
         """
         if piece.size > self._max_bytes:
             raise InvalidRequest(
@@ -111,7 +110,7 @@ class InlineAdapters:
         return self._place(folder, piece, tenant)
 
     def _place(self, source: Path, piece: AdapterPiece, tenant: str) -> AdapterPiece:
-        """Check a directory that is complete, and put it where requests look for it."""
+        """Check a complete directory, and move it to where requests look for it."""
         try:
             weights = source / WEIGHTS_FILE
             if weights.is_symlink() or weights.stat().st_size != piece.size:
@@ -138,7 +137,7 @@ class InlineAdapters:
         )
 
     def _check_others(self, incoming: Path, piece: AdapterPiece) -> None:
-        """Give up uploads that rest. Raises Overloaded where the others are to have all the room."""
+        """Give up uploads that make no progress. Raises Overloaded if other uploads use all the room."""
         size = piece.size
         with contextlib.suppress(OSError):
             for folder in incoming.iterdir():
@@ -162,15 +161,15 @@ def _refused(piece: AdapterPiece, what: str) -> InvalidRequest:
 
 
 def not_resident(kind: str, number: int) -> AdapterNotResident:
-    """Return the refusal of a task id whose weights are not kept, or of such a table."""
+    """Return the error for a task id whose adapter or prompt table is not kept."""
     what = f"the weights of task_id {number}" if kind == "lora" else "the vectors"
     param = PARAMS[kind]
     return AdapterNotResident(f"{param}: {what} are not kept, or no longer; send them again", param=param)
 
 
 class AdapterTable:
-    """Table of what adapters requests may name. `listed`: adapters that are served by name; None: no adapters
-    are served. `inline`: those that came with requests.
+    """Adapters that requests may name. listed: adapters served by name; None: no adapters are served. inline:
+    adapters that came with requests.
     """
 
     def __init__(
@@ -185,8 +184,8 @@ class AdapterTable:
         self._versions: OrderedDict[tuple[str, str], tuple[object, AdapterFiles]] = OrderedDict()
 
     def resolved(self, asked: AdapterRef | None, tenant: str) -> AdapterRef | None:
-        """Return the adapter with its path and version. Raises InvalidRequest when there is none that can be
-        served, and Forbidden for a path of a tenant's.
+        """Return the adapter with its path and version. Raises InvalidRequest if it cannot be served,
+        Forbidden for a path given by a tenant.
         """
         if asked is None:
             return None
@@ -224,9 +223,8 @@ class AdapterTable:
         )
 
     def put(self, message: ControlRequest, tenant: Tenant) -> PieceAnswer | ControlRequest:
-        """Take in the piece of weights that a call by a key of the tenant brings. Return what the caller is
-        to be told, or, when all is there, the call as the scheduler is to have it. Raises Forbidden or
-        InvalidRequest.
+        """Handle a put_adapter call of a tenant. Returns the answer for the caller or, once all parts are
+        there, the call to be passed to the scheduler. Raises Forbidden or InvalidRequest.
         """
         piece = message.adapter
         assert piece is not None
@@ -247,7 +245,7 @@ class AdapterTable:
         return _with_files(AdapterRef(f"{TASK[kind]}-{asked.id}", asked.id, "", path), known)
 
     def _known(self, path: str, kind: str, param: str) -> AdapterFiles:
-        """Return what the files are now; they are read when they have changed."""
+        """Return the properties of an adapter's files, which are read again if they have changed."""
         stamp = _stamp(path)
         known = self._versions.get((kind, path))
         if known is None or known[0] != stamp:
@@ -268,7 +266,9 @@ def _with_files(ref: AdapterRef, files: AdapterFiles) -> AdapterRef:
 
 
 def _stamp(path: str) -> object:
-    """Return size and time of the files; None where one is missing, which is read, and refused, each time."""
+    """Return size and time of the files; None if one is missing, which is then checked anew, and refused,
+    each time.
+    """
     try:
         both = [os.stat(os.path.join(path, name)) for name in (CONFIG_FILE, WEIGHTS_FILE)]
     except (OSError, ValueError):

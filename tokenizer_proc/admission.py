@@ -1,9 +1,10 @@
-"""QueueAdmission: who may go on to the scheduler, by what waits there and what is on the way.
+"""QueueAdmission: decides whether a request may go on to the scheduler, from what waits there and what is on
+the way.
 
-The scheduler counts what it has received and each tokenizer what it has sent, both since their own start; the
-difference is on the way. When one of them has been replaced, the difference says nothing any more: part of it
-died with it. It is then taken as nothing, which may admit a few too many; the scheduler refuses what is over
-its own limit, exactly.
+The scheduler counts what it has received, and each tokenizer what it has sent, both since their own start;
+the difference is on the way. When one of these processes was replaced the difference is meaningless, because
+some messages died with it. It is then taken as 0, which may admit a few too many; the scheduler refuses what
+exceeds its own limit, exactly.
 """
 
 from __future__ import annotations
@@ -18,25 +19,29 @@ from runtime.wire.status_page import ProcessStatus
 from tokenizer_proc.validation import QueueBound
 
 DRAIN_RETRY_S = 5.0
-"""Seconds after which to ask again a server that is shutting down: whatever takes its place has to start."""
+"""Seconds after which clients should try again at a server that is shutting down, so that its successor can
+start.
+"""
 
 
 class SentCount:
     def __init__(
         self, num_sent_elsewhere: Callable[[], int], epochs_elsewhere: Callable[[], tuple[int, ...]]
     ) -> None:
-        """Count for the other tokenizers: the sum of their `num_sent`, and their epochs."""
+        """num_sent_elsewhere: returns the sum of the other tokenizers' `num_sent`. epochs_elsewhere: returns
+        their epochs.
+        """
         self._num_sent_elsewhere = num_sent_elsewhere
         self._epochs_elsewhere = epochs_elsewhere
         self._epochs: tuple[int, ...] | None = None
         self._offset = 0
 
     def num_on_way(self, num_sent: int, scheduler: ProcessStatus) -> int:
-        """Return how many the scheduler has not received yet. `num_sent`: by this tokenizer."""
+        """Return how many sequences the scheduler has not received yet. num_sent: sent by this tokenizer."""
         return max(0, self._total(num_sent, scheduler) - scheduler.num_received)
 
     def _total(self, num_sent: int, scheduler: ProcessStatus) -> int:
-        """To be compared with the scheduler's `num_received`."""
+        """Return the number to be compared with the scheduler's `num_received`."""
         total = num_sent + self._num_sent_elsewhere()
         epochs = (scheduler.epoch, *self._epochs_elsewhere())
         if epochs != self._epochs:
@@ -48,28 +53,28 @@ class SentCount:
 
 
 class OnWay:
-    """Counts of what this tokenizer has let through, and whose it is. The scheduler receives in the order of
-    sending, so what is still on the way is what was sent last.
+    """Counts of the sequences that this tokenizer has admitted, by tenant. The scheduler receives in the
+    order of sending, so what is still on the way is what was sent last.
     """
 
     def __init__(self) -> None:
         self.num_encoding = 0
-        """Sequences whose prompts are being encoded."""
+        """Number of sequences whose prompts are being encoded."""
         self.num_passed_on = 0
-        """Sequences sent to the scheduler since the start."""
+        """Number of sequences sent to the scheduler since the start."""
         self._encoding: Counter[str] = Counter()
         self._sent: deque[tuple[str, int]] = deque()
-        """Sequences that may not have been received: whose and how many, in the order of sending."""
+        """Tenants and counts of sequences that may not have been received, in the order of sending."""
         self._num_of: Counter[str] = Counter()
         self._num_sent = 0
 
     def begin(self, tenant: str, count: int) -> None:
-        """Count sequences of `tenant` that are let through; their prompt is to be encoded."""
+        """Count admitted sequences of `tenant`, whose prompt is now to be encoded."""
         self.num_encoding += count
         self._encoding[tenant] += count
 
     def end(self, tenant: str, count: int) -> None:
-        """Count off sequences whose prompt is encoded, or cannot be."""
+        """Uncount sequences whose prompt is encoded, or cannot be."""
         self.num_encoding -= count
         self._encoding[tenant] -= count
 
@@ -81,9 +86,9 @@ class OnWay:
         self._num_sent += count
 
     def num_of(self, tenant: str, num_on_way: int) -> int:
-        """Return how many of this tenant are on the way. `num_on_way`: by all tokenizers, of all tenants,
-        with those that are being encoded. With several tokenizers some may be counted that have been
-        received.
+        """Return how many of this tenant's sequences are on the way. num_on_way: of all tokenizers and
+        tenants, those being encoded included. With several tokenizers the result may include some that were
+        received already.
         """
         while self._num_sent > max(0, num_on_way - self.num_encoding):
             sender, count = self._sent.popleft()
@@ -96,7 +101,7 @@ class OnWay:
 
 
 class QueueAdmission:
-    """Counts what this tokenizer lets through, and refuses what there is no room for."""
+    """Counts the sequences that this tokenizer admits, and refuses requests for which there is no room."""
 
     def __init__(
         self,
@@ -109,11 +114,14 @@ class QueueAdmission:
         is_recovering: Callable[[], bool] = lambda: False,
         has_tenants: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`num_sent_elsewhere`: the sum of the other tokenizers' `num_sent`; `epochs_elsewhere`: their
-        epochs. `is_draining`: whether new requests are refused because the launch ends; one that is submitted
-        again is not new. `is_recovering`: whether a process was replaced, or a client came back, so recently
-        that what they had may be submitted again; at any other time nobody is believed who says so.
-        `has_tenants`: whether several share the launch.
+        """Each argument but `bound` is a function.
+
+        - num_sent_elsewhere: sum of the other tokenizers' `num_sent`. epochs_elsewhere: their epochs.
+        - is_draining: True if new requests are refused because the launch ends. A resubmitted request is not
+          new.
+        - is_recovering: True if a process was replaced, or a client came back, so recently that requests may
+          be submitted again. Otherwise a claim to be resubmitted is not believed.
+        - has_tenants: True if several tenants share the launch.
         """
         self._bound = bound
         self._scheduler_status = scheduler_status
@@ -125,22 +133,22 @@ class QueueAdmission:
 
     @property
     def num_sent(self) -> int:
-        """Number of sequences let through since the start: on the way to the scheduler, or being encoded."""
+        """Number of sequences admitted since the start: sent to the scheduler, or being encoded."""
         return self.on_way.num_passed_on + self.on_way.num_encoding
 
     @property
     def max_len(self) -> int:
-        """Tokens of the longest sequence that the scheduler takes; 0: it has not said."""
+        """Most tokens of a sequence that the scheduler takes; 0: not known yet."""
         return self._scheduler_status().max_len
 
     def is_new(self, request: GenerateRequest) -> bool:
-        """Return False for a request that is made again after a restart: it was let in once and is not
-        refused.
+        """Return False for a request that is submitted again after a restart, which is not refused because it
+        was accepted once.
         """
         return not (attempt_of(request.handle) and self._is_recovering())
 
     def check(self, request: GenerateRequest) -> None:
-        """Check that there is room for a request. Raises Overloaded when there is none, or will be none."""
+        """Check that there is room for a request. Raises Overloaded if there is none, now or ever."""
         if self._is_draining():
             raise Overloaded("the server is shutting down", code="shutting_down", retry_after_s=DRAIN_RETRY_S)
         status = self._scheduler_status()

@@ -1,8 +1,8 @@
-"""Arrivals: what has been read and waits for its turn. Bounds what each tenant may have waiting.
+"""Arrivals: messages that were read and wait for their turn, bounded for each tenant.
 
-Reading goes on while a tenant has more than can be done at once, or nobody else's would be seen. So its
-surplus is refused. Only the owner's waits in the sockets instead: all who share a launch with it are its
-guests.
+Reading continues while one tenant has more than can be handled, because otherwise nobody else's messages
+would be seen. So its surplus is refused. Only the owner's surplus stays in the sockets instead, since
+everybody who shares the launch is the owner's guest.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tokenizer_proc.sequences import sequence_handles
 from tokenizer_proc.turns import Turns
 
 MAX_TENANT_CHARS = 1 << 24
-"""Most characters of one tenant's texts that wait: some ten seconds of work. One text may always."""
+"""Most characters of one tenant's waiting texts, about ten seconds of work. A single text may always wait."""
 MAX_ALL_CHARS = 1 << 26
-"""Most characters of all tenants' texts that wait: each may have as much as is free, at most, so that the
-next one finds some.
+"""Most characters of all tenants' waiting texts. Each tenant may have at most as much as is free, so that the
+next one finds room.
 """
 MAX_TENANT_MESSAGES = 8192
-"""Most messages of one tenant that wait; a further request is refused."""
+"""Most waiting messages of one tenant. A further request is refused."""
 # Not even that: so many come from somebody who waits for no answers.
 MAX_TENANT_REFUSALS = 1 << 16
 # What a message costs in a chat template, as characters to encode: 3 us (measured with the demo's).
@@ -50,18 +50,16 @@ class Arrived:
     message: GenerateRequest | AbortRequest | ControlRequest
     receipt: Receipt
     refusal: RateLimited | None = None
-    """Error that the request is refused with; nothing of it is kept but what that takes. None: it is not
-    refused.
-    """
+    """Error with which the request is refused; nothing else of it is kept. None: it is not refused."""
 
 
 class Arrivals:
     def __init__(self) -> None:
         self._turns: Turns[Arrived] = Turns()
         self._tenant_of: dict[bytes, str] = {}
-        """Whose each request is that waits, by what its handles have in common."""
+        """Tenant of each waiting request, by the common part of its handles."""
         self._spent: Counter[str] = Counter()
-        """Credit that each tenant has spent, of MAX_CREDIT."""
+        """Credit that each tenant has used, out of MAX_CREDIT."""
         self._dropped = BadFrames("tokenizer_in")
 
     def __len__(self) -> int:
@@ -69,20 +67,20 @@ class Arrivals:
 
     @property
     def may_read(self) -> bool:
-        """Tell whether more is to be read."""
+        """Return True if more messages should be read."""
         turns = self._turns
         return turns.num_of(OWNER) < MAX_TENANT_MESSAGES and turns.cost_of(OWNER) < MAX_TENANT_CHARS
 
     def take(self) -> Arrived:
-        """Return the message that is next. Raises IndexError when there is none."""
+        """Remove and return the next message. Raises IndexError if there is none."""
         arrived = self._turns.pop()
         if isinstance(arrived.message, GenerateRequest):
             self._tenant_of.pop(request_key(arrived.message.handle), None)
         return arrived
 
     def try_spend(self, tenant: str, price: int = PRICE_OF_REFUSAL) -> bool:
-        """Take something of the tenant's credit, for a message that is no request and costs others time.
-        False: it has no more.
+        """Use some of the tenant's credit, for a message that is not a request but costs others time. Returns
+        False if it has none left.
         """
         if self._spent[tenant] + price > MAX_CREDIT:
             return False
@@ -96,7 +94,9 @@ class Arrivals:
         *,
         is_again: bool = False,
     ) -> None:
-        """Let a message wait. `is_again`: it is a request that was let in before, and finds room for long."""
+        """Let a message wait. is_again: True for a request that was accepted before, for which there is more
+        room.
+        """
         tenant = message.tenant
         if tenant != OWNER:
             fault = self._fault_of(message)
@@ -115,7 +115,7 @@ class Arrivals:
         self._turns.push(tenant, arrived, cost)
 
     def _fault_of(self, message: GenerateRequest | AbortRequest | ControlRequest) -> str | None:
-        """Why a tenant's message is dropped without a word; None: it is not."""
+        """Return why a tenant's message is dropped silently; None if it is not."""
         tenant = message.tenant
         most = MAX_TENANT_REFUSALS if isinstance(message, GenerateRequest) else MAX_TENANT_MESSAGES
         if self._turns.num_of(tenant) >= most:
@@ -136,7 +136,7 @@ class Arrivals:
         return None if fits and not is_full else rate_limited(own)
 
     def _let_follow(self, abort: AbortRequest, receipt: Receipt) -> None:
-        """The owner's abort is for everybody's requests, and overtakes none that waits."""
+        """Repeat the owner's abort, which may concern requests of every tenant, behind those that wait."""
         behind: dict[str, list[bytes]] = {}
         for handle in abort.handles:
             tenant = self._tenant_of.get(request_key(handle), OWNER)
@@ -155,14 +155,14 @@ class Arrivals:
 
 
 def share_of_chars(own: int, total: int, *, is_again: bool = False) -> int:
-    """Return how many characters a tenant may have waiting that has `own` of `total`. `is_again`: with one
-    more that was let in before; what a tenant had running is made again all at once.
+    """Return how many characters a tenant may have waiting, if it has `own` of `total`. is_again: True for a
+    request that was accepted before; all that a tenant had running is submitted again at once.
     """
     return MAX_ALL_CHARS if is_again else min(MAX_TENANT_CHARS, MAX_ALL_CHARS - (total - own))
 
 
 def rate_limited(own: int) -> RateLimited:
-    """Return the error of a tenant that has its share of characters waiting."""
+    """Return the error for a tenant that has its full share of characters waiting."""
     return RateLimited(
         f"texts of {own} characters wait to be encoded for this key; try again later",
         retry_after_s=LONG_RETRY_S,
@@ -170,7 +170,7 @@ def rate_limited(own: int) -> RateLimited:
 
 
 def cost_of(request: GenerateRequest) -> int:
-    """Return the work that a request is, or the memory that it takes if that is more, in characters."""
+    """Return the cost of a request in characters: its work, or the memory that it takes if that is more."""
     sampling = request.sampling
     num_chars = CHARS_PER_SEQUENCE * sampling.n + len(request.template_kwargs)
     num_chars += sum(map(len, sampling.bad_words)) + sum(map(len, sampling.stop))

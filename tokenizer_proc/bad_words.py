@@ -1,4 +1,4 @@
-"""Bad words: texts that must not be generated, as the token ids that spell them."""
+"""Bad words: conversion of texts that must not be generated to the token ids that spell them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MAX_WORDS_IDS = 3 * MAX_WORDS
 def with_bad_words_as_ids(
     sampling: SamplingParams, tokenizer: PromptEncoder, vocab_size: int
 ) -> SamplingParams:
-    """Return `sampling` with its bad words among its bad_words_ids, each as it is spelled at the beginning of
-    a text and behind a space. Raises InvalidRequest naming bad_words.
+    """Return `sampling` with its bad words added to bad_words_ids, each as spelled at the start of a text and
+    after a space. Raises InvalidRequest, which names bad_words.
     """
     if not sampling.bad_words:
         return sampling

@@ -1,6 +1,5 @@
-"""LongTexts: texts that take so long to encode that threads do it, for tenants in turn.
-
-There are two threads, so that a text that takes seconds holds up only those that do, too.
+"""LongTexts: encodes long texts in threads, tenants in turn. There are two threads, so that a text that takes
+seconds only delays other texts of that kind.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ MAX_SHORTER_CHARS = 1 << 20
 
 @dataclass(slots=True, eq=False)
 class LongPrompt:
-    """A text prompt that a thread is encoding, or a conversation that it is writing first."""
+    """A text prompt that a thread is encoding, or a conversation that it renders first."""
 
     job: Job
     prompt_field: PromptField
     num_chars: int
-    """Characters of its text; of a conversation, without those that its template writes."""
+    """Number of characters of its text; for a conversation, without those that the template adds."""
     ids: Future[IntArray]
     aborted: set[bytes] = field(default_factory=set)
-    """Sequences of it whose abort has passed meanwhile; it is repeated behind the request."""
+    """Handles of its sequences whose abort has passed meanwhile. The abort is repeated behind the request."""
 
 
 class LongTexts:
-    """Long texts that wait or are being encoded. Used by the work loop alone."""
+    """Long texts that wait or are being encoded. Used by the work loop only."""
 
     def __init__(self) -> None:
         self._shorter = _FairThread("long-texts")
         self._longest = _FairThread("longest-texts")
         self._all: dict[LongPrompt, None] = {}
-        """Texts that wait or are in work, in the order in which they came."""
+        """Texts that wait or are being encoded, in the order of arrival."""
         self._of_sequence: dict[bytes, LongPrompt] = {}
         self._num_chars: Counter[str] = Counter()
         self.total_chars = 0
@@ -57,12 +56,12 @@ class LongTexts:
         return iter(self._all)
 
     def num_chars(self, tenant: str) -> int:
-        """Return how many characters this tenant has waiting and in work."""
+        """Return how many characters of this tenant wait or are being encoded."""
         return self._num_chars[tenant]
 
     def check_room(self, job: Job, num_chars: int) -> None:
-        """Raise RateLimited or Overloaded where texts of the job's tenant that wait, with so many characters
-        more, were too much. One text may always wait, and the owner's that are made again after a restart.
+        """Raise RateLimited or Overloaded if num_chars more characters of the job's tenant would be too many.
+        A single text may always wait, and so may the owner's texts that are submitted again after a restart.
         """
         tenant = job.request.tenant
         own = self.num_chars(tenant)
@@ -86,9 +85,7 @@ class LongTexts:
         *,
         opens_template: bool = False,
     ) -> None:
-        """Have `encode` called by a thread; `opens_template`: by the one that no other call of this kind goes
-        to.
-        """
+        """Let a thread call `encode`. opens_template: use the thread that makes all calls of this kind."""
         tenant = job.request.tenant
         thread = self._shorter if opens_template or num_chars <= MAX_SHORTER_CHARS else self._longest
         ids = thread.submit(tenant, max(num_chars, 1), encode)
@@ -100,7 +97,7 @@ class LongTexts:
         self.total_chars += num_chars
 
     def take_done(self) -> list[LongPrompt]:
-        """Return the texts whose ids are there, or whose encoding has failed, and forget them."""
+        """Remove and return the texts that are encoded, or whose encoding has failed."""
         done = [long for long in self if long.ids.done()]
         for long in done:
             del self._all[long]
@@ -112,7 +109,9 @@ class LongTexts:
         return done
 
     def mark_aborted(self, abort: AbortRequest) -> None:
-        """Note an abort that passes what it may be for. A tenant aborts nothing of another's."""
+        """Record an abort that passes a request which it may concern. A tenant cannot abort another's
+        requests.
+        """
         if abort.client:
             for long in self:
                 if client_of(long.job.handles[0]) == abort.client and _may_end(abort, long):

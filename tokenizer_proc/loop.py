@@ -1,8 +1,8 @@
-"""The tokenizer's work loop: requests in, checked token ids out.
+"""The tokenizer's work loop: takes requests, and sends on checked token ids.
 
-Owns prompt text for the length of one call. Everything that one client sends keeps its order, so an abort
-never overtakes its request. Nothing is dropped: what the next process has no room for is kept, and while
-anything is kept nothing new is read, so the clients feel it.
+It holds prompt text for the duration of one call only. The messages of one client keep their order, so an
+abort never overtakes its request. Nothing is dropped: messages that the next process has no room for are
+kept, and meanwhile nothing new is read, so clients notice the congestion.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _TextPrompt:
 
 
 class TokenizerLoop:
-    """Work loop of the process, one `turn` at a time."""
+    """Work loop of the process. Each `turn` does a bounded amount of work."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class TokenizerLoop:
         adapters: AdapterTable | None = None,
         clock: Callable[[], Receipt] = Receipt.now,
     ) -> None:
-        """`detokenizers` in the order of their indexes. `secret` and `shares_prefixes`: as SequenceMaker's.
-        `adapters`: None where none are served.
+        """detokenizers: in the order of their indexes. secret, shares_prefixes: as in SequenceMaker.
+        adapters: None if none are served.
         """
         self._inbox = inbox
         self._routes = Routes(scheduler, detokenizers)
@@ -88,10 +88,10 @@ class TokenizerLoop:
         self._arrivals = Arrivals()
         self._batch: list[_TextPrompt] = []
         self._turn_chars = 0
-        """Work of this turn, as characters to encode."""
+        """Work of this turn, in characters to encode."""
         self._long = LongTexts()
         self.num_received = 0
-        """Messages of clients since the start."""
+        """Number of clients' messages received since the start."""
 
     @property
     def num_encoding(self) -> int:
@@ -100,18 +100,17 @@ class TokenizerLoop:
 
     @property
     def num_sent(self) -> int:
-        """Number of sequences let through since the start: on the way to the scheduler, or being encoded."""
+        """Number of sequences admitted since the start: sent to the scheduler, or being encoded."""
         return self._admission.num_sent
 
     @property
     def is_busy(self) -> bool:
-        """True if something waits that no socket will announce."""
+        """True if there is work that no socket will signal."""
         return bool(self._routes.is_keeping or self._long or self._arrivals)
 
     def turn(self) -> bool:
-        """Send what is left over; when nothing is, read what has arrived and do some of it.
-
-        Returns True when the rest of it can be done at once.
+        """Send what is left over; if nothing is left, read messages and handle some. Returns True if there is
+        more to do at once.
         """
         self._finish_long_texts()
         if not self._routes.flush():
@@ -146,7 +145,7 @@ class TokenizerLoop:
             self._arrivals.add(message, receipt, is_again=is_again)
 
     def _pass_by(self, message: AbortRequest | ControlRequest) -> None:
-        """Pass on what needs no tokenizer."""
+        """Pass on a message that needs no tokenizer."""
         if isinstance(message, AbortRequest):
             self._long.mark_aborted(message)
         elif message.adapter is not None:
@@ -164,7 +163,9 @@ class TokenizerLoop:
         self._routes.scheduler.send(message)
 
     def _put_adapter(self, message: ControlRequest) -> None:
-        """Take weights in; when all are there the scheduler answers, else this tokenizer."""
+        """Handle a part of an adapter's weights. When all parts are there the scheduler answers, else this
+        process.
+        """
         try:
             taken = self._adapters.put(message, self._tenant_named(message.tenant))
         except RequestError as error:
@@ -179,7 +180,7 @@ class TokenizerLoop:
         self._long.close()
 
     def _guard(self, request: GenerateRequest, work: Callable[[], None]) -> None:
-        """Do `work`; whatever it raises fails this request alone."""
+        """Call `work`. An exception in it fails this request only."""
         try:
             work()
         except RequestError as error:
@@ -209,8 +210,8 @@ class TokenizerLoop:
             self._add_text(_TextPrompt(job, field, request.text, request.add_special_tokens))
 
     def _take_messages(self, job: Job, field: PromptField) -> None:
-        """Conversations that come before the template is open wait for the thread, which opens it; so do long
-        ones, whose text is looked through for special tokens.
+        """Encode a conversation. Conversations that arrive before the template is loaded wait for the thread
+        that loads it; so do long ones, whose text must be searched for special tokens.
         """
         self._validator.check_messages(job.request)
         assert job.request.messages is not None
@@ -279,7 +280,7 @@ class TokenizerLoop:
         self._turn_chars += num_chars
 
     def _encode_batch(self) -> None:
-        """Encode and pass on the texts collected so far."""
+        """Encode the texts collected so far and pass them on."""
         batch, self._batch = self._batch, []
         for prompt in batch:
             self._admission.on_way.end(prompt.job.request.tenant, len(prompt.job.handles))
@@ -298,7 +299,7 @@ class TokenizerLoop:
                 self._guard(prompt.job.request, partial(self._pass_on, prompt.job, prompt.field, ids))
 
     def _encode(self, prompts: Sequence[_TextPrompt]) -> list[IntArray]:
-        """The ids of prompts that agree in add_special_tokens."""
+        """Return the ids of prompts that agree in add_special_tokens."""
         texts = [prompt.text for prompt in prompts]
         return self._tokenizer.encode_batch(texts, add_special_tokens=prompts[0].add_special_tokens)
 
@@ -321,8 +322,8 @@ class TokenizerLoop:
         self._pass_on(long.job, long.prompt_field, long.ids.result())
 
     def _pass_on(self, job: Job, field: PromptField, ids: IntArray) -> None:
-        """Cut the prompt where that is asked for, check its length and send its sequences to the scheduler.
-        Raises InvalidRequest.
+        """Truncate the prompt if asked, check its length, and send its sequences to the scheduler. Raises
+        InvalidRequest.
         """
         max_len = self._admission.max_len
         ids = self._validator.truncated(job.sampling, ids, max_len)

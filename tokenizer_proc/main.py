@@ -1,4 +1,4 @@
-"""A tokenizer process: puts the loop together and runs it until it is told to stop."""
+"""Main program of a tokenizer process: builds the loop and runs it until told to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The time in which requests are made again: after a process was replaced, or a client came back."""
+"""The recovery period after a process was replaced or a client came back, in which requests are submitted
+again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ RECOVERY_S = 120.0
 
 
 def is_recovering(page: StatusPage, now_ns: int) -> bool:
-    """Tell whether a process was replaced, or a client came back, less than RECOVERY_S ago. `now_ns`:
+    """Return True if a process was replaced, or a client came back, less than RECOVERY_S ago. now_ns: time on
     CLOCK_MONOTONIC.
     """
     times = [page.read("detokenizer", index).recovery_ns for index in range(page.counts["detokenizer"])]

@@ -1,6 +1,5 @@
-"""Routes: where a tokenizer's messages go.
-
-Nothing is dropped: what the next process has no room for is kept.
+"""Routes: outgoing messages of a tokenizer. Nothing is dropped: messages that the next process has no room
+for are kept.
 """
 
 from __future__ import annotations
@@ -20,29 +19,29 @@ from tokenizer_proc.sequences import sequence_handles
 
 
 class Routes:
-    """The scheduler, and the detokenizer of each client, from which every answer comes."""
+    """Outboxes to the scheduler, and to the detokenizer of each client, which sends every answer."""
 
     def __init__(self, scheduler: Outbox, detokenizers: Sequence[Outbox]) -> None:
-        """Send to these. `detokenizers` in the order of their indexes."""
+        """Send to these outboxes. detokenizers: in the order of their indexes."""
         self.scheduler = KeepingOutbox[Message](scheduler.send)
         self._detokenizers = [KeepingOutbox[Message](outbox.send) for outbox in detokenizers]
 
     @property
     def is_keeping(self) -> bool:
-        """True if something could not be passed on yet."""
+        """True if a message could not be sent yet."""
         return bool(self.scheduler or any(self._detokenizers))
 
     def flush(self) -> bool:
-        """Pass on what was kept. Return whether nothing is left."""
+        """Send what was kept. Returns True if nothing is left."""
         blocked = [route for route in (self.scheduler, *self._detokenizers) if not route.flush()]
         return not blocked
 
     def to_client(self, client: int) -> KeepingOutbox[Message]:
-        """Return the detokenizer that answers this client."""
+        """Return the outbox to the detokenizer that answers this client."""
         return self._detokenizers[client % len(self._detokenizers)]
 
     def refuse(self, request: GenerateRequest, error: RequestError | str) -> None:
-        """Answer every sequence of a request with an error; text stands for a fault of ours."""
+        """Answer every sequence of a request with an error. A text stands for an internal error."""
         info = ErrorInfo(error) if isinstance(error, str) else error_info(error)
         route = self.to_client(client_of(request.handle))
         for handle in sequence_handles(request):

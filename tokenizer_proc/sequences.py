@@ -1,7 +1,4 @@
-"""Sequences: a request becomes as many as it asks for, which share the prompt and nothing else.
-
-Knows no socket.
-"""
+"""Sequences: makes the sequences of a request, which share its prompt and nothing else. Knows no socket."""
 
 from __future__ import annotations
 
@@ -31,39 +28,39 @@ MAX_INDEX = (1 << 16) - 1
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Request that was let through, with what is known of it by then."""
+    """An admitted request, with everything that is known about it so far."""
 
     request: GenerateRequest
     handles: tuple[bytes, ...]
-    """Handles of the request's sequences, one for each."""
+    """Handles of the request's sequences."""
     sampling: SamplingParams
-    """Sampling parameters of the request, with bad words as ids."""
+    """Sampling parameters of the request, with bad words converted to ids."""
     arrived_s: float
     deadline_s: float
     received_s: float
-    """Moment at which the tokenizer has read the request."""
+    """Time at which the tokenizer read the request."""
     is_again: bool
-    """True if the request is made again after a restart."""
+    """True if the request is submitted again after a restart."""
     prediction_ids: bytes = b""
-    """Token ids, packed, of the request's prediction."""
+    """Token ids of the request's prediction, packed."""
     adapter: AdapterRef | None = None
-    """Adapter of the request, with its version."""
+    """Adapter of the request with its version, or None."""
     prompt_table: AdapterRef | None = None
-    """Prompt table of the request, with its version."""
+    """Prompt table of the request with its version, or None."""
 
     @property
     def num_in_front(self) -> int:
-        """Return how many virtual tokens are put in front of the prompt."""
+        """Return how many virtual tokens are put before the prompt."""
         table, asked = self.prompt_table, self.request.prompt_table
         return table.num_virtual if table is not None and asked is not None and asked.name else 0
 
     @property
     def num_addressed(self) -> int:
-        """Return how many ids from the vocabulary's size on the prompt may have."""
+        """Return how many ids from the vocabulary's size on the prompt may contain."""
         return 0 if self.prompt_table is None or self.num_in_front else self.prompt_table.num_virtual
 
     def trace_at(self, now_s: float) -> TraceStamps | None:
-        """Return the request's trace, if it is sampled, with the time in the tokenizer."""
+        """Return the request's trace, if it is sampled, with the time in the tokenizer added."""
         trace = self.request.trace
         if trace is None:
             return None
@@ -71,7 +68,7 @@ class Job:
 
 
 class JobMaker:
-    """Makes jobs of requests that are let through: what is words becomes ids, and times are absolute."""
+    """Makes jobs of admitted requests: converts words to ids, and relative times to absolute ones."""
 
     def __init__(self, tokenizer: PromptEncoder, vocab_size: int, adapters: AdapterTable) -> None:
         self._tokenizer = tokenizer
@@ -79,7 +76,7 @@ class JobMaker:
         self._adapters = adapters
 
     def make(self, request: GenerateRequest, receipt: Receipt, *, is_again: bool) -> Job:
-        """Return the job of a request that came at `receipt`. Raises InvalidRequest."""
+        """Return the job of a request that arrived at `receipt`. Raises InvalidRequest."""
         return Job(
             request,
             sequence_handles(request),
@@ -100,7 +97,7 @@ class JobMaker:
 
 
 def sequence_handles(request: GenerateRequest) -> tuple[bytes, ...]:
-    """Return the request's own handle and the next ones, as far as indexes go."""
+    """Return the handles of a request's sequences: its own and those with the next indexes."""
     handle, count = request.handle, request.sampling.n
     if count == 1:
         return (handle,)
@@ -110,8 +107,8 @@ def sequence_handles(request: GenerateRequest) -> tuple[bytes, ...]:
 
 class SequenceMaker:
     def __init__(self, secret: bytes, *, shares_prefixes: bool = False) -> None:
-        """`secret` keys the digests that separate the caches of tenants and of salts. `shares_prefixes`:
-        tenants are not told apart there.
+        """secret: key of the digests that separate the caches of tenants and salts. shares_prefixes: True if
+        tenants are not separated.
         """
         self._secret = secret
         self._shares_prefixes = shares_prefixes
@@ -120,8 +117,8 @@ class SequenceMaker:
     def make(
         self, job: Job, ids: IntArray, trace: TraceStamps | None = None, vocab_size: int = NO_BOUND
     ) -> Iterator[TokenizedRequest]:
-        """The sequences of a request with the prompt `ids`; those of a beam search are one to the scheduler.
-        `trace`: the request's, by now. Ids from vocab_size on are virtual tokens.
+        """Yield the sequences of a request with the prompt `ids`; those of a beam search are a single one.
+        trace: of the request so far. Ids from vocab_size on are virtual tokens.
         """
         request, resume = job.request, job.request.resume
         input_ids = pack_ids(ids)
@@ -179,10 +176,10 @@ def _stream_open(job: Job, handle: bytes, ids: IntArray) -> StreamOpen:
 def namespace(
     tenant: str, cache_salt: str, secret: bytes, *contents: AdapterRef | None, extra_ids: bytes = b""
 ) -> bytes:
-    """Return where a request's KV may be shared: empty for the owner without a salt and contents; else
-    TENANT_BYTES for the tenant, zeros for the owner, and NAMESPACE_BYTES each for the salt, and for the
-    versions of adapter and prompt table with its extra ids, if there are any. All are keyed, so that nobody
-    can compute a salt of the same namespace.
+    """Return the namespace in which a request's KV cache may be shared: empty for the owner without salt and
+    contents. Otherwise TENANT_BYTES for the tenant (zeros for the owner), and NAMESPACE_BYTES each for the
+    salt, and for the versions of adapter and prompt table with the extra ids, if there are any. All are keyed
+    digests, so that nobody can construct a salt with the same namespace.
     """
     refs = [each for each in contents if each is not None]
     if not tenant and not cache_salt and not refs:

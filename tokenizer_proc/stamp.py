@@ -1,4 +1,4 @@
-"""The stamp that a tokenizer puts on a message over TCP: whose it is."""
+"""Assignment of messages received over TCP to the tenant of the key that was used."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest,
 
 
 def stamped(message: ToTokenizer, tenant: str, secret: bytes) -> ToTokenizer:
-    """Return the message as one of `tenant`, whatever it says itself. `secret`: the launch's. Raises
-    ValueError when it names a client of another tenant.
+    """Return the message as one of `tenant`, whatever tenant it names. secret: key of the launch. Raises
+    ValueError if it names a client of another tenant.
     """
     clients = _clients_in(message)
     if not all(is_client_of(client, tenant, secret) for client in clients):

@@ -1,4 +1,4 @@
-"""Turns: a queue in which tenants take turns, by the work that each of them asks for. Knows no message."""
+"""Turns: a queue that serves tenants in turn, by the work that each asks for. Knows no message."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """Queue whose next item is one of the tenant that has had the least work done, as start-time fair
-    queueing has it: who comes anew begins where the others are, so nobody saves anything up, and a tenant
-    with one short text waits for no more than what is in work, however much others have sent. Items of one
-    tenant keep their order.
+    """Queue that always serves the tenant for which least work was done (start-time fair queueing). A tenant
+    that is new starts level with the others, so nobody saves anything up. A tenant with one short text only
+    waits for the work in progress, however much others have sent. Items of one tenant keep their order.
     """
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[tuple[T, int]]] = {}
         self._order: list[tuple[int, int, str]] = []
-        """A heap of the tenants that have something: where each one stands, and who came first."""
+        """Heap of the tenants that have items, by virtual time and arrival."""
         self._numbers = count()
         self._now = 0
-        """Where the tenant stood whose item was taken last."""
+        """Virtual time of the tenant that was served last."""
         self._ends: dict[str, int] = {}
-        """Where each tenant stands after what was taken of it."""
+        """Virtual time of each tenant after its last served item."""
         self._costs: Counter[str] = Counter()
         self.total_cost = 0
         self._num_items = 0
@@ -35,20 +34,20 @@ class Turns(Generic[T]):
         return self._num_items
 
     def cost_of(self, tenant: str) -> int:
-        """Return the summed cost of what this tenant has waiting."""
+        """Return the total cost of this tenant's waiting items."""
         return self._costs[tenant]
 
     def num_of(self, tenant: str) -> int:
-        """Return how many items this tenant has waiting."""
+        """Return the number of this tenant's waiting items."""
         return len(self._queues.get(tenant, ()))
 
     def items(self) -> Iterator[tuple[str, list[T]]]:
-        """Return the items that each tenant has waiting, in its order."""
+        """Yield the waiting items of each tenant, in its order."""
         for tenant, queue in list(self._queues.items()):
             yield tenant, [item for item, _ in queue]
 
     def push(self, tenant: str, item: T, cost: int) -> None:
-        """Add an item. `cost`: its work, in units of the caller's choice, above 0."""
+        """Add an item. cost: its work in any unit, above 0."""
         queue = self._queues.get(tenant)
         if queue is None:
             queue = self._queues[tenant] = deque()
@@ -60,7 +59,7 @@ class Turns(Generic[T]):
         self._num_items += 1
 
     def pop(self) -> T:
-        """Take the next item. Raises IndexError when there is none."""
+        """Remove and return the next item. Raises IndexError if there is none."""
         start, _, tenant = heapq.heappop(self._order)
         queue = self._queues[tenant]
         item, cost = queue.popleft()

@@ -1,6 +1,5 @@
-"""Validation: what is wrong with a request, found before the scheduler sees it. Knows no socket.
-
-Every check raises the error that the user gets, naming the field as the user wrote it.
+"""Validation: checks of requests before the scheduler sees them. Each check raises the error that the user
+gets, naming the field as the user wrote it. Knows no socket.
 """
 
 from __future__ import annotations
@@ -35,30 +34,30 @@ PromptField = Literal["text", "input_ids", "messages"]
 RETRY_AFTER_S = 1.0
 EXTRA_ID_BYTES = 8
 MAX_PREDICTION_CHARS = 1 << 16
-"""Most characters of a prediction: 50 ms of encoding."""
+"""Most characters of a prediction, which take 50 ms to encode."""
 READ_ONLY = frozenset(("server_info", "iteration_stats", "request_stats"))
-"""Operations that may be asked of a ring without changing anything."""
+"""Operations on the ring that change nothing."""
 
 _decode_map = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Validator:
-    """Checks requests against one model."""
+    """Checks requests against one model and its settings."""
 
     vocab_size: int
-    """Number of ids that the model has an embedding for."""
+    """Number of ids for which the model has an embedding."""
     context_length: int
-    """Tokens of the longest sequence, prompt and output, that the model takes."""
+    """Most tokens of a sequence, prompt and output."""
     takes_text: bool = True
     """True if there is a tokenizer."""
     task: Task = "generate"
     """Task that the model is served for."""
     max_prompt_len: int | None = None
-    """Most tokens of a prompt that is computed whole, in one step. None: it may be computed in chunks."""
+    """Most tokens of a prompt that must be computed in one step; None: prompts may be computed in chunks."""
 
     def check_request(self, request: GenerateRequest) -> PromptField:
-        """Check what needs no tokenizer; say which field holds the prompt. Raises InvalidRequest."""
+        """Check what needs no tokenizer. Returns the field that has the prompt. Raises InvalidRequest."""
         check_task(request.task, self.task)
         request.sampling.validate()
         request.sampling.check_vocabulary(self.vocab_size)
@@ -102,7 +101,7 @@ class Validator:
             raise InvalidRequest("messages: at least one is needed", param="messages")
 
     def template_kwargs(self, request: GenerateRequest) -> dict[str, object]:
-        """Return further variables of the chat template. Raises InvalidRequest."""
+        """Return the further variables of the chat template. Raises InvalidRequest."""
         if not request.template_kwargs:
             return {}
         try:
@@ -113,20 +112,19 @@ class Validator:
             ) from error
 
     def tools(self, request: GenerateRequest) -> list[dict[str, Any]]:
-        """Return the definitions of tools for the chat template. Raises InvalidRequest."""
+        """Return the tool definitions for the chat template. Raises InvalidRequest."""
         return decode_tools(request.tools)
 
     def input_ids(self, request: GenerateRequest, num_virtual: int = 0) -> IntArray:
-        """Return the ids of a prompt that came as ids, which may address so many virtual tokens. Raises
+        """Return the ids of a prompt given as ids, which may refer to num_virtual virtual tokens. Raises
         InvalidRequest.
         """
         assert request.input_ids is not None
         return self._ids("input_ids", request.input_ids, num_virtual)
 
     def check_text(self, field: PromptField, text: str, max_token_chars: int | None, max_len: int) -> None:
-        """Refuse a text that cannot fit, whatever its tokens are, before the work of encoding it.
-
-        `max_token_chars`: characters that one token stands for, at most; None: no bound is known.
+        """Refuse a text that cannot fit, whatever its tokens are, before it is encoded. max_token_chars: most
+        characters that one token stands for; None: unknown.
         """
         limit = self._limit(max_len)
         if max_token_chars is not None and len(text) > (limit - 1) * max_token_chars:
@@ -138,12 +136,12 @@ class Validator:
             )
 
     def truncated(self, sampling: SamplingParams, input_ids: IntArray, max_len: int) -> IntArray:
-        """Return the last ids of a prompt, as many as the request keeps. `max_len` as of `check_prompt`."""
+        """Return the last ids of a prompt, as many as the request keeps. max_len: as in `check_prompt`."""
         num_kept = sampling.num_kept(len(input_ids), self._limit(max_len), self.max_prompt_len)
         return input_ids[len(input_ids) - num_kept :]
 
     def check_prompt(self, field: PromptField, input_ids: IntArray, max_len: int) -> None:
-        """Check a prompt's length. `max_len`: longest sequence that fits the KV cache, 0 while unknown."""
+        """Check a prompt's length. max_len: longest sequence that fits the KV cache; 0: unknown."""
         num_tokens = len(input_ids)
         if num_tokens == 0:
             raise InvalidRequest(f"{field}: the prompt is empty; it needs at least one token", param=field)
@@ -233,7 +231,7 @@ def _check_prompt_table(request: GenerateRequest, table: AdapterRef) -> None:
 
 
 def check_task(asked: Task, served: Task) -> None:
-    """Check a request's task. Raises InvalidRequest when the server was started for the other one."""
+    """Check a request's task. Raises InvalidRequest if the server was started for the other one."""
     if asked == served:
         return
     if served == "embed":
@@ -275,18 +273,18 @@ def _check_ids_only(request: GenerateRequest, prompt: PromptField) -> None:
 
 
 def may_ask(tenant: Tenant, question: ControlRequest) -> bool:
-    """Tell whether this tenant may ask so much of the ring itself."""
+    """Return True if this tenant may send this control request."""
     return tenant.may("metrics" if question.op in READ_ONLY else "admin")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueBound:
-    """Refuses requests when as many sequences run and wait as may.
+    """Bound on the sequences that run and wait.
 
-    Exact with one tokenizer and one tenant, although the scheduler's slot of the status page is a step old:
-    it says how many the scheduler had received by then, so what is on the way to it is the difference. Rows
-    are counted whether they are taken or not, because between two steps those of ended sequences are free
-    while others wait.
+    With one tokenizer and one tenant it is exact, although the scheduler's slot of the status page is a step
+    old: the slot says how many requests the scheduler had received by then, so the difference is on the way.
+    Rows are always counted as taken, because between two steps those of ended sequences are free while others
+    wait.
     """
 
     max_waiting: int
@@ -294,12 +292,12 @@ class QueueBound:
     max_running: int
 
     def check(self, status: ProcessStatus, num_on_way: int, num_new: int = 1, *, tenant: str = OWNER) -> None:
-        """Let `num_new` more sequences of a tenant through. `num_on_way`: sequences that were let through and
-        that the scheduler has not received, everybody's or, where tenants share the launch, its own: of
-        what one of them sends too much the scheduler refuses the rest, so it is in nobody else's way.
+        """Check that `num_new` more sequences of a tenant fit.
 
-        Raises: Overloaded when there is no room, RateLimited when the tenant itself has taken it,
-        InvalidRequest when so many never may.
+        num_on_way: sequences that were admitted and that the scheduler has not received; of everybody or,
+        where tenants share the launch, of this tenant. (If another tenant sends too much the scheduler
+        refuses it, so it need not count here.) Raises Overloaded if there is no room, RateLimited if the
+        tenant itself has taken it, InvalidRequest if so many can never fit.
         """
         num_possible = self.max_running + self.max_waiting_of_client
         if num_new > num_possible:
@@ -329,7 +327,7 @@ class QueueBound:
 
 
 def template_message(message: ChatMessage) -> dict[str, Any]:
-    """Return the message as the chat template takes it. Raises InvalidRequest."""
+    """Return the message in the form that chat templates take. Raises InvalidRequest."""
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name:
         fields["name"] = message.name

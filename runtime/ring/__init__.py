@@ -1,1 +1,1 @@
-"""What a process needs to find and join a ring: endpoints, run directory, keys, tenants."""
+"""Names, keys and files that a process needs to find and join a ring: endpoints, run directory, keys, tenants."""

@@ -52,7 +52,7 @@ class LaunchFile(msgspec.Struct, frozen=True):
 
 
 class ProcessContext:
-    """What a process of the ring is given: settings, names, sockets, its slot of the status page, and the
+    """Everything that a process of the ring is given: settings, names, sockets, its slot of the status page, and the
     request to stop.
     """
 

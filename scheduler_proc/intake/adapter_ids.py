@@ -17,7 +17,7 @@ class AdapterIds:
     def __init__(self, max_ids: int = MAX_IDS) -> None:
         self._max_ids = max_ids
         self._of: OrderedDict[tuple[bool, int], tuple[str, str]] = OrderedDict()
-        """(name, path) by (True for a prompt table, id)."""
+        """Pairs (name, path) by (True for a prompt table, id)."""
 
     def check(self, adapter: AdapterRef) -> None:
         """Check and remember the id of an adapter. Raises InvalidRequest if it was used with another name or
