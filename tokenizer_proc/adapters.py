@@ -2,7 +2,7 @@
 adapters whose weights come with requests, stored in the run directory.
 
     incoming/CLIENT-TASK-DIGEST-SIZE   parts received so far, by any tokenizer
-    kept/TENANT-KIND-TASK              complete adapter; the scheduler decides whether it is kept, and removes it
+    kept/TENANT-KIND-TASK              complete; the scheduler decides whether it is kept, and removes it
 """
 
 from __future__ import annotations

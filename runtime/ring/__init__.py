@@ -1,1 +1,1 @@
-"""Names, keys and files that a process needs to find and join a ring: endpoints, run directory, keys, tenants."""
+"""Names, keys and files with which a process finds and joins a ring."""

@@ -52,8 +52,8 @@ class LaunchFile(msgspec.Struct, frozen=True):
 
 
 class ProcessContext:
-    """Everything that a process of the ring is given: settings, names, sockets, its slot of the status page, and the
-    request to stop.
+    """Everything that a process of the ring is given: settings, names, sockets, its slot of the status page,
+    and the request to stop.
     """
 
     def __init__(
