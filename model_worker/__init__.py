@@ -1,1 +1,3 @@
-"""The model worker: executes plans on a device. The only package that imports torch; this file does not."""
+"""The model worker: executes plans on a device. It is the only package that imports torch; this file does
+not.
+"""

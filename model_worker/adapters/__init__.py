@@ -1,1 +1,3 @@
-"""Adapters of a model: read from their files beside the forward, and put where it computes with them."""
+"""LoRA adapters and prompt tables: read from files beside the forward, and installed into the layers that use
+them.
+"""

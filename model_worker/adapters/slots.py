@@ -1,9 +1,9 @@
-"""AdapterSlots: loads adapters into slots of the device while steps are computed, and says what became of it.
+"""AdapterSlots: loads adapters into device slots while steps are computed, and reports the results.
 
-    load      the slot is emptied in the order of the plans; threads read and pack, niced
-    answers   what is ready is installed in the order of the plans, and said
+    load      the slot is emptied, in the order of the plans; niced threads read and pack the weights
+    answers   finished adapters are installed, in the order of the plans, and reported
 
-So a plan that is launched behind an answer computes with the adapter, and the forward waits for no disk.
+So a plan that is launched after an answer uses the adapter, and no forward waits for the disk.
 """
 
 from __future__ import annotations
@@ -42,24 +42,26 @@ from runtime.wire.plan import AdapterFailed, AdapterLoaded, AdapterRef, LoadAdap
 logger = logging.getLogger(__name__)
 
 NICENESS = 15
-"""A 29th of a core that a step wants too, so the step takes 3 to 4 % longer while something is loaded."""
+"""Niceness of the loading threads. It gives them 1/29 of a core that a step wants too, so steps take 3 to 4 %
+longer while an adapter is loaded.
+"""
 
 AdapterAnswer = AdapterLoaded | AdapterFailed
 Packed = Mapping[Linear, PackedAdapter] | Tensor
-"""Weights of an adapter, or of a prompt table, ready to be installed."""
+"""Packed weights of an adapter or a prompt table, ready to be installed."""
 
 
 class _Load(NamedTuple):
-    """A load that was asked for; a later one of its slot, or a drop, makes it void."""
+    """A load that was asked for. A later load of the same slot, or a drop, cancels it."""
 
     asked: LoadAdapter
     emptied: Ticket[None]
-    """No step behind it, and once it is done no step at all, reads the slot."""
+    """Ticket of the emptying: later steps, and once it is done all steps, no longer read the slot."""
     began_s: float
 
 
 class AdapterSlots:
-    """Loader of adapters into slots. Asked in the thread that launches plans."""
+    """Loads adapters into slots. Used in the thread that launches plans."""
 
     def __init__(
         self,
@@ -71,13 +73,12 @@ class AdapterSlots:
         rank: int = 0,
         num_threads: int = 1,
     ) -> None:
-        """model: one that takes adapters, and is bound. tables: of its rows
-        with virtual tokens. rank: this one, of those that have parts of it.
-        num_threads: loads at the same time.
+        """model: a bound model that takes adapters. tables: its prompt tables, or None. rank: number of this
+        rank. num_threads: number of loads at the same time.
         """
         self.max_rows = 0
-        """Ranks of all modules of all adapters that their share of the memory has room for; 0: they have no
-        share.
+        """Most ranks of all modules of all adapters together that their share of the memory can hold; 0: they
+        have no share.
         """
         self._model = model
         self._modules = adapted_modules(model)
@@ -95,35 +96,37 @@ class AdapterSlots:
         all_begun.wait()
         torch.set_num_threads(num_own)  # for threads to come, which take the last number that was set
         self.on_news: Callable[[], None] = lambda: None
-        """Called in another thread when there is an answer."""
+        """Called, in another thread, when there is an answer."""
 
     @property
     def num_modules(self) -> int:
-        """Linear layers of the checkpoint that an adapter may change."""
+        """Number of the checkpoint's linear layers that an adapter may change."""
         return len(self._modules)
 
     @property
     def row_bytes(self) -> int:
-        """Most bytes that a rank of 1 takes on one of them, on all ranks together."""
+        """Most bytes that an adapter of rank 1 takes for one of these layers, over all ranks."""
         return largest_row_bytes(self._model, self._modules)
 
     def check(self, path: Path) -> None:
-        """Raise InvalidRequest for an adapter that the model cannot be served with, as far as shapes tell."""
+        """Raise InvalidRequest for an adapter that does not fit the model, as far as shapes show."""
         check_fit(self._model, self._modules, read_adapter(path, self._max_rank))
 
     def load(self, asked: LoadAdapter) -> None:
-        """See LoadAdapter; a load that is replaced or dropped before it is ready is not answered."""
+        """Start a load; see LoadAdapter. A load that is replaced or dropped before it is ready is not
+        answered.
+        """
         emptied = self._install(asked.slot, {})
         self._current[asked.slot] = load = _Load(asked, emptied, time.monotonic())
         self._threads.submit(self._read_and_pack, load)
 
     def drop(self, slot: int) -> None:
-        """Give back the memory of a slot: see DropAdapter."""
+        """Free the memory of a slot; see DropAdapter."""
         self._current.pop(slot, None)
         self._install(slot, {})
 
     def answers(self) -> list[AdapterAnswer]:
-        """Return what has become of loads since the last call. Never blocks."""
+        """Return and clear the results of loads since the last call. Never blocks."""
         answers: list[AdapterAnswer] = []
         while not self._read.empty():
             load, packed = self._read.get()
@@ -132,7 +135,7 @@ class AdapterSlots:
         return answers
 
     def close(self) -> None:
-        """Begin no load that has not begun."""
+        """Start none of the loads that are still waiting."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _finish(self, load: _Load, packed: Packed | str) -> AdapterAnswer:
@@ -160,7 +163,7 @@ class AdapterSlots:
         return self._device.forward_stream.launch(install)
 
     def _read_and_pack(self, load: _Load) -> None:
-        """Read an adapter's files and lay its weights out for the device, in the thread of loads."""
+        """Read an adapter's files and pack its weights for the device, in a loading thread."""
         ref = load.asked.ref
         result: Packed | str
         try:
@@ -212,7 +215,7 @@ def _check_unchanged(ref: AdapterRef, version: str) -> None:
 
 
 def _be_nice(all_begun: threading.Barrier) -> None:
-    """Take what others leave of the cores, and one at most."""
+    """Lower the priority of the loading threads, and limit them to one core together."""
     torch.set_num_threads(1)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     all_begun.wait()

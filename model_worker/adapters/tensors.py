@@ -1,7 +1,8 @@
-"""An adapter's tensors, as the layers of a model compute with them. Refuses what does not fit the model.
+"""Tensors of an adapter in the form that a model's layers use. An adapter that does not fit the model is
+refused.
 
-The model's own weights were cut for the ranks, packed with others and put into another order when they were
-loaded; the outputs of an adapter go the same way, and its inputs are cut as theirs are.
+When the model's own weights were loaded they were divided among ranks, packed with others and reordered. The
+same is done to the outputs of an adapter, and its inputs are divided as theirs are.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ _SHOWN = 4
 
 
 class AdaptedModule(NamedTuple):
-    """A module of the checkpoint, and the layer that computes it, perhaps with others."""
+    """A module of the checkpoint, and the layer that computes it, possibly together with others."""
 
     own_name: str
     layer: Linear
 
 
 def adapted_modules(model: CausalLM) -> dict[str, AdaptedModule]:
-    """Modules of the model's checkpoint that may have adapters, by their names there."""
+    """Return the modules of the model's checkpoint that may have adapters, by their names there."""
     modules: dict[str, AdaptedModule] = {}
     for own_name, layer in model.adapted_layers().items():
         for name, _ in layer.outer_weight(1).targets(f"{own_name}.weight"):
@@ -41,7 +42,7 @@ def adapted_modules(model: CausalLM) -> dict[str, AdaptedModule]:
 
 
 def check_fit(model: CausalLM, modules: Mapping[str, AdaptedModule], config: AdapterConfig) -> None:
-    """Raise InvalidRequest, with the names, for an adapter of another model or with less than it names."""
+    """Raise InvalidRequest, which names modules, for an adapter of another model or with missing tensors."""
     own = {own_name_of(model, each.name) for each in config.modules}
     strangers = sorted(own - modules.keys())
     if strangers:
@@ -58,7 +59,8 @@ def check_fit(model: CausalLM, modules: Mapping[str, AdaptedModule], config: Ada
 
 
 def largest_row_bytes(model: CausalLM, modules: Mapping[str, AdaptedModule]) -> int:
-    """Return the most bytes that A and B of rank 1 take on one of the modules, uncut."""
+    """Return the most bytes that A and B of rank 1 take for one of the modules, before division among ranks.
+    """
     return max(
         sum(_outer_shape(model, name, where)) * where.layer.outer_weight(1).itemsize
         for name, where in modules.items()
@@ -68,8 +70,8 @@ def largest_row_bytes(model: CausalLM, modules: Mapping[str, AdaptedModule]) -> 
 def read_parts(
     model: CausalLM, modules: Mapping[str, AdaptedModule], config: AdapterConfig
 ) -> Iterator[tuple[Linear, list[LoraPart]]]:
-    """Read the weights of an adapter that fits, layer by layer. Raises InvalidRequest for numbers that are
-    none, OSError, and ModelError.
+    """Read the weights of a fitting adapter, layer by layer. Raises InvalidRequest for values that are not
+    finite, OSError, and ModelError.
     """
     layers: dict[AdaptedModule, list[AdapterModule]] = {}
     for each in config.modules:
@@ -91,7 +93,8 @@ def own_name_of(model: CausalLM, name: str) -> str:
 
 
 class AdapterFile:
-    """A file of tensors, read and not mapped: what waits for the disk holds up no other thread."""
+    """A file of tensors that is read, not memory-mapped, so that a wait for the disk blocks no other thread.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,7 +109,7 @@ class AdapterFile:
         self._file.close()
 
     def read(self, name: str) -> Tensor:
-        """Read a tensor. Raises OSError where the file has become another one."""
+        """Read a tensor. Raises OSError if the file was replaced meanwhile."""
         entry: StoredTensor = self._tensors[name]
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         self._file.seek(self._behind_header + entry.data_offsets[0])
@@ -142,12 +145,12 @@ def _part(model: CausalLM, module: AdapterModule, where: AdaptedModule, a: Tenso
 
 
 def _shape_of(model: CausalLM, module: AdapterModule, where: AdaptedModule) -> tuple[int, int]:
-    """Return outputs and inputs of the module in the checkpoint, on all ranks together."""
+    """Return (outputs, inputs) of the module in the checkpoint, over all ranks."""
     return _outer_shape(model, own_name_of(model, module.name), where)
 
 
 def _outer_shape(model: CausalLM, name: str, where: AdaptedModule) -> tuple[int, int]:
-    """Return the same by the module's name in the checkpoint."""
+    """Return (outputs, inputs) by the module's name in the checkpoint, over all ranks."""
     shapes = [
         piece.shape
         for each, piece in where.layer.outer_weight(1).targets(f"{where.own_name}.weight")

@@ -1,4 +1,4 @@
-"""Attention backends by name. A value is an import string; nothing is imported until it is chosen."""
+"""Attention backends by name. The table has import strings; nothing is imported until it is chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The seam between the transformer and attention. Knows shapes and the KV pool; knows no weights, no plan."""
+"""AttentionBackend: interface between the transformer and attention. Knows shapes and the KV pool; knows no
+weights and no plan.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,7 @@ class AttentionLayer:
 
 
 def widest_window(windows: Iterable[int | None]) -> int:
-    """Return how many tokens the layer which looks back the farthest sees, the newest included; 0: one sees
-    all.
-    """
+    """Return how many tokens back the widest layer sees, the newest token included; 0: without limit."""
     widest = 0
     for window in windows:
         if window is None:
@@ -46,10 +46,9 @@ def widest_window(windows: Iterable[int | None]) -> int:
 
 
 class AttentionInputs(NamedTuple):
-    """New tokens of a step in one layer, and what becomes of their queries and keys before they meet.
-
-    All of one dtype, of any row stride. In this order: heads of q and k are normed, they are rotated as
-    `apply_rope` does, k and v are stored, and queries attend.
+    """New tokens of a step in one layer, and the preparation of their queries and keys. Tensors have one
+    dtype and any row stride. In this order: heads of q and k are normed, they are rotated as `apply_rope`
+    does, k and v are stored, and queries attend.
     """
 
     q: Tensor  # [T, num_heads, head_dim]
@@ -63,12 +62,13 @@ class AttentionBackend(Protocol):
     """Causal attention of new tokens over the paged KV pool. One instance serves all layers and steps."""
 
     norms_heads: bool
-    """True where it norms heads itself, where it reads them to rotate them anyway; any other is given none to
-    norm.
+    """True if the backend norms heads itself while it rotates them. Other backends get heads that are already
+    normed.
     """
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Compute what all layers share and keep it in batch.attn_metadata. Once, before the forward."""
+        """Compute what all layers share, and keep it in batch.attn_metadata. Called once, before the forward.
+        """
         ...
 
     def forward(
@@ -78,9 +78,7 @@ class AttentionBackend(Protocol):
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
     ) -> Tensor:
-        """Do what `AttentionInputs` says, storing at batch.out_slots; each query attends to its sequence's
-        tokens up to itself.
-
-        Returns: [T, num_heads, head_dim] in the inputs' dtype, contiguous.
+        """Do what `AttentionInputs` says, storing keys and values at batch.out_slots; each query attends to
+        its sequence's tokens up to itself. Returns [T, num_heads, head_dim] in the inputs' dtype, contiguous.
         """
         ...

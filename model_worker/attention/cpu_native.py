@@ -1,7 +1,8 @@
-"""Attention by the C++ kernels, straight from the pages: one call a layer for the whole batch.
+"""Attention by the C++ kernels, which read keys and values directly from pages: one call a layer for the
+whole batch.
 
-A sequence's result is the same bits in any batch and with any number of threads; if it is deterministic, also
-in any chunks.
+The result of a sequence has the same bits in any batch and with any number of threads; if it is
+deterministic, also in any chunks.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from runtime.base.environment import kernel_cache_dir
 
 
 class NativeStep:
-    """The call that a step's layers share, and the tensors its pointers are into."""
+    """Arguments of the kernel call that a step's layers share, and the tensors that its pointers refer to."""
 
     __slots__ = ("call", "kv_lens", "query_start")
 
     def __init__(self, batch: ForwardBatch, **settings: int) -> None:
-        """Lay out the call of a batch. settings: fields of the call that are the same for every step."""
+        """Prepare the call for a batch. settings: fields of the call that are the same for every step."""
         self.kv_lens = torch.tensor(batch.kv_lens, dtype=torch.int64)
         self.query_start = torch.tensor(batch.query_start, dtype=torch.int64)
         assert batch.page_table.dtype is torch.int32
@@ -47,13 +48,13 @@ class NativeStep:
         )
 
     def read_from(self, kv_lens: Tensor, query_start: Tensor) -> None:
-        """Take the sequences' lengths [B] and ends [B + 1], int64, from these tensors instead."""
+        """Read the sequences' lengths [B] and ends [B + 1], int64, from these tensors instead."""
         self.kv_lens, self.query_start = kv_lens, query_start
         self.call.kv_lens, self.call.query_start = kv_lens.data_ptr(), query_start.data_ptr()
 
 
 class CpuNativeAttention:
-    """AttentionBackend for dtypes and heads as `attention_supports` says."""
+    """AttentionBackend for the dtypes and head sizes that `attention_supports` accepts."""
 
     norms_heads = False
 
@@ -65,16 +66,16 @@ class CpuNativeAttention:
         deterministic: bool = False,
         force_float_math: bool = False,
     ) -> None:
-        """kernels: those of the user's own cache when not given; then BuildError is raised where it has none
-        and none can be built. dtype: the only one of what it is called with; None: any. deterministic: a
-        token's result is the same bits in a decode, in a chunk and in a whole prompt. force_float_math:
-        multiply in float32 even where the CPU multiplies bfloat16.
+        """kernels: None: those in the user's cache, and BuildError is raised if they cannot be built. dtype:
+        the only dtype that will be used; None: any. deterministic: a token's result has the same bits in a
+        decode, in a chunk and in a whole prompt. force_float_math: multiply in float32 even if the CPU can
+        multiply bfloat16.
         """
         self.kernels = load_kernels(kernel_cache_dir(), dtype=dtype) if kernels is None else kernels
         self._settings = {"deterministic": deterministic, "force_float_math": force_float_math}
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Lay out what the kernel reads of the batch, once for all layers."""
+        """Prepare the kernel's arguments for the batch, once for all layers."""
         batch.attn_metadata = NativeStep(batch, **self._settings)
 
     def forward(
@@ -84,9 +85,7 @@ class CpuNativeAttention:
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
     ) -> Tensor:
-        """Do what `AttentionInputs` says, storing at batch.out_slots; each query attends to its sequence's
-        tokens up to itself. See AttentionBackend.
-        """
+        """Attend as in AttentionBackend.forward."""
         assert isinstance(batch.attn_metadata, NativeStep), "prepare(batch) runs before the forward"
         call = batch.attn_metadata.call
         q, k, v, cos_sin, _ = inputs

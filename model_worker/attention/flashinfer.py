@@ -1,11 +1,12 @@
-"""Attention by the FlashInfer library's paged kernels, where it is installed; what comes before is Triton's.
+"""Attention by the FlashInfer library's paged kernels; norms, rotation and storing before it use Triton
+kernels.
 
-    prepare                  the batch's pages, as the library lists them
-    first layer of a kind    plan: who computes what, decided on the host for the lengths of this step
+    prepare                  lists the batch's pages in the library's format
+    first layer of a kind    plan: the host divides the work for the lengths of this step
     each layer               run
 
-Decodes and chunks go through one kernel. A plan knows lengths, so a step cannot be recorded as a CUDA graph.
-Written for flashinfer-python 0.7; NOTE: no test has run this on a GPU yet.
+Decodes and chunks use the same kernel. A plan depends on lengths, so a step cannot be recorded as a CUDA
+graph. Written for flashinfer-python 0.7. NOTE: no test has run this on a GPU yet.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NUM_PLANS = 2
 
 
 class _Kind(NamedTuple):
-    """Layers that share a plan."""
+    """Properties of layers that can share a plan."""
 
     num_heads: int
     num_kv_heads: int
@@ -44,7 +45,7 @@ class _Kind(NamedTuple):
 
 @dataclass(slots=True)
 class _Step:
-    """A batch as the library lists it; int32, on the host but for the indices."""
+    """A batch in the library's format: int32, on the host except for the indices."""
 
     query_start: Tensor  # [B + 1]
     page_start: Tensor  # [B + 1]
@@ -54,7 +55,7 @@ class _Step:
 
 
 class _Planned:
-    """One of the library's wrappers, and when its last plan had left the host."""
+    """One of the library's wrappers, and the event after which its last plan has left the host."""
 
     def __init__(self, workspace: Tensor) -> None:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
@@ -96,7 +97,7 @@ class FlashInferAttention:
         self._plans: defaultdict[_Kind, list[_Planned]] = defaultdict(list)
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """List the batch's pages; the table is read on the device."""
+        """List the batch's pages. The page table is read on the device."""
         kv_lens = np.array(batch.kv_lens)
         page_start = np.concatenate([[0], np.cumsum(-(-kv_lens // batch.page_size))])
         device = batch.page_table.device
@@ -117,9 +118,7 @@ class FlashInferAttention:
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
     ) -> Tensor:
-        """Do what `AttentionInputs` says, storing at batch.out_slots; each query attends to its sequence's
-        tokens up to itself. Norms and rotates q in place. See AttentionBackend.
-        """
+        """Attend as in AttentionBackend.forward. Norms and rotates q in place."""
         step = batch.attn_metadata
         assert isinstance(step, _Step), "prepare(batch) runs before the forward"
         q, k, v, cos_sin, head_norms = inputs
@@ -151,6 +150,6 @@ class FlashInferAttention:
 
 
 def _host(array: np.ndarray, device: torch.device) -> Tensor:
-    """int32 where the library can copy from without waiting."""
+    """Return the array as int32 in host memory from which the library can copy without waiting."""
     tensor = torch.from_numpy(array.astype(np.int32))
     return tensor if device.type == "cpu" else tensor.pin_memory()

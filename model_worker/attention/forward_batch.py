@@ -1,4 +1,4 @@
-"""ForwardBatch: what one forward pass reads. Knows tokens, rows and pages; knows no request and no plan."""
+"""ForwardBatch: inputs of one forward pass. Knows tokens, rows and pages; knows no request and no plan."""
 
 from __future__ import annotations
 

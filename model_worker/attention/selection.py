@@ -1,4 +1,4 @@
-"""Which attention backend a worker takes, from its settings and what the machine can do."""
+"""Choice of the attention backend, from the settings and what the machine can do."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ logger = logging.getLogger(__name__)
 def make_attention_backend(
     name: str, *, device: str, dtype: torch.dtype, head_dim: int, deterministic: bool = False
 ) -> AttentionBackend:
-    """The backend of that name; for "auto", the fastest one that works here, with a line if that is not the
-    native one on a CPU. deterministic: as CpuNativeAttention has it; others promise nothing.
-
-    Raises: ConfigError for an unknown name, for a backend that cannot work here, and for CUDA without triton.
+    """Return the backend of that name; for "auto" the fastest one that works here, with a log line if that is
+    not the native one on a CPU. deterministic: as in CpuNativeAttention; other backends guarantee nothing.
+    Raises ConfigError for an unknown name, for a backend that cannot work here, and for CUDA without triton.
     """
     if device == "cuda":
         return _make_for_cuda(name, dtype, head_dim)

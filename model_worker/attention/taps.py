@@ -1,4 +1,4 @@
-"""StepTaps: picks rows of additional outputs out of a forward. Knows names and places, no plan."""
+"""StepTaps: collects the rows of additional outputs during a forward. Knows names and positions, no plan."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 class StepTaps:
-    """Takes what a forward hands over, on the stream that computes it."""
+    """Collector of rows from a forward's intermediate results, on the stream that computes them."""
 
     def __init__(
         self, names: frozenset[str], places: Tensor, tokens: Tensor, download: Callable[[Tensor], Tensor]
     ) -> None:
-        """places [m]: of the batch's outputs; tokens [m]: of its tokens."""
+        """places [m]: indices among the batch's outputs. tokens [m]: indices among its tokens."""
         self.names = names
         self._places = places
         self._tokens = tokens
@@ -21,7 +21,7 @@ class StepTaps:
         self.values: dict[str, Tensor] = {}
 
     def pick(self, hidden: Tensor) -> Tensor:
-        """Rows [m, width] of something [T, width]."""
+        """Return the wanted rows [m, width] of an intermediate result [T, width]."""
         return hidden.index_select(0, self._tokens)
 
     def take(self, name: str, rows: Tensor) -> None:
@@ -30,5 +30,5 @@ class StepTaps:
         self.values[name] = self._download(rows.float())
 
     def take_outputs(self, name: str, hidden: Tensor) -> None:
-        """Keep rows of final hidden states [W, hidden_size]."""
+        """Keep the wanted rows of final hidden states [W, hidden_size]."""
         self.take(name, hidden.index_select(0, self._places))

@@ -23,7 +23,7 @@ _QUERY_TILE = 128
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """One sequence of a step: its new tokens, and the slots of all its tokens so far."""
+    """One sequence of a step: its new tokens, and the KV slots of all its tokens so far."""
 
     tokens: slice  # rows of q
     num_cached: int
@@ -43,7 +43,7 @@ class TorchNativeAttention:
         self._masks: dict[tuple[int | None, torch.dtype, torch.device], Tensor] = {}
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Resolve the KV slots of every sequence, once for all layers."""
+        """Compute the KV slots of every sequence, once for all layers."""
         if batch.batch_size == 0:
             batch.attn_metadata = []
             return
@@ -66,9 +66,7 @@ class TorchNativeAttention:
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
     ) -> Tensor:
-        """Do what `AttentionInputs` says, storing at batch.out_slots; each query attends to its sequence's
-        tokens up to itself. See AttentionBackend.
-        """
+        """Attend as in AttentionBackend.forward."""
         assert isinstance(batch.attn_metadata, list), "prepare(batch) runs before the forward"
         q, k, v, cos_sin, _ = inputs
         if cos_sin is not None:
@@ -92,7 +90,9 @@ class TorchNativeAttention:
     def _extend(
         self, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, num_cached: int, out: Tensor
     ) -> None:
-        """Attend the new tokens q [N, num_kv_heads, group, head_dim] of one sequence into out, by tiles."""
+        """Attend the new tokens q [N, num_kv_heads, group, head_dim] of one sequence, tile by tile, into
+        `out`.
+        """
         window = layer.sliding_window
         base = _first_visible(num_cached, window)  # position of keys[:, 0]
         for start in range(0, q.shape[0], _QUERY_TILE):
@@ -129,7 +129,8 @@ class TorchNativeAttention:
 
 
 def _attend(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention over the last two dimensions. With a soft-cap, which torch's own has not, in float32."""
+    """Attend over the last two dimensions. With a soft-cap, which torch's operator does not have, in float32.
+    """
     if layer.softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scale)
     scores = q.float() @ k.float().transpose(-1, -2)
@@ -140,12 +141,12 @@ def _attend(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
 
 
 def _first_visible(position: int, window: int | None) -> int:
-    """The first key position a query at position attends to."""
+    """Return the first key position that a query at `position` attends to."""
     return 0 if window is None else max(0, position - window + 1)
 
 
 def _mask_template(capacity: int, window: int | None, like: Tensor) -> Tensor:
-    """[_QUERY_TILE, capacity + _QUERY_TILE]: 0 where query r sees key c - capacity, -inf elsewhere."""
+    """Return [_QUERY_TILE, capacity + _QUERY_TILE]: 0 where query r sees key c - capacity, -inf elsewhere."""
     query = torch.arange(_QUERY_TILE, device=like.device).unsqueeze(1)
     key = torch.arange(-capacity, _QUERY_TILE, device=like.device)
     hidden = key > query

@@ -1,11 +1,11 @@
-"""Attention by the Triton kernels, straight from the pages: the CUDA path.
+"""Attention by the Triton kernels, which read keys and values directly from pages: the CUDA path.
 
-    decodes              norm, rotate, store and attend, split over the keys; then merged
-    decodes of which     norm, rotate and store all of them, because a token attends to what another one of
-     rows repeat         its row stores; then attend and merge as for others
-    chunks of prompts    norm, rotate and store; then tiles of new tokens
+    decodes              norm, rotate, store and attend, split over the keys; then merge the splits
+    decodes of which     norm, rotate and store all of them first, because a token attends to what another
+    rows repeat          one of its row stores; then attend and merge as for others
+    chunks of prompts    norm, rotate and store; then attend by tiles of new tokens
 
-A step of decodes alone needs nothing from the host that the forward does not have on the device already.
+A step of decodes alone needs nothing from the host that is not on the device already.
 """
 
 from __future__ import annotations
@@ -45,19 +45,21 @@ class TritonAttention:
     """AttentionBackend for any float dtype and head size, on one NVIDIA GPU."""
 
     stays_on_device = True
-    """Decodes take their lengths from the device: batch.kv_lens may be more than they are."""
+    """True: decodes read their lengths from the device, and batch.kv_lens may be upper bounds."""
     norms_heads = True
     repeats_rows = True
-    """Decodes may be several tokens of one row."""
+    """True: several decodes may be tokens of the same row."""
 
     def __init__(self, num_multiprocessors: int = 0) -> None:
-        """num_multiprocessors: what the keys of few decodes are split for; 0: those of this process's GPU."""
+        """num_multiprocessors: number of multiprocessors that the keys of few decodes are divided among; 0:
+        that of this process's GPU.
+        """
         if not num_multiprocessors and torch.cuda.is_available():
             num_multiprocessors = torch.cuda.get_device_properties().multi_processor_count
         self._num_multiprocessors = num_multiprocessors or 1  # 1: Triton's interpreter, in tests
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Lay out lengths, once for all layers; at most one copy to the device."""
+        """Prepare lengths once for all layers, with at most one copy to the device."""
         num_decodes = batch.num_decodes
         # A decode is the last token of its sequence.
         decode_lens = batch.decode_lens
@@ -81,9 +83,7 @@ class TritonAttention:
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
     ) -> Tensor:
-        """Do what `AttentionInputs` says, storing at batch.out_slots; each query attends to its sequence's
-        tokens up to itself. Norms and rotates chunks' queries in place. See AttentionBackend.
-        """
+        """Attend as in AttentionBackend.forward. Norms and rotates chunks' queries in place."""
         step = batch.attn_metadata
         assert isinstance(step, _Step), "prepare(batch) runs before the forward"
         q, k, v, cos_sin, head_norms = inputs

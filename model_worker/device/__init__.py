@@ -1,4 +1,4 @@
-"""device: where the model runs and the order in which things happen there. Knows no model, plan or row."""
+"""Devices: where the model runs, and the order of work there. Knows no model, plan or row."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ DEVICES = {
 
 
 def make_device(name: str, *, threaded: bool, index: int = 0) -> Device:
-    """The device of that name. `threaded`: a CPU stream runs beside its caller; a CUDA stream always does.
-    `index`: which of several GPUs.
-
-    Raises ConfigError for an unknown name or a device that this machine lacks.
+    """Return the device of that name. threaded: a CPU stream runs in a thread of its own (a CUDA stream is
+    always asynchronous). index: which of several GPUs. Raises ConfigError for an unknown name or a device
+    that this machine lacks.
     """
     device: Device = resolve("device", name, DEVICES)(threaded=threaded, index=index)
     return device

@@ -1,7 +1,8 @@
-"""Device: what the runner needs of one: streams of work, tickets for it, copies to and from, free memory.
+"""Device: interface to streams of work, tickets for their results, copies to and from the device, and free
+memory.
 
-One code path serves CPU and CUDA: work is a function handed to a stream, a ticket stands for its result.
-On CPU the copy stream is the forward stream itself.
+One code path serves CPU and CUDA: work is a function that is launched on a stream, and a ticket stands for
+its result. On a CPU the copy stream is the forward stream itself.
 
     forward stream   plan N: tables, forward, sampling │ plan N + 1 …
     copy stream                                        └ copy back N │ …
@@ -21,27 +22,25 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Ticket(Protocol[T_co]):
-    """Handle of work that was launched."""
+    """Handle of launched work."""
 
     def done(self) -> bool:
-        """Tell whether the work is finished, or has failed. Never blocks."""
+        """Return True if the work is finished or has failed. Never blocks."""
 
     def wait(self) -> T_co:
-        """Block until the work is finished and return what it returned. Raises what it raised."""
+        """Wait until the work is finished and return its result. Raises the exception that it raised."""
 
     @property
     def has_failed(self) -> bool:
-        """Tell whether it is known that the work has failed. Never blocks."""
+        """Return True if the work is known to have failed. Never blocks."""
 
     @property
     def value(self) -> T_co:
-        """Return what the work returned, for work behind it in stream order: its tensors may be
-        unfinished.
-        """
+        """Return the result for use by later work in stream order. Its tensors may be unfinished."""
 
 
 class Outcome(Generic[T]):
-    """Result of work, or what it raised, for tickets to be made of."""
+    """Result of work, or the exception that it raised; used by tickets."""
 
     __slots__ = ("_error", "_value")
 
@@ -61,21 +60,19 @@ class Outcome(Generic[T]):
 
 class Stream(Protocol):
     def launch(self, fn: Callable[[], T], after: Any = None) -> Ticket[T]:
-        """Run `fn` once everything launched before it on this stream, and `after`, a ticket of the same
-        device, is finished.
-
-        Never raises what `fn` raises: the ticket does, and the stream goes on.
+        """Run `fn` when everything launched before on this stream, and the ticket `after` of the same device,
+        is finished. An exception in `fn` is raised by the ticket only, and the stream continues.
         """
 
     def close(self) -> None:
-        """Finish what was launched and let go of the stream."""
+        """Finish all launched work and release the stream."""
 
 
 class Graph(Protocol):
-    """Work that was recorded."""
+    """Recorded work."""
 
     def replay(self) -> None:
-        """Do it again, on the current stream and the same memory."""
+        """Run the work again, on the current stream and the same memory."""
 
 
 class Device(Protocol):
@@ -84,45 +81,47 @@ class Device(Protocol):
     forward_stream: Stream
     copy_stream: Stream
     prefers_one_pass: bool
-    """True where looking at an intermediate result to do less work costs more than all of the work: it means
-    to wait.
+    """True if looking at an intermediate result in order to do less work costs more than all of the work,
+    because it means waiting for the device.
     """
     compiles_when_launched: bool
-    """True where a kernel is compiled when it is launched first, and for another kind of arguments anew."""
+    """True if a kernel is compiled at its first launch, and again for another kind of arguments."""
     has_own_memory: bool
-    """True where only this process's allocator divides the memory: what steps take of it can be measured."""
+    """True if only this process's allocator divides the memory, so that the memory of steps can be measured.
+    """
     replays_launches: bool
-    """True where what `capture` returns launches again without the cost on the host."""
+    """True if the result of `capture` launches again without the host's cost of launching."""
     launch_errors: tuple[type[Exception], ...]
-    """Errors of a kernel that needs more registers or shared memory than the device has."""
+    """Exceptions for a kernel that needs more registers or shared memory than the device has."""
 
     def free_bytes(self, *, cached: bool = True) -> int:
-        """Return the bytes that may still be allocated on the device. cached: with what its allocator has
-        kept of what was given back.
+        """Return the bytes that may still be allocated on the device. cached: count memory that its allocator
+        keeps for reuse.
         """
 
     def host_block(self, size: int) -> Tensor:
-        """Return an uninitialised int64 tensor [size] on the host, of the kind `upload` copies fastest."""
+        """Return an uninitialised int64 tensor [size] in host memory from which `upload` is fastest."""
 
     def upload(self, host: Tensor) -> Tensor:
-        """Return `host` on the device, in order of the current stream. On CPU it is the same memory."""
+        """Return a copy of `host` on the device, in the order of the current stream. On a CPU it is the same
+        memory.
+        """
 
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
-        """Return a copy of `array` on the device, in order of the current stream."""
+        """Return a copy of `array` on the device, in the order of the current stream."""
 
     def download(self, tensor: Tensor) -> Tensor:
-        """Return `tensor` on the host; it may be read once the ticket of the work that called this is
+        """Return a copy of `tensor` in host memory. It may be read when the ticket of the calling work is
         done.
         """
 
     def current_stream(self) -> int | None:
-        """Return the CUDA stream that work goes to now, as its address; None where there is none."""
+        """Return the address of the current CUDA stream; None on other devices."""
 
     def capture(self, fn: Callable[[], None]) -> Graph:
-        """Record what `fn` launches on the current stream; it has run once or twice by then.
-
-        `fn` must neither wait for the device nor depend on anything but memory that outlives the graph.
-        Raises what `fn` raises, torch.OutOfMemoryError among them.
+        """Record what `fn` launches on the current stream, after running it once or twice. `fn` must not wait
+        for the device, and must depend only on memory that outlives the graph. Raises the exceptions of `fn`,
+        including torch.OutOfMemoryError.
         """
 
     def close(self) -> None: ...

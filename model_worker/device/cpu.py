@@ -1,4 +1,4 @@
-"""The CPU as a device. A stream is a thread, or the caller itself where the worker has its own process."""
+"""The CPU as a device. A stream is a thread, or the caller itself if the worker has a process of its own."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ MAX_TRIM_THRESHOLD, MAX_MMAP_THRESHOLD = (1 << 31) - 1, 32 << 20
 
 
 def give_back_freed_memory() -> None:
-    """Return what tensors gave back to the system, as far as the C library knows how: glibc does."""
+    """Return memory that tensors have freed to the system, if the C library is glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def keep_freed_memory() -> None:
-    """From now on what tensors give back stays with the process, and what they gave back before goes.
-    Otherwise activations of a few megabytes are pages that the kernel fills with zeros for each step anew, a
-    quarter of the time of 2,048 tokens of a small model; and weights that were quantised as they were loaded
-    would be there twice. Nothing where the C library is another than glibc.
+    """Keep memory that tensors free in the process from now on, after returning what was freed before.
+
+    Otherwise activations of a few megabytes are pages that the kernel fills with zeros in each step, which
+    takes a quarter of the time of 2,048 tokens of a small model; and weights that were quantised while they
+    were loaded would take their memory twice. Does nothing if the C library is not glibc.
     """
     give_back_freed_memory()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -75,7 +76,7 @@ _Launch = tuple[CpuTicket[Any], CpuTicket[Any] | None]
 
 
 class DoneTicket(Outcome[T]):
-    """Ticket of work that was done when it was launched."""
+    """Ticket of work that was finished when it was launched."""
 
     __slots__ = ()
 
@@ -100,11 +101,11 @@ class InlineStream:
         return DoneTicket(fn)
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing: the stream holds no resources."""
 
 
 class ThreadedStream:
-    """Stream that is a thread: work runs in order, and the caller does not wait."""
+    """Stream with a thread of its own: work runs in order, and the caller does not wait."""
 
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[_Launch | None] = queue.SimpleQueue()
@@ -130,7 +131,7 @@ class ThreadedStream:
 
 
 class Rerun:
-    """The graph of a machine that has none: the function itself."""
+    """Graph for a device that cannot record: it calls the function again."""
 
     def __init__(self, fn: Callable[[], None]) -> None:
         self.replay = fn
@@ -146,14 +147,14 @@ class CpuDevice:
     launch_errors: tuple[type[Exception], ...] = ()
 
     def __init__(self, *, threaded: bool, index: int = 0) -> None:
-        """`index`: there is one CPU, whatever it is."""
+        """index: ignored, since there is one CPU."""
         self.forward_stream: Stream = ThreadedStream("forward") if threaded else InlineStream()
         # Results are in host memory already: a second thread would only add a switch.
         self.copy_stream: Stream = self.forward_stream
 
     def free_bytes(self, *, cached: bool = True) -> int:
-        """Return what the kernel can give without swapping, no more than the control group leaves. cached:
-        what loading gave back goes first: a KV cache in its place would be there before it is written.
+        """Return the bytes that the kernel can give without swapping, at most what the control group leaves.
+        cached: first return freed memory, which a KV cache would otherwise not be able to use.
         """
         if cached:
             give_back_freed_memory()
@@ -183,7 +184,7 @@ class CpuDevice:
 
 
 def memory_bytes() -> int:
-    """Return the bytes of memory of this machine, no more than the control group may have."""
+    """Return the bytes of memory of this machine, at most the limit of the control group."""
     return min(_meminfo("MemTotal"), _cgroup_limit())
 
 
@@ -199,7 +200,7 @@ def _meminfo(name: str) -> int:
 
 
 def _cgroup_limit() -> int:
-    """The memory limit of a version 2 control group; very large when there is none."""
+    """Return the memory limit of a version 2 control group; very large if there is none."""
     try:
         limit = (CGROUP / "memory.max").read_text().strip()
     except (FileNotFoundError, PermissionError):
@@ -208,7 +209,7 @@ def _cgroup_limit() -> int:
 
 
 def _cgroup_available() -> int:
-    """Bytes that are left of that limit."""
+    """Return the bytes that are left of that limit."""
     limit = _cgroup_limit()
     if limit == NO_LIMIT:
         return NO_LIMIT

@@ -1,4 +1,4 @@
-"""One NVIDIA GPU as a device. A stream is a CUDA stream; a ticket is an event on it."""
+"""An NVIDIA GPU as a device. A stream is a CUDA stream; a ticket is an event on it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ COMPILERS = ("gcc", "clang")
 
 
 def has_fp8() -> bool:
-    """Tell whether this process's GPU computes with float8; where there is none, nothing speaks
-    against it.
-    """
+    """Return True if this process's GPU computes with float8, or there is no GPU."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= FP8_CAPABILITY
 
 
@@ -43,7 +41,9 @@ def _launch_errors() -> tuple[type[Exception], ...]:
 
 
 def _check_compiler() -> None:
-    """Raise ConfigError without a C compiler: Triton would fail at its first launch, behind the weights."""
+    """Raise ConfigError if there is no C compiler. Otherwise Triton would fail at its first launch, after the
+    weights were loaded.
+    """
     named = c_compiler()
     if not any(shutil.which(name) for name in (COMPILERS if named is None else (named,))):
         missing = "there is neither gcc nor clang" if named is None else f"CC={named} is no program"
@@ -79,7 +79,7 @@ class CudaStream:
         self._stream = torch.cuda.Stream(device)
 
     def launch(self, fn: Callable[[], T], after: CudaTicket[Any] | None = None) -> CudaTicket[T]:
-        """Enqueue at once what `fn` launches; only the GPU waits for `after`."""
+        """Run `fn` at once, which enqueues its work; only the GPU waits for `after`."""
         ticket: CudaTicket[T] = CudaTicket()
         with torch.cuda.stream(self._stream):
             if after is not None:
@@ -100,7 +100,7 @@ class CudaDevice:
     replays_launches = True
 
     def __init__(self, *, threaded: bool, index: int = 0) -> None:
-        """A CUDA stream runs beside its caller whether `threaded` or not."""
+        """threaded: ignored, because a CUDA stream is always asynchronous."""
         if not torch.cuda.is_available():
             raise ConfigError("device: cuda was asked for, but torch finds no NVIDIA GPU; try --device cpu")
         capability = torch.cuda.get_device_capability(index)

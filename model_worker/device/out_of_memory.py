@@ -1,4 +1,4 @@
-"""Which errors mean that the device's memory is full, and what a user is told then. Knows no setting."""
+"""Recognition of out-of-memory errors, and their messages for users. Knows no setting."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error; what follows it is advice, or a trace of torch's."""
+    """Return the first line of an error. The others are advice or a trace of torch."""
     return str(error).partition("\n")[0]
 
 
 @contextmanager
 def when_out_of_memory(doing: str, remedy: str) -> Iterator[None]:
-    """Context in which an error for lack of memory becomes a ConfigError with `remedy`, raised while `doing`
-    something.
+    """Context manager that turns an out-of-memory error into a ConfigError. doing: what was being done, for
+    the message. remedy: advice.
     """
     try:
         yield

@@ -1,1 +1,1 @@
-"""distributed: the group of tensor-parallel ranks, and which part of the model each of them has."""
+"""Groups of ranks, links of pipeline stages, and the part of the model that each rank has."""

@@ -1,4 +1,4 @@
-"""Cut: which part of a dimension of the model a rank has. Knows sizes; knows no tensor and no checkpoint."""
+"""Cut: the part of a model dimension that a rank has. Knows sizes; knows no tensor and no checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ VOCAB_BLOCK = 16
 
 
 class Cut(NamedTuple):
-    """Part of a dimension: the elements start .. start + length of `total`, in memory for `room` of them."""
+    """Part of a dimension: elements start .. start + length of `total`, in memory with space for `room`
+    elements.
+    """
 
     total: int
     start: int
@@ -21,7 +23,7 @@ class Cut(NamedTuple):
         return slice(self.start, self.start + self.length)
 
     def in_units_of(self, size: int) -> Cut:
-        """Return the same cut, counted in blocks of `size` elements such as heads."""
+        """Return the same cut, counted in blocks of `size` elements, such as heads."""
         return Cut(*(number // size for number in self))
 
 
@@ -30,19 +32,21 @@ def whole(total: int) -> Cut:
 
 
 def padded(total: int) -> Cut:
-    """Return all of a dimension as a cut, in memory for whole blocks."""
+    """Return all of a dimension as a cut, with room for whole blocks."""
     return Cut(total, 0, total, -(-total // VOCAB_BLOCK) * VOCAB_BLOCK)
 
 
 def even(total: int, rank: int, num_ranks: int) -> Cut:
-    """Return a rank's part of a dimension of which all ranks have as much."""
+    """Return a rank's part of a dimension that is divided evenly."""
     length, rest = divmod(total, num_ranks)
     assert not rest, f"{total} cannot be cut into {num_ranks}"
     return Cut(total, rank * length, length, length)
 
 
 def by_heads(num_heads: int, head_dim: int, rank: int, num_ranks: int) -> Cut:
-    """Cut features into whole heads for the ranks; of fewer heads than ranks, neighbours have the same."""
+    """Divide features among ranks by whole heads. With fewer heads than ranks, neighbouring ranks have the
+    same head.
+    """
     if num_heads >= num_ranks:
         return even(num_heads * head_dim, rank, num_ranks)
     assert num_ranks % num_heads == 0, f"{num_heads} heads cannot be given to {num_ranks} ranks"
@@ -51,8 +55,8 @@ def by_heads(num_heads: int, head_dim: int, rank: int, num_ranks: int) -> Cut:
 
 
 def by_vocabulary(vocab_size: int, rank: int, num_ranks: int) -> Cut:
-    """Cut a vocabulary into as much room on every rank, in whole blocks; the last ones may have fewer rows in
-    it, or none.
+    """Divide a vocabulary among ranks, with the same room on every rank, in whole blocks. The last ranks may
+    have fewer rows in it, or none.
     """
     if num_ranks == 1:
         return whole(vocab_size)

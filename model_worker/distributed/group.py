@@ -1,7 +1,8 @@
-"""RankGroup: what the ranks of one model do together. Every rank makes the same calls in the same order.
+"""RankGroup: collective operations of the ranks of one model. Every rank makes the same calls in the same
+order.
 
-On a CPU a call ends with GroupError on every rank when one of them has ended or does not come; then the group
-is over. On CUDA a call is a launch: the device waits, and the launcher or torch ends the processes.
+On a CPU a call raises GroupError on every rank when one of them has ended or does not come; the group is then
+unusable. On CUDA a call is only a launch: the device waits, and the launcher or torch ends the processes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LATE_S = 60.0
 
 
 class GroupError(ExecutorError):
-    """Error that names a rank which has ended, or has not come to a call in time."""
+    """A rank has ended, or has not come to a call in time; the message names it."""
 
 
 class RankGroup(Protocol):
@@ -26,26 +27,28 @@ class RankGroup(Protocol):
     size: int
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of all ranks' x, the same bits on each; may be in x's memory. x is contiguous."""
+        """Return the sum of all ranks' x, with the same bits on each; may reuse x's memory. x must be
+        contiguous.
+        """
 
     def gather(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor | None:
-        """The first `width` columns of all ranks' x [n, m] side by side, in the order of the ranks:
-        [n, width], in `out` if it is given, on rank 0; None on the others.
+        """Return the first `width` columns of all ranks' x [n, m] joined side by side in rank order, [n, width],
+        on rank 0, in `out` if it is given; None on other ranks.
         """
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Return rank 0's x, whose shape and dtype are the other ranks' too; may be in x's memory."""
+        """Return rank 0's x, which has the same shape and dtype on all ranks; may reuse x's memory."""
 
     def smallest(self, number: int) -> int:
-        """Return the least of all ranks' numbers. Waits as long as a start may take: others may still be
-        loading.
+        """Return the smallest of all ranks' numbers. Waits as long as a start may take, because others may
+        still be loading.
         """
 
     def close(self) -> None: ...
 
 
 class SoloGroup:
-    """The group of one."""
+    """Group of a single rank."""
 
     rank = 0
     size = 1
@@ -63,7 +66,7 @@ class SoloGroup:
         return number
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing: the group holds no resources."""
 
 
 SOLO = SoloGroup()

@@ -1,4 +1,4 @@
-"""LinkEnd: the two ends of what a pipeline stage gives to the next one, whatever carries it."""
+"""Interfaces of the two ends of a link from one pipeline stage to the next, whatever transports the data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from model_worker.distributed.shared_memory import SLICE_S
 
 class GivingEnd(Protocol):
     def send(self, step: int, num_rows: int, parts: Sequence[Tensor]) -> None:
-        """Give a step's tensors, one after the other; they may change afterwards. Waits while the stage
-        behind has no slot for them. Raises GroupError.
+        """Send a step's tensors, one after the other. They may change afterwards. Waits while the receiving
+        stage has no free slot. Raises GroupError.
         """
 
     def close(self) -> None: ...
@@ -22,16 +22,16 @@ class GivingEnd(Protocol):
 
 class TakingEnd(Protocol):
     def receive(self, step: int) -> int:
-        """Wait for the step. Return how many rows it has; they are in `slot`. Raises GroupError."""
+        """Wait for the step, and return how many rows it has. The data is in `slot`. Raises GroupError."""
 
     def has_come(self) -> bool:
-        """Tell whether a step has come that nobody has taken."""
+        """Return True if a step has arrived that was not received yet."""
 
     def slot(self) -> Tensor:
-        """Return the bytes of the step that was received last; they stay until `let_go`."""
+        """Return the bytes of the step that was received last, which stay until `let_go`."""
 
     def let_go(self) -> None:
-        """Give back the slot of the step that was received last. Raises GroupError."""
+        """Release the slot of the step that was received last. Raises GroupError."""
 
     def close(self) -> None: ...
 
@@ -40,12 +40,12 @@ class Waiting(NamedTuple):
     """How a stage waits for another one."""
 
     on_wait: Callable[[], None]
-    """Called about every SLICE_S."""
+    """Called about every SLICE_S while waiting."""
     patience_s: float
 
     def until(self, look: Callable[[float], bool], stage: int) -> None:
-        """Return once `look` has seen something; it is given the seconds to look for. Slices are counted: see
-        SharedMemoryGroup. Raises GroupError when it takes too long.
+        """Return when `look`, which gets the seconds to look for, returns True. Slices are counted (see
+        SharedMemoryGroup). Raises GroupError when it takes too long.
         """
         for _ in range(max(1, round(self.patience_s / SLICE_S))):
             if look(SLICE_S):
@@ -55,11 +55,11 @@ class Waiting(NamedTuple):
 
 
 def has_ended(stage: int) -> GroupError:
-    """Return the error of a stage whose process is gone."""
+    """Return the error for a stage whose process is gone."""
     return GroupError(f"pipeline stage {stage} has ended")
 
 
 def check_number(number: int, step: int, stage: int) -> None:
-    """Raise GroupError where a stage has given another step than the next one."""
+    """Raise GroupError if a stage has sent another step than the expected one."""
     if number != step:
         raise GroupError(f"pipeline stage {stage} gave step {number} where step {step} was due")

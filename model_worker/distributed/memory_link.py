@@ -1,6 +1,7 @@
-"""The ends of a stage link between two processes of one machine. Data lies in memory that both have mapped,
-in slots that are used in turn; a socket of the run directory says which step has come, and which slot is free
-again. A process that ends is seen at once, as its socket closes.
+"""Stage link between two processes of one machine, through shared memory.
+
+Data is in slots that are used in turn. A socket in the run directory says which step has arrived, and which
+slot is free again. The end of a process is noticed at once, because its socket closes.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from model_worker.distributed.link_end import Waiting, check_number, has_ended
 from model_worker.distributed.shared_memory import LOOK_S, SLICE_S
 
 HEADER = struct.Struct("<qq")
-"""Format of what is said of a step: its number; rows."""
+"""Format of the message about a step: its number, and its rows."""
 OPENING = struct.Struct("<qq")
-"""Format of the first message: bytes of a slot; number of slots."""
+"""Format of the first message: bytes of a slot, and number of slots."""
 FREE = b"\1"
 
 
 class MemoryGivingEnd:
-    """See GivingEnd."""
+    """Sending end of a link through shared memory; see GivingEnd."""
 
     def __init__(
         self, end: socket.socket, slot_bytes: int, num_slots: int, *, stage: int, waiting: Waiting
     ) -> None:
-        """Make the memory. `stage`: the one at the other end."""
+        """Create the memory. stage: stage at the other end."""
         self._end, self._slot_bytes, self._num_slots = end, slot_bytes, num_slots
         self._stage, self._waiting = stage, waiting
         fd = os.memfd_create("carousel-stage")
@@ -63,10 +64,10 @@ class MemoryGivingEnd:
 
 
 class MemoryTakingEnd:
-    """See TakingEnd."""
+    """Receiving end of a link through shared memory; see TakingEnd."""
 
     def __init__(self, end: socket.socket, *, stage: int, waiting: Waiting) -> None:
-        """Map the memory of the other end, which is of `stage`. Raises GroupError."""
+        """Map the memory of the sending end. stage: stage at the other end. Raises GroupError."""
         self._end, self._stage, self._waiting = end, stage, waiting
         _wait_readable(end, stage, waiting)
         opening, fds, _, _ = socket.recv_fds(end, OPENING.size, 1)
@@ -109,7 +110,7 @@ class MemoryTakingEnd:
 
 
 def lay(parts: Sequence[Tensor], slot: Tensor) -> int:
-    """Lay tensors into a slot [bytes], one after the other. Return how many bytes they are."""
+    """Copy tensors into a slot [bytes], one after the other. Returns their total bytes."""
     at = 0
     for part in parts:
         data = part.contiguous().view(-1).view(torch.uint8)
@@ -174,7 +175,7 @@ def connect(folder: Path, rank: int, deadline: float, on_wait: Callable[[], None
 
 
 def accept(listener: socket.socket, deadline: float, on_wait: Callable[[], None]) -> socket.socket:
-    """Wait for the rank before this one. Raises GroupError."""
+    """Accept the connection of the rank before this one. Raises GroupError."""
     while not _is_readable(listener, SLICE_S):
         if time.monotonic() > deadline:
             raise GroupError("the stage before this one has not started in time")
@@ -184,5 +185,7 @@ def accept(listener: socket.socket, deadline: float, on_wait: Callable[[], None]
 
 
 def _name(rank: int, fd: int) -> str:
-    """Address of a rank's socket. Through a descriptor, as an address has no more than 107 bytes."""
+    """Return the address of a rank's socket. It goes through a file descriptor, because an address may only
+    have 107 bytes.
+    """
     return f"/proc/self/fd/{fd}/stage{rank}"

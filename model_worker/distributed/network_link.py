@@ -1,8 +1,9 @@
-"""The ends of a stage link between two machines. Each step goes over gloo, in a group of the two ranks, as a
-header and its data; a thread at either end has it travel while the stages compute others.
+"""Stage link between two machines. Each step travels by gloo, in a group of the two ranks, as a header and
+its data; a thread at either end transfers it while the stages compute others.
 
-gloo sends what is asked for, so the taking end's slots hold up the giving end. A process that ends is seen at
-once, as the kernel closes its connection; a machine that is gone by nobody here: its agent is, by node 0.
+gloo sends what is asked for, so free slots at the receiving end control the sending end. The end of a process
+is noticed at once, because the kernel closes its connection. A lost machine is not noticed here but by node
+0, through the machine's agent.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from model_worker.distributed.link_end import Waiting, check_number, has_ended
 from model_worker.distributed.memory_link import lay
 
 GIVER, TAKER = 0, 1
-"""Ranks in a link's group."""
+"""Ranks of the two ends in a link's group."""
 TAG = 0
 LONG = timedelta(days=3650)
-"""Timeout of a group, long enough for a ring that nobody asks anything: gloo ends one at its own timeout."""
+"""Timeout of a group. gloo ends a group at its timeout, so it must outlast a ring that gets no requests."""
 NO_STEP = -1
 """Number in the last header: no step follows."""
 
 
 class NetworkGivingEnd:
-    """See GivingEnd."""
+    """Sending end of a link over the network; see GivingEnd."""
 
     def __init__(self, group: Any, slot_bytes: int, num_slots: int, *, stage: int, waiting: Waiting) -> None:
-        """`group`: gloo's, of two. `stage`: the one at the other end."""
+        """group: gloo group of two ranks. stage: stage at the other end."""
         self._group, self._stage, self._waiting = group, stage, waiting
         self._slots = [torch.empty(slot_bytes, dtype=torch.uint8) for _ in range(num_slots)]
         self._free: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()
@@ -67,10 +68,10 @@ class NetworkGivingEnd:
 
 
 class NetworkTakingEnd:
-    """See TakingEnd."""
+    """Receiving end of a link over the network; see TakingEnd."""
 
     def __init__(self, group: Any, slot_bytes: int, num_slots: int, *, stage: int, waiting: Waiting) -> None:
-        """Take what comes. `group`: gloo's, of two. `stage`: the one at the other end."""
+        """Start to receive. group: gloo group of two ranks. stage: stage at the other end."""
         self._group, self._stage, self._waiting = group, stage, waiting
         self._free: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()
         for _ in range(num_slots):
@@ -114,7 +115,7 @@ class NetworkTakingEnd:
 
 
 class _Step(NamedTuple):
-    """A step on its way."""
+    """A step that is being transferred."""
 
     step: int
     num_rows: int
@@ -123,7 +124,7 @@ class _Step(NamedTuple):
 
 
 def _get(source: queue.SimpleQueue[Any], stage: int, waiting: Waiting) -> Any:
-    """Take what comes next; None, the end, stays for whoever looks again."""
+    """Return the next item of a queue. The end mark, None, is put back for the next caller."""
     found: list[Any] = []
 
     def look(seconds: float) -> bool:

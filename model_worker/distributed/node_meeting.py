@@ -1,4 +1,4 @@
-"""NodeMeeting: where ranks on several machines find each other, and the groups that they form there."""
+"""NodeMeeting: lets ranks on several machines find each other, and makes their groups."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class NodeMeeting:
         address: str,
         join_timeout_s: float,
     ) -> None:
-        """Connect to the store of the ranks that were started together. `is_here` tells whether a rank is on
-        this machine. `address`: where gloo listens. Raises GroupError.
+        """Connect to the store of the ranks that were started together. is_here: returns True if a rank is on
+        this machine. address: where gloo listens. Raises GroupError.
         """
         self.is_here = is_here
         self._address = address
@@ -33,7 +33,7 @@ class NodeMeeting:
         self._store = self._try(lambda: meet(self._timeout))
 
     def group(self, name: str, rank: int, size: int, device: torch.device) -> TorchGroup:
-        """Join a group. `rank`: among those who give the same name. Raises GroupError."""
+        """Join a group. rank: among the ranks that use the same name. Raises GroupError."""
         return TorchGroup(
             lambda timeout: self._room(name),
             rank,
@@ -44,7 +44,7 @@ class NodeMeeting:
         )
 
     def link(self, number: int, rank: int) -> Any:
-        """Join gloo's group of the two ends of a link. `rank`: 0 or 1. Raises GroupError."""
+        """Join the gloo group of the two ends of a link. rank: 0 or 1. Raises GroupError."""
         return self._try(
             lambda: gloo_group(self._room(f"link{number}"), rank, 2, self._address, self._timeout)
         )

@@ -1,4 +1,4 @@
-"""Which group the ranks of a launch form."""
+"""Choice of the kind of group that the ranks of a launch form."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def join_group(
     join_timeout_s: float,
     on_wait: Callable[[], None],
 ) -> RankGroup:
-    """Meet the other ranks, which are given the same folder. dtype: the model's, if kernels of a CPU are for
-    it alone. Raises GroupError.
+    """Join the other ranks, which use the same folder. dtype: the model's dtype, if CPU kernels are compiled
+    for it only. Raises GroupError.
     """
     if size == 1:
         return SOLO

@@ -1,11 +1,11 @@
-"""SharedMemoryGroup: ranks that are processes of one machine, over memory that they share.
+"""SharedMemoryGroup: group of ranks on one machine, through shared memory.
 
-    rank 0   makes the memory, which has no name, and says in the run directory how to open it
+    rank 0   creates the memory, which has no name, and writes into the run directory how to open it
     others   open it through rank 0's entry in /proc
 
-So nothing is left behind, whatever ends the processes. A wait is cut into slices, between which a rank looks
-whether the ones it waits for are still there; slices are counted, so a group that was stopped as a whole, and
-goes on later, is not late.
+So nothing is left behind, however the processes end. A wait is divided into slices, after each of which a
+rank checks that the awaited ranks are still there. Timeouts count slices, so a group that was stopped as a
+whole and continued later is not late.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Arrival(msgspec.Struct, frozen=True):
 
 
 class SharedMemoryGroup:
-    """A RankGroup of processes that have joined under one folder."""
+    """RankGroup of processes that have joined in one folder."""
 
     def __init__(
         self,
@@ -58,10 +58,9 @@ class SharedMemoryGroup:
         on_wait: Callable[[], None],
         late_s: float = LATE_S,
     ) -> None:
-        """Join the others; returns when all are there. `folder` is of these ranks alone. `on_wait` is called
-        about every SLICE_S while the others are waited for, then and later.
-
-        Raises: GroupError when one of them is not there in time.
+        """Join the other ranks; returns when all are there. folder: used by these ranks only. on_wait: called
+        about every SLICE_S while waiting for others, now and later. Raises GroupError when one of them does
+        not come in time.
         """
         self.rank = rank
         self.size = size
@@ -86,9 +85,7 @@ class SharedMemoryGroup:
         self._sum = SumCall(slot_bytes=SLOT_BYTES, num_ranks=size)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of all ranks' x, the same bits on each; may be in x's memory. In place; narrow
-        dtypes are summed in float32 and rounded once. See RankGroup.
-        """
+        """Sum as in RankGroup.all_reduce, in place. Narrow dtypes are summed in float32 and rounded once."""
         assert x.is_contiguous()
         size, at_a_time = x.element_size(), SLOT_BYTES // x.element_size()
         flat = x.view(-1)
@@ -103,9 +100,7 @@ class SharedMemoryGroup:
         return x
 
     def gather(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor | None:
-        """The first `width` columns of all ranks' x [n, m] side by side, in the order of the ranks: [n,
-        width], in `out` if it is given, on rank 0; None on the others.
-        """
+        """Gather as in RankGroup.gather."""
         assert x.is_contiguous()
         rows, own_width = x.shape
         gathered = x.new_empty(rows, self.size, own_width) if self.rank == 0 else None
@@ -127,9 +122,7 @@ class SharedMemoryGroup:
         return shown.contiguous() if out is None else out.copy_(shown)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Return rank 0's x, whose shape and dtype are the other ranks' too; may be in x's memory. In
-        place.
-        """
+        """Broadcast as in RankGroup.broadcast, in place."""
         assert x.is_contiguous()
         num_bytes = x.numel() * x.element_size()
         assert num_bytes <= SLOT_BYTES
@@ -139,7 +132,7 @@ class SharedMemoryGroup:
         return x
 
     def smallest(self, number: int) -> int:
-        """Return the least of all ranks' numbers. See RankGroup."""
+        """Return the smallest of all ranks' numbers, as in RankGroup.smallest."""
         self._patience_s = max(self._late_s, self._join_timeout_s)
         own = torch.tensor([number])
         slots = self._exchange(own.data_ptr(), own.element_size())
@@ -147,13 +140,15 @@ class SharedMemoryGroup:
         return min(int(self._slot(slots, rank, own)) for rank in range(self.size))
 
     def close(self) -> None:
-        """Let go of the processes; the memory goes with the last of them."""
+        """Release the memory. It is freed with the last process."""
         for pidfd in self._pidfds.values():
             os.close(pidfd)
         self._pidfds = {}
 
     def _exchange(self, address: int, num_bytes: int) -> int:
-        """Do one round. The offset of its slots, which hold until the round after next."""
+        """Exchange data in one round. Returns the offset of the round's slots, which stay valid until the
+        round after next.
+        """
         call = self._call
         call.round = (call.round + 1) & 0xFFFFFFFF
         call.data = address
@@ -188,14 +183,14 @@ class SharedMemoryGroup:
         self._kernels.sum(call)
 
     def _slot(self, slots: int, rank: int, like: Tensor) -> Tensor:
-        """A rank's data of the round, as a tensor like `like`; to be copied at once."""
+        """Return a rank's data of the round as a tensor like `like`. Copy it at once."""
         start = slots + rank * SLOT_BYTES
         num_bytes = like.numel() * like.element_size()
         return self._memory[start : start + num_bytes].view(like.dtype).view(like.shape)
 
 
 class _Rendezvous:
-    """How ranks that know only a folder find each other's processes and the memory."""
+    """Lets ranks that only know a folder find each other's processes and the shared memory."""
 
     def __init__(
         self, folder: Path, rank: int, size: int, deadline: float, on_wait: Callable[[], None]
@@ -252,7 +247,7 @@ def _write(path: Path, message: msgspec.Struct) -> None:
 
 
 def _has_ended(pidfd: int) -> bool:
-    """A pidfd becomes readable when its process ends."""
+    """Return True if the process of a pidfd has ended, which makes the pidfd readable."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

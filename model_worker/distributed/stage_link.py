@@ -1,10 +1,10 @@
-"""StageLink: what a rank of a pipeline stage gets from the stage before it, and gives to the next one.
+"""StageLink: the connections of a rank to the pipeline stages before and after it.
 
     stage k       hidden states of a step   ─►  stage k + 1
     last stage    tokens of a step          ─►  stage 0
 
-A stage that has given away a step goes on with the next one. What carries it: memory within a machine
-(`memory_link`), gloo between two (`network_link`).
+A stage that has sent a step continues with the next one. The transport is shared memory within a machine
+(`memory_link`) and gloo between machines (`network_link`).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from model_worker.distributed.network_link import GIVER, TAKER, NetworkGivingEnd
 from model_worker.distributed.node_meeting import NodeMeeting
 
 HIDDEN_SLOTS = 2
-"""Number of slots: one is computed with while the next one comes."""
+"""Number of slots for hidden states: one is used while the next one arrives."""
 
 
 class SlotSizes(NamedTuple):
     hidden: int
-    """Bytes of the largest step's hidden states, as they go from stage to stage."""
+    """Bytes of the largest step's hidden states."""
     tokens: int
     """Bytes of the most tokens that a step samples."""
     dtype: torch.dtype
     """Dtype of the hidden states."""
     width: int
-    """Numbers in a row of the hidden states, in all tensors together."""
+    """Values in a row of hidden states, over all tensors."""
 
 
 class StageLink:
-    """Links of a rank to the stages before and behind it. Steps are taken in the order in which they were
-    given.
+    """Links of a rank to the stages before and after it. Steps are received in the order in which they were
+    sent.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class StageLink:
         late_s: float = LATE_S,
         meeting: NodeMeeting | None = None,
     ) -> None:
-        """Meet the ranks of the stages before and behind: on this machine they are given the same folder, on
-        others they are found at the meeting. on_wait: called about every SLICE_S while another stage is
-        waited for. Raises GroupError.
+        """Connect to the ranks of the stages before and after: on this machine through the same folder, on
+        others through the meeting. on_wait: called about every SLICE_S while another stage is awaited. Raises
+        GroupError.
         """
         self.layout = layout
         self._sizes = sizes
@@ -99,19 +99,17 @@ class StageLink:
                 self._before = MemoryTakingEnd(end, stage=stages[TAKER], waiting=waiting)
 
     def _slots(self, are_tokens: bool) -> tuple[int, int]:
-        """Return bytes and number of slots."""
+        """Return (bytes of a slot, number of slots)."""
         if are_tokens:
             return self._sizes.tokens, self.layout.num_stages + 2
         return self._sizes.hidden, HIDDEN_SLOTS
 
     def give_hidden(self, step: int, parts: Sequence[Tensor]) -> None:
-        """Give the next stage a step's tensors [T, hidden_size], one after the other."""
+        """Send a step's tensors [T, hidden_size] to the next stage, one after the other."""
         self._next.send(step, len(parts[0]), parts)
 
     def take_hidden(self, step: int, num_tokens: int) -> Tensor:
-        """Wait for the step's numbers [parts, T, hidden_size], in memory that is this stage's until
-        `let_go`.
-        """
+        """Receive a step's tensors [parts, T, hidden_size], in memory that stays valid until `let_go`."""
         num_rows = self._before.receive(step)
         if num_rows != num_tokens:
             raise GroupError(f"the stage before gave {num_rows} tokens of step {step}, not {num_tokens}")
@@ -120,15 +118,15 @@ class StageLink:
         return data.view(sizes.dtype)
 
     def let_go(self) -> None:
-        """Give back the memory of the step that was taken last."""
+        """Release the memory of the step that was received last."""
         self._before.let_go()
 
     def give_tokens(self, step: int, tokens: Tensor) -> None:
-        """Tell the first stage what the step has sampled, [S] int64."""
+        """Send the step's sampled tokens, [S] int64, to the first stage."""
         self._next.send(step, len(tokens), [tokens])
 
     def take_tokens(self, step: int) -> Tensor:
-        """Wait for the tokens [S] int64 of the step."""
+        """Receive the step's sampled tokens, [S] int64."""
         num_tokens = self._before.receive(step)
         tokens = self._before.slot()[: num_tokens * 8].view(torch.int64).clone()
         self._before.let_go()
@@ -136,7 +134,7 @@ class StageLink:
 
     @property
     def has_tokens(self) -> bool:
-        """Tell whether tokens have come that nobody has taken."""
+        """Return True if tokens have arrived that were not received yet."""
         return self._before.has_come()
 
     def close(self) -> None:

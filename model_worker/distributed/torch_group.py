@@ -1,9 +1,10 @@
-"""TorchGroup: ranks over torch's own collectives. NCCL between GPUs; gloo on a CPU without a C++ compiler.
+"""TorchGroup: group of ranks through torch's collectives: NCCL between GPUs, gloo on a CPU without a C++
+compiler.
 
 gloo takes 180 to 300 us for what shared memory does in 1 to 11 (2 cores, EPYC, 2026-11). NCCL's calls are
-launches on the current stream, like a kernel's, and can be recorded in a CUDA graph; its communicator is made
-by the first call, which no recording may contain. Of a rank that has ended, or does not come, gloo tells
-whoever waits for it; with NCCL only the device waits, and torch ends the process after LATE_S.
+launched on the current stream like kernels, and can be recorded in a CUDA graph. Its communicator is made by
+the first call, which must not be recorded. If a rank has ended or does not come, gloo raises an error in the
+waiting ranks. With NCCL only the device waits, and torch ends the process after LATE_S.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ STORE_FILE = "ranks.store"
 LOOPBACK = "127.0.0.1"
 
 Meeting: TypeAlias = Callable[[timedelta], Store]
-"""Function that returns the store at which ranks find each other, given how long to wait in it."""
+"""Function of a timeout that returns the store through which ranks find each other."""
 
 Options = TypeVar("Options")
 
 
 def _launched(options: Options) -> Options:
-    """Return the options of a call on the current stream: else NCCL takes one of its own, with two events for
-    each call.
+    """Return the options for a call on the current stream. Otherwise NCCL uses a stream of its own, with two
+    events for each call.
     """
     options.asyncOp = False  # type: ignore[attr-defined]
     return options
 
 
 def meeting_in(folder: Path, size: int) -> Meeting:
-    """Meet in a folder that all ranks have."""
+    """Return a meeting in a folder that all ranks can access."""
 
     def meet(timeout: timedelta) -> Store:
         store: Store = dist.FileStore(str(folder / STORE_FILE), size)  # type: ignore[attr-defined]
@@ -52,8 +53,8 @@ def meeting_in(folder: Path, size: int) -> Meeting:
 
 
 def meeting_at(host: str, port: int, *, listener_fd: int | None, name: str, timeout: timedelta) -> Store:
-    """Meet at an address. Rank 0 has the listening socket; the launcher keeps that, so it outlives a rank 0
-    that is replaced. `name`: ranks that were started together have the same one.
+    """Meet at an address. Rank 0 has the listening socket, which the launcher keeps open, so that it outlives
+    a rank 0 that is replaced. name: the same for ranks that were started together.
     """
     own: dict[str, Any] = {"is_master": listener_fd is not None}
     if listener_fd is not None:
@@ -65,7 +66,7 @@ def meeting_at(host: str, port: int, *, listener_fd: int | None, name: str, time
 
 
 class TorchGroup:
-    """A RankGroup of processes that have joined at one meeting."""
+    """RankGroup of processes that have joined at one meeting."""
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class TorchGroup:
         join_timeout_s: float,
         address: str = LOOPBACK,
     ) -> None:
-        """Join the others, with NCCL in the first call. `meet` returns the store at which they find each
-        other, `address` is where gloo listens. Raises GroupError when one is not there in time.
+        """Join the other ranks (with NCCL in the first call). meet: returns the store through which they find
+        each other. address: where gloo listens. Raises GroupError when one does not come in time.
         """
         self.rank = rank
         self.size = size
@@ -92,16 +93,12 @@ class TorchGroup:
         )
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of all ranks' x, the same bits on each; may be in x's memory. In place. See
-        RankGroup.
-        """
+        """Sum as in RankGroup.all_reduce, in place."""
         self._finish(lambda: self._group.allreduce([x], self._sum))
         return x
 
     def gather(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor | None:
-        """The first `width` columns of all ranks' x [n, m] side by side, in the order of the ranks: [n,
-        width], in `out` if it is given, on rank 0; None on the others.
-        """
+        """Gather as in RankGroup.gather."""
         if not len(x):  # a step that samples nothing
             return x.new_empty(0, width) if self.rank == 0 else None
         # Its own part is where it is: anywhere else it would be copied to.
@@ -114,14 +111,12 @@ class TorchGroup:
         return torch.cat(shown, dim=1, out=out)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Return rank 0's x, whose shape and dtype are the other ranks' too; may be in x's memory. In
-        place.
-        """
+        """Broadcast as in RankGroup.broadcast, in place."""
         self._finish(lambda: self._group.broadcast([x], self._broadcast))
         return x
 
     def smallest(self, number: int) -> int:
-        """Return the least of all ranks' numbers. See RankGroup."""
+        """Return the smallest of all ranks' numbers, as in RankGroup.smallest."""
         least = torch.tensor([number], device=self._device)
         self._group._set_default_timeout(max(self._join_timeout, LATE))
         self._finish(lambda: self._group.allreduce([least], self._least))
@@ -129,12 +124,14 @@ class TorchGroup:
         return int(least)
 
     def close(self) -> None:
-        """NCCL's communicator ends with the process: to destroy it is a call that waits for all ranks."""
+        """Do nothing. NCCL's communicator ends with the process, because destroying it would wait for all
+        ranks.
+        """
         if self._device.type != "cuda":
             self._group.shutdown()
 
     def _finish(self, collective: Callable[[], Any]) -> None:
-        """With NCCL there is nothing to wait for."""
+        """Run a collective operation and wait for it; with NCCL there is nothing to wait for."""
         work = self._call(collective)
         if work is not None:
             self._call(work.wait)
@@ -157,7 +154,7 @@ def _process_group(store: Store, rank: int, size: int, device: torch.device, add
 
 
 def gloo_group(store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Any:
-    """Join gloo's group of those who are given the same store. Raises RuntimeError."""
+    """Join the gloo group of all ranks that use the same store. Raises RuntimeError."""
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout

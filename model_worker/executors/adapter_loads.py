@@ -1,4 +1,6 @@
-"""AdapterLoads: what ranks have answered about adapters. Knows slots and answers, no socket. No torch."""
+"""AdapterLoads: combines the answers of ranks about loaded adapters. Knows slots and answers, no socket. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ class _Load(NamedTuple):
 
 
 class AdapterLoads:
-    """Loads of adapters that ranks were told of. There is one answer for each: when all ranks have the
-    adapter, or when the first one has not.
+    """Loads of adapters that ranks were told of. Each gets one answer: when all ranks have the adapter, or
+    when the first one has failed.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -26,19 +28,19 @@ class AdapterLoads:
         self._answers: list[AdapterAnswer] = []
 
     def begin(self, slot: int, ref: AdapterRef) -> LoadAdapter:
-        """Begin a load, and return what the ranks are to be told."""
+        """Start a load, and return the message for the ranks."""
         self.forget(slot)
         self._num_loads += 1
         self._loads[slot] = _Load(self._num_loads, {})
         return LoadAdapter(slot, ref, self._num_loads)
 
     def forget(self, slot: int) -> None:
-        """Give no answer about the slot: it is dropped or loaded anew."""
+        """Give no answer about the slot, because it is dropped or loaded anew."""
         self._loads.pop(slot, None)
         self._answers = [answer for answer in self._answers if answer.slot != slot]
 
     def take(self, answer: AdapterAnswer) -> None:
-        """Take a rank's answer; one about a load that was given up is old."""
+        """Take a rank's answer. Answers about cancelled loads are ignored."""
         load = self._loads.get(answer.slot)
         if load is None or load.number != answer.number:
             return
@@ -52,13 +54,13 @@ class AdapterLoads:
             self._answers.append(_of_all(list(load.answers.values())))
 
     def answers(self) -> list[AdapterAnswer]:
-        """Return the answers that have become known since the last call."""
+        """Return and clear the combined answers since the last call."""
         answers, self._answers = self._answers, []
         return answers
 
 
 def _of_all(answers: list[AdapterLoaded]) -> AdapterLoaded:
-    """All ranks' memory, and the time of the slowest."""
+    """Combine the answers of all ranks: total memory, and the time of the slowest."""
     num_bytes = sum(answer.num_bytes for answer in answers)
     load_s = max(answer.load_s for answer in answers)
     return AdapterLoaded(0, answers[0].slot, answers[0].version, num_bytes, load_s, answers[0].number)

@@ -1,7 +1,8 @@
-"""InprocExecutor: the worker in the scheduler's own process, for CUDA, whose streams run beside the host.
+"""InprocExecutor: the worker in the scheduler's own process. It serves CUDA, whose streams run
+asynchronously.
 
-On a CPU a threaded stream gives the same overlap, but a forward is slow beside a busy interpreter: serving on
-a CPU takes the process executor, tests take this one.
+On a CPU a threaded stream gives the same overlap, but a forward is slow beside a busy interpreter. So serving
+on a CPU uses the process executor; tests use this one.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class InprocExecutor:
         followers: Ranks | None = None,
         methods: RankMethods | None = None,
     ) -> None:
-        """followers: the other ranks of the model, which are processes of their own. methods: what may be
-        called between steps; `ping` alone when not given.
+        """followers: the model's other ranks, which are processes of their own. methods: methods that may be
+        called between steps; None: only `ping`.
         """
         self.max_in_flight = max_in_flight
         self.limits = worker.limits
@@ -101,7 +102,8 @@ class InprocExecutor:
 
 
 def create(context: ProcessContext, on_wait: Callable[[], None]) -> InprocExecutor:
-    """Load the model here; `on_wait` is called while it loads. Raises ModelError or ConfigError."""
+    """Load the model in this process; `on_wait` is called while it loads. Raises ModelError or ConfigError.
+    """
     config = context.config
     overlap = not config.disable_overlap_schedule
     device = make_device(config.device, threaded=overlap)

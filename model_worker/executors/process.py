@@ -1,8 +1,8 @@
-"""ProcessExecutor: the scheduler's end of a worker that is a process of its own. Imports no torch.
+"""ProcessExecutor: the scheduler's side of a worker in a process of its own. Imports no torch.
 
-Plans and masks go out to all ranks, results come back from the one that samples on step_results, both in
-order. Ranks of other nodes answer at a socket of their own. Nothing here waits for ever: a wait is a
-poll over results and the ranks' pidfds, in which `on_wait` runs at least every WAIT_S.
+Plans and masks go out to all ranks. Results come back on step_results from the rank that samples. Both keep
+their order. Ranks of other nodes answer on a socket of their own. Nothing here waits for ever: a wait is a
+poll over results and the ranks' pidfds, in which `on_wait` is called at least every WAIT_S.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ WAIT_S = 0.1
 
 
 class RemoteStep:
-    """One step that was sent to the worker."""
+    """A step that was sent to the worker."""
 
     __slots__ = ("_executor", "_result", "frames", "step")
 
     def __init__(self, executor: ProcessExecutor, step: int) -> None:
         self.frames: tuple[Frame, ...] = ()
-        """Raw logits, one frame for each of the result's `tensors`; there once `result` has returned."""
+        """Raw logits, one frame for each of the result's `tensors`. Set once `result` has returned."""
         self._executor = executor
         self.step = step
         self._result: StepResult | None = None
@@ -55,7 +55,7 @@ class RemoteStep:
         return self._result is not None or self._executor.error is not None
 
     def result(self) -> StepResult:
-        """Wait for the step. Raises ExecutorError when the worker failed or died."""
+        """Return the step's result, waiting for it. Raises ExecutorError when the worker failed or died."""
         while self._result is None:
             self._executor.wait()
         return self._result
@@ -77,8 +77,8 @@ class ProcessExecutor:
         on_wait: Callable[[], None],
         from_others: ZmqInbox | None = None,
     ) -> None:
-        """`limits`: what the worker said when it got ready. `from_others`: where ranks of other nodes
-        answer.
+        """limits: reported by the worker when it became ready. from_others: inbox for answers of ranks on
+        other nodes.
         """
         self.max_in_flight = max_in_flight
         self.feeds_back = feeds_back
@@ -131,7 +131,7 @@ class ProcessExecutor:
         return answers
 
     def receive(self) -> None:
-        """Hand what has arrived to the steps it belongs to. Never blocks."""
+        """Assign the messages that have arrived to their steps. Never blocks."""
         for source, arrived in ((inbox, each) for inbox in self._inboxes for each in inbox.drain()):
             message, frames = arrived if isinstance(arrived, Framed) else (arrived, ())
             if isinstance(message, StepResult):
@@ -144,21 +144,23 @@ class ProcessExecutor:
                 self.error = ExecutorError(f"the model worker failed: {message.message}")
 
     def _take_result(self, result: StepResult, frames: tuple[Frame, ...]) -> None:
-        """Results come in the order of the plans; what is out of it was not sent by our worker."""
+        """Take a result. Results come in the order of the plans; any other was not sent by our worker and is
+        dropped.
+        """
         if not self._unfinished or result.step != self._unfinished[0].step:
             self._results.bad_frames.add(ValueError(f"a result of step {result.step}, which is not the next"))
             return
         self._unfinished.popleft().fulfil(result, frames)
 
     def wait(self) -> None:
-        """Wait a moment for the worker. Raises ExecutorError when it failed or died."""
+        """Wait briefly for the worker. Raises ExecutorError when it failed or died."""
         if self.error is not None:
             raise self.error
         self._look(WAIT_S)
         self._on_wait()
 
     def _look(self, wait_s: float) -> None:
-        """Take what arrives within so many seconds, and note who has died."""
+        """Take the messages that arrive within wait_s, and note ranks that have died."""
         fired: dict[Any, int] = dict(self._poller.poll(int(wait_s * 1000)))
         self.receive()
         name = self._ranks.died(fired)
@@ -166,14 +168,16 @@ class ProcessExecutor:
             self.error = ExecutorError(f"{name} has died")
 
     def close(self) -> None:
-        """Ask the ranks to end; their processes belong to the launcher. May be repeated."""
+        """Ask the ranks to end; their processes belong to the launcher. May be called again."""
         self._ranks.close()
         for inbox in self._inboxes:
             inbox.close()
 
 
 def create(context: ProcessContext, on_wait: Callable[[], None]) -> ProcessExecutor:
-    """Wait until the worker is ready. Raises ExecutorError when it fails or this process is to stop."""
+    """Wait until the worker is ready, and return the executor. Raises ExecutorError when it fails or this
+    process is to stop.
+    """
     inboxes = [context.inbox("step_results", context.endpoints.step_results)]
     from_others = None
     try:
@@ -198,8 +202,8 @@ def create(context: ProcessContext, on_wait: Callable[[], None]) -> ProcessExecu
 
 
 def _by_clock_here(result: StepResult) -> StepResult:
-    """Return the result of a rank on another machine, whose clock has another beginning: what it has timed
-    ended when the result came.
+    """Return the result of a rank on another machine with its times on this machine's clock: its last timed
+    work ends when the result arrives.
     """
     if not result.spans:
         return result

@@ -1,4 +1,4 @@
-"""Ranks: the scheduler's end of worker processes. Every plan goes to all of them, in order. No torch."""
+"""Ranks: the scheduler's side of worker processes. Every plan goes to all of them, in order. No torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from runtime.wire.transport import ZmqOutbox
 
 
 class Ranks:
-    """The sockets of some of the model's ranks, and whether their processes still run."""
+    """Sockets to some of the model's ranks, and the state of their processes."""
 
     def __init__(self, context: ProcessContext, ranks: Iterable[int]) -> None:
-        """The processes are those of the status page. Raises ExecutorError when one is gone already; of those
-        on other machines the launcher knows, which then ends this process, too.
+        """Find the processes on the status page. Raises ExecutorError if one is gone already. The launcher
+        watches ranks on other machines, and ends this process when one dies.
         """
         self._outboxes: list[ZmqOutbox] = []
         self._names: dict[int, str] = {}  # by pidfd
@@ -42,24 +42,22 @@ class Ranks:
         return len(self._outboxes)
 
     def register(self, poller: zmq.Poller) -> None:
-        """Have a poll end when a process of these does."""
+        """Make a poll return when one of these processes ends."""
         for pidfd in self._names:
             poller.register(pidfd, zmq.POLLIN)
 
     def died(self, fired: dict[Any, int]) -> str | None:
-        """Return the ranks that have ended, by what a poll said."""
+        """Return the names of the ranks that have ended, from the result of a poll; None if none has."""
         return next((name for pidfd, name in self._names.items() if pidfd in fired), None)
 
     def send(self, message: Message, wait: Callable[[], None], ranks: Sequence[int] | None = None) -> None:
-        """Give a message to all ranks, or to these; `wait` is called, again and again, while one of them has
-        no room.
-        """
+        """Send a message to all ranks, or to these; calls `wait` repeatedly while one of them has no room."""
         for outbox in self._outboxes if ranks is None else [self._outboxes[rank] for rank in ranks]:
             while not outbox.send(message):
                 wait()
 
     def close(self) -> None:
-        """Ask the processes to end; they belong to the launcher. May be repeated."""
+        """Ask the processes to end; they belong to the launcher. May be called again."""
         for outbox in self._outboxes:
             outbox.send(WorkerCommand("shutdown"))
             outbox.close()

@@ -1,1 +1,1 @@
-"""One operation per file, on tensors alone. The torch version defines the result."""
+"""Kernels: one operation for each file, on tensors only. The torch version defines the result."""

@@ -1,4 +1,4 @@
-"""The non-linearities of feed-forward layers, by the names of config.json."""
+"""Activation functions of feed-forward layers, by their names in config.json."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 def activate_and_mul(activation: Activation, gate_up: Tensor) -> Tensor:
-    """[T, 2 * I] holding gate, then up -> activation(gate) * up, [T, I] of the same dtype."""
+    """Return activation(gate) * up, [T, I], for gate_up [T, 2 * I], which holds gate and then up, of the same
+    dtype.
+    """
     gate, up = gate_up.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate) * up

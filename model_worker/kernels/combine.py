@@ -1,4 +1,4 @@
-"""Products and sums between the modules of a layer, and the cap of logits."""
+"""Products and sums between the modules of a layer, and the soft-cap of logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class CombineLike(Protocol):
-    """`combine`, or what computes the same."""
+    """Type of `combine` and of other implementations of it."""
 
     def __call__(
         self,
@@ -30,8 +30,8 @@ def combine(
     add: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x * scale, then with cap: cap * tanh(. / cap), then with add: the sum. All [T, N] of one dtype, in
-    which each step is rounded. The result is in `out`, which may be x or add, where it is given.
+    """Return x * scale, then with cap: cap * tanh(. / cap), then with add: the sum. All are [T, N] of one
+    dtype, to which each step is rounded. out: tensor for the result, which may be x or add.
     """
     if scale != 1.0 or (cap is None and add is None):
         x = torch.mul(x, scale, out=out)

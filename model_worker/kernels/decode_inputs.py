@@ -1,4 +1,4 @@
-"""Inputs of a step of decodes, from integers that are on the device already."""
+"""Input tensors of a step of decodes, from integers that are on the device already."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class LayOutDecodesLike(Protocol):
-    """`lay_out_decodes`, or what computes the same."""
+    """Type of `lay_out_decodes` and of other implementations of it."""
 
     def __call__(
         self,

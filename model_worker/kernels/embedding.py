@@ -1,4 +1,4 @@
-"""Token ids to rows of a table."""
+"""Lookup of token ids in an embedding table."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from torch import Tensor
 
 
 def embed(ids: Tensor, weight: Tensor, *, first: int | None = None, scale: float = 1.0) -> Tensor:
-    """Rows of weight [N, H] times scale, rounded: ids [T] int64 -> [T, H].
-
-    first: the id of row 0; one that weight has no row of becomes zeros. None: it has every id's, from 0 on.
+    """Return the rows [T, H] of weight [N, H] for ids [T] int64, times scale, rounded. first: id of row 0;
+    ids that weight has no row for give zeros. None: weight has every id, from 0 on.
     """
     if first is None:
         rows = F.embedding(ids, weight)
@@ -30,7 +29,8 @@ def embed_int8(
     first: int | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """See `embed`; the table's rows are those of weight [N, H] int8 times row_scale [N] float32, rounded."""
+    """Do what `embed` does for a table of weight [N, H] int8 times row_scale [N] float32, rounded to dtype.
+    """
     last = len(weight) - 1
     local = ids if first is None else ids - first
     nearest = local.clamp(0, last)

@@ -1,4 +1,4 @@
-"""A mixture of experts by torch, expert by expert."""
+"""Mixture of experts by torch, expert by expert."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def mix_experts(
     num_per_token: int,
     renormalizes: bool,
 ) -> Tensor:
-    """Each token's sum over its experts, weighted by how much the router likes them: [T, hidden_size].
+    """Return [T, hidden_size]: the sum of each token's experts' outputs, weighted by the router.
 
-    hidden [T, hidden_size], scores [T, num_experts or more]; run_expert(e, x): expert e's output of rows x
-    [n, hidden_size]. Tokens are sorted by expert, so that each expert is one matrix product; how many each
-    has is read on the host.
+    hidden [T, hidden_size]; scores [T, num_experts or more]. run_expert(e, x) returns expert e's output for
+    rows x [n, hidden_size]. Tokens are sorted by expert, so that each expert is one matrix product; the host
+    reads how many tokens each has.
     """
     weights, ids = choose_experts(scores[:, :num_experts], num_per_token, renormalizes=renormalizes)
     by_expert = ids.flatten().argsort(stable=True)

@@ -1,7 +1,5 @@
-"""Products with float8 weights that have a scale for each output; activations are quantised by rows as they
-come.
-
-NOTE: no test has run this on a GPU yet.
+"""Linear layers with float8 weights that have a scale for each output. Activations are quantised by rows on
+the fly. NOTE: no test has run this on a GPU yet.
 """
 
 from __future__ import annotations
@@ -28,22 +26,21 @@ ScaleProduct = Callable[[Tensor, Tensor, Tensor, Tensor | None, torch.dtype], Te
 
 
 class Fp8Linear:
-    """The products of one model. Where the library refuses one with a scale for each row, it is made without
-    scales, which every device with float8 has, and scaled by a kernel behind it.
+    """Matrix products of one model. Where the library refuses a product with row scales, it is computed
+    without scales, which every device with float8 supports, and another kernel applies the scales.
     """
 
     def __init__(self, quantize_rows: QuantizeRows, scale_product: ScaleProduct) -> None:
-        """Both as kernels.fp8_rows has them."""
+        """quantize_rows, scale_product: as in kernels.fp8_rows."""
         self._quantize_rows = quantize_rows
         self._scale_product = scale_product
         self._refused: dict[torch.Size, int] = {}
-        """The most rows that were refused, by the weight's shape."""
+        """Most rows for which a product was refused, by the weight's shape."""
         self._one: Tensor | None = None
 
     def __call__(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """x [T, K] -> [T, N] of x's dtype; weight [N, K] float8_e4m3fn, scale [N, 1] float32.
-
-        By torch._scaled_mm with a scale for each row of both; it takes bfloat16 and adds no bias.
+        """Return [T, N] of x's dtype for x [T, K], weight [N, K] float8_e4m3fn and scale [N, 1] float32. Uses
+        torch._scaled_mm with a scale for each row of both, which takes bfloat16 and adds no bias.
         """
         quantized, x_scale = self._quantize_rows(x)
         if len(x) > self._refused.get(weight.shape, -1):
@@ -60,8 +57,8 @@ class Fp8Linear:
         return self._scale_product(sums, x_scale, scale, bias, x.dtype)
 
     def note_refusal(self, error: RuntimeError, num_rows: int, shape: torch.Size) -> None:
-        """Ask no more for products of so many rows, or fewer, and weights of that shape. Raises what is no
-        refusal.
+        """Remember not to ask for products with this weight shape and up to num_rows rows. Raises the error
+        if it is not a refusal.
         """
         if not any(refusal in str(error) for refusal in REFUSALS):
             raise error

@@ -1,7 +1,7 @@
-"""A linear layer over int8: weights with a scale for each output, activations quantised by rows (W8A8).
+"""Linear layer over int8: weights with a scale for each output, activations quantised by rows (W8A8).
 
-The C++ one is kernels/native/int8_linear.py. A scale is a row's largest magnitude / 127, so
-that zero stays zero and nothing is clipped. Sums of products are int32 and exact in any order.
+The C++ version is kernels/native/int8_linear.py. A scale is a row's largest magnitude / 127, so zero stays
+zero and nothing is clipped. Sums of products are int32 and exact in any order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LARGEST = 127
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [N, K] -> int8 [N, K] and scale [N] float32: x is about their product."""
+    """Return (int8 [N, K], scale [N] float32), whose product approximates x [N, K]."""
     wide = x.float()
     most = wide.abs().amax(-1)
     inverse = torch.where(most > 0, LARGEST / most, torch.zeros_like(most))
@@ -25,7 +25,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sums_on_cpu(x: Tensor, weight: Tensor) -> Tensor:
-    """Exact sums of products: x [T, K], weight [N, K], both int8 -> [T, N]."""
+    """Return the exact sums of products [T, N] for x [T, K] and weight [N, K], both int8."""
     if cpu_isa() != machine_isa():
         # Torch takes oneDNN's product by what the machine has; held back, that one saturates sums of pairs.
         return x.double() @ weight.t().double()
@@ -33,7 +33,7 @@ def sums_on_cpu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def sums(x: Tensor, weight: Tensor) -> Tensor:
-    """Those of torch's own product, as `sums_on_cpu` has them."""
+    """Return the same as `sums_on_cpu` by torch's own int8 product."""
     return torch._int_mm(x, weight.t())
 
 
@@ -44,7 +44,9 @@ def int8_linear(
     bias: Tensor | None,
     multiply: Callable[[Tensor, Tensor], Tensor] = sums_on_cpu,
 ) -> Tensor:
-    """x [T, K] of any float dtype, weight [N, K] int8, scale [N] float32, bias [N] -> [T, N] of x's dtype."""
+    """Return [T, N] of x's dtype for x [T, K] of any float dtype, weight [N, K] int8, scale [N] float32 and
+    bias [N].
+    """
     quantized, x_scale = quantize_rows(x)
     y = multiply(quantized, weight).float() * (x_scale.unsqueeze(1) * scale)
     return (y if bias is None else y + bias.float()).to(x.dtype)

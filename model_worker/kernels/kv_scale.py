@@ -1,4 +1,4 @@
-"""Scales between numbers and their float8 in the KV cache."""
+"""Scales between values and their float8 form in the KV cache."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 
 class KVScale(NamedTuple):
-    """Scales by which a layer's keys and values are divided when they are stored as float8, and multiplied by
-    when they are read. A KV cache of another dtype keeps them as they are.
+    """Divisors of a layer's keys and values when they are stored as float8, by which they are multiplied when
+    read. A KV cache of another dtype stores them unchanged.
     """
 
     key: float = 1.0

@@ -1,4 +1,4 @@
-"""Layer norm over the last dimension, of all heads with one weight or of each with its own."""
+"""Layer norm over the last dimension, with one weight for all heads or one for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """(x - mean(x)) / deviation(x) * weight + bias; x [..., N], weight and bias of its last dimensions."""
+    """Return (x - mean(x)) / deviation(x) * weight + bias for x [..., N]; weight and bias have x's last
+    dimensions.
+    """
     if weight.dim() == 1:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
     normed = F.layer_norm(x.float(), x.shape[-1:], eps=eps) * weight.float()

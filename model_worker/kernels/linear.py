@@ -1,4 +1,4 @@
-"""x @ weight.T + bias by torch, for weights that no C++ kernel takes, and what adapters add to it."""
+"""Linear layers by torch, for weights that no C++ kernel accepts, and the addition of LoRA adapters."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MIN_WIDE_ROWS = 8
-"""From so many rows on it is faster to widen the weight first: 1.5 to 2 times for 8 rows, 3 to 4.7 times from
-64 on (EPYC held back to AVX2, bfloat16, one thread, 2026-11).
+"""Number of rows from which on it is faster to widen the weight first: 1.5 to 2 times for 8 rows, 3 to 4.7
+times from 64 on (EPYC held back to AVX2, bfloat16, one thread, 2026-11).
 """
 WIDE_ELEMENTS = 1 << 19
-"""Elements of a weight widened at a time: 2 MiB, which caches hold; 16 MiB took up to twice as long."""
+"""Elements of a weight that are widened at a time: 2 MiB, which fits into caches. 16 MiB took up to twice as
+long.
+"""
 
 
 class LoraPart(NamedTuple):
-    """Sum that an adapter adds to some outputs of a linear layer: scaling * (x @ a.T) @ b.T."""
+    """Addition of an adapter to some outputs of a linear layer: scaling * (x @ a.T) @ b.T."""
 
     column: int  # first of the outputs
     a: Tensor  # [rank, K]
@@ -28,10 +30,10 @@ class LoraPart(NamedTuple):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, K], weight [N, K], bias [N], all of one dtype -> [T, N] of it.
+    """Return x @ weight.T + bias, [T, N], for x [T, K], weight [N, K], bias [N], all of one dtype.
 
-    Torch multiplies a 16-bit dtype number by number where it has no matrix product of it for this CPU. Many
-    rows are then multiplied in float32, and each result is rounded once.
+    Torch multiplies a 16-bit dtype number by number if it has no matrix product of it for this CPU. With many
+    rows the product is then computed in float32, and each result is rounded once.
     """
     if len(x) < MIN_WIDE_ROWS or _has_product(x.dtype):
         return F.linear(x, weight, bias)
@@ -45,7 +47,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def add_lora(x: Tensor, y: Tensor, rows: Tensor, parts: Iterable[LoraPart]) -> None:
-    """Add to rows [R] int64 of y [T, N], in place, what an adapter makes of those of x [T, K]."""
+    """Add an adapter's output for the rows `rows` [R] int64 of x [T, K] to the same rows of y [T, N], in
+    place.
+    """
     taken = x[rows]
     for part in parts:
         hidden = linear(taken, part.a.to(x.dtype))
@@ -55,7 +59,7 @@ def add_lora(x: Tensor, y: Tensor, rows: Tensor, parts: Iterable[LoraPart]) -> N
 
 @cache
 def _has_product(dtype: torch.dtype) -> bool:
-    """Tell whether torch has a matrix product of this dtype for this CPU."""
+    """Return True if torch has a matrix product of this dtype for this CPU."""
     if dtype is torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if dtype is torch.float16:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class HeadNorms(NamedTuple):
-    """Norms of each head of the queries and of the keys, by `rms_norm`; weights [head_dim]."""
+    """RMS norms of each query head and each key head; weights [head_dim]."""
 
     q_weight: Tensor
     k_weight: Tensor
@@ -17,10 +17,10 @@ class HeadNorms(NamedTuple):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last dimension.
+    """Return x / rms(x) * weight over the last dimension, for x [..., N] of any float dtype.
 
-    x [..., N] of any float dtype. The norm is float32. A weight [N] of x's dtype multiplies the rounded norm,
-    a float32 weight multiplies before the rounding.
+    The norm is computed in float32. A weight [N] of x's dtype multiplies the rounded norm; a float32 weight
+    is applied before rounding.
     """
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -32,8 +32,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def fused_add_rms_norm(
     residual: Tensor, update: Tensor, weight: Tensor, eps: float, update_weight: Tensor | None = None
 ) -> Tensor:
-    """Add update, or its rms_norm by update_weight, to residual in place, then return rms_norm of the sum.
-    All [..., N], weights [N].
+    """Add update, or its rms_norm with update_weight, to residual in place, and return rms_norm of the sum.
+    All are [..., N], weights [N].
     """
     residual.add_(update if update_weight is None else rms_norm(update, update_weight, eps))
     return rms_norm(residual, weight, eps)

@@ -1,1 +1,1 @@
-"""Layers of the transformer: weights and the kernels that use them. Know no model family and no file."""
+"""Layers of the transformer: weights and the kernels that use them. They know no model family and no file."""

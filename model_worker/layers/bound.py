@@ -1,4 +1,4 @@
-"""BoundLayer: what all layers have in common that compute by an Ops."""
+"""BoundLayer: base class of layers that compute through an Ops."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from model_worker.ops.base import Ops
 
 
 class BoundLayer(nn.Module, ABC):
-    """A layer that computes from when it is bound; once, when its weights are loaded."""
+    """A layer that can compute once it is bound, after its weights are loaded. It is bound once."""
 
     @abstractmethod
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on. Some Ops rearrange weights in place, which cannot be loaded again."""
+        """Compute through `ops` from now on. Some Ops rearrange weights in place, after which they cannot be
+        loaded again.
+        """

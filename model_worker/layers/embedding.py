@@ -1,4 +1,4 @@
-"""Token embedding and the language-model head, which may share one weight."""
+"""Token embedding and language-model head, which may share one weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
 
 COMPRESSED_ROWS = 4096
-"""Rows of a head that are computed at a time: what they take besides is float32."""
+"""Rows of a head that are compressed at a time, since this takes additional memory in float32."""
 
 
 def _as_stored(weight: Weight, dtype: torch.dtype) -> LinearWeight:
@@ -23,7 +23,7 @@ def _as_stored(weight: Weight, dtype: torch.dtype) -> LinearWeight:
 
 
 class TokenEmbedding(BoundLayer):
-    """Token ids to the vectors the first layer reads: the weight's rows, times `multiplier`."""
+    """Maps token ids to the inputs of the first layer: the weight's rows, times `multiplier`."""
 
     _embed: Map
 
@@ -41,21 +41,23 @@ class TokenEmbedding(BoundLayer):
         self._dtype = dtype
         self.weight = Weight(vocab_size, hidden_size, dtype=dtype, device=device)
         self._first: int | None = None
-        """The id of row 0; None: every id has a row."""
+        """Id of row 0; None: every id has a row."""
 
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on, as BoundLayer.bind. A head that shares the weight is bound before."""
+        """Compute through `ops` from now on, as BoundLayer.bind. A head that shares the weight must be bound
+        before.
+        """
         self._embed = ops.embedding(
             _as_stored(self.weight, self._dtype), first=self._first, multiplier=self._multiplier
         )
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """input_ids [T] int64 -> [T, hidden_size]."""
+        """Return [T, hidden_size] for input_ids [T] int64."""
         return self._embed(input_ids)
 
 
 class VocabParallelEmbedding(TokenEmbedding):
-    """A TokenEmbedding of which each rank has some tokens' rows: the others add zero."""
+    """TokenEmbedding of which each rank has the rows of some ids; other ranks contribute zeros."""
 
     def __init__(
         self,
@@ -72,12 +74,12 @@ class VocabParallelEmbedding(TokenEmbedding):
         self._first = vocabulary.start
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """input_ids [T] int64 -> [T, hidden_size]."""
+        """Return [T, hidden_size] for input_ids [T] int64."""
         return self._group.all_reduce(super().forward(input_ids))
 
 
 class LMHead(BoundLayer):
-    """Hidden states to logits. With tied embeddings, `weight` is the embedding's own."""
+    """Maps hidden states to logits. With tied embeddings, `weight` is that of the embedding."""
 
     head: Head
 
@@ -86,12 +88,10 @@ class LMHead(BoundLayer):
         self.weight = weight
         self._quant = quant
         self.dtype = weight.dtype
-        """The hidden states' dtype; what is kept of the weight may have another."""
+        """Dtype of the hidden states. The stored weight may have another one."""
 
     def compress(self) -> None:
-        """Bring the weight into the form that is computed with; once, when it is loaded, an embedding's own
-        rows with it.
-        """
+        """Convert the weight to its stored form, once, when it is loaded; a tied embedding's rows, too."""
         parts = self.weight.data.split(COMPRESSED_ROWS)
         if (first := self._quant.compress(parts[0])) is None:
             return
@@ -106,17 +106,17 @@ class LMHead(BoundLayer):
         self.weight.data, self.weight.row_scale = compressed, scale
 
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on. See BoundLayer."""
+        """Compute through `ops` from now on; see BoundLayer.bind."""
         self.head = ops.head(_as_stored(self.weight, self.dtype))
         self.weight.packed = self.head.packs_weight
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """hidden [S, hidden_size] -> logits [S, vocab_size] float32, in `out` if it is given."""
+        """Return logits [S, vocab_size] float32 for hidden [S, hidden_size], in `out` if it is given."""
         return self.head(hidden, out)
 
 
 class ParallelLMHead(LMHead):
-    """An LMHead of which each rank has some tokens' rows."""
+    """LMHead of which each rank has the rows of some ids."""
 
     def __init__(self, weight: Weight, group: RankGroup, quant: QuantMethod = UNQUANTIZED) -> None:
         super().__init__(weight, quant)
@@ -124,8 +124,8 @@ class ParallelLMHead(LMHead):
         self._vocab_size = weight.cuts[0].total
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """hidden [S, hidden_size] -> logits [S, vocab_size] float32, in `out` if given, on rank 0, which
-        alone looks at them; on the others [0, vocab_size].
+        """Return logits [S, vocab_size] float32 for hidden [S, hidden_size] on rank 0, which alone uses them,
+        in `out` if given; [0, vocab_size] on other ranks.
         """
         # What lies behind the vocabulary is room that its last ranks do not fill.
         logits = self._group.gather(super().forward(hidden), self._vocab_size, out)

@@ -1,4 +1,4 @@
-"""Linear layers, plain or packed: one matrix for several of the checkpoint's that read the same input."""
+"""Linear layers, plain or packed: one matrix for several checkpoint matrices that read the same input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Linear(StoredWeight, BoundLayer):
 
     product: Product
     adapters: LayerAdapters | None = None
-    """Adapters of the layer, where it may have some."""
+    """Adapters of the layer, if it may have any."""
     _rows: RowAdapters | None = None
     _max_rank = 0
 
@@ -45,7 +45,9 @@ class Linear(StoredWeight, BoundLayer):
         changes: Sequence[Change] = (),
         quant: QuantMethod = UNQUANTIZED,
     ) -> None:
-        """Make uninitialised weights. one_tensor: what the layer packs is packed in the checkpoint too."""
+        """Create uninitialised weights. one_tensor: what the layer packs is one tensor in the checkpoint,
+        too.
+        """
         parts: dict[str, Cut] = {}
         width: int | Cut
         if isinstance(out_features, Mapping):
@@ -60,11 +62,11 @@ class Linear(StoredWeight, BoundLayer):
         self.bias: Weight | None = make(dtype=dtype) if bias else None
 
     def take_adapters(self, rows: RowAdapters, max_rank: int) -> None:
-        """Compute with adapters of these rows, of that rank at most; before it is bound."""
+        """Enable adapters for these rows, of rank max_rank at most. Call it before `bind`."""
         self._rows, self._max_rank = rows, max_rank
 
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on. See BoundLayer."""
+        """Compute through `ops` from now on; see BoundLayer.bind."""
         self.product = ops.linear(
             LinearWeight(self.weight, self._dtype, self.weight_scale), self._fused_bias()
         )
@@ -78,22 +80,24 @@ class Linear(StoredWeight, BoundLayer):
             self.product = AdaptedProduct(self.product, self.adapters)
 
     def outer_weight(self, rank: int) -> Weight:
-        """Zeros [width, rank] that are filled and changed as the layer's own weight is: an adapter's B."""
+        """Return zeros [width, rank] that can be filled and changed like the layer's own weight: an adapter's
+        B.
+        """
         weight: Weight = self._make(rank, dtype=self._dtype)
         weight.data.zero_()
         return weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [T, in_features] -> [T, width]."""
+        """Return [T, width] for x [T, in_features]."""
         return self.product(x)
 
     def _fused_bias(self) -> Weight | None:
-        """Bias that is added in the same pass."""
+        """Bias that is added within the same pass."""
         return self.bias
 
 
 class RowParallelLinear(Linear):
-    """A Linear of which each rank has some of the input's columns. The bias is added to the sum, once."""
+    """Linear of which each rank has some columns of the input. The bias is added once, to the sum."""
 
     def __init__(
         self,
@@ -110,7 +114,7 @@ class RowParallelLinear(Linear):
         self._group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [T, the rank's part of in_features] -> [T, out_features], the same on all ranks."""
+        """Return [T, out_features], the same on all ranks, for x [T, the rank's part of in_features]."""
         summed = self._group.all_reduce(super().forward(x))
         return summed if self.bias is None else summed.add_(self.bias)
 
@@ -119,7 +123,7 @@ class RowParallelLinear(Linear):
 
 
 class ExpertLinear(StoredWeight):
-    """Weights of a linear layer for each expert; the checkpoint has them under the names in `parts`."""
+    """Weights of a linear layer for each expert. The checkpoint has them under the names in `parts`."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""Norms with a learned scale. Families differ in whether it multiplies before or after the rounding."""
+"""Norms with a learned scale. Model families differ in whether the scale is applied before or after rounding.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +22,18 @@ class NormLayer(BoundLayer):
     op: Norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """The norm of x [T, size] or [T, heads, size]."""
+        """Return the norm of x [T, size] or [T, heads, size]."""
         return self.op(x)
 
     def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: NormLayer | None = None) -> Tensor:
-        """Add update, normed by update_norm if there is one, to residual in place and return the norm of the
-        sum; all [T, size].
+        """Add update, normed by update_norm if given, to residual in place, and return the norm of the sum;
+        all [T, size].
         """
         return self.op.add_and_norm(residual, update, None if update_norm is None else update_norm.op)
 
 
 class RMSNorm(NormLayer):
-    """x / rms(x) * weight. wide: the weight is float32 and multiplies before the result is rounded."""
+    """RMS norm: x / rms(x) * weight. wide: the weight is float32 and is applied before rounding."""
 
     def __init__(
         self,
@@ -50,15 +51,16 @@ class RMSNorm(NormLayer):
         self._dtype = dtype
 
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on. See BoundLayer."""
+        """Compute through `ops` from now on; see BoundLayer.bind."""
         self.op = ops.rms_norm(self.weight, self.eps, self._dtype)
 
 
 class SplitRMSNorm(RMSNorm):
-    """An RMSNorm over a vector of which each rank has as much; elements that several have count as often.
+    """RMSNorm over a vector that is divided evenly among ranks. Elements that several ranks have count as
+    often.
 
-    So the mean over all elements is the mean of the ranks' means. There is no kernel that stops in the middle
-    for the other ranks.
+    So the mean over all elements is the mean of the ranks' means. No kernel stops in the middle for the other
+    ranks, so this is computed by torch.
     """
 
     def __init__(
@@ -76,11 +78,11 @@ class SplitRMSNorm(RMSNorm):
         self._group = group
 
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on. See BoundLayer."""
+        """Compute through `ops` from now on; see BoundLayer.bind."""
         self.op = StepwiseNorm(self._norm)
 
     def _norm(self, x: Tensor) -> Tensor:
-        """x: the rank's part."""
+        """Return the norm of x, the rank's part."""
         wide = x.float()
         mean = self._group.all_reduce(wide.square().mean(-1, keepdim=True)) / self._group.size
         normed = wide * torch.rsqrt(mean + self.eps)
@@ -90,7 +92,9 @@ class SplitRMSNorm(RMSNorm):
 
 
 class LayerNorm(NormLayer):
-    """(x - mean(x)) / deviation(x) * weight + bias. size (heads, head_dim): each head has its own."""
+    """Layer norm: (x - mean(x)) / deviation(x) * weight + bias. size (heads, head_dim): each head has weights
+    of its own.
+    """
 
     def __init__(
         self,
@@ -109,5 +113,5 @@ class LayerNorm(NormLayer):
         self.bias = Weight(*shape, dtype=dtype, device=device, changes=changes) if bias else None
 
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on. See BoundLayer."""
+        """Compute through `ops` from now on; see BoundLayer.bind."""
         self.op = ops.layer_norm(self.weight, self.bias, self.eps)

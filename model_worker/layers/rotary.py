@@ -1,6 +1,5 @@
-"""A model's rotary frequencies, and the angles of a step, computed once for all layers.
-
-A token's angles depend on its position alone: its key is rotated once, cached and shared.
+"""Rotary embedding: a model's frequencies, and the angles of a step, computed once for all layers. Angles
+depend on a token's position only, so its key is rotated once, cached and shared.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from runtime.checkpoint.rope_config import RopeConfig
 
 
 class RotaryEmbedding:
-    """Positions to cosines and sines. Computed per step: a table would grow with the context length.
-
-    Dimensions that the model leaves as they are turn by angle 0: see `rotary_order`.
+    """Computes cosines and sines of positions, in each step: a table would grow with the context length.
+    Dimensions that the model does not rotate have angle 0; see `rotary_order`.
     """
 
     _angles: Map
@@ -34,21 +32,21 @@ class RotaryEmbedding:
         self._exponents = _exponents(rope).to(device)
 
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on."""
+        """Compute through `ops` from now on."""
         frequencies: Tensor | Frequencies = self._inv_freq
         if self._rope.type == "dynamic":
             frequencies = self._frequencies_at
         self._angles = ops.rotary_angles(frequencies, self._amplitude)
 
     def cos_sin(self, positions: Tensor) -> Tensor:
-        """positions [T] int64 -> [T, head_dim] float32, as apply_rope takes it."""
+        """Return [T, head_dim] float32 for positions [T] int64, in the form that apply_rope takes."""
         return self._angles(positions)
 
     def _frequencies_at(self, positions: Tensor) -> Tensor:
         return self._padded(_dynamic_frequencies(positions, self._rope, self._exponents))
 
     def _padded(self, values: Tensor, still: float = 0.0) -> Tensor:
-        """[..., rotary_dim / 2] -> [..., head_dim / 2]."""
+        """Extend values [..., rotary_dim / 2] to [..., head_dim / 2]."""
         return torch.nn.functional.pad(values, (0, self._num_still), value=still)
 
 
@@ -71,7 +69,9 @@ def rotary_order(head_dim: int, rotary_dim: int, *, adjacent: bool) -> list[int]
 
 
 def reorder_rows(order: list[int], num_heads: int) -> Change:
-    """Put the first num_heads heads among a projection's outputs into `order`; the rows after them stay."""
+    """Return the change that reorders the first num_heads heads of a projection's outputs by `order`, and
+    leaves the other rows.
+    """
 
     def change(weight: Tensor) -> Tensor:
         heads = torch.arange(num_heads).unsqueeze(1) * len(order)
@@ -85,7 +85,7 @@ def reorder_rows(order: list[int], num_heads: int) -> Change:
 
 
 def reorder_scales(order: list[int]) -> Change:
-    """Put a norm's scales, of one head or of several, into `order` head by head."""
+    """Return the change that reorders a norm's scales, of one head or several, head by head."""
 
     def change(weight: Tensor) -> Tensor:
         heads = weight.view(*weight.shape[:-1], -1, len(order))
@@ -95,7 +95,7 @@ def reorder_scales(order: list[int]) -> Change:
 
 
 def inverse_frequencies(rope: RopeConfig) -> Tensor:
-    """[rotary_dim / 2] float32, in radians per position, within the original context."""
+    """Return [rotary_dim / 2] float32, in radians per position, for the original context length."""
     exponents = _exponents(rope)
     inv_freq = 1.0 / (rope.theta**exponents)
     match rope.type:
@@ -116,7 +116,9 @@ def _exponents(rope: RopeConfig) -> Tensor:
 
 
 def _llama3_frequencies(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
-    """Long wavelengths are divided by the factor, short ones kept, those between interpolated."""
+    """Scale frequencies as Llama 3: divide long wavelengths by the factor, keep short ones, interpolate
+    between.
+    """
     turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)  # over the original context
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
@@ -124,10 +126,11 @@ def _llama3_frequencies(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
 
 
 def _yarn_frequencies(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
-    """Same as llama3, but the blend is linear in the dimension, not in the frequency (Peng et al., 2023)."""
+    """Scale frequencies as YaRN (Peng et al., 2023): like llama3, but the blend is linear in the dimension.
+    """
 
     def dimension_of(turns: float) -> float:
-        """The pair that turns so often over the original context."""
+        """Return the pair that makes this many turns over the original context."""
         context = rope.original_max_position_embeddings
         return rope.rotary_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
@@ -143,7 +146,9 @@ def _yarn_frequencies(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
 
 
 def _dynamic_frequencies(positions: Tensor, rope: RopeConfig, exponents: Tensor) -> Tensor:
-    """[T, rotary_dim / 2]: the base grows with the length of the sequence up to the token (dynamic NTK)."""
+    """Return [T, rotary_dim / 2]: the base grows with the length of the sequence up to the token (dynamic
+    NTK).
+    """
     original = rope.original_max_position_embeddings
     lengths = (positions + 1).clamp(min=original).to(torch.float32)
     stretch = rope.factor * lengths / original - (rope.factor - 1.0)

@@ -1,4 +1,4 @@
-"""StoredWeight: what layers over one large weight have in common. Its QuantMethod says how it is stored."""
+"""StoredWeight: base class of layers with one large weight, whose QuantMethod says how it is stored."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from model_worker.quant.unquantized import UNQUANTIZED
 
 
 class StoredWeight(nn.Module):
-    """A weight, and where its method has them a float32 scale for each output in place of its columns.
-
-    As loaded: `load_plain` where the checkpoint has not quantised this one, the loader's values, `compress`.
+    """A weight and, if its method has them, a float32 scale for each output. Loading order: `load_plain` if
+    the checkpoint has not quantised this weight, the loader's values, `compress`.
     """
 
     def __init__(
         self, make: Callable[..., Weight], in_features: object, dtype: torch.dtype, quant: QuantMethod
     ) -> None:
-        """make: a Weight of the columns and the dtype that it is given."""
+        """make: creates a Weight of the given columns and dtype."""
         super().__init__()
         self._make = make
         self._in_features = in_features
@@ -36,11 +35,11 @@ class StoredWeight(nn.Module):
             self.weight_scale = self._make(1, dtype=torch.float32)
 
     def load_plain(self) -> None:
-        """Expect a weight in the model's dtype, unlike others of the model; before loading."""
+        """Expect a weight in the model's dtype, unlike others of the model. Call it before loading."""
         self._store_as(UNQUANTIZED)
 
     def compress(self) -> None:
-        """Bring the weight into the form that is computed with; once, when it is loaded."""
+        """Convert the weight to its stored form, once, when it is loaded."""
         if (compressed := self.quant.compress(self.weight.data)) is not None:
             self.weight_scale = self._make(1, dtype=torch.float32)
             self.weight.data, self.weight_scale.data = compressed

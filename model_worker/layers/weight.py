@@ -1,4 +1,4 @@
-"""Weight: a parameter that knows which parts of which checkpoint tensors fill it. The loader asks it."""
+"""Weight: a parameter that knows which checkpoint tensors fill which parts of it. The loader asks it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Piece(NamedTuple):
-    """Memory of a weight, and what of a checkpoint tensor fills it."""
+    """Part of a weight's memory, and the part of a checkpoint tensor that fills it."""
 
     shape: tuple[int, ...]  # of the whole checkpoint tensor
     where: tuple[slice, ...]  # the part of it, one slice for each dimension

@@ -1,1 +1,1 @@
-"""Kernels in C++ for the CPU: sources, build, binding. The torch versions define the results."""
+"""Kernels in C++ for the CPU: sources, build and binding. The torch versions define the results."""

@@ -44,9 +44,9 @@ FLAGS = (
 )
 _AMX = ("amx-tile", "amx-bf16", "amx-int8")
 _ABOVE: dict[CpuIsa, tuple[str, ...]] = {"avx512": ("avx512bf16", *_AMX), "avx512_bf16": _AMX}
-"""Instructions beyond a set that -march=native may have and the sources use."""
+"""Instruction sets beyond a level that -march=native may enable and the sources use."""
 PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType({"adapters": ("lent_team.cpp", "lora.cpp")})
-"""Libraries that not every launch needs, by their sources; the library without a name has all others."""
+"""Libraries that only some launches need, by their sources. The library without a name has all others."""
 COMPILE_TIMEOUT_S = 300.0
 MAX_UNITS = 4  # more save nothing: the sources of attention alone take as long as all units but theirs
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
@@ -55,7 +55,7 @@ NO_CHECKS: Mapping[str, str] = MappingProxyType({})
 
 
 class BuildError(Exception):
-    """The kernels cannot be built here; the text says why, in a line a user understands."""
+    """The kernels cannot be built here. The message gives the reason in one line for users."""
 
 
 def build_library(
@@ -66,13 +66,16 @@ def build_library(
     checks: Mapping[str, str] = NO_CHECKS,
     part: str = "",
 ) -> Path:
-    """The shared library for this CPU, compiled if the cache has none yet. Several processes may call it.
-    cache_dir: a `trusted_cache`, if the library is to be loaded. isa: the most of its instruction sets that
-    is used, where not all that may be. source_dir: another version's sources, where not this one's. defines:
-    macros as NAME=VALUE. checks: by a structure's name, C++ that is compiled after its definition. part: one
-    of PARTS, a library of its own; empty: that of everything else.
+    """Return the shared library for this CPU, compiling it if the cache does not have it. Several processes
+    may call this at a time.
 
-    Raises: BuildError without a compiler, when it fails, or when the cache cannot be written.
+    - cache_dir: a `trusted_cache`, if the library is to be loaded. isa: largest instruction set to use; None:
+      the largest that may be used.
+    - source_dir: sources of another version; None: this one's. defines: macros as NAME=VALUE.
+    - checks: C++ code by structure name, compiled after the structure's definition. part: one of PARTS, a
+      library of its own; empty: the main library.
+
+    Raises BuildError without a compiler, if compiling fails, or if the cache cannot be written.
     """
     compiler = _find_compiler()
     source_dir = source_dir or SOURCE_DIR
@@ -97,8 +100,8 @@ def build_library(
 
 @contextmanager
 def trusted_cache(cache_dir: Path) -> Iterator[Path]:
-    """The cache, made if need be; or a private directory in its place, when other users may put libraries
-    there, which is removed at the end. Raises BuildError.
+    """Context manager for the cache directory, created if necessary; if other users could put libraries
+    there, a private directory instead, which is removed at the end. Raises BuildError.
     """
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -142,7 +145,7 @@ def _digest(compiler: str, flags: tuple[str, ...], source_dir: Path, checks: Map
 
 
 def cpu_description() -> list[str]:
-    """Model and features of the first core, on which the compiler's -march=native depends."""
+    """Return model and features of the first core, on which the compiler's -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -159,7 +162,7 @@ def _compile(
     checks: Mapping[str, str],
     part: str,
 ) -> None:
-    """Write the library in a folder of its own, then move it: whoever sees it sees all of it."""
+    """Write the library in a temporary folder and then move it, so that nobody sees an incomplete one."""
     library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     num_cores = len(os.sched_getaffinity(0))
     # The sources of another version may have names in common.
@@ -188,7 +191,7 @@ def _compile(
 
 
 def _wait(jobs: Sequence[Future[None]]) -> None:
-    """Wait for all, and show how far they are. Raises what one of them does."""
+    """Wait for all jobs and show the progress. Raises the exception of one that fails."""
     progress, unfinished = Progress("compiling CPU kernels", "parts", say=logger.info), set(jobs)
     while unfinished:
         progress.note(len(jobs) - len(unfinished), len(jobs))
@@ -199,8 +202,9 @@ def _wait(jobs: Sequence[Future[None]]) -> None:
 
 
 def _units(source_dir: Path, number: int | None, part: str = "") -> list[list[Path]]:
-    """The sources in so many groups of about equal work, the most first; each its own where no number is
-    given. A group is one translation unit: half the time of most sources went into reading the same headers.
+    """Divide the sources into `number` groups of about equal work, the largest first; None: each source is a
+    group. A group is compiled as one translation unit, because half the time of most sources went into
+    reading the same headers.
     """
     read = {path: _with_headers(path) for path in _sources(source_dir, part)}
     units: list[list[Path]] = [[] for _ in range(number or len(read))]
@@ -221,7 +225,7 @@ def _sources(source_dir: Path, part: str) -> list[Path]:
 
 
 def _with_headers(path: Path) -> set[Path]:
-    """A source and the headers beside it that it includes."""
+    """Return a source and the headers beside it that it includes."""
     found, unread = set[Path](), [path]
     while unread:
         found.add(each := unread.pop())
@@ -231,7 +235,7 @@ def _with_headers(path: Path) -> set[Path]:
 
 
 def _structures(sources: list[Path]) -> set[str]:
-    """Names of the structures that a unit defines."""
+    """Return the names of the structures that a unit defines."""
     read = set().union(*map(_with_headers, sources))
     return {name for path in read for name in STRUCTURE.findall(path.read_text())}
 

@@ -19,14 +19,16 @@ CHUNK = 256
 
 @dataclass(slots=True)
 class ExpertScratch:
-    """Input and arena of all experts of all layers: one expert computes at a time."""
+    """Input tensor and arena that all experts of all layers share, since one expert computes at a time."""
 
     x: Tensor  # [CHUNK, hidden_size]
     arena: Arena = field(default_factory=Arena)
 
 
 class NativeExperts:
-    """kernels.experts.mix_experts as one kernel. A token's result is the same bits beside any others."""
+    """Implementation of kernels.experts.mix_experts as one kernel. A token's result has the same bits in any
+    batch.
+    """
 
     batch_invariant = True
 
@@ -41,8 +43,8 @@ class NativeExperts:
         renormalizes: bool,
         packs_weight: bool,
     ) -> None:
-        """run_expert(e, x): what expert e makes of rows x [n, hidden_size]. Raises NotRecordable where that
-        is not done by kernels alone.
+        """run_expert(e, x): returns expert e's output for rows x [n, hidden_size]. Raises NotRecordable if
+        that does not consist of kernels only.
         """
         self.packs_weight = packs_weight
         self._kept = run_expert  # the programs point into what it multiplies with
@@ -76,7 +78,9 @@ class NativeExperts:
         )
 
     def __call__(self, hidden: Tensor, scores: Tensor) -> Tensor:
-        """hidden [T, hidden_size], scores [T, num_experts or more] of the router -> [T, hidden_size]."""
+        """Return [T, hidden_size] for hidden [T, hidden_size] and the router's scores [T, num_experts or
+        more].
+        """
         assert hidden.is_contiguous()
         assert scores.stride(1) == 1
         assert scores.dtype is hidden.dtype

@@ -1,4 +1,6 @@
-"""Memory in pages of 2 MiB, where the system gives them, for what is read from one end to the other."""
+"""HugePages: allocates large weights in memory of 2 MiB pages, which is faster to read from one end to the
+other. Without huge pages in the system, ordinary memory is used.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,18 @@ SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 class HugePages:
-    """Memory that is given out piece by piece, one behind the other. What holds a piece keeps its chunk."""
+    """Allocator of adjacent pieces of memory from large chunks. A chunk is freed when no piece of it is in
+    use.
+    """
 
     def __init__(self, setting: Path = SETTING) -> None:
-        """setting: the system's, of who may have such pages."""
+        """setting: the system's file that says whether programs may have huge pages."""
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._exist = setting.is_file() and "[never]" not in setting.read_text()
         self._taken: set[int] = set()
 
     def empty(self, num_bytes: int) -> Tensor:
-        """Return so many bytes, uninitialised."""
+        """Return num_bytes uninitialised bytes."""
         size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         if size > CHUNK_BYTES // 2:
             return _chunk(size)[:num_bytes]
@@ -35,8 +39,9 @@ class HugePages:
         return piece
 
     def take(self, weight: Tensor, rows: int) -> None:
-        """Move weight [N, K], contiguous, here, with room for so many rows. Not where it is small or a part
-        of a larger tensor, whose memory would stay, nor where the system has no huge pages.
+        """Move the contiguous weight [N, K] into huge pages, with room for `rows` rows. Does nothing for a
+        small weight, for a part of a larger tensor (whose memory would stay allocated), and without huge
+        pages.
         """
         row_bytes = weight.shape[1] * weight.element_size()
         is_part = weight.untyped_storage().nbytes() > rows * row_bytes
@@ -48,12 +53,12 @@ class HugePages:
         self._taken.add(weight.data_ptr())
 
     def has(self, weight: Tensor) -> bool:
-        """Tell whether the weight was moved here."""
+        """Return True if the weight was moved into huge pages."""
         return weight.data_ptr() in self._taken
 
 
 def _chunk(size: int) -> Tensor:
-    """Bytes that begin where a page does."""
+    """Return `size` bytes of new memory, aligned to a huge page."""
     memory = mmap.mmap(-1, size + PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     chunk = torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The C++ int8 linear layer as an operator; kernels/int8_linear.py is its torch version. Knows no layer."""
+"""The C++ int8 linear layer as an operator. Its torch version is kernels/int8_linear.py. Knows no layer."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ MAX_IN_FEATURES = 1 << 16  # sums of 255 * 127 stay below 2^31
 
 
 def can_pack_int8(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Tell whether int8 weight [N, K] has a kernel for activations of dtype."""
+    """Return True if int8 weight [N, K] has a kernel for activations of dtype."""
     k = weight.shape[1]
     return dtype in DTYPES and k % LANES == 0 and k <= MAX_IN_FEATURES and can_fill(weight)
 
 
 class Int8Linear:
-    """x @ weight.T * scale + bias, x quantised by rows. A row gives the same bits beside any others."""
+    """Computes x @ weight.T * scale + bias with x quantised by rows. The result of a row has the same bits in
+    any batch.
+    """
 
     batch_invariant = True
     packs_weight = True
@@ -46,8 +48,8 @@ class Int8Linear:
         *,
         out_dtype: torch.dtype | None = None,
     ) -> None:
-        """weight [N, K] int8, packed in place; scale [N] float32; x and bias [N] are of dtype, and so are
-        results, or of float32 as out_dtype.
+        """weight [N, K] int8 is packed in place; scale [N] is float32; x and bias [N] are of dtype, and so
+        are results unless out_dtype is float32.
         """
         assert can_pack_int8(weight, dtype)
         assert out_dtype in (None, dtype, torch.float32)
@@ -82,7 +84,7 @@ class Int8Linear:
         )
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x [T, K] -> [T, N], in `out` if it is given."""
+        """Return [T, N] for x [T, K], in `out` if it is given."""
         quantized, scale = self.quantize(x)
         if out is None:
             out = self.empty(x.shape[0])
@@ -95,12 +97,12 @@ class Int8Linear:
         return out
 
     def empty(self, num_rows: int) -> Tensor:
-        """Return memory for so many rows of the output."""
+        """Return uninitialised memory for num_rows rows of output."""
         return torch.empty(num_rows, self._width, dtype=self._out_dtype)
 
     def gated(self, activation: Activation) -> Int8Linear | None:
-        """This layer and Activate(activation, has_up=True) behind it as one operator of the same bits: [T, K]
-        -> [T, N / 2]. None where there is no such kernel.
+        """Return this layer followed by Activate(activation, has_up=True) as one operator with the same bits,
+        [T, K] -> [T, N / 2]; None if there is no such kernel.
         """
         n = self._width
         if n % (2 * PANEL) or self._out_dtype is not self._dtype or activation not in NATIVE_ACTIVATIONS:
@@ -112,7 +114,7 @@ class Int8Linear:
         return gated
 
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [T, K] -> uint8 [T, K], OFFSET added, and the rows' scales [T] float32."""
+        """Return x [T, K] quantised to uint8 [T, K] with OFFSET added, and the rows' scales [T] float32."""
         assert x.is_contiguous()
         assert x.dtype is self._dtype
         quantized = torch.empty(x.shape, dtype=torch.uint8)

@@ -1,5 +1,5 @@
-"""Checks, by the compiler, that a structure of ctypes is the one of that name in C++. One that differed would
-be read and written past its fields.
+"""Compile-time checks that a ctypes structure equals the C++ structure of the same name. A difference would
+make code read and write beyond fields.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import ctypes
 
 
 def layout_check(name: str, structure: type[ctypes.Structure]) -> str:
-    """Return C++ that compiles only if carousel::`name` has the fields of `structure`, by name, in number,
-    place, size and kind.
+    """Return C++ code that compiles only if carousel::`name` has the same fields as `structure`: names,
+    number, offsets, sizes and kinds.
     """
     fields = [field[0] for field in structure._fields_]
     tests = [f"sizeof({name}) == {ctypes.sizeof(structure)}"]

@@ -1,6 +1,6 @@
-"""NativeKernels: the compiled kernels as methods on tensors. Checks what C++ cannot; knows no layer.
-
-Its threads are its own (team.h): a kernel never waits for one that another process has put aside.
+"""NativeKernels: the compiled kernels as methods on tensors. It checks what C++ cannot check; it knows no
+layer. The kernels have threads of their own (team.h), so a kernel never waits for a thread that another
+process has displaced.
 """
 
 from __future__ import annotations
@@ -333,13 +333,13 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "LoraSlot": LoraSlotTable,
     **{call.__name__: call for call in CALLS},
 }
-"""Structures that C++ describes, too, by their names there."""
+"""Structures that C++ also defines, by their names there."""
 ADAPTER_STRUCTURES = frozenset({"LoraPart", "LoraSlot", "LoraCall", "SortRowsCall"})
-"""Those of the library of adapters."""
+"""Structures of the library of adapters."""
 
 
 class Condition(NamedTuple):
-    """Steps in which a recorded kernel runs: those where the int32 at an address is 0, or is not."""
+    """Condition for a recorded kernel to run in a step: the int32 at an address is 0, or is not."""
 
     address: int
     is_nonzero: bool
@@ -347,29 +347,31 @@ class Condition(NamedTuple):
 
 class Tape(Protocol):
     def note(self, function: int, call: ctypes.Structure, condition: Condition | None) -> None:
-        """A kernel, by its address, is to be called with what `call` holds now, in each step or in some."""
+        """Record a call of a kernel (its address) with the present content of `call`, for each step or for
+        those in which `condition` holds.
+        """
 
 
 class ThreadRecording(threading.local):
-    """Where calls of a thread's kernels are noted while it records; kernels are shared by all threads of a
-    process, and another one computes, or makes a recording of its own.
+    """Recording of the calling thread. Kernels are shared by all threads of a process; another thread may
+    compute, or make a recording of its own.
     """
 
     tape: Tape | None = None
-    """While it is set, calls of what a forward is made of are noted there, and nothing is computed."""
+    """While it is set, kernel calls are recorded there and nothing is computed."""
     condition: Condition | None = None
 
 
 class AdapterKernels(NamedTuple):
-    """Kernels of the library of adapters; they run on the threads of the other one."""
+    """Kernels of the library of adapters, which run on the threads of the main library."""
 
     sort_rows: Callable[[ctypes.Structure], None]
     lora: Callable[[ctypes.Structure], None]
 
 
 class NativeKernels:
-    """One loaded library. A call's pointers must be into tensors on the CPU, of the layout that the C++ side
-    says and of one of DTYPES; they must stay alive while it runs.
+    """Kernels of one loaded library. Pointers in a call must refer to CPU tensors of the layout that the C++
+    side describes and of one of DTYPES, which stay alive during the call.
     """
 
     def __init__(
@@ -378,8 +380,8 @@ class NativeKernels:
         dtype: torch.dtype | None = None,
         build_adapters: Callable[[], AbstractContextManager[Path]] | None = None,
     ) -> None:
-        """dtype: as of load_kernels, by which the library was built. build_adapters: gives the library of
-        adapters while it is loaded; None: there is none.
+        """dtype: as in load_kernels, for which the library was built. build_adapters: returns the library of
+        adapters in a context in which it can be loaded; None: there is none.
         """
         library = self._library = ctypes.CDLL(str(path))
         self._build_adapters = build_adapters
@@ -410,7 +412,7 @@ class NativeKernels:
 
     @cached_property
     def adapters(self) -> AdapterKernels:
-        """Kernels of LoRA adapters, compiled when they are first asked for. Raises BuildError."""
+        """Kernels of LoRA adapters, compiled on first use. Raises BuildError."""
         assert self._build_adapters is not None, "loaded without them"
         with self._build_adapters() as path:
             library = ctypes.CDLL(str(path))
@@ -424,8 +426,8 @@ class NativeKernels:
     def choose(
         self, number: Tensor, when_zero: Callable[[], object], otherwise: Callable[[], object]
     ) -> None:
-        """Run one of two functions that call kernels alone, by an int32; a recording has both, and looks at
-        the number in every step.
+        """Run one of two functions, which call kernels only, depending on an int32. A recording contains
+        both, and checks the number in every step.
         """
         recording = self.recording
         if recording.tape is None:
@@ -440,7 +442,7 @@ class NativeKernels:
             recording.condition = None
 
     def number_of(self, dtype: torch.dtype) -> int:
-        """The number by which calls name dtype."""
+        """Return the number that stands for dtype in kernel calls."""
         assert dtype is torch.float32 or self.dtype in (None, dtype), f"compiled for {self.dtype} alone"
         return DTYPES[dtype]
 
@@ -474,7 +476,8 @@ def attention_supports(dtype: torch.dtype, head_dim: int) -> bool:
 
 
 def heads_pointer(x: Tensor, head_dim: int) -> int:
-    """The address of x [T, heads, head_dim] whose tokens may lie apart, but whose heads must not."""
+    """Return the address of x [T, heads, head_dim]. Tokens may have any stride, but heads must be adjacent.
+    """
     assert x.stride()[1:] == (head_dim, 1)
     return x.data_ptr()
 
@@ -483,9 +486,9 @@ def heads_pointer(x: Tensor, head_dim: int) -> int:
 def load_kernels(
     cache_dir: Path, isa: CpuIsa | None = None, dtype: torch.dtype | None = None
 ) -> NativeKernels:
-    """Build the library if need be and load it, once per process. isa: as of build_library, which may raise
-    BuildError. dtype: the only one, beside float32, that kernels know, and the only one of attention; None:
-    all. No library is loaded that was compiled for other structures than ours.
+    """Build the library if necessary and load it, once in a process. isa: as in build_library, which may
+    raise BuildError. dtype: only dtype besides float32 that the kernels are compiled for (attention: only
+    this one); None: all. A library that was compiled for other structures than ours is never loaded.
     """
     defines = () if dtype is None else (f"CAROUSEL_DTYPE={DTYPES[dtype]}",)
     checks = {name: layout_check(name, structure) for name, structure in STRUCTURES.items()}

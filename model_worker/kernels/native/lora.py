@@ -1,4 +1,4 @@
-"""LoRA adapters by the C++ kernel: the tables that it reads in every step, a recorded one too."""
+"""LoRA adapters by the C++ kernel: the tables that it reads in every step, also in a recorded one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ WORD_BYTES = 4
 
 
 class SortedRows:
-    """Tokens of a step by the slot of their row. A row's slot is set when it has a new holder."""
+    """Tokens of a step, sorted by the adapter slot of their row. A row's slot is set when it gets a new
+    holder.
+    """
 
     def __init__(self, kernels: NativeKernels, max_rows: int, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -35,7 +37,9 @@ class SortedRows:
         self.slots_host[row] = slot
 
     def sort(self, rows: Tensor, query_start: Tensor, num_tokens: int) -> None:
-        """rows [B], query_start [B + 1], both int64: of the step's sequences and their tokens."""
+        """Sort a step's tokens. rows [B], query_start [B + 1], both int64: rows and token ranges of the
+        step's sequences.
+        """
         self.order = torch.empty(num_tokens, dtype=torch.int32)
         call = self._call
         call.rows = rows.data_ptr()
@@ -46,7 +50,7 @@ class SortedRows:
         self._run(call)
 
     def groups(self) -> Iterable[tuple[int, Tensor]]:
-        """Slots that the step has tokens of, with the tokens [R] int64."""
+        """Yield the slots in the step, each with its tokens [R] int64."""
         begins = self.begins.tolist()
         for slot, (begin, end) in enumerate(pairwise(begins)):
             if begin < end:
@@ -54,7 +58,7 @@ class SortedRows:
 
 
 class PackedLora:
-    """An adapter's part in one linear layer, as the kernel reads it."""
+    """An adapter's part for one linear layer, in the kernel's format."""
 
     def __init__(self, kernels: NativeKernels, parts: Sequence[LoraPart], dtype: torch.dtype) -> None:
         assert 0 < len(parts) <= MAX_PARTS
@@ -83,7 +87,7 @@ class PackedLora:
 
 
 class NativeLora:
-    """Adapters of one linear layer, by slot. A row's result is the same bits beside any other rows."""
+    """Adapters of one linear layer by slot. The result of a row has the same bits in any batch."""
 
     batch_invariant = True
 
@@ -118,17 +122,17 @@ class NativeLora:
 
     @property
     def num_tokens(self) -> Tensor:
-        """Tokens of the step that have an adapter: an int32, where the step's call writes it."""
+        """Number of the step's tokens that have an adapter: an int32 that the step's call writes."""
         return self._rows.begins[-1:]
 
     def pack(self, slot: int, parts: Sequence[LoraPart]) -> PackedLora:
-        """Bring an adapter into the form that is computed with, in any thread."""
+        """Convert an adapter to the kernel's format. May be called in any thread."""
         packed = PackedLora(self._kernels, parts, self._dtype)
         assert packed.slot.hidden_size <= self._max_hidden
         return packed
 
     def install(self, slot: int, packed: PackedLora | None) -> None:
-        """Compute rows of this slot with it, or with nothing, from now on; between two steps."""
+        """Use this adapter (None: none) for rows of the slot from now on. Call it between two steps."""
         self._slots[slot] = LoraSlotTable() if packed is None else packed.slot
         if packed is None:
             self._packed.pop(slot, None)
@@ -136,7 +140,7 @@ class NativeLora:
             self._packed[slot] = packed
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add to y [T, N], in place, what the adapters of its rows make of x [T, K]."""
+        """Add the outputs of the rows' adapters for x [T, K] to y [T, N], in place."""
         assert x.is_contiguous()
         assert y.is_contiguous()
         hidden = torch.empty(x.shape[0], self._max_hidden, dtype=self._dtype)
@@ -151,7 +155,8 @@ class NativeLora:
 
 
 def can_adapt(in_features: int, dtype: torch.dtype) -> bool:
-    """Tell whether the kernel adds to layers of so many inputs: rows are whole words of 32 bits."""
+    """Return True if the kernel supports layers with this number of inputs: rows must be whole 32-bit words.
+    """
     return dtype in DTYPES and in_features * dtype.itemsize % WORD_BYTES == 0
 
 

@@ -1,7 +1,8 @@
-"""The C++ kernels as operators of a layer: a call whose constants are filled in once. Know weights, no layer.
+"""The C++ kernels as operators: calls whose constant arguments are filled in once. They know weights, no
+layer.
 
 An operator belongs to the thread that runs the forward. Filling in a call costs less than passing arguments:
-a step of a small model makes some fifty calls of a few microseconds each.
+a step of a small model makes about fifty calls of a few microseconds each.
 """
 
 from __future__ import annotations
@@ -29,28 +30,29 @@ PANEL = 16  # rows of a packed weight that are interleaved
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Tell whether a linear layer of this weight [N, K] has a packed kernel."""
+    """Return True if a linear layer with this weight [N, K] has a packed kernel."""
     return weight.dtype in DTYPES and weight.shape[1] * weight.element_size() % 4 == 0 and can_fill(weight)
 
 
 def can_fill(weight: Tensor) -> bool:
-    """Tell whether rows of weight [N, K] fill panels, or have room behind them, or may be moved to where some
-    is.
+    """Return True if the rows of weight [N, K] fill whole panels, or have room behind them, or may be moved
+    to where there is room.
     """
     size, row_bytes = weight.untyped_storage().nbytes(), weight.shape[1] * weight.element_size()
     return len(weight) % PANEL == 0 or size in (weight.nbytes, round_up(len(weight)) * row_bytes)
 
 
 def pack(kernels: NativeKernels, weight: Tensor) -> None:
-    """Rearrange weight [N, K] in place, as only PackedLinear and NativeTakeRows read it."""
+    """Pack weight [N, K] in place. Afterwards only PackedLinear and NativeTakeRows can read it."""
     assert can_pack(weight)
     kernels.weights.take(weight, round_up(len(weight)))
     pack_panels(kernels, weight)
 
 
 def pack_panels(kernels: NativeKernels, weight: Tensor, num_threads: int = 0) -> None:
-    """Interleave rows of weight [N, K] in place; rows are whole 32-bit words. Where they fill no panel, its
-    memory without room for it is exchanged. num_threads: 0: torch's.
+    """Interleave rows of weight [N, K] in place; rows must be whole 32-bit words. A weight whose rows do not
+    fill whole panels is first moved to memory with room for them, if it has none. num_threads: 0: as many as
+    torch uses.
     """
     assert weight.is_contiguous()
     room_bytes = round_up(len(weight)) * weight.shape[1] * weight.element_size()
@@ -63,17 +65,17 @@ def pack_panels(kernels: NativeKernels, weight: Tensor, num_threads: int = 0) ->
 
 
 def word_bytes(weight: Tensor) -> int:
-    """Bytes of a row that stay together when it is packed."""
+    """Return the number of bytes of a row that stay together when it is packed."""
     return 2 if weight.dtype is torch.float16 else 4
 
 
 def round_up(rows: int) -> int:
-    """Rows of whole panels."""
+    """Return the number of rows rounded up to whole panels."""
     return -(-rows // PANEL) * PANEL
 
 
 class NativeTakeRows:
-    """Rows of a table by their numbers: embeddings, and the tokens whose hidden states are wanted."""
+    """Lookup of table rows by index: for embeddings, and for the tokens whose hidden states are wanted."""
 
     def __init__(self, kernels: NativeKernels) -> None:
         self._number_of = kernels.number_of
@@ -89,8 +91,9 @@ class NativeTakeRows:
         row_scale: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """table [N, K], packed as `pack` does it or plain, rows of whole words of 32 bits; index [T] int64,
-        below N -> [T, K]. row_scale [N] float32: the table is of int8, and rows times it become dtype.
+        """Return rows [T, K] of table [N, K] for index [T] int64, each below N. packed: the table was packed
+        by `pack`. Rows must be whole 32-bit words. row_scale [N] float32: the table is int8, and rows times
+        their scale become dtype.
         """
         assert table.is_contiguous()
         assert index.is_contiguous()
@@ -110,15 +113,15 @@ class NativeTakeRows:
 
 
 def can_take(table: Tensor) -> bool:
-    """Tell whether rows of table [N, K] are what NativeTakeRows takes."""
+    """Return True if NativeTakeRows supports this table [N, K]."""
     return table.shape[1] * table.element_size() % 4 == 0
 
 
 class RotaryAngles:
-    """Positions to cosines and sines, as rope_cos_sin has them, times an amplitude."""
+    """Computes cosines and sines of positions as rope_cos_sin does, times an amplitude."""
 
     def __init__(self, kernels: NativeKernels, frequencies: Tensor, amplitude: Tensor | None) -> None:
-        """frequencies [D / 2] float32, radians per position; amplitude [D] float32."""
+        """frequencies [D / 2] float32, in radians per position; amplitude [D] float32."""
         self._kept = (frequencies.contiguous(), None if amplitude is None else amplitude.contiguous())
         self._run = kernels.rotary
         self._half = frequencies.shape[0]
@@ -130,7 +133,7 @@ class RotaryAngles:
         )
 
     def __call__(self, positions: Tensor) -> Tensor:
-        """positions [T] int64 -> [T, D] float32."""
+        """Return [T, D] float32 for positions [T] int64."""
         assert positions.is_contiguous()
         out = torch.empty(positions.shape[0], 2 * self._half)
         call = self._call
@@ -142,7 +145,8 @@ class RotaryAngles:
 
 
 class PackedLinear:
-    """x @ weight.T + bias over a packed weight. A row's result is the same bits beside any other rows."""
+    """Computes x @ weight.T + bias with a packed weight. The result of a row has the same bits in any batch.
+    """
 
     batch_invariant = True
     packs_weight = True
@@ -150,8 +154,8 @@ class PackedLinear:
     def __init__(
         self, kernels: NativeKernels, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype
     ) -> None:
-        """weight [N, K] packed, bias [N] of its dtype. The sum is float32 and is rounded once, to out_dtype:
-        the weight's or float32.
+        """weight [N, K] is packed, bias [N] of its dtype. The sum is float32 and is rounded once to
+        out_dtype, which is the weight's dtype or float32.
         """
         assert bias is None or bias.dtype is weight.dtype
         assert out_dtype in (weight.dtype, torch.float32)
@@ -172,7 +176,7 @@ class PackedLinear:
         )
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x [T, K] of the weight's dtype -> [T, N] out_dtype, in `out` if it is given."""
+        """Return [T, N] of out_dtype for x [T, K] of the weight's dtype, in `out` if it is given."""
         assert x.is_contiguous()
         if out is None:
             out = self.empty(x.shape[0])
@@ -184,12 +188,12 @@ class PackedLinear:
         return out
 
     def empty(self, num_rows: int) -> Tensor:
-        """Return memory for so many rows of the output."""
+        """Return uninitialised memory for num_rows rows of output."""
         return torch.empty(num_rows, self._width, dtype=self._out_dtype)
 
     def gated(self, activation: Activation) -> PackedLinear | None:
-        """This layer and Activate(activation, has_up=True) behind it as one operator of the same bits: [T, K]
-        -> [T, N / 2]. None where there is no such kernel.
+        """Return this layer followed by Activate(activation, has_up=True) as one operator with the same bits,
+        [T, K] -> [T, N / 2]; None if there is no such kernel.
         """
         n, dtype = self._call.n, self._kept[0].dtype
         if n % (2 * PANEL) or self._out_dtype is not dtype or activation not in NATIVE_ACTIVATIONS:
@@ -201,7 +205,7 @@ class PackedLinear:
 
 
 class NativeNorm:
-    """An RMS norm or, with centers, a layer norm over the last dimension, N, a multiple of LANES."""
+    """RMS norm or, with `centers`, layer norm over the last dimension N, which is a multiple of LANES."""
 
     def __init__(
         self,
@@ -214,8 +218,8 @@ class NativeNorm:
         centers: bool = False,
         is_wide: bool = False,
     ) -> None:
-        """weight and bias [N] or [heads, N], float32 or the input's dtype. is_wide: they come before the
-        rounding; else the weight multiplies what is rounded.
+        """weight, bias: [N] or [heads, N], float32 or the input's dtype. is_wide: they are applied before
+        rounding; otherwise the weight multiplies the rounded norm.
         """
         assert weight.is_contiguous()
         assert weight.dtype in (dtype, torch.float32)
@@ -236,9 +240,8 @@ class NativeNorm:
         )
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x [T, N] or [T, heads, N], whose tokens may lie apart -> its norm, contiguous.
-
-        With residual [T, N]: x is added to it in place, and the norm is of the sum.
+        """Return the norm of x [T, N] or [T, heads, N], whose tokens may have any stride, contiguous. With
+        residual [T, N]: first add x to it in place, and return the norm of the sum.
         """
         tokens, heads = x.shape[0], (x.shape[1] if x.dim() == 3 else 1)
         assert x.stride(-1) == 1
@@ -261,12 +264,13 @@ class NativeNorm:
     def add_and_norm(
         self, residual: Tensor, update: Tensor, update_norm: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """Add update, normed by update_norm if there is one, to residual in place -> the norm of the sum."""
+        """Add update, normed by update_norm if given, to residual in place, and return the norm of the sum.
+        """
         return self(update if update_norm is None else update_norm(update), residual)
 
 
 class Activate:
-    """A feed-forward layer's activation, alone or as a gate."""
+    """Activation function of a feed-forward layer, with or without a gate."""
 
     def __init__(self, kernels: NativeKernels, activation: Activation, *, has_up: bool) -> None:
         self._number_of = kernels.number_of
@@ -279,8 +283,8 @@ class Activate:
         )
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """[T, I] -> activation(x); with has_up [T, 2 * I], gate, then up -> activation(gate) * up; in `out`
-        if it is given. I is a multiple of LANES.
+        """Return activation(x) or, with has_up, activation(gate) * up for x [T, 2 * I] which holds gate and
+        then up; in `out` if given. I is a multiple of LANES.
         """
         assert x.is_contiguous()
         rows, width = x.shape
@@ -297,7 +301,7 @@ class Activate:
 
 
 class Combine:
-    """See kernels/combine.py, whose arguments it has."""
+    """Operator of kernels/combine.py, with the same arguments."""
 
     def __init__(self, kernels: NativeKernels) -> None:
         self._number_of = kernels.number_of
@@ -313,7 +317,7 @@ class Combine:
         add: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """x, add and out [T, N], contiguous and of one dtype."""
+        """Combine x, add and out, which are [T, N], contiguous and of one dtype."""
         if out is None:
             out = torch.empty(x.shape, dtype=x.dtype)
         assert all(each is None or each.is_contiguous() for each in (x, add, out))

@@ -28,11 +28,11 @@ ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.defa
 
 
 class NotRecordable(Exception):
-    """The function does something that is no kernel; the text names it."""
+    """The function does something that is not a kernel; the message names it."""
 
 
 class _Tape(TorchDispatchMode):
-    """Notes kernels and the memory they were given; refuses everything else."""
+    """Records kernel calls and their memory, and refuses all other operations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -42,8 +42,8 @@ class _Tape(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here. By default the first call imports torch._dynamo to keep it out, which
-        is 0.9 s of each worker's start.
+        """Return True, because nothing is compiled here. The default would import torch._dynamo on the first
+        call, which takes 0.9 s of each worker's start.
         """
         return False
 
@@ -68,8 +68,8 @@ class _Tape(TorchDispatchMode):
 
 @dataclass(slots=True)
 class _Buffer:
-    """One allocation of the recording: where it was, from which call to which it is needed, how large it is
-    to be, where it goes.
+    """One allocation of the recording: its original address, the first and last call that need it, its size,
+    and its place in the arena.
     """
 
     address: int
@@ -80,18 +80,18 @@ class _Buffer:
     offset: int = field(default=0)
 
     def overlaps(self, other: _Buffer) -> bool:
-        """In time."""
+        """Return True if both are needed at the same time."""
         return self.first <= other.last and other.first <= self.last
 
 
 class Arena:
-    """Memory that programs share which never run at the same time."""
+    """Memory shared by programs that never run at the same time."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
-        """At least that many bytes. Who took fewer before may have others."""
+        """Return at least `size` bytes. Earlier, smaller results may be other memory."""
         if size > self._memory.nbytes:
             # Not set to zero: so memory that only large batches need is taken when one comes.
             self._memory = torch.empty(size, dtype=torch.uint8)
@@ -99,7 +99,9 @@ class Arena:
 
 
 class Program:
-    """A recorded function of a step's integers. One caller at a time; the next run overwrites the result."""
+    """A recorded function of a step's integers. Only one caller at a time may use it; the next run overwrites
+    the result.
+    """
 
     def __init__(
         self,
@@ -158,24 +160,26 @@ class Program:
             num_calls=self.num_calls,
         )
         self.step_at = ctypes.addressof(self._step)
-        """Address of the ProgramStep, for whoever runs it as a part of something else."""
+        """Address of the ProgramStep, for code that runs the program as part of something else."""
         self._results: dict[int, Tensor] = {}  # by their rows
 
     def run(self, *, num_tokens: int, num_outputs: int, num_seqs: int) -> Tensor:
-        """The function's result [num_outputs, ...] for what its inputs hold now; valid until the next run."""
+        """Run the program on what its inputs contain now. Returns the result [num_outputs, ...], valid until
+        the next run.
+        """
         step = self._step
         step.tokens, step.outputs, step.seqs = num_tokens, num_outputs, num_seqs
         self._run(self.step_at)
         return self.result(num_outputs)
 
     def result(self, num_outputs: int) -> Tensor:
-        """The result of the last run, which had that many outputs."""
+        """Return the result of the last run, which had num_outputs outputs."""
         if (result := self._results.get(num_outputs)) is None:
             self._results[num_outputs] = result = self._made[0][:num_outputs]
         return result
 
     def results(self, num_rows: int) -> list[Tensor]:
-        """Return the results of the last run that are no memory of its inputs, as many rows of each."""
+        """Return num_rows rows of each result of the last run that is not memory of its inputs."""
         return [made[:num_rows] for made in self._made]
 
 
@@ -186,10 +190,8 @@ def _arrange(
     results: Sequence[Tensor],
     shared: Arena,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Give what is never needed at the same time the same memory, and point the calls there. rows: how many
-    a tensor gets, by how many it had.
-
-    Returns that memory and the results in it.
+    """Give buffers that are never needed at the same time the same memory, and set the calls' pointers. rows:
+    new number of rows, by the recorded number. Returns that memory and the results in it.
     """
     buffers = [
         _Buffer(tensor.data_ptr(), tensor.nbytes, tensor[:1].nbytes * rows.get(len(tensor), len(tensor)))
@@ -224,7 +226,9 @@ def _arrange(
 
 
 def _uses(call: ctypes.Structure, buffers: Sequence[_Buffer]) -> Iterator[tuple[str, _Buffer, int]]:
-    """Each pointer of a call that is into a buffer: its field, the buffer, the bytes before it there."""
+    """Yield each pointer of a call that points into a buffer: its field, the buffer, and the byte offset
+    there.
+    """
     for name, kind in call._fields_:  # type: ignore[misc]
         if kind is not ctypes.c_void_p or (address := getattr(call, name)) is None:
             continue

@@ -1,4 +1,4 @@
-"""The calls of the kernels on rows of logits, as C++ reads them."""
+"""Arguments of the kernels on rows of logits, as C++ reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of a recorded step, as C++ reads them: a plan laid out, a program of kernels, the draw."""
+"""Arguments of a recorded step, as C++ reads them: staging of a plan, a program of kernels, the draw."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProgramStep(ctypes.Structure):
 
 
 class StageCall(ctypes.Structure):
-    """Mirrors StageCall of stage.h. What comes from a plan is given as the bytes that it holds."""
+    """Mirrors StageCall of stage.h. Fields from a plan contain the plan's bytes."""
 
     _fields_ = (
         ("spans", ctypes.c_char_p),

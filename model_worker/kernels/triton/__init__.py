@@ -1,7 +1,7 @@
-"""The CUDA kernels, in Triton: each beside the torch function of the same name, which defines its result.
+"""The CUDA kernels, in Triton. Each has the name of a torch function that defines its result.
 
 Importing a module of this package needs triton; nothing else in the project imports it before a GPU is used.
-Pointers address rows, pages and slots as the torch code does, so a kernel changes nothing but the speed.
+Rows, pages and slots are addressed as in the torch code.
 """
 
 from runtime.base.environment import allow_fp_fusion

@@ -18,7 +18,9 @@ BLOCK = 1024
 
 
 def activate_and_mul(activation: Activation, gate_up: Tensor) -> Tensor:
-    """Same as model_worker.kernels.activation.activate_and_mul, for gate_up [T, 2 * I] of any row stride."""
+    """Do what model_worker.kernels.activation.activate_and_mul does, for gate_up [T, 2 * I] of any row
+    stride.
+    """
     num_tokens, twice = gate_up.shape
     width = twice // 2
     out = gate_up.new_empty((num_tokens, width))

@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 logger = logging.getLogger(__name__)
 
 ALIGNMENT = 16
-"""Bytes. Triton compiles different code for addresses that are multiples of it."""
+"""Alignment in bytes for which Triton compiles different code."""
 TRITON_LAUNCHES = """
     kernel.run(grid_0, grid_1, grid_2, stream, kernel.function, kernel.packed_metadata, launch_metadata,
                knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *bound_args.values())
@@ -38,15 +38,14 @@ _by_triton_alone = False
 
 
 class CallSite:
-    """A kernel with its constants and launch options; `launch` launches it.
-
-    What Triton reads of its environment, such as TRITON_DEBUG, it reads when a kind of arguments is new.
+    """A kernel with its constants and launch options; `launch` launches it. Triton's environment variables,
+    such as TRITON_DEBUG, are read when a kind of arguments is new.
     """
 
     launch: Callable[..., None]
-    """Function launch(grid, *arguments): grid has three sizes; arguments are what the kernel takes before its
-    constants, each always a tensor or always a number. Code is kept for every value of an int, so ints follow
-    from a model's shape or the settings, unless they are in the kernel's do_not_specialize.
+    """Function launch(grid, *arguments). grid has three sizes. arguments are those before the kernel's
+    constants; each must always be a tensor or always a number. Code is compiled for every value of an int, so
+    ints should come from the model's shape or the settings, or be in the kernel's do_not_specialize.
     """
 
     def __init__(self, kernel: Any, **constants_and_options: Any) -> None:
@@ -68,8 +67,8 @@ class CallSite:
             self._kept[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
     def _quick_launch(self, arguments: Sequence[Any]) -> Callable[..., None]:
-        """Return `launch` for arguments like these. Its source is written for them, as Triton's binder is:
-        with loops over arguments it would take twice as long.
+        """Return a `launch` function for arguments like these. Its source code is generated for them, as
+        Triton's binder is, because loops over arguments would take twice as long.
         """
         names = self._kernel.arg_names
         given = ", ".join(f"a{i}" for i in range(len(arguments)))
@@ -115,7 +114,7 @@ def launches_by_triton_alone() -> Iterator[None]:
 
 
 def _is_watched(kernel: JITFunction[Any]) -> bool:
-    """Tell whether anybody has hooks that Triton would call for a launch of this kernel."""
+    """Return True if Triton would call hooks for a launch of this kernel."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return bool(
         getattr(enter, "calls", enter)
@@ -126,9 +125,9 @@ def _is_watched(kernel: JITFunction[Any]) -> bool:
 
 
 def _facts(arguments: Sequence[Any], unspecialised: Sequence[bool]) -> Iterator[str]:
-    """Yield source for what differs between arguments, named a0, a1 and so on, wherever Triton would compile
-    different code for them: dtypes and alignment, types, values of ints, and of an int that is not
-    specialised whether it fits 32 bits.
+    """Yield source expressions for every property of the arguments a0, a1, ... on which Triton's compiled
+    code depends: dtypes and alignment, types, values of ints, and for an unspecialised int whether it fits 32
+    bits.
     """
     tensors = [f"a{i}" for i, each in enumerate(arguments) if isinstance(each, Tensor)]
     yield from (f"{each}.dtype" for each in tensors)
@@ -146,7 +145,9 @@ def _facts(arguments: Sequence[Any], unspecialised: Sequence[bool]) -> Iterator[
 
 @cache
 def _is_as_expected(target: Any) -> bool:
-    """Tell whether this Triton launches on the target, and compiles anew, as is assumed here; log if not."""
+    """Return True if this version of Triton launches and specialises on the target as assumed here; log it if
+    not.
+    """
     try:
         source = "".join(inspect.getsource(JITFunction.run).split())
         is_known = (
@@ -165,7 +166,7 @@ def _is_as_expected(target: Any) -> bool:
 
 
 def _looks_at_addresses_as_here(target: Any) -> bool:
-    """Tell whether a tensor's address, or its length, matters for no more than ALIGNMENT."""
+    """Return True if Triton's code depends on a tensor's address, or length, only by ALIGNMENT."""
     backend = make_backend(target)
     memory = torch.empty(512, dtype=torch.uint8)
     kinds: dict[bool, set[str]] = {True: set(), False: set()}

@@ -25,7 +25,7 @@ def combine(
     add: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Same as model_worker.kernels.combine.combine; all contiguous."""
+    """Do what model_worker.kernels.combine.combine does; all tensors are contiguous."""
     out = torch.empty_like(x) if out is None else out
     assert all(each is None or each.is_contiguous() for each in (x, add, out))
     n = x.numel()
@@ -59,7 +59,9 @@ def _combine(x, add, out, n, scale, cap, CAPS: tl.constexpr, ADDS: tl.constexpr,
 
 @triton.jit
 def _tanh(x):
-    """Off by some 1e-6 of itself at most: by exp alone a small x would lose its digits."""
+    """Return tanh(x) with a relative error of about 1e-6 at most. By exp alone a small x would lose its
+    digits.
+    """
     t = tl.exp(-2.0 * tl.abs(x))
     large = (1.0 - t) / (1.0 + t)
     x2 = x * x

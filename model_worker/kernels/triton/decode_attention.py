@@ -26,7 +26,7 @@ from model_worker.kernels.triton.new_tokens import NewTokens, _store_new, _turne
 from model_worker.kernels.triton.tiles import DecodeTile, Heads, decode_tile, gpu_of, group_rows, padded
 
 KEYS_PER_SPLIT = 256
-"""A split shorter than this costs more in the merge than it gains."""
+"""Least number of keys in a split. A shorter split costs more in the merge than it gains."""
 MAX_SPLITS = 32
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
@@ -85,7 +85,9 @@ def decode_attention(
 
 @cache
 def _no_part(device: torch.device) -> Tensor:
-    """Stands for the parts where one split leaves none: of their type, or it would be another kernel."""
+    """Return a placeholder for the partial results when there is only one split. It has their type, since
+    another type would be another kernel.
+    """
     return torch.empty(0, dtype=torch.float32, device=device)
 
 
@@ -117,7 +119,7 @@ def _merging(head_dim: int) -> CallSite:
 
 
 def choose_num_splits(batch: int, num_kv_heads: int, max_kv_len: int, num_multiprocessors: int) -> int:
-    """Return as many splits as fill the device twice, none of them short."""
+    """Return the number of splits that fills the device twice, with no split too short."""
     wanted = -(-2 * num_multiprocessors // max(1, batch * num_kv_heads))
     useful = -(-max_kv_len // KEYS_PER_SPLIT)
     return max(1, min(wanted, useful, MAX_SPLITS))
@@ -192,8 +194,8 @@ def _attend_pages(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Add keys start to end of one head to what has been seen: the largest score, the sum of weights, the
-    weighted values. pages: the row of the page table; k_pool, v_pool: the head in the first slot.
+    """Add keys start to end of one head to the running state: largest score, sum of weights, weighted values.
+    pages: row of the page table; k_pool, v_pool: the head in the first slot.
     """
     d = tl.arange(0, BLOCK_D)
     for n in range(start, end, BLOCK_N):
@@ -235,8 +237,8 @@ def _score(product, scale, softcap, HAS_SOFTCAP: tl.constexpr):
 def _store_part(
     partial, lse, place, acc, best, total, is_head, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
-    """Store what one split has seen. One with no key gets weight 0 in the merge, and divides by
-    nothing here.
+    """Store the result of one split. A split without keys gets weight 0 in the merge, and its division is
+    avoided here.
     """
     d = tl.arange(0, BLOCK_D)
     divisor = tl.where(total > 0.0, total, 1.0)
@@ -268,5 +270,5 @@ def _merge_splits(
 
 @triton.jit
 def _tanh(x):
-    """By exp2, which every Triton has: 1 - 2 / (e^2x + 1)."""
+    """Return tanh(x) by exp2, which every Triton has: 1 - 2 / (e^2x + 1)."""
     return 1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2_E)) + 1.0)

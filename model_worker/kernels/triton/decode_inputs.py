@@ -28,7 +28,7 @@ def lay_out_decodes(
     *,
     lens: Tensor,
 ) -> Tensor:
-    """Same as model_worker.kernels.decode_inputs.lay_out_decodes; without tokens nothing is written."""
+    """Do what model_worker.kernels.decode_inputs.lay_out_decodes does; without tokens nothing is written."""
     n = len(input_ids)
     slots = torch.empty(n, dtype=torch.int64, device=input_ids.device)
     if n:

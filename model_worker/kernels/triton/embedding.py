@@ -17,7 +17,9 @@ BLOCK = 1024
 
 
 def embed(ids: Tensor, weight: Tensor, *, first: int | None = None, scale: float = 1.0) -> Tensor:
-    """Same as model_worker.kernels.embedding.embed; whatever an id is, nothing beside the table is read."""
+    """Do what model_worker.kernels.embedding.embed does. Nothing outside the table is read, whatever an id
+    is.
+    """
     num_rows, width = weight.shape
     num_tokens = ids.shape[0]
     out = weight.new_empty((num_tokens, width))

@@ -1,9 +1,9 @@
-"""Which experts a token goes through, in one launch; see model_worker.kernels.expert_choice.
+"""Choice of each token's experts, in one launch; see model_worker.kernels.expert_choice.
 
-grid   token
+    grid   token
 
-A token's scores are in the registers of one warp. Each of its experts is one search of the largest: they are
-few, and a sort would be as many steps as a search, for each of the scores.
+The scores of a token are in the registers of one warp. Each expert is found by one search for the largest
+score. Experts are few, while a sort would take as many steps as a search for each of the scores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from model_worker.kernels.triton.call_site import CallSite
 
 
 def choose_experts(scores: Tensor, per_token: int, *, renormalizes: bool) -> tuple[Tensor, Tensor]:
-    """Same as model_worker.kernels.expert_choice.choose_experts; of equal scores, those of the lowest ids."""
+    """Do what model_worker.kernels.expert_choice.choose_experts does. Among equal scores the lowest ids win.
+    """
     num_tokens, num_experts = scores.shape
     assert scores.stride(1) == 1
     shape = (num_tokens, per_token)

@@ -60,7 +60,7 @@ def fused_experts(
 
 
 class Tiles(NamedTuple):
-    """Tiles of P pairs sorted by expert; tensors are int32."""
+    """Tiles of P pairs (token, expert) sorted by expert; tensors are int32."""
 
     order: Tensor  # [P] the pairs
     ends: Tensor  # [E] of the experts' pairs
@@ -71,7 +71,7 @@ class Tiles(NamedTuple):
 
 
 def best_block_m(num_pairs: int, num_experts: int) -> int:
-    """Return how many pairs a tile is to have."""
+    """Return the number of pairs in a tile."""
     return SMALL_TILE if num_pairs <= SMALL_TILE * num_experts else LARGE_TILE
 
 
@@ -96,9 +96,9 @@ def _sorting(num_experts: int, block_m: int, block_p: int) -> CallSite:
 def _grouped(
     a: Tensor, matrices: Tensor, scales: Tensor | None, tiles: Tiles, weights: Tensor | None
 ) -> Tensor:
-    """Multiply rows of a by the transposed matrix of each (token, expert) pair. Without weights the rows of a
-    are tokens, and the result's are pairs sorted by expert. With weights a has the sorted pairs, and the
-    result has them in the order of tokens.
+    """Multiply rows of `a` by the transposed matrix of each pair's expert. Without weights the rows of `a`
+    are tokens, and the result's rows are pairs sorted by expert. With weights `a` has the sorted pairs, and
+    the result has them in the order of tokens.
     """
     num_experts, width, depth = matrices.shape
     out = a.new_empty((tiles.order.shape[0], width))
@@ -129,8 +129,8 @@ def _sort(
     ids, order, ends, tile_ends, num_pairs, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """One expert's pairs, behind those of the experts before it. Each program counts all experts' pairs, so
-    that none waits for another: they are few, and in the cache.
+    """Place one expert's pairs behind those of the experts before it. Each program counts all experts' pairs,
+    so that none waits for another; they are few, and in the cache.
     """
     expert = tl.program_id(0)
     e = tl.arange(0, BLOCK_E)

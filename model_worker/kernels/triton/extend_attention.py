@@ -74,7 +74,7 @@ def _attending(
     has_window: bool,
     has_softcap: bool,
 ) -> tuple[int, CallSite]:
-    """Return the tile's queries, too."""
+    """Return the number of queries in a tile, and the kernel's call site for these properties."""
     num_heads, num_kv_heads, head_dim, page_size = shape
     group = num_heads // num_kv_heads
     tile = tile or extend_tile(gpu_of(device), Heads(group, head_dim, dtype, kv_dtype))
@@ -147,7 +147,7 @@ def _attend_tile(
 
 @triton.jit
 def _sequence_of(tile, query_start, num_seqs, BLOCK_M: tl.constexpr):
-    """The last sequence whose tiles begin at `tile` or before, by bisection."""
+    """Return the last sequence whose tiles begin at `tile` or before, by bisection."""
     low = 0
     high = num_seqs
     while high - low > 1:
@@ -164,7 +164,7 @@ def _attend_block(
     acc, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys into the running sums of the softmax."""
+    """Add one block of keys to the running sums of the softmax."""
     key = n + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     present = tl.full([BLOCK_N], True, tl.int1)

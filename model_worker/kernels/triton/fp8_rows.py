@@ -1,9 +1,9 @@
-"""Rows in float8 with a scale each, and the scales of a product; see model_worker.kernels.fp8_rows.
+"""Quantisation of rows to float8, and the scaling of a product; see model_worker.kernels.fp8_rows.
 
-grid   row                        a row in float8
-grid   row × block of columns     a product scaled
+    grid   row                        quantise a row
+    grid   row × block of columns     scale a product
 
-A row is read once: it stays in registers between the largest magnitude and the division by it.
+A row is read once: it stays in registers between the search for its largest magnitude and the division.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TINY: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
 def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Same as model_worker.kernels.fp8_rows.quantize_rows_fp8; x of any row stride."""
+    """Do what model_worker.kernels.fp8_rows.quantize_rows_fp8 does, for x of any row stride."""
     num_rows, width = x.shape
     out = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((num_rows, 1), dtype=torch.float32, device=x.device)
@@ -52,7 +52,7 @@ def _quantize_row(x, out, scales, x_stride, WIDTH: tl.constexpr, BLOCK: tl.const
 def scale_product(
     sums: Tensor, row_scale: Tensor, column_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Same as model_worker.kernels.fp8_rows.scale_product; all contiguous."""
+    """Do what model_worker.kernels.fp8_rows.scale_product does; all tensors are contiguous."""
     num_rows, width = sums.shape
     out = torch.empty((num_rows, width), dtype=dtype, device=sums.device)
     if num_rows:

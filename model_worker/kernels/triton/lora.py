@@ -23,26 +23,26 @@ from model_worker.kernels.triton.call_site import CallSite
 from model_worker.kernels.triton.experts import SMALL_TILE, Tiles, best_block_m, sorted_by_expert
 
 BLOCK_R = 16
-"""Ranks of a program; a module's room is a multiple of it."""
+"""Ranks computed by one program. The room of a module is a multiple of it."""
 BLOCK_N = 64
 BLOCK_K = 64
 SPLIT_K = 512
-"""Width of x from which on two programs divide it between them, where tokens are few."""
+"""Width of x from which on two programs divide it between them, if there are few tokens."""
 MAX_SPLITS = 8
 NUM_FIGURES = 4
-"""Rank, first output, end of the outputs and scale of a module."""
+"""Number of figures of a module: rank, first output, end of the outputs, and scale."""
 
 
 def sorted_by_slot(slots: Tensor, num_slots: int) -> Tiles:
-    """slots [T] int32, `num_slots` where a token has no adapter."""
+    """Sort tokens by adapter slot. slots [T] int32; `num_slots` for a token without adapter."""
     return sorted_by_expert(slots, num_slots + 1, best_block_m(len(slots), num_slots))
 
 
 def add_lora(x: Tensor, y: Tensor, a: Tensor, b: Tensor, modules: Tensor, tiles: Tiles) -> None:
-    """Add to y, in place, what the adapters of its tokens make of x.
+    """Add the outputs of the tokens' adapters for x to y, in place.
 
-    x [T, K] of any row stride, y [T, N] contiguous; of S slots, M modules and room for R ranks of each:
-    a [S, M * R, K], b [S, N, R] contiguous, all of one dtype; modules [S, M, NUM_FIGURES] float32. tiles: of
+    x [T, K] of any row stride, y [T, N] contiguous. For S slots, M modules and room for R ranks of each: a
+    [S, M * R, K], b [S, N, R], contiguous, all of one dtype; modules [S, M, NUM_FIGURES] float32. tiles: of
     the T tokens.
     """
     num_tokens, num_slots = len(x), len(a)
@@ -86,8 +86,8 @@ def _sites(shape: tuple[int, int, int, int, int], block_m: int, splits: int) -> 
 def _tile(
     tile, order, ends, tile_ends, NUM_SLOTS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr
 ):  # fmt: skip
-    """A tile's slot, its places among the sorted tokens, the tokens, and which of them there are; of a tile
-    behind the last slot's, slot NUM_SLOTS and no tokens.
+    """Return a tile's slot, its positions among the sorted tokens, the tokens, and a mask of valid ones. For
+    a tile behind the last slot: slot NUM_SLOTS and no tokens.
     """
     s = tl.arange(0, BLOCK_S)
     end_of_tiles = tl.load(tile_ends + s, mask=s < NUM_SLOTS, other=1 << 30)

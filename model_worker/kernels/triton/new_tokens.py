@@ -1,4 +1,6 @@
-"""A new token's heads: how decode attention norms, rotates and stores them in its own launch."""
+"""Device functions by which decode attention norms, rotates and stores the heads of a new token in its own
+launch.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from model_worker.kernels.triton.rope_kv_store import _as_kept, _weighted
 
 
 class NewTokens(NamedTuple):
-    """New tokens, one a sequence: keys and values that are not in the pools yet, and what is to be done to
-    them and to the queries.
+    """New tokens, one for each sequence: keys and values that are not in the pools yet, and how to prepare
+    them and the queries.
     """
 
     k: Tensor  # [B, num_kv_heads, D] of any row stride, the last two dimensions contiguous; v likewise
@@ -29,7 +31,7 @@ def _turned_heads(
     heads, weight, angles, inside, eps, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, NORMS: tl.constexpr,
     ROTATES: tl.constexpr,
 ):  # fmt: skip
-    """Heads [H, BLOCK_D], at the pointers `heads` [H, 1], normed and rotated, in their dtype."""
+    """Return the heads [H, BLOCK_D] at the pointers `heads` [H, 1], normed and rotated, in their dtype."""
     HALF: tl.constexpr = HEAD_DIM // 2
     d = tl.arange(0, BLOCK_D)
     x = tl.load(heads + d[None, :], mask=inside, other=0.0)
@@ -55,8 +57,8 @@ def _store_new(
     k, v, k_weight, angles, k_slot, v_slot, k_inverse, v_inverse, is_own, eps, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, NORMS: tl.constexpr, ROTATES: tl.constexpr,
 ):  # fmt: skip
-    """The new token's key and value of one head, [1, BLOCK_D] float32, as the pools keep them: divided by
-    their scales where that is float8. The program whose they are stores them there.
+    """Return the new token's key and value of one head, [1, BLOCK_D] float32, as the pools keep them: divided
+    by their scales if the pool is float8. The program that owns them also stores them.
     """
     d = tl.arange(0, BLOCK_D)[None, :]
     inside = d < HEAD_DIM

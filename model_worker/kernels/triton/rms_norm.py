@@ -16,8 +16,8 @@ from model_worker.kernels.triton.call_site import CallSite
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Same as model_worker.kernels.rms_norm.rms_norm, for x [..., N]; [T, heads, N] of any strides of tokens
-    and heads is read where it is.
+    """Do what model_worker.kernels.rms_norm.rms_norm does, for x [..., N]. [T, heads, N] may have any strides
+    of tokens and heads.
     """
     heads = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
     out = x.new_empty(x.shape)
@@ -33,7 +33,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def fused_add_rms_norm(
     residual: Tensor, update: Tensor, weight: Tensor, eps: float, update_weight: Tensor | None = None
 ) -> Tensor:
-    """Same as model_worker.kernels.rms_norm.fused_add_rms_norm, for residual and update [T, N]."""
+    """Do what model_worker.kernels.rms_norm.fused_add_rms_norm does, for residual and update [T, N]."""
     out = torch.empty_like(residual)
     num_tokens, size = residual.shape
     if num_tokens:

@@ -1,10 +1,10 @@
 """Cosines and sines of a step's positions; see model_worker.kernels.rope.rope_cos_sin.
 
-grid   token
+    grid   token
 
-An angle is rounded to float32 as torch rounds it, and may be a million radians. All after that is float64,
-of which the result keeps half: what is over of a multiple of a quarter turn, then Taylor's series. The
-library's own sine keeps a table on the stack for large angles, and a rougher one has none of their digits.
+An angle is rounded to float32 as torch does, and may be a million radians. Everything after that is float64,
+of which the result keeps half the digits: reduction to a quarter turn, then Taylor's series. The library's
+own sine keeps a table on the stack for large angles, and an approximate sine loses their digits.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ QUARTER: tl.constexpr = tl.constexpr(math.ldexp(math.floor(math.ldexp(math.pi / 
 REST_OF_QUARTER: tl.constexpr = tl.constexpr(
     math.pi / 2.0 - math.ldexp(math.floor(math.ldexp(math.pi / 2.0, 32)), -32) + 6.123233995736766e-17
 )
-"""The last number is what math.pi / 2 is short of."""
+"""The part of pi / 2 beyond QUARTER. Its last number is the rounding error of math.pi / 2."""
 
 
 def rope_cos_sin(positions: Tensor, inv_freq: Tensor, amplitude: Tensor | None = None) -> Tensor:
-    """Same as model_worker.kernels.rope.rope_cos_sin; inv_freq contiguous."""
+    """Do what model_worker.kernels.rope.rope_cos_sin does; inv_freq is contiguous."""
     num_tokens, half = len(positions), inv_freq.shape[-1]
     out = torch.empty((num_tokens, 2 * half), dtype=torch.float32, device=positions.device)
     if num_tokens:

@@ -128,7 +128,7 @@ def _turned(
     left, right, weight, angles, eps, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, NORMS: tl.constexpr,
     ROTATES: tl.constexpr,
 ):  # fmt: skip
-    """The halves [heads, BLOCK_HALF] of heads, normed and rotated, in float32."""
+    """Return both halves [heads, BLOCK_HALF] of heads, normed and rotated, in float32."""
     dtype = left.dtype
     d = tl.arange(0, BLOCK_HALF)
     left, right = left.to(tl.float32), right.to(tl.float32)
@@ -145,7 +145,7 @@ def _turned(
 
 @triton.jit
 def _weighted(normed, weight, inside, dtype: tl.constexpr):
-    """Rounded where `rms_norm` rounds."""
+    """Return the weighted norm, rounded where `rms_norm` rounds."""
     w = tl.load(weight, mask=inside, other=0.0)
     if w.dtype != tl.float32:
         normed = normed.to(dtype).to(tl.float32)
@@ -154,7 +154,7 @@ def _weighted(normed, weight, inside, dtype: tl.constexpr):
 
 @triton.jit
 def _as_kept(x, inverse, dtype: tl.constexpr):
-    """inverse: of the scale of a pool of float8."""
+    """Return x as the pool stores it. inverse: reciprocal of the scale of a float8 pool."""
     if dtype == tl.float8e4nv:
         x = tl.clamp(x.to(tl.float32) * inverse, -448.0, 448.0)
     return x.to(dtype)

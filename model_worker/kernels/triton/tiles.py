@@ -1,8 +1,8 @@
-"""Launch parameters of the attention kernels: which tiles, by what the device gives a program.
+"""Launch parameters (tiles) of the attention kernels, chosen by the resources of the device.
 
-Nothing here has been measured on hardware. Reasons are counts from compiled code
-(docs/measurements/gpu_kernels.md, "Tiles of the attention kernels"); `make gpu-kernels` writes
-how other tiles do beside these (benchmarks/gpu/kernels/tile_sweep.py).
+Nothing here has been measured on hardware. The reasons are counts from compiled code
+(docs/measurements/gpu_kernels.md, "Tiles of the attention kernels"). `make gpu-kernels` measures other tiles
+for comparison (benchmarks/gpu/kernels/tile_sweep.py).
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from runtime.base.errors import ConfigError
 
 
 class Gpu(NamedTuple):
-    """Room that a device gives one program, CUDA's thread block."""
+    """Resources of a device for one program (thread block)."""
 
     shared_memory: int
-    """Bytes. CUDA's programming guide: 163 KiB at capability 8.0, 99 at 8.6, 8.9 and 12, 227 at 9 and 10."""
+    """Bytes of shared memory for one program. CUDA's programming guide: 163 KiB at capability 8.0, 99 at 8.6,
+    8.9 and 12, 227 at 9 and 10.
+    """
     by_warp_group: bool
-    """True if four warps multiply 64 rows together, one operand in shared memory: capability 9 and 10."""
+    """True if four warps multiply 64 rows together with one operand in shared memory: capability 9 and 10."""
 
 
 LEAST = Gpu(99 << 10, by_warp_group=False)
-"""Room on every device whose capability is at least 8.0; Triton's interpreter keeps to it."""
+"""Resources that every device of capability 8.0 or later has. Triton's interpreter uses it."""
 RESERVED = 1 << 10
-"""Bytes of a multiprocessor's shared memory that CUDA takes for each program (programming guide)."""
+"""Bytes of a multiprocessor's shared memory that CUDA reserves for each program (programming guide)."""
 MIN_SIDE = 16
-"""The smallest side of a matrix product that tl.dot takes."""
+"""Smallest side of a matrix product that tl.dot accepts."""
 NUM_STAGES = 5
-"""Keys and values are found by page numbers that are loads, too, and the compiler divides a loop's stages
-between the two levels: with 2 to 4 it waits for a block as soon as it has asked for it, with 5 one more is on
-its way meanwhile."""
+"""Number of pipeline stages. Keys and values are found by page numbers, which are loads, too, and the
+compiler divides a loop's stages between both levels. With 2 to 4 stages it waits for a block right after
+asking for it; with 5 one more block is on its way meanwhile.
+"""
 
 
 class DecodeTile(NamedTuple):
@@ -52,7 +55,7 @@ class ExtendTile(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Shape that attention is computed over."""
+    """Head counts and sizes of an attention layer."""
 
     group: int  # query heads of a key head
     head_dim: int
@@ -88,7 +91,7 @@ T = TypeVar("T", DecodeTile, ExtendTile)
 
 @cache
 def gpu_of(device: torch.device) -> Gpu:
-    """Return what a CUDA device says of itself; of a CPU `LEAST`."""
+    """Return the resources of a CUDA device; for a CPU `LEAST`."""
     if device.type != "cuda":
         return LEAST
     properties: Any = torch.cuda.get_device_properties(device)  # torch's stub does not know all of them
@@ -97,19 +100,20 @@ def gpu_of(device: torch.device) -> Gpu:
 
 
 def padded(head_dim: int) -> int:
-    """A head's width as kernels compute with it."""
+    """Return a head's width as kernels compute with it."""
     return max(MIN_SIDE, int(triton.next_power_of_2(head_dim)))
 
 
 def group_rows(group: int) -> int:
-    """Rows of decode attention's matrix products, for the query heads of a key head."""
+    """Return the number of rows of decode attention's matrix products, for `group` query heads of a key head.
+    """
     return max(MIN_SIDE, int(triton.next_power_of_2(group)))
 
 
 @cache
 def decode_tile(gpu: Gpu, heads: Heads) -> DecodeTile:
-    """The longest block of keys of which two programs fit on a multiprocessor, so that one computes while the
-    other waits; else the longest that fits. Raises ConfigError when none does.
+    """Choose the longest block of keys for which two programs fit on a multiprocessor, so that one computes
+    while the other waits; else the longest that fits. Raises ConfigError if none does.
     """
     tiles = FLOAT32_DECODE_TILES if heads.dtype is torch.float32 else DECODE_TILES
     needs = [(tile, decode_shared_memory(tile, heads)) for tile in tiles]
@@ -121,7 +125,7 @@ def decode_tile(gpu: Gpu, heads: Heads) -> DecodeTile:
 
 @cache
 def extend_tile(gpu: Gpu, heads: Heads) -> ExtendTile:
-    """Choose the tile of the kernel for chunks. Raises ConfigError when no tile fits."""
+    """Choose the tile of the kernel for chunks. Raises ConfigError if no tile fits."""
     tiles = WARP_GROUP_TILES if gpu.by_warp_group else WARP_TILES
     if heads.dtype is torch.float32:
         tiles = FLOAT32_TILES
@@ -131,12 +135,12 @@ def extend_tile(gpu: Gpu, heads: Heads) -> ExtendTile:
 
 
 def decode_shared_memory(tile: DecodeTile, heads: Heads) -> int:
-    """Bytes that a program of decode attention takes at most."""
+    """Return the most bytes of shared memory that a program of decode attention takes."""
     return _shared_memory(group_rows(heads.group), tile.block_n, _blocks_kept(tile.num_stages), heads)
 
 
 def extend_shared_memory(tile: ExtendTile, heads: Heads, gpu: Gpu) -> int:
-    """Bytes that a program of extend attention takes at most."""
+    """Return the most bytes of shared memory that a program of extend attention takes."""
     blocks = _blocks_kept(tile.num_stages)
     if not gpu.by_warp_group or heads.dtype is torch.float32:
         return _shared_memory(tile.block_m, tile.block_n, blocks, heads)
@@ -149,14 +153,16 @@ def extend_shared_memory(tile: ExtendTile, heads: Heads, gpu: Gpu) -> int:
 
 
 def _blocks_kept(num_stages: int) -> int:
-    """Blocks of keys that are on their way or in use, as the compiler divides the stages (both releases that
-    benchmarks.gpu.fits was run with).
+    """Return the number of blocks of keys that are being loaded or used, as the compiler divides the stages
+    (in both releases that benchmarks.gpu.fits was run with).
     """
     return max(1, -(-(num_stages - 2) // 2))
 
 
 def _shared_memory(rows: int, keys: int, blocks: int, heads: Heads) -> int:
-    """Queries; keys and values; weights; page numbers, once for keys and for values; sums across warps."""
+    """Return the bytes of shared memory for queries; keys and values; weights; page numbers, for keys and for
+    values; and sums across warps.
+    """
     width, size = padded(heads.head_dim), heads.dtype.itemsize
     return (
         rows * width * size

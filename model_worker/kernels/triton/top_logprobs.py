@@ -26,10 +26,9 @@ ID_MASK: tl.constexpr = tl.constexpr((1 << 32) - 1)
 
 
 def top_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Same as logprobs_of: log-softmax at tokens [m] float32, the likeliest ids [m, num_top] int32, and
-    theirs.
-
-    logits [m, V] float32 contiguous, tokens [m] int64, num_top no more than V.
+    """Do what logprobs_of does: return the log-softmax at tokens [m] float32, the most likely ids [m,
+    num_top] int32, and their log-softmax. logits [m, V] float32 contiguous, tokens [m] int64, num_top at most
+    V.
     """
     num_rows, vocab_size = logits.shape
     device = logits.device

@@ -26,21 +26,21 @@ import triton.language as tl
 from torch import Tensor
 
 CAPACITY = 1 << 14
-"""Ids of a row's list: 64 KiB."""
+"""Number of ids in a row's list: 64 KiB."""
 NUM_BUCKETS: tl.constexpr = tl.constexpr(256)
 MASS_ONE: tl.constexpr = tl.constexpr(float(1 << 40))
 WEIGHTLESS: tl.constexpr = tl.constexpr(28.0)
-"""Ids so far below the largest logit have no mass: exp(-28) < 2^-40."""
+"""Distance below the largest logit from which on an id has no mass: exp(-28) < 2^-40."""
 NARROWEST: tl.constexpr = tl.constexpr(1e-6)
 SLACK: tl.constexpr = tl.constexpr(1e-4)
-"""More than what the bounds of a bucket's mass lose by rounding."""
+"""Margin that exceeds the rounding errors in the bounds of a bucket's mass."""
 NUM_PARTS: tl.constexpr = tl.constexpr(16)
 FIRST_OF_ALL: tl.constexpr = tl.constexpr((1 << 63) - 1)
 LAST_OF_ALL: tl.constexpr = tl.constexpr(-(1 << 63))
 
 
 class Scratch(NamedTuple):
-    """Memory in which the launches of one truncated draw tell each other something."""
+    """Memory through which the launches of one truncated draw pass results."""
 
     highest: Tensor  # [n, blocks] float32
     lowest: Tensor  # [n, blocks] float32, of the finite logits
@@ -68,14 +68,14 @@ class Scratch(NamedTuple):
 
 @triton.jit
 def _key(x):
-    """int32 in the order of the floats; -0.0 counts as 0.0."""
+    """Return an int32 that is ordered like the float; -0.0 counts as 0.0."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _scaled(logits, start, vocab_size, temperature, BLOCK: tl.constexpr):
-    """(logit / temperature, id, whether there is such an id) of one block of a row."""
+    """Return (logit / temperature, id, mask of valid ids) of one block of a row."""
     token = start + tl.arange(0, BLOCK)
     inside = token < vocab_size
     x = tl.load(logits + token, mask=inside, other=float("-inf"))
@@ -84,17 +84,16 @@ def _scaled(logits, start, vocab_size, temperature, BLOCK: tl.constexpr):
 
 @triton.jit
 def _mass(x, highest):
-    """Unnormalised probability in units of 2^-40; none of what is no number."""
+    """Return the unnormalised probability in units of 2^-40; 0 for NaN."""
     distance = x - highest
     return tl.where(distance <= 0.0, tl.exp(distance) * MASS_ONE, 0.0).to(tl.int64)
 
 
 @triton.jit
 def _limits(row, columns, strides, vocab_size):
-    """(k, p, log of min-p, standard deviations) of a row: vocab_size, 1, -inf and 0 where they keep all, as a
-    greedy row's do.
-
-    columns: (top-k, top-p, log of min-p, standard deviations, greedy), strides: of the first three.
+    """Return (k, p, log of min-p, standard deviations) of a row: vocab_size, 1, -inf and 0 if all ids are
+    kept, as for a greedy row. columns: (top-k, top-p, log of min-p, standard deviations, greedy). strides: of
+    the first three.
     """
     top_ks, top_ps, min_logit_gaps, sigmas, greedy = columns
     integer_stride, top_p_stride, float_stride = strides
@@ -111,7 +110,9 @@ def _extremes(
     logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, sigmas, greedy, highest, lowest, histogram,
     num_listed, moments, vocab_size, float_stride, integer_stride, top_p_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Find the extremes of the rows that are cut; empties their histograms and lists, too."""
+    """Find the largest and smallest logits of rows that are truncated; also clears their histograms and
+    lists.
+    """
     i, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + i)
     columns = (top_ks, top_ps, min_logit_gaps, sigmas, greedy)
@@ -138,8 +139,9 @@ def _extremes(
 
 @triton.jit
 def _scale(highest, lowest, moments, sigma, i, num_blocks, BLOCKS: tl.constexpr):
-    """(largest logit of a row, buckets per nat, floor): the buckets divide what has a mass, or all down to
-    the floor, if that is less. The floor is `sigma` standard deviations below the largest; 0: there is none.
+    """Return (largest logit of a row, buckets per nat, floor). The buckets divide the range that has mass, or
+    the range down to the floor if that is smaller. The floor is `sigma` standard deviations below the largest
+    logit; 0: no floor.
     """
     b = tl.arange(0, BLOCKS)
     inside = b < num_blocks
@@ -162,7 +164,7 @@ def _scale(highest, lowest, moments, sigma, i, num_blocks, BLOCKS: tl.constexpr)
 
 @triton.jit
 def _bucket(x, top, per_nat):
-    """Bucket 0 has the largest logit, the last one all that is far below, and what is no number."""
+    """Return the bucket of x. Bucket 0 has the largest logit, the last one everything far below, and NaN."""
     distance = tl.where(x == top, 0.0, (top - x) * per_nat)
     return tl.where(distance < NUM_BUCKETS - 1, distance, NUM_BUCKETS - 1).to(tl.int32)
 
@@ -188,10 +190,9 @@ def _count(
 
 @triton.jit
 def _window(histogram, per_nat, k, p, vocab_size):
-    """(first, last, k, its bucket, how many ids are ahead of that): the buckets that the last id to be kept
-    may lie in; all that is above them is kept by top-k and top-p, and nothing below.
-
-    k is vocab_size, its bucket NUM_BUCKETS, where it keeps all that counts.
+    """Return (first, last, k, bucket of k, number of ids ahead of that bucket): the buckets that may contain
+    the last id to be kept. Top-k and top-p keep all ids above them, and none below. If k keeps all ids with
+    mass, it is vocab_size and its bucket NUM_BUCKETS.
     """
     bucket = tl.arange(0, NUM_BUCKETS)
     # What has no mass is not drawn, either: noise makes up for 20 nats. It does not count, or where top-k
@@ -219,11 +220,11 @@ def _window(histogram, per_nat, k, p, vocab_size):
 
 @triton.jit
 def _doubtful(row, window, start, TILE: tl.constexpr, ID_BITS: tl.constexpr):
-    """(id, scaled logit, order, whether there is one) of TILE ids in a window, from place `start` on. The
-    order is int64, of no two ids the same, and larger for what comes earlier.
+    """Return (id, scaled logit, order, mask of valid ids) of TILE ids in a window, from position `start` on.
+    The order is an int64, different for all ids, and larger for earlier ones.
 
-    row: (logits, temperature, how many ids to look at, the list, its length; 0 if all of the row is to be
-    looked at, floor). window: (largest scaled logit, buckets per nat, first, last).
+    row: (logits, temperature, number of ids to look at, the list, its length or 0 to look at the whole row,
+    floor). window: (largest scaled logit, buckets per nat, first, last).
     """
     logits, temperature, num, listed, num_listed, floor = row
     top, per_nat, first, last = window
@@ -238,7 +239,7 @@ def _doubtful(row, window, start, TILE: tl.constexpr, ID_BITS: tl.constexpr):
 
 @triton.jit
 def _range_between(row, window, low, high, TILE: tl.constexpr, ID_BITS: tl.constexpr):
-    """(the smallest, the largest order from low to high)."""
+    """Return (smallest, largest) order between low and high."""
     smallest, largest = low * 0 + FIRST_OF_ALL, low * 0 + LAST_OF_ALL
     for start in range(0, row[2], TILE):
         _token, _x, order, inside = _doubtful(row, window, start, TILE, ID_BITS)
@@ -262,8 +263,8 @@ def _mass_from(row, window, cut, TILE: tl.constexpr, ID_BITS: tl.constexpr):
 def _last_before(
     row, window, low, before, bound, BY_MASS: tl.constexpr, TILE: tl.constexpr, ID_BITS: tl.constexpr
 ):  # fmt: skip
-    """The order of the last id in a window ahead of which less than `bound` lies, of ids or of mass; `before`
-    of it is above the window. No lower than `low`; the first one, if there is none.
+    """Return the order of the last id in a window ahead of which there is less than `bound` (ids, or mass),
+    of which `before` is above the window. At least `low`; the first id if there is none.
     """
     part = tl.arange(0, NUM_PARTS).to(tl.int64)
     low, high = _range_between(row, window, low, before * 0 + FIRST_OF_ALL, TILE, ID_BITS)
@@ -290,7 +291,9 @@ def _cut(
     row, window, k, k_bucket, num_ahead, p, mass_above, mass_ahead, vocab_size,
     TILE: tl.constexpr, ID_BITS: tl.constexpr,
 ):  # fmt: skip
-    """The order of the last id that is kept. `ahead` is of k's bucket, or all; `above` of the window."""
+    """Return the order of the last id that is kept. `ahead`: before k's bucket, or all; `above`: above the
+    window.
+    """
     cut = mass_above * 0 + LAST_OF_ALL
     border = (window[0], window[1], k_bucket, k_bucket)
     if k < vocab_size:
