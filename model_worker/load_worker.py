@@ -1,4 +1,5 @@
-"""Loads a worker: its part of the model, the KV cache in the memory that is left, and the first steps."""
+"""Loading of a worker: its part of the model, the KV cache in the memory that is left, and the warm-up steps.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoadProgress:
-    """Shows how much of the weights is there, and that the process lives."""
+    """Reports the loading progress, and that the process is alive."""
 
     def __init__(
         self, on_progress: Callable[[], None], on_loaded: Callable[[float], None] = lambda share: None
@@ -61,11 +62,11 @@ def load_worker(
     member: Membership = ALONE,
     on_loaded: Callable[[float], None] = lambda share: None,
 ) -> ModelWorker:
-    """Load this rank's part of the model of resolved settings, give the KV cache the memory that is left, and
-    warm up; returns when all ranks have.
+    """Load this rank's part of the model (settings must be resolved), allocate the KV cache in the remaining
+    memory, and warm up; returns when all ranks have.
 
-    on_progress is called after each tensor that was read, on_loaded before it with the share that is there.
-    Raises ModelError, ConfigError or GroupError.
+    on_progress is called after each tensor that was read; on_loaded is called before it, with the share of
+    weights that is loaded. Raises ModelError, ConfigError or GroupError.
     """
     # On the stream that will use it: memory of another stream would have to be waited for.
     progress = LoadProgress(on_progress, on_loaded)
@@ -157,14 +158,14 @@ def _load_runner(
 
 
 def _num_layers_here(config: RuntimeConfig, checkpoint: ModelConfig) -> int:
-    """Return the number of layers of all ranks of this machine, added up."""
+    """Return the sum of the layers of all ranks on this machine."""
     layers = layers_of_stages(config, checkpoint)
     here = (rank for rank in range(config.num_ranks) if config.node_of_rank(rank) == config.node_rank)
     return sum(len(layers[Layout.of_rank(rank, config.pp_size, config.tp_size).stage]) for rank in here)
 
 
 def _processors(config: RuntimeConfig, device: Device, group: RankGroup) -> ProcessorRunner | None:
-    """Logits processors that this rank calls; None: it calls none. Raises ConfigError."""
+    """Return the logits processors that this rank calls, or None. Raises ConfigError."""
     paths, is_replicated = config.logits_processor_paths, not config.disable_logits_processor_replicate
     if not paths or (group.rank > 0 and not is_replicated):
         return None
@@ -180,7 +181,7 @@ def _prompt_tables(config: RuntimeConfig, checkpoint: CheckpointConfig, device: 
 
 
 def _output_width(config: RuntimeConfig, checkpoint: CheckpointConfig) -> int:
-    """Numbers in a row of an additional output; 0 where there are none."""
+    """Return the number of values in a row of an additional output; 0 if there are none."""
     if not config.additional_outputs:
         return 0
     assert isinstance(checkpoint, ModelConfig), "settings with additional outputs are refused for any other"
@@ -190,7 +191,9 @@ def _output_width(config: RuntimeConfig, checkpoint: CheckpointConfig) -> int:
 def _slots(
     config: RuntimeConfig, model: object, device: Device, group: RankGroup, tables: PromptTables | None
 ) -> AdapterSlots:
-    """Slots for adapters; those of the settings must fit the model. Raises ConfigError."""
+    """Return the slots for adapters, after checking that the adapters of the settings fit the model. Raises
+    ConfigError.
+    """
     assert isinstance(model, CausalLM), "settings with adapters are refused for any other"
     slots = AdapterSlots(
         model,
@@ -209,7 +212,7 @@ def _slots(
 
 
 def _say_weights(config: RuntimeConfig) -> None:
-    """Log which files are about to be read, and their size. Raises ModelError when they are not there."""
+    """Log which files will be read, and their size. Raises ModelError if they are missing."""
     if config.load_format == "dummy":
         logger.info("making random weights, because of --load-format dummy")
         return
@@ -226,7 +229,7 @@ def _in_words(num_bytes: int) -> str:
 def _say_size(
     config: RuntimeConfig, num_pages: int, num_bytes: int, dtype: torch.dtype, device: Device
 ) -> None:
-    """How large the KV cache is, what changes that, and what it is too small for."""
+    """Log the size of the KV cache, how to change it, and what it is too small for."""
     num_tokens = num_pages * config.page_size
     if device.has_own_memory:
         share, knob = "", "--mem-fraction-static or --max-total-tokens"

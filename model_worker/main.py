@@ -1,7 +1,6 @@
-"""The worker process of one rank: executes the plans that arrive on rank_in. One poll. Rank 0 answers on
-step_results; the others have nothing to say but that they failed.
-
-The scheduler may have a plan queued here while another runs, so a forward starts when the last one ends.
+"""Main program of one rank's worker process: executes the plans that arrive on rank_in, with a single poll.
+Rank 0 answers on step_results; the others only report failures. The scheduler may queue a plan while another
+runs, so a forward starts when the last one ends.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class WorkerLoop:
         answers_out: ZmqOutbox | None = None,
         methods: RankMethods | None = None,
     ) -> None:
-        """outbox: where results go; None: nowhere. answers_out: where answers about adapters and to calls go,
-        which all ranks give; `outbox` when not given. methods: what may be called.
+        """outbox: for results; None: this rank sends none. answers_out: for answers about adapters and calls,
+        which all ranks send; None: `outbox`. methods: methods that may be called.
         """
         self._worker = worker
         self._inbox = inbox
@@ -67,7 +66,7 @@ class WorkerLoop:
         self._stopping = False
 
     def run(self) -> None:
-        """Serve until the scheduler says so or the launcher does. Raises ExecutorError when a step fails."""
+        """Serve until the scheduler or the launcher ends it. Raises ExecutorError when a step fails."""
         while not self._stopping and not self._context.stop.is_set():
             # One at a time: on a CPU a plan is computed in here, and its result should leave before the next.
             messages = self._inbox.drain(limit=1)
@@ -81,10 +80,11 @@ class WorkerLoop:
                 self._wait()
 
     def _wait(self) -> None:
-        """Everything that has arrived is launched: wait for the device, or for something to do.
+        """Wait for the device, or for a message, when everything that has arrived is launched.
 
-        Not for the device where nobody waits for results: the plan that comes meanwhile would be launched so
-        late that the other ranks' devices wait for this one's in its first collective.
+        A rank whose results nobody waits for does not wait for the device: a plan that arrives meanwhile
+        would be launched so late that other ranks' devices wait for this one's in its first collective
+        operation.
         """
         if self._outbox is not None and self._steps and not self._steps[0].awaits_masks:
             self._answer()
@@ -124,7 +124,7 @@ class WorkerLoop:
         self._send(self._outbox, result, step.frames)
 
     def _send_news(self) -> None:
-        """Say what has become of adapters."""
+        """Send the results of loading adapters."""
         if self._answers_out is not None and self._news.take():
             for answer in self._worker.adapter_answers():
                 self._send(self._answers_out, answer)
@@ -168,7 +168,9 @@ def main(context: ProcessContext) -> None:
 
 
 def pin_to_share(rank: int, num_ranks: int) -> None:
-    """Keep a rank to its part of the cores: two ranks on one core wait for each other in every layer."""
+    """Restrict a rank to its share of the cores, because two ranks on one core would wait for each other in
+    every layer.
+    """
     cores = sorted(os.sched_getaffinity(0))
     if 1 < num_ranks <= len(cores):
         os.sched_setaffinity(0, cores[len(cores) * rank // num_ranks : len(cores) * (rank + 1) // num_ranks])

@@ -1,5 +1,4 @@
-"""Membership: the place of this process among those of its launch that compute one model, and how it meets
-them.
+"""Membership: the position of this process among those that compute one model, and its connections to them.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ TOKEN_BYTES = 8
 
 
 class Membership(NamedTuple):
-    """Layout of a process, and its connections to the others of its launch."""
+    """Position of a process, and its connections to the others of its launch."""
 
     layout: Layout
     group: RankGroup
-    """Group of the ranks of the process's stage."""
+    """Group of the ranks of its stage."""
     world: RankGroup
     """Group of all ranks of all stages."""
     link: StageLink | None = None
-    """Link to the stages beside its own, where there are several."""
+    """Link to the neighbouring stages, if there are several."""
 
     @staticmethod
     def of_one_stage(group: RankGroup) -> Membership:
@@ -54,7 +53,7 @@ ALONE = Membership.of_one_stage(SOLO)
 
 
 def join_ranks(context: ProcessContext, device: Device, on_wait: Callable[[], None]) -> Membership:
-    """Meet the other ranks of this process's launch. Raises GroupError."""
+    """Connect to the other ranks of this process's launch. Raises GroupError."""
     # The scheduler's process has rank 0 where it has one.
     rank = context.index if context.role == "worker" else 0
     folder = context.endpoints.ranks_dir(context.epoch)

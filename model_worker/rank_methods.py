@@ -1,6 +1,6 @@
-"""RankMethods: what may be called on a rank between two steps: `ping`, and methods of the launch's class.
-
-Knows no socket. Runs in the thread that launches steps, so that no step is launched meanwhile.
+"""RankMethods: methods that may be called on a rank between two steps: `ping`, and those of the class that
+the settings name. Knows no socket. It runs in the thread that launches steps, so no step is launched
+meanwhile.
 """
 
 from __future__ import annotations
@@ -23,30 +23,32 @@ _decode_arguments = msgspec.json.Decoder(tuple[list[Any], dict[str, Any]]).decod
 
 
 class RankView:
-    """A rank as the class of --worker-extension-cls sees it."""
+    """A rank as seen by the class of --worker-extension-cls."""
 
     def __init__(self, rank: int, num_ranks: int, model: Model, beat: Callable[[], None]) -> None:
         self.rank = rank
-        """Number of this rank among those of the model, from 0."""
+        """Number of this rank in the model, from 0."""
         self.num_ranks = num_ranks
         self.model = model
         """This rank's part of the model."""
         self.num_steps = 0
         """Number of the step that was launched last."""
         self.beat = beat
-        """Show that the process is alive: a method calls it every few seconds while it works."""
+        """Function that shows that the process is alive. A method must call it every few seconds while it
+        works.
+        """
 
 
 class RankMethods:
-    """Runner of calls to this rank, one at a time."""
+    """Runs calls to this rank, one at a time."""
 
     def __init__(self, view: RankView, extension: object | None = None) -> None:
-        """Take calls. `extension`: an object whose public methods may be called."""
+        """extension: object whose public methods may be called; None: only `ping`."""
         self.view = view
         self._extension = extension
 
     def run(self, call: CallRank, num_steps: int) -> RankAnswer:
-        """Call the method. `num_steps`: number of the step before it. What it raises is the answer."""
+        """Call the method. num_steps: number of the last launched step. An exception becomes the answer."""
         self.view.num_steps = num_steps
         try:
             args, kwargs = _decode_arguments(call.arguments)

@@ -1,1 +1,1 @@
-"""Weights from files to layers."""
+"""Loading of weights from files into layers."""

@@ -1,4 +1,6 @@
-"""Scales of keys and values that checkpoints carry for a KV cache of float8. Knows files and tensor names."""
+"""CheckpointKVScales: scales of keys and values that a checkpoint has for a float8 KV cache. Knows files and
+tensor names.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,11 @@ UNUSED = ("q_scale", "q_zero_point")
 
 
 class CheckpointKVScales:
-    """Which scales the checkpoint's files have. They are read at once: they are small."""
+    """KV scales in a checkpoint's files. They are read at once, since they are small."""
 
     def __init__(self, files: list[Path], modules: list[str], rename: Rename | None = None) -> None:
-        """modules: the layers' attention, in order, by the checkpoint's names.
-
-        Raises: ModelError where a file cannot be read, a scale is several numbers, or a zero point not zero.
+        """modules: names of the layers' attention modules in the checkpoint, in order. Raises ModelError if a
+        file cannot be read, a scale has several values, or a zero point is not zero.
         """
         self._modules = modules
         self._found: dict[str, float] = {}
@@ -55,7 +56,7 @@ class CheckpointKVScales:
         self._found[name] = float(value)
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether the tensor of that name is one of them, or stands beside them."""
+        """Return True if the tensor of that name is one of the scales, or belongs to them."""
         return name in self._found or name in self._unused
 
     def log_unused(self) -> None:
@@ -66,9 +67,8 @@ class CheckpointKVScales:
             )
 
     def by_layer(self) -> list[KVScale]:
-        """Return the scales of each layer; ones where the checkpoint has none.
-
-        Raises: ModelError where some are missing, or are no scales.
+        """Return the scales of each layer; 1 if the checkpoint has none. Raises ModelError if some are
+        missing or invalid.
         """
         if not self._found:
             logger.info("the checkpoint has no scales of keys and values: float8 keeps them as they are")

@@ -1,4 +1,4 @@
-"""Fills the weights of a model: from the files of a checkpoint, or with random numbers."""
+"""Filling of a model's weights: from the files of a checkpoint, or with random numbers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def fill_from_files(
     progress: Progress | None,
     elsewhere: Collection[str] = (),
 ) -> None:
-    """elsewhere: tensors that other pipeline stages have."""
+    """Fill the model's weights from files. elsewhere: names of tensors that belong to other pipeline stages.
+    Raises ModelError.
+    """
     quantization = model.config.quantization
     rename = rename_of(model.config)
     quantized = None if quantization is None else QuantizedTensors(files, quantization, rename)
@@ -83,8 +85,8 @@ def fill_from_files(
 
 
 class _UnfinishedLayers:
-    """Finishes each layer of large weights as soon as all its tensors are there, so that few are held as they
-    were loaded.
+    """Finishes each layer with large weights as soon as all its tensors are loaded, so that few layers are
+    kept in their loaded form at a time.
     """
 
     def __init__(self, model: CausalLM) -> None:
@@ -101,7 +103,7 @@ class _UnfinishedLayers:
                 self._of_tensor.setdefault(name, []).append(layer)
 
     def note(self, name: str) -> None:
-        """The tensor has been read."""
+        """Record that a tensor was read."""
         for layer in self._of_tensor.get(name, ()):
             self._missing[layer].discard(name)
             if not self._missing[layer]:
@@ -110,13 +112,15 @@ class _UnfinishedLayers:
                 layer.compress()
 
     def finish_rest(self) -> None:
-        """Everything has been read."""
+        """Finish the remaining layers, when everything was read."""
         for weight in self._weights.values():
             weight.finish()
 
 
 def _load_plain_what_is_plain(model: CausalLM, quantized: QuantizedTensors | None) -> None:
-    """Quantised checkpoints have some layers in the model's dtype; others are dequantised to it."""
+    """Prepare layers that a quantised checkpoint has in the model's dtype. Other quantised layers that cannot
+    be stored as they are will be dequantised to it.
+    """
     num_dequantised = 0
     for name, layer in stored_weights(model).items():
         stored = layer.quant.stored
@@ -133,7 +137,9 @@ def _load_plain_what_is_plain(model: CausalLM, quantized: QuantizedTensors | Non
 def _as_wanted(
     tensors: Iterable[tuple[str, Any]], targets: Mapping[str, list[Piece]], quantized: QuantizedTensors | None
 ) -> Iterator[tuple[str, Any]]:
-    """The tensors of a quantised checkpoint as the model's weights take them; of any other as they are."""
+    """Yield the tensors of a quantised checkpoint in the form that the model's weights take; those of any
+    other checkpoint unchanged.
+    """
     for name, tensor in tensors:
         if quantized is None:
             yield name, tensor
@@ -144,9 +150,8 @@ def _as_wanted(
 
 
 def _tensors(files: Iterable[Path], rename: Rename | None) -> Iterator[tuple[str, Any]]:
-    """Every tensor of the files by its name here, as a safetensors slice that is read where it is indexed.
-
-    Reading maps a file's pages into this process, and only closing the file lets go of them.
+    """Yield every tensor of the files under its name here, as a safetensors slice that is read when it is
+    indexed. Reading maps the file's pages into this process, and only closing the file releases them.
     """
     for path in files:
         names: list[str] = []
@@ -163,7 +168,7 @@ def _tensors(files: Iterable[Path], rename: Rename | None) -> Iterator[tuple[str
 
 
 def _is_derived(name: str, config: ModelConfig) -> bool:
-    """Tell whether a checkpoint tensor may be ignored: it repeats what the model has from elsewhere."""
+    """Return True if a checkpoint tensor may be ignored, because the model has its content from elsewhere."""
     if name.endswith("rotary_emb.inv_freq"):
         return True
     return config.tie_word_embeddings and name == "lm_head.weight"
@@ -185,8 +190,9 @@ def _shown(names: list[str]) -> str:
 
 
 def fill_dummy(model: CausalLM) -> None:
-    """Norm scales become one, everything else normal with a small deviation, quantised weights too. A whole
-    tensor is drawn and cut, so that the ranks of any number have parts of the same model.
+    """Fill weights with random numbers: norm scales become 1, all others normal with a small deviation,
+    quantised weights too. A whole tensor is drawn and then divided, so that any number of ranks have parts of
+    the same model.
     """
     for name, pieces in checkpoint_targets(model).items():
         dummy = _dummy(name, pieces[0])

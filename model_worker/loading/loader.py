@@ -1,6 +1,5 @@
-"""Builds a model and fills its weights from a checkpoint. Safetensors only: no pickle, no remote code.
-
-Knows files and tensor names; which tensors a model wants, and where they go, its parameters say.
+"""Builds a model and fills its weights from a checkpoint. Safetensors only: no pickle, no remote code. Knows
+files and tensor names; the model's parameters say which tensors they need, and where.
 """
 
 from __future__ import annotations
@@ -45,16 +44,18 @@ def load_model(
     adapters: tuple[RowAdapters, int] | None = None,
     layers: range = range(0),
 ) -> CausalLM:
-    """Build this rank's part of the model on `device`, every weight in `dtype`, whatever the checkpoint's;
-    those of linear layers, and of a head made smaller at load, as `quant` stores them.
+    """Build this rank's part of the model on `device`. All weights have `dtype`, whatever the checkpoint's,
+    except those of linear layers, and of a compressed head, which are stored as `quant` says.
 
-    "auto" and "safetensors" read the *.safetensors files of model_path, of each tensor what this rank has,
-    straight into its place, so that the peak is the rank's weights and MAPPED_BYTES or one tensor. "dummy"
-    reads nothing and fills the weights with small random numbers that depend on the tensor's name alone.
-    use_kv_scales: the KV cache will be of float8, so layers take the scales that the checkpoint may have.
-    ops: what it computes by; torch's when not given. adapters: of rows, and their largest rank; None: it has
-    none. layers: of this pipeline stage; nothing: all.
-    Raises: ModelError that lists the weights that are missing, unexpected or of another shape; then no model.
+    - load_format: "auto" and "safetensors" read the *.safetensors files of model_path. Only this rank's part
+      of each tensor is read, directly into its place, so that peak memory is the rank's weights plus
+      MAPPED_BYTES or one tensor. "dummy" fills weights with small random numbers that only depend on the
+      tensor's name.
+    - use_kv_scales: the KV cache will be float8, so layers take the scales that the checkpoint may have.
+    - ops: implementation of the layers' operations; None: torch's. adapters: table of rows and largest rank;
+      None: no adapters. layers: those of this pipeline stage; empty: all.
+
+    Raises ModelError, which lists weights that are missing, unexpected or of another shape.
     """
     spec = resolve_spec(config.spec)
     files = [] if load_format == "dummy" else weight_files(model_path)

@@ -1,6 +1,5 @@
-"""The quantised tensors of a checkpoint: their scales, and reading them as the numbers they stand for.
-
-A weight of 8 bits has its scales beside it: of the whole tensor, of each row, or of each block.
+"""QuantizedTensors: quantised tensors of a checkpoint with their scales, and how to read them as floats. An
+8-bit weight has scales for the whole tensor, for each row, or for each block.
 """
 
 from __future__ import annotations
@@ -19,18 +18,20 @@ from runtime.checkpoint.quantization import CheckpointQuantization
 
 SCALES = ("weight_scale", "weight_scale_inv")
 UNUSED = ("input_scale",)
-"""Fixed scales of activations: rows are quantised as they come, by scales of their own."""
+"""Fixed scales of activations. They are not used, because activations are quantised on the fly with scales of
+their own.
+"""
 _DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 
 
 class QuantizedTensors:
-    """Quantised tensors of a checkpoint's files. The scales are read at once: they are small."""
+    """Quantised tensors of a checkpoint's files. The scales are read at once, since they are small."""
 
     def __init__(
         self, files: list[Path], quantization: CheckpointQuantization, rename: Rename | None = None
     ) -> None:
-        """Read the scales in a checkpoint's files. Raises: ModelError where a file cannot be read, or a
-        weight's scales are missing or misshapen.
+        """Read the scales in a checkpoint's files. Raises ModelError if a file cannot be read, or a weight's
+        scales are missing or have a wrong shape.
         """
         self._block = quantization.block
         self._dtypes: dict[str, torch.dtype] = {}
@@ -59,20 +60,21 @@ class QuantizedTensors:
             raise ModelError(f"The scales of {name} {shape} have the shape {list(scale.shape)}.")
 
     def is_companion(self, name: str) -> bool:
-        """Tell whether a tensor belongs to a quantised weight: it is read with it, or not needed."""
+        """Return True if a tensor belongs to a quantised weight. It is read with the weight, or not needed.
+        """
         weight = _weight_of(name, (*SCALES, *UNUSED))
         return weight is not None and weight in self._dtypes
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """The dtype of a quantised tensor with one scale or one for each row; None for any other."""
+        """Return the dtype of a quantised tensor with one scale, or one for each row; None for any other."""
         if name not in self._dtypes:
             return None
         scale = self._scales[name]
         return self._dtypes[name] if scale.dim() < 2 or scale.shape[1] == 1 else None
 
     def expanded(self, name: str, tensor: Any, *, as_stored: bool) -> Iterator[tuple[str, Any]]:
-        """A tensor of a file, by its name: as it is stored, and its scales [rows, 1] under their own name; or
-        as the floats that it stands for.
+        """Yield the forms of a file's tensor by name: as stored, with its scales [rows, 1] under a name of
+        their own; or as the floats that it stands for.
         """
         if name not in self._dtypes:
             yield name, tensor
@@ -88,7 +90,7 @@ class QuantizedTensors:
 
 
 class _Whole:
-    """A tensor that is read like one of a file."""
+    """A tensor in memory that is read like one of a file."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -101,7 +103,7 @@ class _Whole:
 
 
 class _Dequantized:
-    """A quantised tensor of a file that reads as float32."""
+    """A quantised tensor of a file that is read as float32."""
 
     def __init__(self, tensor: Any, scale: Tensor, block: tuple[int, int] | None) -> None:
         self._tensor = tensor
@@ -127,6 +129,6 @@ class _Dequantized:
 
 
 def _weight_of(name: str, kinds: tuple[str, ...]) -> str | None:
-    """`a.weight` of `a.weight_scale`."""
+    """Return the name of the weight of a scale: `a.weight` for `a.weight_scale`."""
     module, _, kind = name.rpartition(".")
     return f"{module}.weight" if kind in kinds else None

@@ -1,4 +1,4 @@
-"""Opening a checkpoint's file of tensors."""
+"""Opening of a checkpoint's tensor file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from runtime.base.errors import ModelError
 
 Rename = Callable[[str], str | None]
-"""The name that a tensor of the files has here; None for one that is passed over."""
+"""Function from the name of a file's tensor to its name here; None for one that is skipped."""
 
 
 class RenamedTensors:
-    """A file of tensors, by other names."""
+    """A file of tensors under other names."""
 
     def __init__(self, file: Any, rename: Rename) -> None:
         self._file = file
@@ -33,8 +33,8 @@ class RenamedTensors:
 
 @contextmanager
 def open_safetensors(path: Path, rename: Rename | None = None) -> Iterator[Any]:
-    """The file, as the safetensors library opens it; where there is `rename`, by those names. Raises
-    ModelError where it cannot be read, now or later in the block.
+    """Open the file with the safetensors library, with tensors renamed by `rename`, as a context manager.
+    Raises ModelError if it cannot be read, now or later in the block.
     """
     # Here, because models of random weights are measured where the library need not be installed.
     from safetensors import SafetensorError, safe_open

@@ -13,12 +13,14 @@ from runtime.checkpoint.model_config import ModelConfig
 
 
 def rename_of(config: ModelConfig) -> Rename | None:
-    """The names that tensors of a multimodal checkpoint have in the decoder; None for any other."""
+    """Return the renaming of a multimodal checkpoint's tensors to the decoder's names; None for any other."""
     return None if config.text_part is None else config.text_part.decoder_name
 
 
 def checkpoint_targets(model: CausalLM) -> dict[str, list[Piece]]:
-    """Every checkpoint tensor the model needs, by name, with the pieces of it and the memory they fill."""
+    """Return every checkpoint tensor that the model needs, by name, with its pieces and the memory that they
+    fill.
+    """
     targets: dict[str, list[Piece]] = {}
     for own_name, weight in weights_of(model).items():
         for name, piece in targets_of(model, own_name, weight):
@@ -27,20 +29,20 @@ def checkpoint_targets(model: CausalLM) -> dict[str, list[Piece]]:
 
 
 def targets_of(model: CausalLM, own_name: str, weight: Weight) -> Iterator[tuple[str, Piece]]:
-    """Weight.targets, in the checkpoint's own spelling."""
+    """Yield the results of Weight.targets with names in the checkpoint's spelling."""
     for name, piece in weight.targets(own_name):
         yield checkpoint_name(model, name), piece
 
 
 def checkpoint_name(model: CausalLM, name: str) -> str:
-    """Return the checkpoint's own spelling of a tensor's name."""
+    """Return a tensor's name in the checkpoint's spelling."""
     # A decoder that was saved without a head has the same names, but for the module around it.
     prefix = "" if model.config.has_head else "model."
     return model.spec.checkpoint_name(name).removeprefix(prefix)
 
 
 def attention_layers(model: CausalLM) -> dict[str, SelfAttention]:
-    """Return the attention of each layer by its name in the checkpoint, in the order of the layers."""
+    """Return the attention module of each layer by its name in the checkpoint, in the order of layers."""
     modules = {name: each for name, each in model.named_modules() if isinstance(each, SelfAttention)}
     return {checkpoint_name(model, name): each for name, each in modules.items()}
 

@@ -1,4 +1,6 @@
-"""Files of multimodal checkpoints: what in them is not of the decoder, and which head it has."""
+"""Files of multimodal checkpoints: the tensors in them that do not belong to the decoder, and the head that
+they have.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _ROWS_AT_A_TIME = 1024
 
 
 def log_what_is_left_out(files: list[Path], rename: Rename) -> None:
-    """Say which modules stay in the files, and how large they are there."""
+    """Log which modules are not loaded, and their size in the files."""
     num_bytes: dict[str, int] = {}
     for path in files:
         with open_safetensors(path) as file:
@@ -34,17 +36,17 @@ def log_what_is_left_out(files: list[Path], rename: Rename) -> None:
 
 
 def _num_bytes(tensor: Any) -> int:
-    """Size of a tensor in a file, whose dtype is named like F32, BF16 or F8_E4M3."""
+    """Return the size of a tensor in a file, whose dtype is named like F32, BF16 or F8_E4M3."""
     bits = re.search(r"\d+", tensor.get_dtype())
     num_elements: int = math.prod(tensor.get_shape())
     return num_elements * (int(bits[0]) // 8 if bits else 1)
 
 
 def has_own_head(files: list[Path], rename: Rename, spec: ModelSpec) -> bool:
-    """Return whether the files have a head that is not the embedding once more.
+    """Return True if the files have a head that is not a copy of the embedding.
 
-    What config.json says of that is not to be relied on here: one generation of the library asks
-    text_config, the next one the whole, where it is often left out.
+    config.json is not reliable here: one generation of the transformers library reads the flag from
+    text_config, the next one from the whole config, where it is often missing.
     """
     head, embedding = (
         spec.checkpoint_name(f"{module}.weight") for module in ("lm_head", "model.embed_tokens")

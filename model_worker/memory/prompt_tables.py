@@ -1,7 +1,7 @@
-"""PromptTables: vectors that stand in prompts in the place of tokens, by slot, and which rows have which.
+"""PromptTables: vectors that replace tokens in prompts (virtual tokens), by slot, and the slot of each row.
 
-An id from the vocabulary's size on is a row of its own row's table. A step that has one is not recorded: it
-is part of a prompt, which is computed once.
+An id from the vocabulary's size on is an index into the table of its own row. A step that has one is not
+recorded: it is part of a prompt, which is computed once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class VirtualTokens(NamedTuple):
     """Virtual tokens of a step."""
 
     where: Tensor
-    """Places [n] int64 where they stand among the step's tokens."""
+    """Positions [n] int64 of the virtual tokens among the step's tokens."""
     vectors: Tensor
-    """Vectors [n, hidden size] that stand there."""
+    """Their vectors [n, hidden size]."""
 
 
 class PromptTables:
-    """Tables of vectors by slot. Asked in the thread of the forward, but for `pack`."""
+    """Tables of vectors by slot. Used in the forward's thread, except for `pack`."""
 
     def __init__(
         self, device: Device, max_rows: int, vocab_size: int, width: int, dtype: torch.dtype
@@ -41,32 +41,32 @@ class PromptTables:
 
     @property
     def width(self) -> int:
-        """Numbers in a vector."""
+        """Number of values in a vector."""
         return self._width
 
     def pack(self, table: Tensor) -> Tensor:
-        """Bring a table [k, width] into the form that is computed with, in any thread."""
+        """Convert a table [k, width] to the form that the forward uses. May be called in any thread."""
         return table.to(self._dtype).to(self._device.torch_device)
 
     def install(self, slot: int, table: Tensor | None) -> None:
-        """Compute rows of this slot with it, or with nothing, from now on; between two steps."""
+        """Use this table (None: none) for rows of the slot from now on. Call it between two steps."""
         self._tables.pop(slot, None)
         if table is not None:
             self._tables[slot] = table
 
     def open_rows(self, setups: tuple[RowSetup, ...]) -> None:
-        """Note the tables of rows that have new holders."""
+        """Record the tables of rows that have new holders."""
         for setup in setups:
             self._slots[setup.row] = setup.prompt_slot
 
     def are_in(self, plan: BatchPlan) -> bool:
-        """Tell whether a step has virtual tokens."""
+        """Return True if a step has virtual tokens."""
         ids = unpack_ids(plan.input_ids)
         return bool(self._tables) and len(ids) > 0 and bool(ids.max() >= self._vocab_size)
 
     def take(self, plan: BatchPlan, input_ids: Tensor) -> VirtualTokens:
-        """Return the virtual tokens of a step that has some, and put another id in their place. The rows of
-        its setups are open.
+        """Return the virtual tokens of a step that has some, and replace them in input_ids by another id. The
+        rows of its setups must be open.
         """
         ids = unpack_ids(plan.input_ids)
         index = np.flatnonzero(ids >= self._vocab_size)

@@ -1,4 +1,5 @@
-"""ReqToTokenPool: the page table on the device, by row. Written from plans alone; knows no request."""
+"""ReqToTokenPool: the page table on the device, by row. It is written from plans only; it knows no request.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +31,13 @@ class ReqToTokenPool:
         self._device = device
 
     def write(self, spans: IntArray, pages: IntArray) -> None:
-        """Set page_table[row, start:start + n] to the next n pages, for each (row, start, n) of spans [N,
-        3].
+        """Set page_table[row, start:start + n] to the next n pages, for each (row, start, n) of spans [N, 3].
         """
         index = self.entries_of(spans, len(pages))
         self.flat[self._device.tensor(index)] = self._device.tensor(pages)
 
     def entries_of(self, spans: IntArray, num_pages: int) -> npt.NDArray[np.int64]:
-        """Return indices [num_pages] into the flattened table of what `write` would write."""
+        """Return the indices [num_pages] into the flattened table that `write` would write to."""
         spans = spans.astype(np.int64)
         row, start, n = spans[:, 0], spans[:, 1], spans[:, 2]
         assert num_pages == int(n.sum()), "table_pages does not match table_spans"
@@ -48,7 +48,7 @@ class ReqToTokenPool:
     def entry_of(
         self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        """Return the index into the flattened table of the entry that holds each token's page."""
+        """Return the index into the flattened table of the entry with each token's page."""
         return rows * self.max_pages + positions // self.page_size
 
     def slots(self, entries: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,3 @@
-"""Model families: one declarative spec each, over the transformer they share.
-
-Which architecture has which spec is a row of runtime.checkpoint.model_config.ARCHITECTURES.
+"""Model families: one declarative spec each, for the transformer that they share.
+runtime.checkpoint.architectures has the table of architectures and their specs.
 """

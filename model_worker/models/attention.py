@@ -1,4 +1,6 @@
-"""SelfAttention: projections, the norms of queries and keys, and what a backend must know of the layer."""
+"""SelfAttention: projections, norms of queries and keys, and the properties of the layer that a backend
+needs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from model_worker.models.spec import has_bias
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention of one layer, of this rank's heads."""
+    """Grouped-query attention of one layer, for this rank's heads."""
 
     def __init__(self, parts: Parts, layer_id: int) -> None:
         super().__init__()
@@ -52,12 +54,12 @@ class SelfAttention(nn.Module):
         self.k_norm = self._head_norm(parts, keys)
         self._norms_projections = spec.qk_norm == "projection"
         self._head_norms: HeadNorms | None = None
-        """Norms of the heads that a backend can compute itself."""
+        """Head norms that a backend can compute itself."""
         if spec.qk_norm == "head" and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             self._head_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, config.norm_eps)
 
     def scale_kv(self, kv_scale: KVScale) -> None:
-        """Keep keys and values divided by this in the KV cache, which is of float8."""
+        """Store keys and values divided by these scales in the KV cache, which is float8."""
         self.layer = replace(self.layer, kv_scale=kv_scale)
 
     def _head_norm(self, parts: Parts, features: Cut) -> RMSNorm | LayerNorm | None:
@@ -83,7 +85,7 @@ class SelfAttention(nn.Module):
         kv_pool: MHATokenToKVPool,
         backend: AttentionBackend,
     ) -> Tensor:
-        """hidden [T, hidden_size] -> [T, hidden_size]."""
+        """Return [T, hidden_size] for hidden [T, hidden_size]."""
         q, k, v = self.qkv_proj(hidden).split(self.split, dim=-1)
         if self._norms_projections:
             q, k = self._normed(q, k)

@@ -1,4 +1,4 @@
-"""Model: the contract between models of all kinds and the runner."""
+"""Model: interface between models of all kinds and the runner."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from model_worker.ops.base import Ops
 
 class Model(Protocol):
     def __call__(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
-        """Final hidden states [W, hidden_size] of the batch's output_indices; stores the new tokens' KV."""
+        """Return the final hidden states [W, hidden_size] at the batch's output_indices, and store the new
+        tokens' KV.
+        """
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [n, hidden_size] -> logits [n, vocab_size] float32; on ranks other than 0 no rows."""
+        """Return logits [n, vocab_size] float32 for hidden [n, hidden_size]; on ranks other than 0 without
+        rows.
+        """
 
 
 class LoadedModel(Model, Protocol):
-    """A model whose weights are there."""
+    """A model whose weights are loaded."""
 
     @property
     def kv_layout(self) -> KVLayout:
@@ -29,4 +33,4 @@ class LoadedModel(Model, Protocol):
         ...
 
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on."""
+        """Compute through `ops` from now on."""

@@ -1,4 +1,4 @@
-"""Decoder: embedding, layers and the final norm of every family. Knows no file and no plan."""
+"""Decoder: embedding, layers and final norm of every family. Knows no file and no plan."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ from runtime.sampling.additional_outputs import HIDDEN_STATES
 
 
 class StageOutput(NamedTuple):
-    """Hidden states that a pipeline stage gives the next one, each [T, hidden_size]."""
+    """Hidden states that a pipeline stage sends to the next one, each [T, hidden_size]."""
 
     residual: Tensor
     update: Tensor
-    """Tensor that is still to be added to the residual; its norm is done."""
+    """Update that is still to be added to the residual stream; its norm is already applied."""
 
 
 class Decoder(BoundLayer):
-    """Embedding, layers and the final norm; of a pipeline stage what it has of them."""
+    """Embedding, layers and final norm; on a pipeline stage the part that belongs to it."""
 
     _take: TakeRows
     embed_tokens: TokenEmbedding
-    """Token embedding. Stages behind the first have none, but for the last one where it is the head, too."""
+    """Token embedding. Stages after the first have none, except for the last one if the embedding is also the
+    head.
+    """
     norm: NormLayer
-    """Final norm, which the last stage alone has."""
+    """Final norm, on the last stage only."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__()
@@ -63,7 +65,7 @@ class Decoder(BoundLayer):
         self._has_window = [window is not None for window in config.sliding_windows]
 
     def bind(self, ops: Ops) -> None:
-        """See BoundLayer; its layers are bound by themselves."""
+        """Bind the look-up of output rows and the rotary embeddings; layers are bound separately."""
         self._take = ops.take_rows(self._like)
         for rotary in (self.rotary, self.window_rotary):
             if rotary is not None:
@@ -73,7 +75,8 @@ class Decoder(BoundLayer):
         self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend
     ) -> Tensor | StageOutput:
         """Return the final hidden states [W, hidden_size] of the tokens at batch.output_indices. A pipeline
-        stage but the first goes on from batch.arrived, in place, as StageOutput has it.
+        stage other than the first continues from batch.arrived, in place; one other than the last returns a
+        StageOutput.
         """
         update: Update | None = None
         if batch.arrived is not None:
@@ -114,7 +117,7 @@ class Decoder(BoundLayer):
 
 
 def _stream(taps: StepTaps, residual: Tensor, update: Update | None) -> Tensor:
-    """Rows of the residual stream with an update that the next layer adds to it in place."""
+    """Return rows of the residual stream including an update that the next layer will add in place."""
     rows = taps.pick(residual)
     if update is None:
         return rows

@@ -1,7 +1,7 @@
-"""One layer of the decoder, in each layout: where it has norms, and what they are called in checkpoints.
+"""Decoder layers, one class for each layout: where the norms are, and their names in checkpoints.
 
-A layer adds the update of the one before it to the residual stream, in place, and returns its own: so the
-norm of the update, the addition and the norm that follows are one pass over memory.
+A layer adds the update of the layer before it to the residual stream, in place, and returns its own. So the
+norm of the update, the addition and the next norm are one pass over memory.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from model_worker.models.spec import LayerLayout
 from model_worker.ops.base import Ops
 
 Attend = Callable[[SelfAttention, Tensor], Tensor]
-"""Runs a layer's attention on hidden [T, hidden_size], with what the step has for it."""
+"""Function that runs a layer's attention on hidden [T, hidden_size] with the step's inputs."""
 
 
 class Update(NamedTuple):
-    """Update that a layer adds to the residual stream."""
+    """Update that is to be added to the residual stream."""
 
     value: Tensor  # [T, hidden_size]
     norm: NormLayer | None = None
-    """Norm of the value, for whoever adds it."""
+    """Norm to be applied to the value before it is added."""
 
 
 class DecoderLayer(BoundLayer):
-    """Attention and feed-forward. Each layout says in which order they meet the norms."""
+    """Attention and feed-forward. Each layout says in which order they and the norms are applied."""
 
     _combine: CombineLike
 
@@ -45,12 +45,14 @@ class DecoderLayer(BoundLayer):
         self._multiplier = parts.config.residual_multiplier
 
     def bind(self, ops: Ops) -> None:
-        """See BoundLayer; its parts are bound by themselves."""
+        """Bind the layer; its parts are bound separately. See BoundLayer.bind."""
         self._combine = ops.combine
 
     @abstractmethod
     def forward(self, residual: Tensor, update: Update | None, attend: Attend) -> Update:
-        """residual [T, hidden_size]; the first layer has no update to add."""
+        """Add `update` (None for the first layer) to residual [T, hidden_size] in place, and return the
+        layer's own update.
+        """
 
     def scaled(self, update: Tensor) -> Tensor:
         return update if self._multiplier == 1.0 else self._combine(update, scale=self._multiplier)

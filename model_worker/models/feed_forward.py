@@ -1,4 +1,4 @@
-"""The feed-forward half of a layer: gated, plain, or a mixture of gated experts."""
+"""Feed-forward half of a layer: gated, plain, or a mixture of gated experts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from runtime.checkpoint.model_config import ExpertsConfig
 
 
 def make_feed_forward(parts: Parts, layer_id: int) -> nn.Module:
-    """Make the feed-forward that the layer has by the config and the spec: hidden [T, hidden_size] -> [T,
-    hidden_size].
+    """Make the feed-forward module of a layer according to config and spec. It maps hidden [T, hidden_size]
+    to [T, hidden_size].
     """
     config = parts.config
     if config.experts is not None and config.expert_layers[layer_id]:
@@ -23,7 +23,7 @@ def make_feed_forward(parts: Parts, layer_id: int) -> nn.Module:
 
 
 class GatedMLP(BoundLayer):
-    """down(act(gate(x)) * up(x))."""
+    """Gated feed-forward: down(act(gate(x)) * up(x))."""
 
     _gated: Map
 
@@ -40,17 +40,17 @@ class GatedMLP(BoundLayer):
         self._width = width.length
 
     def bind(self, ops: Ops) -> None:
-        """See BoundLayer; its layers are bound before."""
+        """Compute through `ops` from now on; its linear layers must be bound before. See BoundLayer.bind."""
         self._gated = ops.gated(self.gate_up_proj.product, self._activation, self._width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [T, hidden_size] -> [T, hidden_size]."""
+        """Return [T, hidden_size] for hidden [T, hidden_size]."""
         projected: Tensor = self.down_proj(self._gated(hidden))
         return projected
 
 
 class PlainMLP(BoundLayer):
-    """down(act(up(x)))."""
+    """Feed-forward without gate: down(act(up(x)))."""
 
     _activate: Map
 
@@ -65,17 +65,17 @@ class PlainMLP(BoundLayer):
         self._width = width.length
 
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on. See BoundLayer."""
+        """Compute through `ops` from now on; see BoundLayer.bind."""
         self._activate = ops.activation(self._activation, self._width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [T, hidden_size] -> [T, hidden_size]."""
+        """Return [T, hidden_size] for hidden [T, hidden_size]."""
         projected: Tensor = self.down_proj(self._activate(self.up_proj(hidden)))
         return projected
 
 
 class Experts(nn.Module):
-    """The experts' weights, stacked; of each expert, this rank's part of its inner dimension."""
+    """Stacked weights of the experts: this rank's part of each expert's inner dimension."""
 
     def __init__(self, parts: Parts, experts: ExpertsConfig) -> None:
         super().__init__()
@@ -86,7 +86,9 @@ class Experts(nn.Module):
 
 
 class SparseMLP(BoundLayer):
-    """Each token through the experts that the router likes best, weighted by how much."""
+    """Mixture of experts: each token goes through the experts that the router scores highest, weighted by the
+    scores.
+    """
 
     mixture: MixtureOfExperts
 
@@ -103,7 +105,7 @@ class SparseMLP(BoundLayer):
         self._renormalizes = experts.renormalize
 
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on. See BoundLayer."""
+        """Compute through `ops` from now on; see BoundLayer.bind."""
         gate_up, down = self.experts.gate_up_proj, self.experts.down_proj
         self.mixture = ops.experts(
             ExpertWeights(
@@ -120,17 +122,19 @@ class SparseMLP(BoundLayer):
         gate_up.weight.packed = down.weight.packed = self.mixture.packs_weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [T, hidden_size] -> [T, hidden_size]."""
+        """Return [T, hidden_size] for hidden [T, hidden_size]."""
         return self.mixture(hidden, self.router(hidden))
 
 
 class ParallelSparseMLP(SparseMLP):
-    """A SparseMLP of which each rank has a part of every expert: summed once, over all experts."""
+    """SparseMLP of which each rank has a part of every expert. The ranks' results are summed once, over all
+    experts.
+    """
 
     def __init__(self, parts: Parts, experts: ExpertsConfig) -> None:
         super().__init__(parts, experts)
         self._group = parts.group
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [T, hidden_size] -> [T, hidden_size], the same on all ranks."""
+        """Return [T, hidden_size], the same on all ranks, for hidden [T, hidden_size]."""
         return self._group.all_reduce(super().forward(hidden))

@@ -1,7 +1,5 @@
-"""Parts that every module of the decoder is built from: the config, the spec, and norms and projections by
-them.
-
-How a model is cut for its ranks is decided here: a lone rank gets layers that know no other.
+"""Parts: factory for the modules of the decoder, by config and spec. It decides how a model is divided among
+ranks; a single rank gets layers that know of no other.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from runtime.checkpoint.model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Maker of the parts of one model, all of one dtype on one device."""
+    """Makes the parts of one model, all of one dtype on one device."""
 
     config: ModelConfig
     spec: ModelSpec
@@ -44,12 +42,12 @@ class Parts:
 
     @property
     def is_first(self) -> bool:
-        """True where the stage reads token ids."""
+        """True if this stage reads token ids."""
         return self.own_layers.start == 0
 
     @property
     def is_last(self) -> bool:
-        """True where the stage has the head."""
+        """True if this stage has the head."""
         return self.own_layers.stop == self.config.num_layers
 
     @property
@@ -59,11 +57,11 @@ class Parts:
 
     @property
     def num_kv_heads(self) -> int:
-        """Number of KV heads of this rank, one that others have too included."""
+        """Number of KV heads of this rank, including one that other ranks have, too."""
         return self.config.num_kv_heads_per_rank(self.group.size)
 
     def heads(self, num_heads: int) -> Cut:
-        """Return this rank's part of the features of that many heads."""
+        """Return this rank's part of the features of num_heads heads."""
         return by_heads(num_heads, self.config.head_dim, self.group.rank, self.group.size)
 
     def even(self, size: int) -> Cut:
@@ -71,7 +69,7 @@ class Parts:
         return even(size, self.group.rank, self.group.size)
 
     def norm(self, size: int | tuple[Cut, int], changes: Sequence[Change] = ()) -> RMSNorm | LayerNorm:
-        """Make the family's norm over the last dimension, of which every rank has all."""
+        """Make the family's norm over the last dimension, which every rank has completely."""
         config, kind = self.config, self.spec.norm
         if kind in ("layer", "layer_bias"):
             return LayerNorm(
@@ -107,9 +105,9 @@ class Parts:
         changes: Sequence[Change] = (),
         quantized: bool = True,
     ) -> Linear:
-        """Make a projection of what every rank has; each gives its part of the outputs. A mapping packs
-        several; the checkpoint has them apart unless the spec says not. quantized: as the model's other
-        layers are.
+        """Make a linear layer whose input every rank has completely, and whose output is divided among ranks.
+        A mapping packs several outputs; the checkpoint has them separately unless the spec says otherwise.
+        quantized: True to quantise it like the model's other layers.
         """
         return Linear(
             in_features,
@@ -123,7 +121,9 @@ class Parts:
         )
 
     def joining_linear(self, in_features: Cut, out_features: int, *, bias: bool) -> Linear:
-        """Make a projection of what each rank has a part of; all give the whole output."""
+        """Make a linear layer whose input is divided among ranks, and whose output every rank gets
+        completely.
+        """
         options: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "quant": self.quant}
         if self.group.size == 1:
             return Linear(in_features, out_features, bias=bias, **options)
@@ -132,7 +132,7 @@ class Parts:
     def expert_linear(
         self, num_experts: int, in_features: int | Cut, parts: Mapping[str, Cut]
     ) -> ExpertLinear:
-        """Make one projection of every expert, whose parts the checkpoint has under these names."""
+        """Make one projection of every expert; the checkpoint has its parts under these names."""
         return ExpertLinear(
             num_experts, in_features, parts, dtype=self.dtype, device=self.device, quant=self.quant
         )
@@ -146,7 +146,7 @@ class Parts:
         return VocabParallelEmbedding(vocabulary, config.hidden_size, group=group, **options)
 
     def lm_head(self, embedding: TokenEmbedding | None) -> LMHead:
-        """Make the head, over the embedding's own weight if it is given."""
+        """Make the head, with the embedding's own weight if one is given."""
         config, group = self.config, self.group
         if embedding is not None:
             weight = embedding.weight

@@ -57,24 +57,24 @@ class ModelSpec:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a word that nothing carries out: a spec may be the user's own. Raises: ValueError."""
+        """Raise ValueError for a value that is not implemented, because a spec may be the user's own."""
         for name, kind in _WORDS.items():
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
                 raise ValueError(f"ModelSpec: {name} {value!r} is unknown; known: {', '.join(known)}")
 
     def checkpoint_name(self, name: str) -> str:
-        """Return the checkpoint's name of the tensor that we call `name`."""
+        """Return the checkpoint's name of the tensor called `name` here."""
         return ".".join(self.names.get(segment, segment) for segment in name.split("."))
 
 
 def has_bias(rule: BiasRule, config_says: bool) -> bool:
-    """Tell whether there is a bias, by a rule and the checkpoint's own flag."""
+    """Return True if there is a bias, by a rule and the checkpoint's own flag."""
     return config_says if rule == "config" else rule == "always"
 
 
 def resolve_spec(name: str) -> ModelSpec:
-    """Return the spec that `package.module:NAME` stands for. Raises ConfigError."""
+    """Return the spec with the import string `package.module:NAME`. Raises ConfigError."""
     spec = resolve("model architecture", name, {})
     assert isinstance(spec, ModelSpec)
     return spec

@@ -1,6 +1,5 @@
-"""CausalLM: the one decoder behind every family, built from a ModelConfig and a ModelSpec.
-
-Module names follow the checkpoints: a parameter's name is its tensor's name. Knows no file and no plan.
+"""CausalLM: the decoder behind every family, built from a ModelConfig and a ModelSpec. Module names follow
+the checkpoints: a parameter's name is its tensor's name. Knows no file and no plan.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ class CausalLM(nn.Module):
 
     _combine: CombineLike
     lm_head: LMHead
-    """Language-model head, which the last pipeline stage alone has."""
+    """Language-model head, on the last pipeline stage only."""
     _rows: RowAdapters | None = None
     _taps: StepTaps | None = None
-    """Taps of the forward that runs."""
+    """Collector of additional outputs during a forward, or None."""
     stays_on_device = True
-    """True where on a GPU its forward reads nothing on the host, so it can be recorded as a CUDA graph."""
+    """True if on a GPU its forward reads nothing on the host, so it can be recorded as a CUDA graph."""
 
     def __init__(self, parts: Parts) -> None:
         """Build this rank's part of the layers of this pipeline stage."""
@@ -56,13 +55,15 @@ class CausalLM(nn.Module):
             self.lm_head = parts.lm_head(self.model.embed_tokens if config.tie_word_embeddings else None)
 
     def take_adapters(self, rows: RowAdapters, max_rank: int) -> None:
-        """Compute rows with adapters of linear layers, of that rank at most; before it is bound."""
+        """Enable adapters of linear layers for these rows, of rank max_rank at most. Call it before `bind`.
+        """
         self._rows = rows
         for layer in self.adapted_layers().values():
             layer.take_adapters(rows, max_rank)
 
     def tap(self, names: Collection[str]) -> None:
-        """Hand over, in each forward that asks for it, what the named parts of layers give; once."""
+        """Deliver the outputs of the named parts of layers in each forward that asks for them. Call it once.
+        """
         for layer_id, layer in enumerate(self.model.layers):
             for part in LAYER_OUTPUTS:
                 if (name := f"{part}:{layer_id}") in names:
@@ -77,14 +78,16 @@ class CausalLM(nn.Module):
         return hand_over
 
     def compress_head(self) -> None:
-        """See LMHead.compress; an embedding whose head is another stage's becomes the rows that this has."""
+        """Convert the head's weight (see LMHead.compress). If the head is on another stage, the embedding
+        gets the rows of the converted weight.
+        """
         if self.is_last:
             self.lm_head.compress()
         elif self.model.is_first and self.config.tie_word_embeddings:
             LMHead(self.model.embed_tokens.weight, self._quant).compress()
 
     def adapted_layers(self) -> dict[str, Linear]:
-        """Return the linear layers of attention and feed-forward, by their names here; experts are none."""
+        """Return the linear layers of attention and feed-forward by name, without experts."""
         return {
             name: module
             for name, module in self.named_modules()
@@ -92,17 +95,17 @@ class CausalLM(nn.Module):
         }
 
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on; once, when the weights are loaded: some Ops rearrange them in place."""
+        """Compute through `ops` from now on. Call it once, when the weights are loaded: some Ops rearrange
+        them in place.
+        """
         for module in reversed(list(self.modules())):  # what is made of other layers comes behind them
             if isinstance(module, BoundLayer):
                 module.bind(ops)
         self._combine = ops.combine
 
     def batch_dependent(self) -> str:
-        """Return the name of a module whose sums may be rounded differently in another batch; empty: there is
-        none.
-
-        The C++ linear layers add in one order for any number of rows; torch's do not.
+        """Return the name of a module whose sums may be rounded differently in another batch; empty if there
+        is none. The C++ linear layers add in one order for any number of rows; torch's do not.
         """
         name: str
         for name, module in self.named_modules():
@@ -113,11 +116,11 @@ class CausalLM(nn.Module):
         return ""
 
     def forward(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
-        """Compute the batch's tokens, write their KV, return final hidden states [W, hidden_size].
+        """Compute the batch's tokens, write their KV, and return final hidden states [W, hidden_size].
 
         backend.prepare(batch) must have run. Row w of the result belongs to token batch.output_indices[w], or
-        w without these; W may be 0. Call it under torch.inference_mode: no gradient is needed, and each
-        operation gets cheaper.
+        to token w without these; W may be 0. Call it under torch.inference_mode, which makes each operation
+        cheaper.
         """
         if self._rows is not None:
             self._rows.prepare(batch)
@@ -128,13 +131,13 @@ class CausalLM(nn.Module):
     def compute_stage(
         self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend
     ) -> StageOutput:
-        """Like `forward`, on a pipeline stage that is not the last."""
+        """Do what `forward` does on a pipeline stage that is not the last."""
         output: StageOutput = self.model(batch, kv_pool, backend)
         return output
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Apply the head: hidden [n, hidden_size] -> logits [n, vocab_size] float32, in `out` if it is given;
-        on ranks other than 0 no rows. The caller decides how many rows at a time, for they are large.
+        """Apply the head: return logits [n, vocab_size] float32 for hidden [n, hidden_size], in `out` if
+        given; on ranks other than 0 without rows. The caller limits n, because logits are large.
         """
         assert self.is_last, "another pipeline stage has the head"
         logits: Tensor = self.lm_head(hidden, out)

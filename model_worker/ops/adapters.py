@@ -1,4 +1,4 @@
-"""Adapters of linear layers: what is added to a product, by each token's row. The protocols, and torch's."""
+"""LoRA adapters of linear layers: the protocols, and the torch implementation."""
 
 from __future__ import annotations
 
@@ -19,47 +19,49 @@ LongArray = npt.NDArray[np.int64]
 
 
 class PackedAdapter(Protocol):
-    """An adapter's part in one layer, in the form that is computed with."""
+    """An adapter's part for one layer, in the form that the forward uses."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Bytes of memory that it takes."""
 
 
 class RowAdapters(Protocol):
-    """The slot of each row's adapter, and the tokens of a step by slot."""
+    """Adapter slot of each row, and the tokens of a step by slot."""
 
     num_slots: int
 
     def set_row(self, row: int, slot: int) -> None:
-        """Compute a row's tokens with this slot's adapter from the next step on; negative: with none."""
+        """Use this slot's adapter for a row's tokens from the next step on; negative: none."""
 
     def have_any(self, rows: LongArray) -> bool:
-        """Tell whether one of these rows computes with an adapter. Never waits for a device."""
+        """Return True if one of these rows has an adapter. Never waits for a device."""
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Sort a step's tokens, once for all layers; behind the attention backend's prepare."""
+        """Sort a step's tokens, once for all layers, after the attention backend's prepare."""
 
 
 class LayerAdapters(Protocol):
-    """Adapters of one linear layer, by slot."""
+    """Adapters of one linear layer by slot."""
 
     batch_invariant: bool
 
     def pack(self, slot: int, parts: Sequence[LoraPart]) -> PackedAdapter:
-        """Bring an adapter into the form that is computed with, for a slot that no step reads; in any
-        thread.
+        """Convert an adapter to the form that the forward uses, for a slot that no step reads. May be called
+        in any thread.
         """
 
     def install(self, slot: int, packed: Any) -> None:
-        """Compute rows of this slot with what `pack` gave, or with nothing (None); between two steps."""
+        """Use the result of `pack` (None: nothing) for rows of this slot from now on. Call it between two
+        steps.
+        """
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add to y [T, N], in place, what the adapters of its rows make of x [T, K]."""
+        """Add the outputs of the rows' adapters for x [T, K] to y [T, N], in place."""
 
 
 class AdaptedProduct:
-    """A product (see Product), and what adapters add to it."""
+    """A linear layer (see Product) with the addition of adapters."""
 
     def __init__(self, product: Any, adapters: LayerAdapters) -> None:
         self.product = product
@@ -68,23 +70,23 @@ class AdaptedProduct:
         self.batch_invariant: bool = product.batch_invariant and adapters.batch_invariant
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, K] -> [T, N]."""
+        """Return [T, N] for x [T, K]."""
         return self.adapters(x, self.product(x))
 
 
 class RowSlots:
-    """Slots of rows, on the host; see RowAdapters."""
+    """Slots of rows on the host; see RowAdapters."""
 
     def __init__(self, max_rows: int, num_slots: int) -> None:
         self.num_slots = num_slots
         self.slots = np.full(max_rows + 1, -1)  # the last row is nobody's
 
     def set_row(self, row: int, slot: int) -> None:
-        """Compute a row's tokens with this slot's adapter from the next step on; negative: with none."""
+        """Use this slot's adapter for a row's tokens from the next step on; negative: none."""
         self.slots[row] = slot
 
     def have_any(self, rows: LongArray) -> bool:
-        """Tell whether one of these rows computes with an adapter. Never waits for a device."""
+        """Return True if one of these rows has an adapter. Never waits for a device."""
         return bool((self.slots[rows] >= 0).any())
 
 
@@ -96,7 +98,7 @@ class TorchRows(RowSlots):
         self._groups: list[tuple[int, Tensor]] = []
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Sort a step's tokens, once for all layers; behind the attention backend's prepare."""
+        """Sort a step's tokens, once for all layers, after the attention backend's prepare."""
         slots = np.repeat(self.slots[batch.rows.cpu().numpy()], np.diff(batch.query_start))
         self._groups = [
             (slot, torch.from_numpy(np.flatnonzero(slots == slot)).to(batch.rows.device))
@@ -105,7 +107,7 @@ class TorchRows(RowSlots):
         ]
 
     def groups(self) -> Iterable[tuple[int, Tensor]]:
-        """Slots that the step has tokens of, with the tokens [R] int64."""
+        """Yield the slots in the step, each with its tokens [R] int64."""
         return self._groups
 
 
@@ -113,18 +115,18 @@ class NativeRows(SortedRows):
     """RowAdapters by C++ kernels."""
 
     def have_any(self, rows: LongArray) -> bool:
-        """Tell whether one of these rows computes with an adapter. Never waits for a device."""
+        """Return True if one of these rows has an adapter. Never waits for a device."""
         return bool((self.slots_host[rows] >= 0).any())
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Sort a step's tokens, once for all layers; behind the attention backend's prepare."""
+        """Sort a step's tokens, once for all layers, after the attention backend's prepare."""
         step = batch.attn_metadata
         assert isinstance(step, NativeStep), "who has these kernels has their attention, prepared before"
         self.sort(batch.rows, step.query_start, len(batch.input_ids))
 
 
 class TorchPacked:
-    """PackedAdapter of torch, in the form in which it was loaded."""
+    """PackedAdapter of torch: the adapter as it was loaded."""
 
     def __init__(self, parts: Sequence[LoraPart]) -> None:
         self.parts = tuple(parts)
@@ -144,19 +146,21 @@ class TorchAdapters:
         self._packed: dict[int, TorchPacked] = {}
 
     def pack(self, slot: int, parts: Sequence[LoraPart]) -> TorchPacked:
-        """Bring an adapter into the form that is computed with, for a slot that no step reads; in any
-        thread.
+        """Convert an adapter to the form that the forward uses, for a slot that no step reads. May be called
+        in any thread.
         """
         return TorchPacked(parts)
 
     def install(self, slot: int, packed: TorchPacked | None) -> None:
-        """Compute rows of this slot with what `pack` gave, or with nothing (None); between two steps."""
+        """Use the result of `pack` (None: nothing) for rows of this slot from now on. Call it between two
+        steps.
+        """
         self._packed.pop(slot, None)
         if packed is not None:
             self._packed[slot] = packed
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """See LayerAdapters."""
+        """Add the outputs of the rows' adapters for x [T, K] to y [T, N], in place."""
         for slot, rows in self._rows.groups():
             if (packed := self._packed.get(slot)) is not None:
                 add_lora(x, y, rows, packed.parts)

@@ -1,4 +1,6 @@
-"""Ops: makes the operations of a model's layers. Knows weights and shapes; knows no layer and no family."""
+"""Ops: factory for the operations of a model's layers. Knows weights and shapes; knows no layer and no
+family.
+"""
 
 from __future__ import annotations
 
@@ -27,43 +29,43 @@ Frequencies = Callable[[Tensor], Tensor]
 
 
 class Product(Protocol):
-    """A linear layer over one weight: x [T, K] -> [T, N]."""
+    """A linear layer with one weight: x [T, K] -> [T, N]."""
 
     @property
     def batch_invariant(self) -> bool:
-        """True where a row's result is the same bits beside any other rows."""
+        """True if the result of a row has the same bits in any batch."""
 
     @property
     def packs_weight(self) -> bool:
-        """True where the weight is rearranged in place, as nothing but this Ops reads it."""
+        """True if the weight is rearranged in place, so that only this Ops can read it."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
 class Head(Protocol):
-    """The language-model head over one weight."""
+    """Language-model head with one weight."""
 
     @property
     def batch_invariant(self) -> bool:
-        """True where a row's result is the same bits beside any other rows."""
+        """True if the result of a row has the same bits in any batch."""
 
     @property
     def packs_weight(self) -> bool:
-        """True where the weight is rearranged in place, as nothing but this Ops reads it."""
+        """True if the weight is rearranged in place, so that only this Ops can read it."""
 
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """hidden [S, hidden_size] -> logits [S, vocab_size] float32, in `out` if it is given."""
+        """Return logits [S, vocab_size] float32 for hidden [S, hidden_size], in `out` if it is given."""
 
 
 class Norm(Protocol):
-    """A norm over the last dimension, with a learned scale."""
+    """Norm over the last dimension, with a learned scale."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The norm of x [T, size] or [T, heads, size]."""
+        """Return the norm of x [T, size] or [T, heads, size]."""
 
     def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
-        """Add update, normed by update_norm if there is one, to residual in place and return the norm of the
-        sum; all [T, size].
+        """Add update, normed by update_norm if given, to residual in place, and return the norm of the sum;
+        all [T, size].
         """
 
 
@@ -72,24 +74,26 @@ class MixtureOfExperts(Protocol):
 
     @property
     def batch_invariant(self) -> bool:
-        """True where a row's result is the same bits beside any other rows."""
+        """True if the result of a row has the same bits in any batch."""
 
     @property
     def packs_weight(self) -> bool:
-        """See Product; of any of the weights."""
+        """True if any of the weights is rearranged in place, so that only this Ops can read it."""
 
     def __call__(self, hidden: Tensor, scores: Tensor) -> Tensor:
-        """hidden [T, hidden_size], scores [T, num_experts or more] of the router -> [T, hidden_size]."""
+        """Return [T, hidden_size] for hidden [T, hidden_size] and the router's scores [T, num_experts or
+        more].
+        """
 
 
 class TakeRows(Protocol):
     def __call__(self, table: Tensor, index: Tensor) -> Tensor:
-        """table [N, K], index [T] int64 -> [T, K]."""
+        """Return rows [T, K] of table [N, K] for index [T] int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
-    """Weight of a linear layer, a head or an embedding, as it is stored."""
+    """Weight of a linear layer, a head or an embedding, in its stored form."""
 
     rows: Tensor  # [N, K] of dtype, or int8 or float8_e4m3fn
     dtype: torch.dtype  # of what is multiplied with it, or made of its rows
@@ -98,13 +102,13 @@ class LinearWeight:
 
     @property
     def row_scale(self) -> Tensor | None:
-        """The scale as [N]."""
+        """Scales of the rows as [N]; None if the weight has none."""
         return None if self.scale is None else self.scale.squeeze(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """Weights of a layer's experts, and how many a token goes through."""
+    """Weights of a layer's experts, and the number of experts for each token."""
 
     gate_up: Tensor  # [E, 2 * width, hidden_size]
     down: Tensor  # [E, hidden_size, width]
@@ -127,27 +131,25 @@ class ExpertWeights:
 
 @dataclass(slots=True)
 class KernelTable:
-    """Table of which implementation each operation has, how often it was made, and the reason where there is
-    a faster one.
-    """
+    """Implementation of each operation, how often it was made, and the reason why no faster one is used."""
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """Number of times by (operation, implementation, reason); the reason is empty for the fastest."""
+    """Counts by (operation, implementation, reason). The reason is empty for the fastest implementation."""
     slow: list[str] = field(default_factory=list)
-    """Lines on settings that are slower than others on this machine."""
+    """Log lines about settings that are slower than others on this machine."""
     cost_of_torch: str = ""
-    """A line on how much longer torch takes; empty where that was not measured."""
+    """Log line about how much longer torch takes; empty if not measured."""
 
     def note(self, operation: str, implementation: str, reason: str = "") -> None:
         self.counts[operation, implementation, reason] += 1
 
     def lines(self) -> Iterator[str]:
-        """Lines of the table, by the operations' names."""
+        """Yield the lines of the table, by operation name."""
         for (operation, implementation, reason), count in sorted(self.counts.items()):
             yield f"{operation:<16} {implementation:<20} {count:>5}  {reason}".rstrip()
 
     def log(self) -> None:
-        """Say what is slow here, what has no kernel, and at debug what has which."""
+        """Log what is slow here, what has no kernel, and at debug level the kernel of everything."""
         for line in self.slow:
             logger.warning("%s", line)
         missing = {
@@ -162,46 +164,45 @@ class KernelTable:
 
 
 class Ops(Protocol):
-    """Maker of operations over weights that are loaded. One object serves a whole model, and its runner. What
-    it returns is bound to one weight, is called by the thread that runs the forward, and takes no decision
-    but by the shapes of its arguments.
+    """Factory of operations over loaded weights. One object serves a whole model and its runner. An operation
+    that it returns is bound to one weight, is called by the forward's thread, and depends only on the shapes
+    of its arguments.
     """
 
     name: str
-    """Name of the Ops in ops.selection; what records a step goes by it."""
+    """Name of the Ops in ops.selection, by which the recorder of steps is chosen."""
     attention: AttentionBackend
     combine: CombineLike
     lay_out_decodes: LayOutDecodesLike
     table: KernelTable
     sampling_kernels: NativeKernels | None
-    """Library of C++ kernels for the sampler; None: it has others."""
+    """Library of C++ kernels for the sampler; None if the sampler uses others."""
 
     def embedding(self, weight: LinearWeight, *, first: int | None = None, multiplier: float = 1.0) -> Map:
-        """Make the look-up of ids [T] int64 in rows of the weight, not of float8, in its dtype, times
-        multiplier, rounded. first: the id of row 0; one that the weight has no row of becomes zeros.
+        """Make the lookup of ids [T] int64 in the rows of the weight (not float8), in its dtype, times
+        multiplier, rounded. first: id of row 0; ids without a row give zeros.
         """
         ...
 
     def take_rows(self, like: Tensor) -> TakeRows:
-        """Make the function that takes rows of any table of the width and dtype of `like`."""
+        """Make the function that takes rows of any table with the width and dtype of `like`."""
         ...
 
     def rms_norm(self, weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
-        """See `kernels.rms_norm`; dtype: of what is normed."""
+        """Make an RMS norm; see `kernels.rms_norm`. dtype: of the input."""
         ...
 
     def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
-        """See `kernels.layer_norm`; weight and bias [size] or [heads, size]."""
+        """Make a layer norm; see `kernels.layer_norm`. weight, bias: [size] or [heads, size]."""
         ...
 
     def rotary_angles(self, frequencies: Tensor | Frequencies, amplitude: Tensor | None) -> Map:
-        """Make the function of positions [T] int64 to cosines and sines [T, D] float32, as `kernels.rope` has
-        them.
+        """Make the function from positions [T] int64 to cosines and sines [T, D] float32; see `kernels.rope`.
         """
         ...
 
     def packs(self, weight: Tensor) -> bool:
-        """Tell whether a product over this weight, not quantised, would pack it."""
+        """Return True if a product with this unquantised weight would pack it."""
         ...
 
     def linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Product:
@@ -209,7 +210,7 @@ class Ops(Protocol):
         ...
 
     def head(self, weight: LinearWeight) -> Head:
-        """Make the head: logits of hidden states of the weight's dtype. The weight is not of float8."""
+        """Make the head: logits of hidden states of the weight's dtype. The weight must not be float8."""
         ...
 
     def activation(self, name: Activation, width: int) -> Map:
@@ -217,15 +218,15 @@ class Ops(Protocol):
         ...
 
     def gated(self, product: Product, name: Activation, width: int) -> Map:
-        """Make the product, [T, K] -> [T, 2 * width] of a gate, then what it multiplies; and the gate."""
+        """Make a product followed by its gate: the product [T, K] -> [T, 2 * width] holds gate and then up;
+        the result is activation(gate) * up.
+        """
         ...
 
     def experts(self, weights: ExpertWeights) -> MixtureOfExperts: ...
 
     def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> RowAdapters:
-        """Make the table of which adapter each row is computed with, of a model on that device that may have
-        so many.
-        """
+        """Make the table of each row's adapter, for a model on that device with num_slots adapter slots."""
         ...
 
     def adapters(
@@ -237,7 +238,7 @@ class Ops(Protocol):
         max_rank: int,
         max_parts: int,
     ) -> LayerAdapters:
-        """Make what adapters of these rows add to a product [T, in_features] -> [T, out_features]
-        of dtype. max_parts: of an adapter here, each of max_rank at most.
+        """Make the addition of these rows' adapters to a product [T, in_features] -> [T, out_features] of
+        dtype. max_parts: most parts of an adapter in this layer, each of rank max_rank at most.
         """
         ...

@@ -1,4 +1,4 @@
-"""Tables of kernels that are bound to no weight, one for each library that has them; torch's is here."""
+"""Tables of kernels without weights, one for each library that has them. This module has torch's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runtime.checkpoint.model_config import Activation
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """Kernels that are bound to no weight; see those of the same names in model_worker.kernels."""
+    """Kernels without weights. They do what the functions of the same names in model_worker.kernels do."""
 
     name: str = "torch"
     embed: Callable[..., Tensor] = embed

@@ -1,7 +1,8 @@
-"""Time of linear layers by the paths that a launch may take, so that it can say where another is faster.
+"""LinearCosts: measured time of linear layers by the paths that a launch may take, to log where another path
+is faster.
 
-Measured in less than a second when a CPU first computes by a path, and kept beside the compiled kernels. CPU
-time of one thread: what else runs on the machine at that moment hardly shows.
+Measured in less than a second when a CPU first uses a path, and kept beside the compiled kernels. It is CPU
+time of one thread, which other work on the machine hardly affects.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ MAX_RUNS, MAX_RUN_S = 5, 0.1
 
 
 class LinearCost(msgspec.Struct, frozen=True):
-    """Microseconds of a layer for one row, and for MANY."""
+    """Microseconds of a layer for one row, and for MANY rows."""
 
     one: float
     many: float
 
     def times(self, other: LinearCost) -> str:
-        """This cost as a multiple of another."""
+        """Return this cost as a multiple of another."""
         one, many = _ratio(self.one, other.one), _ratio(self.many, other.many)
         return f"{one} times as long for one token and {many} times for {MANY}"
 
@@ -52,10 +53,10 @@ class LinearCosts(msgspec.Struct, frozen=True):
     in_float32: LinearCost
     by_torch: LinearCost
     read_us: float
-    """Reading one layer's weights."""
+    """Microseconds to read one layer's weights."""
 
     def slower_than_float32(self, dtype: torch.dtype) -> str:
-        """A line for a user whose dtype is slower than float32; empty where it is not."""
+        """Return a log line if the dtype is slower than float32; otherwise an empty text."""
         if not self.own.exceeds(self.in_float32):
             return ""
         return (
@@ -64,20 +65,20 @@ class LinearCosts(msgspec.Struct, frozen=True):
         )
 
     def torch_instead(self) -> str:
-        """A line for a user who has no C++ kernels at all."""
+        """Return a log line for users without any C++ kernels."""
         return (
             f"by torch, linear layers take {_ratio(self.own.one, self.read_us)} times as long for one token "
             "as reading their weights, which is about what the C++ kernels take (measured on this CPU)"
         )
 
     def torch_for_some(self) -> str:
-        """Say what a layer without a C++ kernel costs beside the others."""
+        """Return what a layer without a C++ kernel costs compared with the others."""
         return f"by torch, linear layers take {self.by_torch.times(self.own)} (measured on this CPU)"
 
 
 def linear_costs(ops: Ops, dtype: torch.dtype, cache_dir: Path, library: str) -> LinearCosts:
-    """The costs of layers of dtype by ops, from the cache if it has them. library: of the C++ kernels, if ops
-    computes by them. ops.table counts what is measured.
+    """Return the costs of layers of dtype with these ops, from the cache if it has them. library: identity of
+    the C++ kernels, if ops uses them. ops.table counts the layers that are measured.
     """
     known_by = (library, torch.__version__, cpu_isa(), _name(dtype))
     digest = hashlib.sha256("\0".join((*known_by, *cpu_description())).encode()).hexdigest()[:32]
@@ -94,7 +95,7 @@ def linear_costs(ops: Ops, dtype: torch.dtype, cache_dir: Path, library: str) ->
 
 
 def _read(path: Path) -> LinearCosts | None:
-    """Costs that were kept; None where there are none, or where they cannot be read."""
+    """Return the costs in a file; None if there are none, or they cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=LinearCosts)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -102,7 +103,7 @@ def _read(path: Path) -> LinearCosts | None:
 
 
 def measure_linear_costs(ops: Ops, dtype: torch.dtype) -> LinearCosts:
-    """Measure how long linear layers take: see LinearCosts."""
+    """Measure how long linear layers take; see LinearCosts."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""NativeOps: operations by the C++ kernels, and by torch's where they have none for a shape. For a CPU."""
+"""NativeOps: operations by the C++ kernels on a CPU, and by torch's for shapes that they do not support."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BY_CPP = "C++"
 
 
 class NativeHead:
-    """Logits by a product."""
+    """Head that computes logits by a C++ product."""
 
     batch_invariant = True
     packs_weight = True
@@ -47,13 +47,15 @@ class NativeHead:
         self._multiply = multiply
 
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """See Head."""
+        """Return logits for hidden states; see Head."""
         logits = self._multiply(hidden)
         return logits if out is None else out.copy_(logits)
 
 
 class AdaptedGate:
-    """A gate in one kernel with its product, where no token of a step has an adapter; else behind it."""
+    """Product and gate in one kernel if no token of the step has an adapter; otherwise product, adapters and
+    gate one after the other.
+    """
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class AdaptedGate:
         product: AdaptedProduct,
         gate: operators.Activate,
     ) -> None:
-        """num_adapted: how many tokens of the step have one, an int32."""
+        """num_adapted: number of the step's tokens that have an adapter, an int32."""
         self._kernels = kernels
         self._num_adapted = num_adapted
         self._joined = joined
@@ -71,7 +73,7 @@ class AdaptedGate:
         self._gate = gate
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, K] -> [T, width], the same bits either way."""
+        """Return [T, width] for x [T, K], with the same bits either way."""
         out = self._joined.empty(len(x))
         self._kernels.choose(
             self._num_adapted, lambda: self._joined(x, out), lambda: self._gate(self._product(x), out)
@@ -80,12 +82,14 @@ class AdaptedGate:
 
 
 class NativeOps(Ops):
-    """Ops by the C++ kernels, for a CPU. Rows of what has a C++ kernel are the same bits in any batch."""
+    """Ops by the C++ kernels, for a CPU. The results of C++ kernels have the same bits for a row in any
+    batch.
+    """
 
     name = "native"
 
     def __init__(self, kernels: NativeKernels, attention: AttentionBackend | None = None) -> None:
-        """attention: the C++ kernels' when not given."""
+        """attention: None: the C++ kernels' backend."""
         self.attention = CpuNativeAttention(kernels) if attention is None else attention
         self.table = KernelTable()
         self.combine = operators.Combine(kernels)
@@ -97,8 +101,8 @@ class NativeOps(Ops):
         self.table.note("attention", type(self.attention).__name__)
 
     def embedding(self, weight: LinearWeight, *, first: int | None = None, multiplier: float = 1.0) -> Map:
-        """Make the look-up of ids [T] int64 in rows of the weight, not of float8, in its dtype, times
-        multiplier, rounded. See Ops.
+        """Make the lookup of ids [T] int64 in the rows of the weight (not float8), in its dtype, times
+        multiplier, rounded; see Ops.
         """
         if not can_take(weight.rows):
             reason = "rows are not whole words of 32 bits"
@@ -123,7 +127,7 @@ class NativeOps(Ops):
         return own_rows
 
     def take_rows(self, like: Tensor) -> TakeRows:
-        """Make the function that takes rows of any table of the width and dtype of `like`."""
+        """Make the function that takes rows of any table with the width and dtype of `like`."""
         if not can_take(like):
             return self._instead("take_rows", "rows are not whole words of 32 bits").take_rows(like)
         self._note("take_rows")
@@ -147,8 +151,7 @@ class NativeOps(Ops):
         )
 
     def rotary_angles(self, frequencies: Tensor | Frequencies, amplitude: Tensor | None) -> Map:
-        """Make the function of positions [T] int64 to cosines and sines [T, D] float32, as `kernels.rope` has
-        them.
+        """Make the function from positions [T] int64 to cosines and sines [T, D] float32; see `kernels.rope`.
         """
         if not isinstance(frequencies, Tensor):
             reason = "frequencies depend on the position"
@@ -157,7 +160,7 @@ class NativeOps(Ops):
         return operators.RotaryAngles(self._kernels, frequencies, amplitude)
 
     def packs(self, weight: Tensor) -> bool:
-        """Tell whether a product over this weight, not quantised, would pack it."""
+        """Return True if a product with this unquantised weight would pack it."""
         return can_pack(weight)
 
     def linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Product:
@@ -178,7 +181,7 @@ class NativeOps(Ops):
     def _product(
         self, operation: str, weight: LinearWeight, bias: Tensor | None, out_dtype: torch.dtype
     ) -> Product | None:
-        """A product by a C++ kernel, which packs the weight; None where there is none."""
+        """Make a product by a C++ kernel, which packs the weight; None if there is no kernel for it."""
         if (scale := weight.row_scale) is not None:
             if weight.rows.dtype is not torch.int8 or not can_pack_int8(weight.rows, weight.dtype):
                 return None
@@ -199,7 +202,7 @@ class NativeOps(Ops):
         return operators.Activate(self._kernels, name, has_up=False)
 
     def gated(self, product: Product, name: Activation, width: int) -> Map:
-        """Make the product, [T, K] -> [T, 2 * width] of a gate, then what it multiplies; and the gate."""
+        """Make a product followed by its gate; see Ops."""
         if reason := _reason_of_width(width):
             return self._instead("gate", reason).gated(product, name, width)
         joined = product.gated(name) if isinstance(product, PackedLinear | Int8Linear) else None
@@ -240,8 +243,8 @@ class NativeOps(Ops):
         return each
 
     def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> NativeRows:
-        """Make the table of which adapter each row is computed with, of a model on that device that may have
-        so many. Compiles the kernels of adapters, if need be.
+        """Make the table of each row's adapter, for a model on that device with num_slots adapter slots.
+        Compiles the kernels of adapters if necessary.
         """
         try:
             return NativeRows(self._kernels, max_rows, num_slots)
@@ -257,8 +260,8 @@ class NativeOps(Ops):
         max_rank: int,
         max_parts: int,
     ) -> LayerAdapters:
-        """Make what adapters of these rows add to a product [T, in_features] -> [T, out_features] of dtype.
-        See Ops.
+        """Make the addition of these rows' adapters to a product [T, in_features] -> [T, out_features] of
+        dtype; see Ops.
         """
         if not can_adapt(in_features, dtype):
             reason = "rows are not whole words of 32 bits"
@@ -283,10 +286,10 @@ class NativeOps(Ops):
 
 
 def _reason_of_weight(weight: Tensor) -> str:
-    """Reason why there is no product over a weight of this shape and dtype."""
+    """Return the reason why there is no product for a weight of this shape and dtype."""
     return f"there is no kernel for {list(weight.shape)} in {str(weight.dtype).removeprefix('torch.')}"
 
 
 def _reason_of_width(width: int) -> str:
-    """Reason why there is no kernel for rows of that width; empty: there is one."""
+    """Return the reason why there is no kernel for rows of that width; empty if there is one."""
     return f"{width} is no multiple of {LANES}" if width % LANES else ""

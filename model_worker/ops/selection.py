@@ -1,4 +1,4 @@
-"""The one place that chooses a worker's Ops, from its settings and what the machine can do."""
+"""Choice of a worker's Ops, from its settings and what the machine can do. No other module chooses one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from runtime.base.errors import ConfigError
 def make_ops(
     attention_backend: str, *, device: str, dtype: torch.dtype, head_dim: int, deterministic: bool = False
 ) -> Ops:
-    """The Ops of that attention backend, or, for "auto", of the fastest that works here.
-
-    Raises: ConfigError as make_attention_backend does, and where the same bits in any batch cannot be had.
+    """Return the Ops for that attention backend; for "auto", of the fastest one that works here. Raises
+    ConfigError as make_attention_backend does, and if deterministic results are not possible.
     """
     attention = make_attention_backend(
         attention_backend, device=device, dtype=dtype, head_dim=head_dim, deterministic=deterministic

@@ -1,6 +1,5 @@
-"""TorchOps: operations made of functions of tensors, torch's own or others of the same results.
-
-By torch they run on any device, and define what the other Ops compute.
+"""TorchOps: operations made of functions of tensors, torch's own or others with the same results. With
+torch's functions they run on any device, and define what the other Ops compute.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from runtime.checkpoint.model_config import Activation
 
 
 class BoundProduct:
-    """A function of rows and constants as a Product."""
+    """Product made of a function of rows and constants."""
 
     batch_invariant = False
     packs_weight = False
@@ -50,12 +49,12 @@ class BoundProduct:
         self._constants = constants
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Product."""
+        """Apply the product; see Product."""
         return self._function(x, *self._constants)
 
 
 class ConvertedHead:
-    """Logits in the weight's dtype, then converted."""
+    """Head that computes logits in the weight's dtype and then converts them."""
 
     batch_invariant = False
     packs_weight = False
@@ -65,14 +64,14 @@ class ConvertedHead:
         self._multiply = multiply
 
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """See Head."""
+        """Return logits for hidden states; see Head."""
         logits = self._multiply(hidden, self._weight, None)
         # The copy is the conversion: a buffer to write to costs nothing more.
         return logits.float() if out is None else out.copy_(logits)
 
 
 class FunctionNorm:
-    """Norm by functions, which have one for a sum and the norms before and behind it."""
+    """Norm by functions, including one that adds and norms at once."""
 
     def __init__(self, functions: Functions, weight: Tensor, eps: float) -> None:
         self._norm = functions.rms_norm
@@ -81,12 +80,12 @@ class FunctionNorm:
         self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Norm."""
+        """Return the norm of x; see Norm."""
         return self._norm(x, self.weight, self.eps)
 
     def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
-        """Add update, normed by update_norm if there is one, to residual in place and return the norm of the
-        sum; all [T, size].
+        """Add update, normed by update_norm if given, to residual in place, and return the norm of the sum;
+        all [T, size].
         """
         if isinstance(update_norm, FunctionNorm) and update_norm.eps == self.eps:
             return self._add_and_norm(residual, update, self.weight, self.eps, update_norm.weight)
@@ -95,25 +94,25 @@ class FunctionNorm:
 
 
 class StepwiseNorm:
-    """Norm by a function that adds nothing."""
+    """Norm by a function that cannot add."""
 
     def __init__(self, norm: Map) -> None:
         self._norm = norm
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Norm."""
+        """Return the norm of x; see Norm."""
         return self._norm(x)
 
     def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
-        """Add update, normed by update_norm if there is one, to residual in place and return the norm of the
-        sum; all [T, size].
+        """Add update, normed by update_norm if given, to residual in place, and return the norm of the sum;
+        all [T, size].
         """
         return self._norm(residual.add_(update if update_norm is None else update_norm(update)))
 
 
 class StepwiseExperts:
-    """Experts one after the other, as products and gates of any Ops. run: one of them, [n, hidden_size] both
-    ways.
+    """Experts computed one after the other, by products and gates of any Ops. run: computes one expert, [n,
+    hidden_size] -> [n, hidden_size].
     """
 
     batch_invariant = False
@@ -137,7 +136,7 @@ class StepwiseExperts:
         return self._down[expert](self._gated[expert](x))
 
     def __call__(self, hidden: Tensor, scores: Tensor) -> Tensor:
-        """See MixtureOfExperts."""
+        """Mix the experts; see MixtureOfExperts."""
         weights = self._weights
         return mix_experts(
             hidden,
@@ -150,13 +149,13 @@ class StepwiseExperts:
 
 
 class TorchOps(Ops):
-    """Ops by torch's own functions, for any device; they define what the others compute."""
+    """Ops by torch's own functions, for any device. They define what the others compute."""
 
     name = "torch"
     sampling_kernels = None
 
     def __init__(self, attention: AttentionBackend | None = None, functions: Functions = BY_TORCH) -> None:
-        """attention: torch's when not given."""
+        """attention: None: torch's backend."""
         self.attention = TorchNativeAttention() if attention is None else attention
         self.table = KernelTable()
         self.combine = functions.combine
@@ -166,8 +165,8 @@ class TorchOps(Ops):
         self.table.note("attention", type(self.attention).__name__)
 
     def embedding(self, weight: LinearWeight, *, first: int | None = None, multiplier: float = 1.0) -> Map:
-        """Make the look-up of ids [T] int64 in rows of the weight, not of float8, in its dtype, times
-        multiplier, rounded. See Ops.
+        """Make the lookup of ids [T] int64 in the rows of the weight (not float8), in its dtype, times
+        multiplier, rounded; see Ops.
         """
         assert not weight.packed
         self._note("embedding")
@@ -177,7 +176,7 @@ class TorchOps(Ops):
         return partial(embed, weight=weight.rows, first=first, scale=multiplier)
 
     def take_rows(self, like: Tensor) -> TakeRows:
-        """Make the function that takes rows of any table of the width and dtype of `like`."""
+        """Make the function that takes rows of any table with the width and dtype of `like`."""
         self._note("take_rows")
         return take_rows
 
@@ -192,8 +191,7 @@ class TorchOps(Ops):
         return StepwiseNorm(partial(layer_norm, weight=weight, bias=bias, eps=eps))
 
     def rotary_angles(self, frequencies: Tensor | Frequencies, amplitude: Tensor | None) -> Map:
-        """Make the function of positions [T] int64 to cosines and sines [T, D] float32, as `kernels.rope` has
-        them.
+        """Make the function from positions [T] int64 to cosines and sines [T, D] float32; see `kernels.rope`.
         """
         self._note("rotary_angles")
         cos_sin = self._functions.rope_cos_sin
@@ -202,7 +200,7 @@ class TorchOps(Ops):
         return lambda positions: cos_sin(positions, frequencies(positions), amplitude)
 
     def packs(self, weight: Tensor) -> bool:
-        """Tell whether a product over this weight, not quantised, would pack it."""
+        """Return True if a product with this unquantised weight would pack it."""
         return False
 
     def linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Product:
@@ -234,7 +232,7 @@ class TorchOps(Ops):
         return ACTIVATIONS[name]
 
     def gated(self, product: Product, name: Activation, width: int) -> Map:
-        """Make the product, [T, K] -> [T, 2 * width] of a gate, then what it multiplies; and the gate."""
+        """Make a product followed by its gate; see Ops."""
         self._note("gate")
         gate = self._functions.activate_and_mul
         return lambda x: gate(name, product(x))
@@ -245,9 +243,7 @@ class TorchOps(Ops):
         return StepwiseExperts(self, weights)
 
     def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> RowAdapters:
-        """Make the table of which adapter each row is computed with, of a model on that device that may have
-        so many.
-        """
+        """Make the table of each row's adapter, for a model on that device with num_slots adapter slots."""
         return TorchRows(max_rows, num_slots)
 
     def adapters(
@@ -259,8 +255,8 @@ class TorchOps(Ops):
         max_rank: int,
         max_parts: int,
     ) -> LayerAdapters:
-        """Make what adapters of these rows add to a product [T, in_features] -> [T, out_features] of dtype.
-        See Ops.
+        """Make the addition of these rows' adapters to a product [T, in_features] -> [T, out_features] of
+        dtype; see Ops.
         """
         self.table.note("adapters", BY_TORCH.name)
         assert isinstance(rows, TorchRows | NativeRows)

@@ -1,8 +1,9 @@
-"""Adapters of linear layers by Triton's kernels: tables of all slots on the device, and the rows' slots.
+"""LoRA adapters of linear layers by Triton kernels: tables of all slots on the device, and the slots of rows.
 
-The tables are there from the start, for as many adapters of as large a rank as the settings allow: recorded
-steps read them, and the KV cache gets what they leave. A thread beside the steps writes an adapter's matrices
-into a slot that nobody reads; from the moment that its figures are there its rows are computed with it.
+The tables are allocated at the start, for as many adapters of the largest rank as the settings allow, because
+recorded steps read them and the KV cache gets the remaining memory. A thread beside the steps writes an
+adapter's matrices into a slot that nobody reads. Once its figures are written, rows of the slot use the
+adapter.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ from model_worker.ops.adapters import RowSlots
 
 
 class TritonRows(RowSlots):
-    """RowAdapters by Triton's kernels."""
+    """RowAdapters by Triton kernels."""
 
     def __init__(self, max_rows: int, num_slots: int, device: torch.device | str) -> None:
         super().__init__(max_rows, num_slots)
         self.device = device
         self.tiles: Tiles | None = None
-        """The step's tokens by slot; None: none of them has an adapter."""
+        """The step's tokens by slot; None if none of them has an adapter."""
         self._on_device = torch.full((max_rows + 1,), num_slots, dtype=torch.int32, device=device)
 
     def set_row(self, row: int, slot: int) -> None:
-        """Compute a row's tokens with this slot's adapter from the next step on; negative: with none."""
+        """Use this slot's adapter for a row's tokens from the next step on; negative: none."""
         if slot != self.slots[row]:
             self._on_device[row].fill_(slot if 0 <= slot < self.num_slots else self.num_slots)
             super().set_row(row, slot)
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Sort a step's tokens, once for all layers; behind the attention backend's prepare."""
+        """Sort a step's tokens, once for all layers, after the attention backend's prepare."""
         self.tiles = None
         if batch.adapter_rows is not None:
             self.tiles = sorted_by_slot(self._on_device[batch.adapter_rows], self.num_slots)
 
 
 class TritonPacked:
-    """PackedAdapter of Triton, whose matrices are in the slot already."""
+    """PackedAdapter of Triton. Its matrices are already in the slot."""
 
     def __init__(self, modules: Tensor, num_bytes: int) -> None:
         self.modules = modules  # [M, NUM_FIGURES] on the host
@@ -56,7 +57,7 @@ class TritonPacked:
 
 
 class TritonAdapters:
-    """LayerAdapters by Triton's kernels."""
+    """LayerAdapters by Triton kernels."""
 
     batch_invariant = False
 
@@ -77,9 +78,7 @@ class TritonAdapters:
         self._filled = np.zeros(slots, bool)
 
     def pack(self, slot: int, parts: Sequence[LoraPart]) -> TritonPacked:
-        """Bring an adapter into the form that is computed with, for a slot that no step reads; in any
-        thread.
-        """
+        """Write an adapter's matrices into a slot that no step reads. May be called in any thread."""
         room, device = self._b.shape[2], self._b.device
         modules = torch.zeros(self._modules.shape[1:])
         num_bytes = 0
@@ -96,7 +95,9 @@ class TritonAdapters:
 
     @torch.inference_mode()
     def install(self, slot: int, packed: TritonPacked | None) -> None:
-        """Compute rows of this slot with what `pack` gave, or with nothing (None); between two steps."""
+        """Use the result of `pack` (None: nothing) for rows of this slot from now on. Call it between two
+        steps.
+        """
         if packed is not None:
             self._modules[slot].copy_(packed.modules, non_blocking=True)
         elif self._filled[slot]:
@@ -104,7 +105,7 @@ class TritonAdapters:
         self._filled[slot] = packed is not None
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """See LayerAdapters."""
+        """Add the outputs of the rows' adapters for x [T, K] to y [T, N], in place."""
         tiles = self._rows.tiles
         if tiles is not None:
             assert x.stride(-1) == 1

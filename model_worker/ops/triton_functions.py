@@ -1,4 +1,4 @@
-"""The table of Triton's kernels that are bound to no weight; products and sums are cuBLAS's."""
+"""Table of the Triton kernels without weights. Matrix products are cuBLAS's."""
 
 from __future__ import annotations
 

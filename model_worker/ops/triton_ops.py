@@ -1,4 +1,4 @@
-"""TritonOps: operations by Triton's kernels, and by torch's where those are cuBLAS's. For CUDA."""
+"""TritonOps: operations by Triton kernels on CUDA, and by torch for matrix products (cuBLAS)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from model_worker.ops.triton_functions import BY_TRITON
 
 
 class WideHead:
-    """Logits as the product's own sums, which nobody has rounded."""
+    """Head whose logits are the product's unrounded float32 sums."""
 
     batch_invariant = False
     packs_weight = False
@@ -30,12 +30,14 @@ class WideHead:
         self._transposed = weight.t()
 
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """See Head."""
+        """Return logits for hidden states; see Head."""
         return torch.mm(hidden, self._transposed, out_dtype=torch.float32, out=out)
 
 
 class FusedExperts:
-    """All experts in the same launches: how many tokens each has is not read on the host."""
+    """Mixture of experts with all experts in the same launches. The host does not read how many tokens each
+    has.
+    """
 
     batch_invariant = False
     packs_weight = False
@@ -45,7 +47,7 @@ class FusedExperts:
         self._gate = partial(activate_and_mul, weights.activation)
 
     def __call__(self, hidden: Tensor, scores: Tensor) -> Tensor:
-        """See MixtureOfExperts."""
+        """Mix the experts; see MixtureOfExperts."""
         each = self._weights
         weights, ids = choose_experts(
             scores[:, : each.num_experts], each.num_per_token, renormalizes=each.renormalizes
@@ -63,12 +65,12 @@ class FusedExperts:
 
 
 class TritonOps(TorchOps):
-    """Ops by Triton's kernels, for CUDA."""
+    """Ops by Triton kernels, for CUDA."""
 
     name = "triton"
 
     def __init__(self, attention: AttentionBackend | None = None) -> None:
-        """attention: Triton's when not given."""
+        """attention: None: Triton's backend."""
         super().__init__(TritonAttention() if attention is None else attention, BY_TRITON)
 
     def head(self, weight: LinearWeight) -> Head:
@@ -79,9 +81,7 @@ class TritonOps(TorchOps):
         return WideHead(weight.rows)
 
     def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> TritonRows:
-        """Make the table of which adapter each row is computed with, of a model on that device that may have
-        so many.
-        """
+        """Make the table of each row's adapter, for a model on that device with num_slots adapter slots."""
         return TritonRows(max_rows, num_slots, device)
 
     def adapters(
@@ -93,8 +93,8 @@ class TritonOps(TorchOps):
         max_rank: int,
         max_parts: int,
     ) -> TritonAdapters:
-        """Make what adapters of these rows add to a product [T, in_features] -> [T, out_features] of dtype.
-        See Ops.
+        """Make the addition of these rows' adapters to a product [T, in_features] -> [T, out_features] of
+        dtype; see Ops.
         """
         self._note("adapters")
         assert isinstance(rows, TritonRows)

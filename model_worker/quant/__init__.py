@@ -1,1 +1,1 @@
-"""How linear layers keep their weights and multiply with them. Knows no layer and no file."""
+"""Storage formats of linear layers' weights. Knows no layer and no file."""

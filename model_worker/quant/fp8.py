@@ -1,4 +1,4 @@
-"""float8 weights with a scale for each output, on CUDA. On a CPU they are dequantised as they are loaded."""
+"""float8 weights with a scale for each output, on CUDA. On a CPU they are dequantised during loading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ class Fp8(QuantMethod):
     stored = FP8
 
     def can_store(self, weight: Tensor) -> bool:
-        """Experts are multiplied by a kernel of our own, which takes any shape."""
+        """Return True if torch can multiply with it. For experts always True, because our own kernel takes
+        any shape.
+        """
         return weight.dim() == 3 or all(size % MULTIPLE == 0 for size in weight.shape)
 
     def compress(self, weight: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Which QuantMethod a model's linear layers have: by setting, checkpoint and device."""
+"""Choice of a model's QuantMethod, by setting, checkpoint and device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ AT_LOAD: dict[str, QuantMethod] = {"int8": Int8(stored=False)}
 def select_quant_method(
     requested: str, checkpoint: CheckpointQuantization | None, device: str
 ) -> QuantMethod:
-    """requested: --quantization. What the method does not load as it is, the loader dequantises."""
+    """Return the QuantMethod. requested: value of --quantization. Weights that the method does not load
+    unchanged are dequantised by the loader.
+    """
     method = UNQUANTIZED if requested == "auto" else AT_LOAD[requested]
     if checkpoint is None:
         return method

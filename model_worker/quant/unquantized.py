@@ -1,4 +1,4 @@
-"""Weights in the model's own dtype."""
+"""Unquantized: weights in the model's own dtype."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A plan becomes device work: batches, forwards, recorded steps."""
+"""Execution of plans on the device: batches, forwards, recorded steps."""

@@ -1,4 +1,4 @@
-"""Puts a runner together: its tables, its sampler, and the kind of runner that its settings ask for."""
+"""Construction of a runner: its tables, its sampler, and the kind of runner that the settings ask for."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def build_runner(
 ) -> ModelRunner:
     """Make a runner over a KV pool.
 
-    max_rows, max_len, row_adapters, prompt_tables: as StepTables'. vocab_size, group, processors: as
-    StepSampler's. pooling: of a model whose steps end in vectors. link: of one pipeline stage, to the others.
-    options: as ModelRunner's.
+    - max_rows, max_len, row_adapters, prompt_tables: as in StepTables. vocab_size, group, processors: as in
+      StepSampler.
+    - pooling: for a model whose steps end in vectors. link: to the other pipeline stages.
+    - options: as in ModelRunner.
     """
     tables = StepTables(
         kv_pool,

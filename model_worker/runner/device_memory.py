@@ -1,4 +1,4 @@
-"""Share of the device's memory that the KV cache may have, its size in pages, and its allocation."""
+"""Size and allocation of the KV cache, from the device's free memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRIAL_TOKENS = 16
 # The host's memory belongs to other programs too. Arbitrary.
 MAX_CPU_KV_BYTES = 8 << 30
 CPU_KV_SHARE = 8
-"""Divisor of the host's memory: one part in so many is the KV cache's, at most, where nobody says more."""
+"""Divisor of the host's memory: by default the KV cache takes at most 1/CPU_KV_SHARE of it."""
 STEP_REMEDY = (
     "lower --chunked-prefill-size or --max-running-requests, take a narrower --dtype or a larger --tp-size, "
     "or end what else uses the device"
@@ -31,7 +31,7 @@ STEP_REMEDY = (
 def make_kv_pool(
     num_pages: int, page_size: int, layout: KVLayout, dtype: torch.dtype, device: Device
 ) -> MHATokenToKVPool:
-    """Allocate the KV cache. Raises ConfigError when the device does not have the memory."""
+    """Allocate the KV cache. Raises ConfigError if the device does not have the memory."""
     size = (num_pages + 1) * page_size * layout.bytes_per_token(dtype)
     with when_out_of_memory(
         f"allocating a KV cache of {size / (1 << 30):.2f} GiB",
@@ -52,12 +52,12 @@ def make_kv_pool(
 def free_beside_steps(
     make_trial: Callable[[Sequence[int]], ModelRunner], sizes: Sequence[int], device: Device, max_tokens: int
 ) -> int:
-    """Free bytes; on a GPU less what a runner takes besides its KV cache: its tables, its largest step, and
-    graphs of `sizes` (ascending).
+    """Return the free bytes; on a GPU without what a runner takes besides its KV cache: its tables, its
+    largest step, and graphs of `sizes` (ascending).
 
-    Measured, because nothing else knows what a step or a graph needs, over a KV cache of a few pages: the two
-    largest sizes are recorded, and each other one is counted like the second. make_trial(sizes) -> a runner
-    that records these and computes steps of up to max_tokens. Raises ConfigError when they do not fit.
+    This is measured, because it cannot be computed, with a KV cache of a few pages. The two largest sizes are
+    recorded, and each other one is counted like the second. make_trial(sizes) returns a runner that records
+    these sizes and computes steps of up to max_tokens. Raises ConfigError when they do not fit.
     """
     free, left, step = device.free_bytes(), list[int](), 0
     if not device.has_own_memory:
@@ -93,12 +93,12 @@ def size_kv_pool(
     host_bytes: int | None = None,
     num_sharing: int = 1,
 ) -> int:
-    """Pages of the KV pool, the dummy page not counted: of what `fraction` of the free memory and
-    `max_total_tokens` allow, the smaller. num_sharing: pools that divide that memory.
+    """Return the number of pages of the KV pool without the dummy page: the smaller of what `fraction` of the
+    free memory and `max_total_tokens` allow. num_sharing: number of pools that divide the memory.
 
-    max_total_tokens is rounded up to pages, so that a sequence of so many tokens fits. 0 sets no cap, but on
-    a CPU, which has `host_bytes` of memory, MAX_CPU_KV_BYTES and the share of CPU_KV_SHARE are then caps.
-    Raises: ConfigError when not even a prompt of one token and its answer fit.
+    max_total_tokens is rounded up to pages, so that a sequence of that many tokens fits. 0 sets no limit,
+    except that on a CPU, with `host_bytes` of memory, MAX_CPU_KV_BYTES and CPU_KV_SHARE are then limits.
+    Raises ConfigError if not even a prompt of one token and its answer fit.
     """
     budget = int(free_bytes * fraction)
     if host_bytes is not None and not max_total_tokens:

@@ -1,4 +1,4 @@
-"""EmbeddingRunner: a ModelRunner whose steps end in vectors, not in tokens. Its model needs no head."""
+"""EmbeddingRunner: ModelRunner whose steps end in vectors instead of tokens. Its model needs no head."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from runtime.wire.plan import BatchPlan
 
 
 class Pooler:
-    """Final hidden states to one vector for each sequence. Knows rows; knows no request, no checkpoint.
-
-    Its methods must run on the forward stream, steps in the order of their launch.
+    """Pools final hidden states into one vector for each sequence. Knows rows; knows no request and no
+    checkpoint. Its methods must run on the forward stream, in the order of steps.
     """
 
     def __init__(self, pooling: Pooling, *, max_rows: int, device: Device) -> None:
@@ -35,21 +34,21 @@ class Pooler:
 
     @property
     def needs_every_token(self) -> bool:
-        """Tell whether a vector takes every token of its sequence, in steps that follow each other."""
+        """Return True if a vector depends on every token of its sequence, and not only on the last."""
         return self._pooling.kind == "mean"
 
     def pool(self, hidden: Tensor, batch: ForwardBatch, complete: LongArray) -> Tensor:
-        """The vectors [S, hidden_size] float32 of the S rows that are complete with this step.
+        """Return the vectors [S, hidden_size] float32 of the S rows that are complete with this step.
 
-        hidden: of every token of the batch, in order, where every token is needed; else of the last token of
-        each complete row. complete [S]: their places in batch.rows, on the host.
+        hidden: of every token of the batch, in order, if every token is needed; else of the last token of
+        each complete row. complete [S]: their indices in batch.rows, on the host.
         """
         vectors = self._means(hidden, batch, complete) if self.needs_every_token else hidden.float()
         return F.normalize(vectors, dim=-1) if self._pooling.normalize else vectors
 
     def _means(self, hidden: Tensor, batch: ForwardBatch, complete: LongArray) -> Tensor:
-        """A row's sum starts anew with its first token and grows token by token: it is the same however the
-        sequence is cut into chunks.
+        """Return mean vectors. A row's sum restarts with its first token and is extended token by token, so
+        it does not depend on how the sequence is divided into chunks.
         """
         if self._sums is None:
             self._sums = hidden.new_zeros(self._max_rows, hidden.shape[1], dtype=torch.float32)
@@ -63,8 +62,8 @@ class Pooler:
 
 
 class EmbeddingRunner(ModelRunner):
-    """Runner of an embedding model. Where a plan samples a row, its sequence is complete: it has its vector,
-    and a 0 for a token.
+    """Runner of an embedding model. When a plan samples a row, its sequence is complete: the result is its
+    vector, and 0 as its token.
     """
 
     def __init__(self, *args: Any, pooling: Pooling, **options: Any) -> None:
@@ -86,4 +85,4 @@ class EmbeddingRunner(ModelRunner):
         return StepOutput(tokens, embeddings=vectors)
 
     def _record(self, decode: BatchPlan, on_progress: Callable[[], None]) -> None:
-        """A recording ends in logits, and of a prompt there is one step."""
+        """Do nothing: recordings end in logits, and a prompt is computed only once."""

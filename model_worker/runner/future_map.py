@@ -1,4 +1,4 @@
-"""FutureMap: the last token of each row, on the device. What a plan means by an input id of -1."""
+"""FutureMap: the last token of each row, on the device. It resolves an input id of -1 in a plan."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class FutureMap:
-    """Last token of each row, last_token [max_rows + 1] int64; the last row is nobody's, for the padding of a
-    batch. One entry a row is enough: only a row's newest token can be unknown to the host, and stream order
-    does the rest.
+    """Last token of each row, last_token [max_rows + 1] int64; the last row is for the padding of a batch.
+    One entry for each row is enough, because only a row's newest token can be unknown to the host, and work
+    runs in stream order.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -20,5 +20,5 @@ class FutureMap:
         input_ids[at] = self.last_token[rows]
 
     def store(self, rows: Tensor, tokens: Tensor) -> None:
-        """Remember tokens [n] as the last ones of rows [n], both int64."""
+        """Store tokens [n] as the last ones of rows [n], both int64."""
         self.last_token[rows] = tokens

@@ -1,4 +1,4 @@
-"""InputBuffers: carries a step's integers to the device in one copy. Knows plans; knows no model."""
+"""InputBuffers: copies a step's integers to the device in one transfer. Knows plans; knows no model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALIGNMENT = 2  # elements: 16 bytes
 
 @dataclass(slots=True)
 class TokenLayout:
-    """The T new tokens of a plan's B sequences, laid end to end, on the host."""
+    """The T new tokens of a plan's B sequences, concatenated, on the host."""
 
     rows: LongArray  # [B]
     token_rows: LongArray  # [T]
@@ -38,7 +38,7 @@ class TokenLayout:
 
 @dataclass(slots=True)
 class StepInputs:
-    """A plan's tokens on the device, int64, and whose next tokens are to be sampled."""
+    """A plan's tokens on the device, int64, and the rows whose next tokens are to be sampled."""
 
     input_ids: Tensor  # [T], negative where the token is in the FutureMap
     unresolved: Tensor  # [U] where input_ids are negative
@@ -59,7 +59,7 @@ class InputBuffers:
         self._device = device
 
     def stage(self, plan: BatchPlan, *, with_token_rows: bool = False) -> StepInputs:
-        """Expand a plan to one entry a token and upload it. Changes nothing on the device."""
+        """Expand a plan to one entry for each token and upload it. Changes nothing else on the device."""
         at = _lay_out(plan)
         ids_host = unpack_ids(plan.input_ids)
         assert len(ids_host) == len(at.positions), "input_ids does not match lens"
@@ -98,7 +98,7 @@ class InputBuffers:
         )
 
     def _upload(self, *arrays: LongArray | IntArray) -> Sequence[Tensor]:
-        """Each array as an int64 tensor on the device, all in one copy."""
+        """Upload all arrays in one copy, and return each as an int64 tensor on the device."""
         # All at addresses of one alignment: Triton compiles a kernel anew for another.
         sizes = [(len(array), -len(array) % ALIGNMENT) for array in arrays]
         ends = list(accumulate(map(sum, sizes)))
@@ -111,7 +111,9 @@ class InputBuffers:
 
 
 def _output_indices(plan: BatchPlan, at: TokenLayout) -> LongArray:
-    """The tokens whose hidden states are wanted: those that are sampled after, then prompt positions."""
+    """Return the indices of tokens whose hidden states are wanted: those after which a token is sampled, then
+    prompt positions.
+    """
     if not plan.prompt_positions:
         return at.sample_indices
     wanted, drafts = [at.sample_indices], unpack_ids(plan.drafts)
@@ -155,7 +157,7 @@ def _lay_out(plan: BatchPlan) -> TokenLayout:
 
 
 def _add_places(layout: TokenLayout, plan: BatchPlan) -> None:
-    """Before each guess a token is sampled, too."""
+    """Add the positions before each guess, at which tokens are sampled, too."""
     of, layout.sample_positions, layout.guesses = sampled_places(plan)
     layout.sample_rows = layout.rows[of]
     end_of = np.array(layout.query_start)[of + 1] - np.array(layout.kv_lens)[of]

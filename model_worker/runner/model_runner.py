@@ -32,7 +32,7 @@ NO_MASKS: RowMasks = MappingProxyType({})
 
 
 class ModelRunner:
-    """Runner of plans on one rank. Its methods must run on the forward stream, plans in the order of their
+    """Executes plans on one rank. Its methods must run on the forward stream, in the order of the plans'
     launch.
     """
 
@@ -52,10 +52,13 @@ class ModelRunner:
         records_steps: bool = True,
         output_width: int = 0,
     ) -> None:
-        """attention_window: as KVLayout's. graph_sizes: batch sizes of decodes that `warm_up` records as
-        graphs, where model and backend can. max_guesses: of a row in such a step. max_tokens: of the largest
-        step that it computes; 0: of a short prompt. records_steps: those are, and on a CPU steps of kernels
-        alone. output_width: numbers in a row of an additional output; 0: rows want none.
+        """Make a runner.
+
+        - attention_window: as in KVLayout. output_width: values in a row of an additional output; 0: none.
+        - graph_sizes: batch sizes of decodes that `warm_up` records as CUDA graphs, where model and backend
+          can. max_guesses: most guesses of a row in such a step.
+        - max_tokens: tokens of the largest step that it computes; 0: those of a short prompt.
+        - records_steps: True to record steps, on a CPU those that consist of kernels only.
         """
         self.vocab_size = vocab_size
         self.max_rows = tables.max_rows
@@ -78,7 +81,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def apply(self, plan: BatchPlan) -> StepTokens:
-        """Change the tables as the plan says, in the order of its fields, and lay out its tokens."""
+        """Apply the plan's table changes in the order of its fields, and lay out its tokens."""
         self._open_rows_and_copy_pages(plan)
         return self._tables.lay_out(plan)
 
@@ -89,7 +92,7 @@ class ModelRunner:
         self._tables.open_rows_and_copy_pages(plan)
 
     def forward(self, plan: BatchPlan) -> ForwardOutput | StepOutput:
-        """Apply the plan and compute its tokens. A StepOutput where nothing is to be sampled."""
+        """Apply the plan and compute its tokens. Returns a StepOutput if nothing is to be sampled."""
         taps = self._taps
         if taps is not None:
             taps.open_rows(plan.setups)
@@ -132,15 +135,17 @@ class ModelRunner:
         masks: RowMasks,
         processed: Sequence[ProcessedRow] = (),
     ) -> StepOutput:
-        """Sample the step's tokens, and remember them for plans that say -1. See StepSampler."""
+        """Sample the step's tokens, and store them for plans that contain -1. See StepSampler."""
         return self._sampler.sample(forward, masks, processed)
 
     @torch.inference_mode()
     def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:
-        """Compute a prompt and a decode through the real path, so that the first request finds all loaded;
-        record what can be recorded. Where a device compiles what is launched, compute steps of all sizes,
-        too: so what they launch is compiled, and its allocator keeps the memory of the largest. on_progress
-        is called now and then. Raises ConfigError.
+        """Compute a prompt and a decode through the real path, so that everything is loaded before the first
+        request, and record what can be recorded.
+
+        On a device that compiles kernels when they are launched, also compute steps of all sizes, so that
+        their kernels are compiled and the allocator keeps the memory of the largest. on_progress is called
+        now and then. Raises ConfigError.
         """
         prompt = warm_up.first_prompt(self.max_len, self.kv_pool.num_pages, self.kv_pool.page_size)
         decode = warm_up.decode_behind(prompt)
@@ -160,7 +165,7 @@ class ModelRunner:
         self._tables.clear()
 
     def log_kernels(self) -> None:
-        """Say by which kernels steps are computed; on rank 0, after `warm_up`."""
+        """Log the kernels that compute steps; on rank 0, after `warm_up`."""
         sampler = self._sampler.own
         if sampler is None:
             return
@@ -177,7 +182,7 @@ class ModelRunner:
         self.sample(self.forward(plan), masks)
 
     def _record(self, decode: BatchPlan, on_progress: Callable[[], None]) -> None:
-        """Record what can be; decode: a plan that may be run again."""
+        """Record what can be recorded. decode: a plan that may be run again."""
         if self._device.compiles_when_launched:
             self._launch_what_is_not_recorded(decode)
             on_progress()
@@ -204,8 +209,8 @@ class ModelRunner:
         )
 
     def _launch_what_is_not_recorded(self, decode: BatchPlan) -> None:
-        """The first launch of a kernel compiles it. A decode of the longest context splits its keys, if any
-        does.
+        """Launch kernels that no recording launches, since the first launch compiles them. A decode of the
+        longest context splits its keys, if any does.
         """
         for plan, masks in warm_up.edited_decodes(decode, self.vocab_size):
             self._compute_and_sample(plan, masks)

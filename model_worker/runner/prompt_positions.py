@@ -1,7 +1,6 @@
-"""Prompt positions: logprobs and raw logits where a plan looks at a prompt. Knows hidden states, no request.
-
-The head runs over blocks of positions, however many a chunk has, so that the device needs room for a block of
-logits at most.
+"""Logprobs and raw logits of prompt positions that a plan asks for. Knows hidden states, no request. The head
+is applied to blocks of positions, however many a chunk has, so that the device only needs memory for one
+block of logits.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ FLOAT_BYTES = 4
 
 @dataclass(slots=True)
 class PromptLogits:
-    """Raw logits of some positions in a row of one entry, on the host once the step is done."""
+    """Raw logits of some positions of one entry's row, on the host once the step is done."""
 
     entry: int
     first: int  # which of the entry's positions
@@ -35,7 +34,7 @@ class PromptLogits:
 
 @dataclass(slots=True)
 class PromptOutput:
-    """Output of P positions, entry by entry."""
+    """Results for P positions, entry by entry."""
 
     logprobs: Logprobs | None  # [P], when an entry asked
     logits: list[PromptLogits]
@@ -53,8 +52,8 @@ def score_prompt_positions(
     vocab_size: int,
     device: Device,
 ) -> PromptOutput:
-    """Return what the entries ask for, from hidden [P, hidden_size], their positions' final hidden states.
-    Nothing on a rank other than 0, whose logits have no rows.
+    """Return what the entries ask for, from the final hidden states [P, hidden_size] of their positions.
+    Returns nothing on a rank other than 0, whose logits have no rows.
     """
     ends = np.cumsum([num_positions(entry) for entry in entries]).tolist()
     assert ends[-1] == hidden.shape[0]

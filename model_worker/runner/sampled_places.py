@@ -1,4 +1,5 @@
-"""Places of a plan at which tokens are sampled: one for each row that samples, and one before each guess."""
+"""Positions of a plan at which tokens are sampled: one for each row that samples, and one before each guess.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from runtime.wire.plan import BatchPlan
 
 
 def has_drafts(plan: BatchPlan) -> bool:
-    """Tell whether a row has guesses."""
+    """Return True if a row has guesses."""
     return plan.drafts != bytes(len(plan.drafts))
 
 
 def sampled_places(plan: BatchPlan) -> tuple[LongArray, LongArray, LongArray]:
-    """Lay out the S places: for each, the place of its row in the plan's `rows`, the position of the token to
-    be sampled, and the guess behind it, NO_GUESS for a row's last.
+    """Return three arrays [S] for the S sampled positions: index of the row in the plan's `rows`, position of
+    the token to be sampled, and the guess that follows (NO_GUESS for a row's last).
     """
     starts, ids = unpack_ids(plan.starts).astype(np.int64), unpack_ids(plan.input_ids)
     lens, num_places = np.ones((2, len(starts)), np.int64)

@@ -1,5 +1,6 @@
-"""StageRunner: a ModelRunner of one pipeline stage. Gets hidden states from the stage before it, and gives
-its own to the next one; the last stage samples, and tells the first one what an input id of -1 stands for.
+"""StageRunner: ModelRunner of one pipeline stage. It receives hidden states from the stage before and sends
+its own to the next one. The last stage samples, and sends the tokens to the first one, which resolves input
+ids of -1 with them.
 
     stage 0        tokens of earlier steps ─► FutureMap ─► layers ─► hidden states
     in between     hidden states ─► layers ─► hidden states
@@ -31,12 +32,12 @@ from runtime.wire.plan import BatchPlan, ProcessedRow
 
 
 class StageRunner(ModelRunner):
-    """Runner of one pipeline stage. Steps are numbered as they come, so that every stage gives the same
-    number to the same plan.
+    """Runner of one pipeline stage. Steps are numbered in their order, so that every stage uses the same
+    number for the same plan.
     """
 
     def __init__(self, model: Model, *args: Any, link: StageLink, **options: Any) -> None:
-        """link: to the other stages. The rest: as ModelRunner's; the model is a CausalLM."""
+        """link: to the other stages. Other arguments: as in ModelRunner; the model is a CausalLM."""
         super().__init__(model, *args, **options)
         assert isinstance(model, CausalLM), "settings with stages are refused for any other"
         self._link = link
@@ -50,14 +51,14 @@ class StageRunner(ModelRunner):
         self._sampled_in = np.zeros(self.max_rows, np.int64)
 
     def apply(self, plan: BatchPlan) -> StepTokens:
-        """See ModelRunner; with the hidden states that have come for it."""
+        """Apply the plan as in ModelRunner, with the hidden states that have arrived for it."""
         tokens = super().apply(plan)
         tokens.batch.arrived = self._arrived
         return tokens
 
     @torch.inference_mode()
     def forward(self, plan: BatchPlan) -> ForwardOutput | StepOutput:
-        """Apply the plan and compute its tokens, as far as this stage does."""
+        """Apply the plan and compute this stage's part of it."""
         self._num_steps += 1
         if self._layout.is_first:
             self._take_tokens(plan)
@@ -76,7 +77,7 @@ class StageRunner(ModelRunner):
         self._arrived = data[0], data[1]
 
     def _take_tokens(self, plan: BatchPlan) -> None:
-        """Take those that have come, and wait for those that the plan's rows go on from."""
+        """Receive tokens that have arrived, and wait for those that the plan's rows continue."""
         needed = 0
         if (unpack_ids(plan.input_ids) < 0).any():
             needed = self._sampled_in[unpack_ids(plan.rows)].max().item()
@@ -85,7 +86,7 @@ class StageRunner(ModelRunner):
             self._tables.future.store(who.rows, self._link.take_tokens(step))
 
     def _compute_stage(self, plan: BatchPlan) -> StepOutput:
-        """Compute the layers of a stage that is not the last. Tokens of its result are nobody's."""
+        """Compute the layers of a stage that is not the last. The tokens of its result are meaningless."""
         made = self._run_recorded(plan)
         if made is None:
             batch, who = self.apply(plan)
@@ -110,7 +111,7 @@ class StageRunner(ModelRunner):
         return made
 
     def _run_recorded(self, plan: BatchPlan) -> ForwardOutput | tuple[StageOutput, SampleRows] | None:
-        """Compute the plan in one call; None: it is to be computed operation by operation."""
+        """Compute the plan in one recorded call; None if it must be computed operation by operation."""
         program = self._program
         if program is None or not program.fits(plan):
             return None
@@ -126,7 +127,7 @@ class StageRunner(ModelRunner):
         masks: RowMasks,
         processed: Sequence[ProcessedRow] = (),
     ) -> StepOutput:
-        """See ModelRunner; only the last stage has something to sample from."""
+        """Sample as in ModelRunner. Only the last stage has logits to sample from."""
         output = super().sample(forward, masks, processed)
         if self._layout.is_last:
             tokens = output.tokens

@@ -1,4 +1,4 @@
-"""Outputs of a step: before sampling; then for the host, as tensors and as a StepResult."""
+"""Results of a step: before sampling, and then as tensors and as a StepResult for the host."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ class ForwardOutput:
     who: SampleRows
     prompt: PromptOutput | None = None
     draw: Callable[[], Tensor | None] | None = None
-    """Draws tokens [S] int64, where that was recorded with the step; remembered for plans that say -1, but
-    with guesses not rightly. Gives None where rows sample with more than a draw, or another rank samples."""
+    """Draws tokens [S] int64, if a draw was recorded with the step. Stored for plans that contain -1, but
+    with guesses not the right ones. Returns None if rows need more than a draw, or another rank samples.
+    """
     tokens: bytes | None = None  # packed ids, when they have been drawn and remembered
     tapped: TappedRows | None = None
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """Results of S sampled tokens, on the device until `on_host`. With guesses, some count for nothing."""
+    """Results of S sampled tokens, on the device until `on_host`. With guesses, some of them are not valid.
+    """
 
     tokens: Tensor | bytes  # [S] int32; packed where they are on the host already
     logprobs: Logprobs | None = None  # [m], of the rows that asked
@@ -58,7 +60,7 @@ class StepOutput:
     tapped: TappedRows | None = None
 
     def on_host(self, device: Device) -> StepOutput:
-        """Start the copies; they may be read when the work that called this is done."""
+        """Start the copies to the host, which may be read when the calling work is done."""
         if isinstance(self.tokens, bytes):  # of a step that has nothing else
             return self
         prompt = self.prompt
@@ -79,7 +81,7 @@ class StepOutput:
         )
 
     def to_result(self, plan: BatchPlan) -> tuple[StepResult, tuple[Frame, ...]]:
-        """The message and the raw frames behind it, from tensors that are on the host."""
+        """Return the message and the raw frames behind it, from tensors on the host."""
         if has_drafts(plan):
             accepted, counts = self._accepted(plan)
             return accepted._to_result(plan, counts)
@@ -87,8 +89,8 @@ class StepOutput:
         return self._to_result(plan, plan.samples)
 
     def _accepted(self, plan: BatchPlan) -> tuple[StepOutput, bytes]:
-        """Return what is left of it when guesses are verified, and how many tokens each row behind the plan's
-        decodes has then, packed.
+        """Return the valid part of the results once guesses are verified, and the packed number of tokens of
+        each row that is not a plain decode.
         """
         index, _, guesses = sampled_places(plan)
         tokens = unpack_ids(self.tokens) if isinstance(self.tokens, bytes) else self.tokens.numpy()
@@ -149,7 +151,7 @@ class StepOutput:
             start = end
 
     def _context_logits(self, plan: BatchPlan) -> Iterator[tuple[StepTensor, Frame]]:
-        """The positions of an entry in order, as many to a frame as fit."""
+        """Yield the raw logits of prompt positions in order, as many in a frame as fit."""
         if self.prompt is None or not self.prompt.logits:
             return
         starts = unpack_ids(plan.starts)
@@ -164,7 +166,9 @@ class StepOutput:
                 yield StepTensor(entry.index, "context_logits", start + low, shape), _to_frame(logits)
 
     def _sampled_rows(self, plan: BatchPlan) -> Iterator[tuple[StepTensor, Frame]]:
-        """Raw logits of sampled tokens, and what logits processors left of rows of beam searches."""
+        """Yield the raw logits of sampled tokens, and scores that logits processors made for rows of beam
+        searches.
+        """
         for name, values, which in (
             ("generation_logits", self.logits, self.logits_of),
             (PROCESSED_SCORES, self.scores, self.scores_of),
@@ -195,5 +199,5 @@ def _to_bytes(tensor: Tensor) -> bytes:
 
 
 def _to_frame(rows: Tensor) -> Frame:
-    """The memory of contiguous rows, not a copy."""
+    """Return the memory of contiguous rows without copying."""
     return rows.numpy().data.cast("B")

@@ -1,4 +1,4 @@
-"""StepSampler: the second half of a step, from logits to tokens, which the tables keep for the next one."""
+"""StepSampler: second half of a step, from logits to tokens, which the tables keep for the next step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtime.wire.plan import ProcessedRow
 
 
 class StepSampler:
-    """Sampler of steps. It samples on the rank that has logits; the others are told its tokens."""
+    """Samples steps. The rank that has logits samples; the others receive its tokens."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class StepSampler:
         processors: ProcessorRunner | None = None,
         has_logits: bool = True,
     ) -> None:
-        """group: the ranks of the model. processors: logits processors that this rank calls. has_logits: as
-        make_sampler's.
+        """group: ranks of the model. processors: logits processors that this rank calls. has_logits: as in
+        make_sampler.
         """
         self._sampler = make_sampler(
             group,
@@ -53,7 +53,7 @@ class StepSampler:
 
     @property
     def own(self) -> Sampler | None:
-        """Sampler of this rank; None: another rank samples."""
+        """Sampler of this rank; None if another rank samples."""
         return self._sampler if isinstance(self._sampler, Sampler) else None
 
     @property
@@ -63,7 +63,7 @@ class StepSampler:
 
     @property
     def is_first_rank(self) -> bool:
-        """True on the rank that hands over what is not sampled."""
+        """True on rank 0, which returns outputs that are not sampled, such as additional outputs."""
         return self._group.rank == 0
 
     def sample(
@@ -72,7 +72,7 @@ class StepSampler:
         masks: RowMasks,
         processed: Sequence[ProcessedRow] = (),
     ) -> StepOutput:
-        """Sample the step's tokens, and remember them for plans that say -1. processed: see SampleMasks."""
+        """Sample the step's tokens, and store them for plans that contain -1. processed: see SampleMasks."""
         if processed and self._processors is not None:
             self._processors.expect(processed)
         if isinstance(forward, StepOutput):

@@ -1,7 +1,5 @@
-"""StepTables: what the device keeps by row, and the tokens of a step laid out by it.
-
-Pages, last tokens, adapters and virtual tokens of the rows are written from plans only, on the forward
-stream.
+"""StepTables: the device's tables by row, and the layout of a step's tokens by them. Pages, last tokens,
+adapters and virtual tokens of rows are written from plans only, on the forward stream.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class StepTokens(NamedTuple):
 
 
 class StepTables:
-    """Owner of the page table, of each row's last token, and of which adapter and prompt table a row has."""
+    """Owner of the page table, of each row's last token, and of each row's adapter and prompt table."""
 
     def __init__(
         self,
@@ -46,8 +44,8 @@ class StepTables:
         row_adapters: RowAdapters | None = None,
         prompt_tables: PromptTables | None = None,
     ) -> None:
-        """max_len: tokens of the longest sequence, prompt and output. row_adapters, prompt_tables: those of a
-        model that takes adapters.
+        """max_len: most tokens of a sequence, prompt and output. row_adapters, prompt_tables: of a model that
+        takes adapters, else None.
         """
         self.kv_pool = kv_pool
         self.max_rows = max_rows
@@ -60,7 +58,7 @@ class StepTables:
         self._device = device
 
     def open_rows_and_copy_pages(self, plan: BatchPlan) -> None:
-        """Change what a recorded step does not change itself: all but the page table."""
+        """Apply changes that a recorded step does not apply itself: all but the page table."""
         if plan.setups:
             if self.row_adapters is not None:
                 for setup in plan.setups:
@@ -72,11 +70,11 @@ class StepTables:
             self.kv_pool.copy_pages(self._device.tensor(src), self._device.tensor(dst))
 
     def has_virtual_tokens(self, plan: BatchPlan) -> bool:
-        """Tell whether ids of the plan stand for vectors of a prompt table."""
+        """Return True if ids of the plan refer to vectors of a prompt table."""
         return self._prompt_tables is not None and self._prompt_tables.are_in(plan)
 
     def lay_out(self, plan: BatchPlan) -> StepTokens:
-        """Change the page table as the plan says, and lay out its tokens."""
+        """Apply the plan's page table changes, and lay out its tokens."""
         if plan.table_spans:
             self.pages.write(unpack_ids(plan.table_spans).reshape(-1, 3), unpack_ids(plan.table_pages))
         adapters = self.row_adapters
@@ -102,7 +100,7 @@ class StepTables:
         return StepTokens(batch, inputs.who)
 
     def remember(self, who: SampleRows, tokens: Tensor) -> None:
-        """Keep the last token of each row for plans that say -1. Row `max_rows` is nobody's."""
+        """Store the last token of each row for plans that contain -1. Row `max_rows` is for padding."""
         rows = who.rows
         if who.guesses is not None:
             rows = rows_that_end(who.guesses, rows, tokens, self.max_rows, self._device)
@@ -110,6 +108,6 @@ class StepTables:
 
     @torch.inference_mode()
     def clear(self) -> None:
-        """Forget all pages and last tokens, as after the steps of a warm-up."""
+        """Clear all pages and last tokens, as after the warm-up."""
         self.pages.page_table.zero_()
         self.future.last_token.zero_()

@@ -1,8 +1,8 @@
-"""Taps: rows of additional outputs, picked out of a forward. Knows plans and rows; knows no request.
+"""Taps: rows of additional outputs, collected during a forward. Knows plans and rows; knows no request.
 
-A step with a row that wants some is not recorded: its forward runs operation by operation and hands over each
-named tensor when it has it. Of that the rows are picked at which the step samples, and those of the prompt
-positions that the plan looks at.
+A step with a row that wants some is not recorded. Its forward runs operation by operation and delivers each
+named tensor when it is computed. Of these, the rows are kept at which the step samples, and those of prompt
+positions that the plan asks for.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class TappedRows:
     sampled: LongArray  # [s] which of the S sampled places they belong to; the m - s others are of prompts
 
     def accepted(self, kept: np.ndarray) -> TappedRows:
-        """Return what is left when of the S sampled places only those of `kept`, a mask, count; the places
-        are then numbers among these.
+        """Return the part for those of the S sampled positions that `kept`, a mask, selects; indices then
+        refer to these.
         """
         stays = kept[self.sampled]
         rows = np.concatenate([stays, np.ones(self._num_context, bool)])
@@ -53,7 +53,7 @@ class TappedRows:
         return next((len(value) for value in self.values.values()), 0) - len(self.sampled)
 
     def described(self, plan: BatchPlan, max_bytes: int) -> Iterator[tuple[StepTensor, Tensor]]:
-        """Describe the rows and give them, of at most so many bytes at a time."""
+        """Yield descriptions and rows, at most max_bytes at a time."""
         index, position, _ = sampled_places(plan)
         for n, at in enumerate(self.sampled.tolist()):
             wish, start = self.of_rows[index.item(at)], position.item(at) - 1
@@ -79,14 +79,14 @@ def _described(index: int, name: str, start: int, rows: Tensor) -> tuple[StepTen
 
 
 class Taps:
-    """Wishes of the rows for additional outputs. Plans come in the order of their launch."""
+    """Additional outputs that rows want. Plans come in the order of their launch."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._wishes: dict[int, Wish] = {}
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
-        """Take note of what new holders want."""
+        """Record what new holders of rows want."""
         for setup in setups:
             if setup.outputs:
                 self._wishes[setup.row] = Wish(setup.outputs, setup.num_prompt)
@@ -94,7 +94,7 @@ class Taps:
                 self._wishes.pop(setup.row, None)
 
     def of_rows(self, plan: BatchPlan) -> dict[int, Wish]:
-        """Return the wishes by place in the plan's `rows`; empty: the step is like any other."""
+        """Return the wishes by index in the plan's `rows`; empty if no row has one."""
         if not self._wishes:
             return {}
         wishes = self._wishes
@@ -104,8 +104,8 @@ class Taps:
     def of_step(
         self, plan: BatchPlan, output_indices: Tensor | None
     ) -> tuple[StepTaps, TappedRows] | tuple[None, None]:
-        """Return where a forward is to hand its outputs to, and what will have come there; nothing where
-        nobody wants any. output_indices: of the plan's batch.
+        """Return the collector for a forward's outputs, and the results that it will contain; (None, None) if
+        no row wants any. output_indices: of the plan's batch.
         """
         of_rows = self.of_rows(plan)
         if not of_rows:

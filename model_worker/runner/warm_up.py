@@ -1,7 +1,6 @@
-"""Plans of requests that nobody has made: what a runner computes before it serves, so that the first request
-finds everything loaded and compiled, and the memory of the largest step is known.
-
-A row whose page table says nothing has the dummy page everywhere: a context of any length takes no memory.
+"""Plans for the warm-up, which a runner computes before it serves, so that everything is loaded and compiled
+at the first request, and the memory of the largest step is known. A row with an empty page table has the
+dummy page everywhere, so a context of any length takes no memory.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from runtime.wire.sampling_params import SamplingParams
 PROMPT_TOKENS = 8
 ALL_ALLOWED = 0xFF
 FIRST_SLOT = 0
-"""Slot of an adapter, which is empty: what rows with one launch, where a model takes any."""
+"""Adapter slot that is empty, used by rows with an adapter in models that take any."""
 
 
 def first_prompt(max_len: int, num_pages: int, page_size: int) -> BatchPlan:
@@ -33,7 +32,7 @@ def first_prompt(max_len: int, num_pages: int, page_size: int) -> BatchPlan:
 
 
 def decode_behind(prompt: BatchPlan) -> BatchPlan:
-    """Return a plan with the token behind the first row of a plan of prompts."""
+    """Return a plan with the token after the first row of a plan of prompts."""
     return decode_after(unpack_ids(prompt.lens).item(0))
 
 
@@ -53,7 +52,7 @@ def decode_after(position: int) -> BatchPlan:
 
 
 def longest_decode(max_len: int, page_size: int) -> BatchPlan:
-    """Return a plan with the last token of as long a context as there may be."""
+    """Return a plan with the last token of the longest possible context."""
     num_pages = -(-max_len // page_size)
     on_dummy_page = {
         "table_spans": pack_ids([0, 0, num_pages]),
@@ -63,7 +62,9 @@ def longest_decode(max_len: int, page_size: int) -> BatchPlan:
 
 
 def edited_decodes(decode: BatchPlan, vocab_size: int) -> Iterator[tuple[BatchPlan, RowMasks]]:
-    """Yield a decode of row 0 with all that a sampler launches and nothing records, and the masks of each."""
+    """Yield decodes of row 0 that together launch everything in a sampler that is not recorded, with the
+    masks of each.
+    """
     position = unpack_ids(decode.starts).item()
     edited = RowSetup.of(
         0,
@@ -81,8 +82,8 @@ def edited_decodes(decode: BatchPlan, vocab_size: int) -> Iterator[tuple[BatchPl
 
 
 def ever_smaller_chunks(num_tokens: int, num_rows: int, max_len: int) -> Iterator[BatchPlan]:
-    """Yield prompts of so many tokens in so many rows, then of half as many, and so on: a kernel may depend
-    on how many there are. The largest comes first, so that the others find its memory.
+    """Yield prompts of num_tokens tokens in num_rows rows, then of half as many, and so on, because kernels
+    may depend on these numbers. The largest comes first, so that the others reuse its memory.
     """
     num_tokens = min(num_tokens, num_rows * (max_len - 1))
     while num_tokens > PROMPT_TOKENS:
@@ -92,7 +93,7 @@ def ever_smaller_chunks(num_tokens: int, num_rows: int, max_len: int) -> Iterato
 
 
 def chunks(lens: list[int]) -> BatchPlan:
-    """Return a plan with prompts of rows 0, 1 ... whose next tokens are drawn in the way that takes most."""
+    """Return a plan with prompts of rows 0, 1, ... whose next tokens are drawn in the most expensive way."""
     num_rows = len(lens)
     cut = SamplingParams(**examples(TRUNCATES))
     return BatchPlan(

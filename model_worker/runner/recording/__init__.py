@@ -1,4 +1,4 @@
-"""Steps that are recorded once and then run as one: of C++ kernels a program, on CUDA graphs."""
+"""Steps that are recorded once and then run in one call: programs of C++ kernels, or CUDA graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording: all that the runner knows of steps that are recorded. Their kind goes by the Ops."""
+"""Recording: interface between the runner and recorded steps. The Ops decides which kind is used."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from runtime.wire.plan import BatchPlan
 
 
 class Recording(Protocol):
-    """Steps that run without Python between their kernels. Its methods must run on the forward stream."""
+    """Recorded steps, which run without Python between their kernels. Methods must run on the forward stream.
+    """
 
     def fits(self, plan: BatchPlan) -> bool:
-        """Tell whether the recording can compute this plan."""
+        """Return True if the recording can compute this plan."""
         ...
 
     def run(self, plan: BatchPlan) -> ForwardOutput:
-        """Compute a plan that fits, its page table changes included, its setups and page copies not. What is
-        returned is valid until the next step.
+        """Compute a plan that fits, including its page table changes, but without its setups and page copies.
+        The result is valid until the next step.
         """
         ...
 
@@ -60,25 +61,25 @@ class StepParts:
 
 
 class StageRecording(Protocol):
-    """Layers of a pipeline stage, as Recording is of a whole step."""
+    """Recorded layers of a pipeline stage; see Recording."""
 
     def fits(self, plan: BatchPlan) -> bool:
-        """Tell whether the recording can compute this plan."""
+        """Return True if the recording can compute this plan."""
         ...
 
     def put(self, came: tuple[Tensor, Tensor] | None) -> None:
-        """Let the next run go on from what came from the stage before."""
+        """Set the hidden states of the stage before, from which the next run continues."""
         ...
 
     def run(self, plan: BatchPlan) -> ForwardOutput | tuple[StageOutput, SampleRows]:
-        """See Recording; a stage that is not the last gives what the next one gets, and whose tokens will be
-        sampled.
+        """Compute a plan as Recording.run does. A stage that is not the last returns its output for the next
+        stage, and the rows whose tokens will be sampled.
         """
         ...
 
 
 StageRecorder = Callable[[StepParts, Layout], StageRecording | None]
 Recorder = Callable[[StepParts, Callable[[], None]], Recording | None]
-"""Function that records what it can and returns it; its second argument is called now and then. Raises
-ConfigError.
+"""Function that records what it can and returns the recording, or None. It calls its second argument now and
+then. Raises ConfigError.
 """

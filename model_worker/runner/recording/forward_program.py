@@ -1,9 +1,9 @@
-"""ForwardProgram: a step, from plan to tokens, as one call. Knows plans and batches.
+"""ForwardProgram: a step, from plan to tokens, as one call of C++. Knows plans and batches.
 
-A decode step of a small model is some fifty kernels of a few microseconds: calling each from Python would
-take as long again, and costs a prompt some milliseconds, because kernels leave nothing of Python in the
-caches. The recording runs the model's own modules, so there is one description of a model; one
-that also uses torch operations is not recorded and stays as it is.
+A decode step of a small model has about fifty kernels of a few microseconds. Calling each from Python would
+double its time. It also costs a prompt some milliseconds, because kernels displace Python's data from the
+caches. The recording runs the model's own modules, so there is only one description of a model. A model that
+also uses torch operations is not recorded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NUM_TOKENS, NUM_OUTPUTS, NUM_SEQS = 3, 2, 3
 Forward = Callable[[ForwardBatch], Tensor]
 """Function from a prepared batch to its final hidden states [W, hidden_size]."""
 Head = Callable[[Tensor], Tensor]
-"""Function of hidden states to logits [W, vocab_size] float32."""
+"""Function from hidden states to logits [W, vocab_size] float32."""
 
 
 class ForwardProgram:
@@ -60,9 +60,10 @@ class ForwardProgram:
         sampling: SamplingOps,
         arrived: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Record a forward of up to MAX_TOKENS tokens of MAX_SEQS sequences. A head that is no kernel, as its
-        vocabulary fills no panel, is called behind the program. arrived: memory of MAX_TOKENS tokens, where a
-        pipeline stage reads what the one before it gave. Raises NotRecordable.
+        """Record a forward of up to MAX_TOKENS tokens of MAX_SEQS sequences. A head that is not a kernel,
+        because its vocabulary fills no whole panels, is called after the program. arrived: memory of
+        MAX_TOKENS tokens from which a pipeline stage reads the output of the stage before. Raises
+        NotRecordable.
         """
         self._arrived = arrived
         max_seqs = min(max(table.max_rows, NUM_SEQS), MAX_SEQS)
@@ -112,14 +113,12 @@ class ForwardProgram:
         return self._inputs.fits(plan)
 
     def put(self, came: tuple[Tensor, Tensor] | None) -> None:
-        """Let the next run go on from what came from the stage before."""
+        """Set the hidden states of the stage before, from which the next run continues."""
         put(self._arrived, came)
 
     def run(self, plan: BatchPlan) -> ForwardOutput:
-        """Compute a plan that fits, its page table changes included, its setups and page copies not. Where
-        its rows need nothing but a draw, they have had it.
-
-        The logits are valid until the next run.
+        """Compute a plan that fits, including its page table changes, but without its setups and page copies.
+        If its rows need only a draw, their tokens are drawn, too. The logits are valid until the next run.
         """
         self._inputs.describe(plan)
         call = self._call
@@ -137,7 +136,7 @@ class ForwardProgram:
 
 
 def put(arrived: tuple[Tensor, Tensor] | None, came: tuple[Tensor, Tensor] | None) -> None:
-    """Copy what came to where a program reads it."""
+    """Copy hidden states that have arrived to where a program reads them."""
     if arrived is not None and came is not None:
         for memory, values in zip(arrived, came, strict=True):
             memory[: len(values)].copy_(values)
@@ -149,7 +148,7 @@ def batch_of(
     backend: CpuNativeAttention,
     arrived: tuple[Tensor, Tensor] | None = None,
 ) -> ForwardBatch:
-    """A few decodes, read from where the inputs are at any time."""
+    """Return a batch of a few decodes whose tensors are the inputs' memory."""
     batch = ForwardBatch(
         input_ids=inputs.input_ids[:NUM_TOKENS],
         positions=inputs.positions[:NUM_TOKENS],
@@ -171,9 +170,8 @@ def batch_of(
 
 
 def record(parts: StepParts, on_progress: Callable[[], None]) -> ForwardProgram | None:
-    """The program of a model whose forward is made of kernels alone, on one rank; None for any other.
-
-    The example is computed both ways: a program that does not give the same bits is not used.
+    """Return the program of a model whose forward consists of kernels only, on one rank; None for any other.
+    An example is computed both ways, and a program whose bits differ is not used.
     """
     model, backend, sampler = parts.model, parts.ops.attention, parts.sampler
     if parts.num_ranks > 1 or sampler is None:

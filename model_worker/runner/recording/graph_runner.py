@@ -57,14 +57,14 @@ class RecordableModel(Protocol):
     stays_on_device: bool
 
     def __call__(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
-        """Final hidden states [W, hidden_size], by kernels alone: nothing is read on the host."""
+        """Return final hidden states [W, hidden_size], by kernels only: nothing is read on the host."""
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """hidden [n, hidden_size] -> logits [n, vocab_size] float32, in `out` if it is given."""
+        """Return logits [n, vocab_size] float32 for hidden [n, hidden_size], in `out` if it is given."""
 
 
 def can_record(model: object, backend: AttentionBackend) -> TypeGuard[RecordableModel]:
-    """Tell whether both say that they read nothing on the host; log a line if not."""
+    """Return True if model and backend read nothing on the host; log a line if not."""
     for part in (model, backend):
         if not getattr(part, "stays_on_device", False):
             logger.warning(
@@ -88,10 +88,10 @@ class _Kind(NamedTuple):
 
 
 class GraphRunner:
-    """Recording of decode steps as CUDA graphs. Its methods must run on the forward stream."""
+    """Recorded decode steps as CUDA graphs. Its methods must run on the forward stream."""
 
     def __init__(self, model: RecordableModel, parts: StepParts) -> None:
-        """model: that of the parts, which may be recorded."""
+        """model: the model of the parts, which can be recorded."""
         sizes, device = parts.sizes, parts.device
         self._model = model
         self._ops = parts.ops
@@ -114,9 +114,8 @@ class GraphRunner:
         self._recorded: dict[_Kind, _Recorded] = {}
 
     def capture(self, on_progress: Callable[[], None]) -> None:
-        """Record every size, the largest first, because the others then fit in its memory.
-
-        on_progress is called after each. Raises ConfigError when the memory does not suffice.
+        """Record every size, the largest first, because the others then fit into its memory. on_progress is
+        called after each. Raises ConfigError if the memory does not suffice.
         """
         adapters = [False] if self._row_adapters is None else [False, True]
         kinds = sorted(
@@ -139,8 +138,8 @@ class GraphRunner:
         progress.note(len(kinds), len(kinds))
 
     def fits(self, plan: BatchPlan) -> bool:
-        """Tell whether each row of the plan computes one token and samples one, and they are no more than the
-        largest size. Rows that the scheduler looks at are not among its decodes, and may do just that.
+        """Return True if each row of the plan computes one token and samples one, and there are no more rows
+        than in the largest size. Rows with features are not among the plan's decodes, but may do just that.
         """
         num_rows = len(plan.rows) // TOKEN_BYTES
         if not 0 < num_rows <= self._sizes[False][-1] or plan.prompt_positions:
@@ -155,9 +154,8 @@ class GraphRunner:
 
     @torch.inference_mode()
     def run(self, plan: BatchPlan) -> ForwardOutput:
-        """Compute the tokens of a plan that `fits`, its page table changes included, its setups not.
-
-        What is returned is valid until the next step.
+        """Compute the tokens of a plan that `fits`, including its page table changes, but without its setups.
+        The result is valid until the next step.
         """
         rows = unpack_ids(plan.rows).astype(np.int64)
         starts = unpack_ids(plan.starts).astype(np.int64)
@@ -178,7 +176,9 @@ class GraphRunner:
         return ForwardOutput(self._logits[:n], who, draw=partial(self._try_draw, recorded, rows))
 
     def _try_draw(self, recorded: _Recorded, rows: LongArray) -> Tensor | None:
-        """See ForwardOutput.draw; rows: of the step just computed. Tokens are valid until the next step."""
+        """Draw tokens as ForwardOutput.draw says. rows: of the step just computed. The tokens are valid until
+        the next step.
+        """
         kind = None if self._sampler is None else self._sampler.draw_kind(rows)
         if kind is None:
             return None
@@ -186,8 +186,8 @@ class GraphRunner:
         return self._tokens[: len(rows)]
 
     def _new_pages(self, plan: BatchPlan, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """The plan's new entries of the page table and their pages, `size` at most: what does not fit in the
-        block is written by itself.
+        """Return the plan's new page table entries and their pages, at most `size` of them. Entries that do
+        not fit into the block are written separately.
         """
         pages = unpack_ids(plan.table_pages)
         spans = unpack_ids(plan.table_spans).reshape(-1, 3)
@@ -231,7 +231,7 @@ class GraphRunner:
         )
 
     def _compute(self, kind: _Kind) -> None:
-        """From the block to the logits; what graph 1 records."""
+        """Compute from the block to the logits; graph 1 records this."""
         size = kind.size
         ids, starts, rows, entries, pages = (self._column(i, size) for i in range(NUM_COLUMNS))
         table = self._table
@@ -261,7 +261,7 @@ class GraphRunner:
         self._model.compute_logits(hidden, out=self._logits[:size])
 
     def _draw(self, sampler: Sampler, size: int, kind: DrawKind) -> None:
-        """From the logits to the tokens; what graph 2 records."""
+        """Compute from the logits to the tokens; graph 2 records this."""
         sampler.ops.draw_by_row(
             self._logits[:size],
             self._column(2, size),
@@ -273,8 +273,9 @@ class GraphRunner:
 
 
 def verification_sizes(num_rows: int, max_guesses: int) -> list[int]:
-    """Return the numbers of tokens of the steps with guesses that are recorded, ascending: powers of two, and
-    the most that so many rows may have. A padded step takes hardly longer, for it reads the same weights.
+    """Return the numbers of tokens, ascending, for which steps with guesses are recorded: powers of two, and
+    the most that num_rows rows may have. A padded step hardly takes longer, because it reads the same
+    weights.
     """
     largest = min(num_rows * (1 + max_guesses), max(num_rows, MOST_TOKENS)) if max_guesses else 0
     powers = (1 << i for i in range(1, largest.bit_length()))
@@ -282,7 +283,7 @@ def verification_sizes(num_rows: int, max_guesses: int) -> list[int]:
 
 
 def record(parts: StepParts, on_progress: Callable[[], None]) -> GraphRunner | None:
-    """Record the parts' sizes, if model and backend read nothing on the host."""
+    """Record the parts' sizes, if model and backend read nothing on the host; otherwise return None."""
     model = parts.model
     if not parts.sizes or not can_record(model, parts.ops.attention):
         return None

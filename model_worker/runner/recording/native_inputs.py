@@ -1,7 +1,6 @@
-"""NativeInputs: a plan as a kernel lays it out, straight into the memory that a recorded forward reads.
-
-The same as ReqToTokenPool.write, InputBuffers, ReqToTokenPool.slots and FutureMap.resolve give, in a part of
-one call instead of some forty operations of a few microseconds. Knows plans; knows no model.
+"""NativeInputs: a plan laid out by a C++ kernel, directly into the memory that a recorded forward reads. The
+result equals that of ReqToTokenPool.write, InputBuffers, ReqToTokenPool.slots and FutureMap.resolve, in part
+of one call instead of about forty operations of a few microseconds. Knows plans; knows no model.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from runtime.wire.plan import BatchPlan
 
 
 class NativeInputs:
-    """Inputs of up to max_tokens tokens of max_seqs sequences, sampled at up to max_places places (0: as many
-    as sequences). Tensors are int64; the next step overwrites them.
+    """Inputs of up to max_tokens tokens of max_seqs sequences, sampled at up to max_places positions (0: one
+    for each sequence). Tensors are int64, and overwritten by the next step.
     """
 
     def __init__(
@@ -64,8 +63,8 @@ class NativeInputs:
         )
 
     def fits(self, plan: BatchPlan) -> bool:
-        """Tell whether it lays a plan out: not too large, and nothing is wanted of it but what is sampled
-        from.
+        """Return True if the kernel can lay out a plan: it is not too large, and nothing but sampling is
+        wanted of it.
         """
         return (
             len(plan.input_ids) // TOKEN_BYTES <= self.max_tokens
@@ -75,12 +74,12 @@ class NativeInputs:
         )
 
     def _has_places(self, plan: BatchPlan) -> bool:
-        """One for each row, and one for each guess."""
+        """Return True if there are enough positions for each row and each guess of the plan."""
         num_guesses: int = np.abs(unpack_ids(plan.drafts)).sum().item()
         return len(plan.rows) // TOKEN_BYTES + num_guesses <= self.max_places
 
     def describe(self, plan: BatchPlan) -> None:
-        """Let `call` say what a plan that fits is. The tokens of the step before are known when it is run."""
+        """Fill `call` with a plan that fits. The tokens of the step before must be known when it is run."""
         num_seqs = len(plan.rows) // TOKEN_BYTES
         num_rest = (num_seqs - plan.num_decodes) * TOKEN_BYTES
         assert len(plan.starts) == len(plan.rows), "starts does not match rows"
@@ -98,7 +97,7 @@ class NativeInputs:
         call.num_tokens = len(plan.input_ids) // TOKEN_BYTES
 
     def sampled(self) -> SampleRows:
-        """Whose next tokens are to be sampled, when the call has run."""
+        """Return the rows whose next tokens are to be sampled. Valid when the call has run."""
         num_sampled: int = self.call.num_sampled
         assert num_sampled >= 0, "a plan that contradicts itself, or with rows or positions that do not exist"
         if self._guesses:

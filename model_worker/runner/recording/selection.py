@@ -1,4 +1,4 @@
-"""The one place that chooses what records steps, by the name of their Ops."""
+"""Choice of how steps are recorded, by the name of their Ops. No other module chooses it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.base.registry import resolve
 
 
 def record_steps(parts: StepParts, on_progress: Callable[[], None]) -> Recording | None:
-    """Record the steps of these parts, where their Ops has a recorder. Raises ConfigError."""
+    """Record the steps of these parts, if their Ops has a recorder. Raises ConfigError."""
     if parts.ops.name not in RECORDERS:
         return None
     record: Recorder = resolve("recorder", parts.ops.name, RECORDERS)
@@ -25,7 +25,7 @@ def record_steps(parts: StepParts, on_progress: Callable[[], None]) -> Recording
 
 
 def record_stage(parts: StepParts, layout: Layout) -> StageRecording | None:
-    """Record the layers of a pipeline stage, where their Ops has a recorder."""
+    """Record the layers of a pipeline stage, if their Ops has a recorder."""
     if parts.ops.name not in STAGE_RECORDERS:
         return None
     record: StageRecorder = resolve("recorder of stages", parts.ops.name, STAGE_RECORDERS)

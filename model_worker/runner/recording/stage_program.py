@@ -1,5 +1,5 @@
-"""StageProgram: the layers of a pipeline stage as one call. Like ForwardProgram, of which the last stage's is
-one; those before it end in hidden states, and draw nothing.
+"""StageProgram: the layers of a pipeline stage as one call. The last stage uses a ForwardProgram; those
+before it end in hidden states and draw nothing.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ ArrivedStates: TypeAlias = tuple[Tensor, Tensor]
 
 
 class StageProgram:
-    """A stage that is not the last."""
+    """Recorded layers of a stage that is not the last."""
 
     def __init__(
         self, compute: Callable[[ForwardBatch], StageOutput], parts: StepParts, arrived: ArrivedStates | None
     ) -> None:
-        """arrived: as ForwardProgram's. Raises NotRecordable."""
+        """arrived: as in ForwardProgram. Raises NotRecordable."""
         backend, table, future = parts.ops.attention, parts.table, parts.future
         assert isinstance(backend, CpuNativeAttention), "what C++ records reads batches as its attention does"
         max_seqs = min(max(table.max_rows, NUM_SEQS), MAX_SEQS)
@@ -74,12 +74,12 @@ class StageProgram:
         return self._inputs.fits(plan)
 
     def put(self, came: ArrivedStates | None) -> None:
-        """Let the next run go on from what came from the stage before."""
+        """Set the hidden states of the stage before, from which the next run continues."""
         put(self._arrived, came)
 
     def run(self, plan: BatchPlan) -> tuple[StageOutput, SampleRows]:
-        """Compute a plan that fits, its page table changes included, its setups and page copies not. What is
-        returned is valid until the next run.
+        """Compute a plan that fits, including its page table changes, but without its setups and page copies.
+        The result is valid until the next run.
         """
         self._inputs.describe(plan)
         self._call.is_drawn = 0
@@ -93,8 +93,8 @@ class StageProgram:
 
 
 def record(parts: StepParts, layout: Layout) -> StageProgram | ForwardProgram | None:
-    """Record the layers of a stage that are made of kernels alone; None for any others. The example is
-    computed both ways: a program that does not give the same bits is not used.
+    """Record the layers of a stage if they consist of kernels only; None otherwise. An example is computed
+    both ways, and a program whose bits differ is not used.
     """
     model, backend = parts.model, parts.ops.attention
     assert isinstance(model, CausalLM), "stages of any other are refused"
@@ -109,7 +109,7 @@ def record(parts: StepParts, layout: Layout) -> StageProgram | ForwardProgram | 
         came = some[0], some[1]
 
     def compute(batch: ForwardBatch) -> Any:
-        """Compute the final hidden states, or what the next stage gets."""
+        """Return the final hidden states, or the output for the next stage."""
         return model(batch, parts.kv_pool, backend)
 
     program: StageProgram | ForwardProgram

@@ -1,11 +1,12 @@
-"""ThreadChoice: how many threads compute a small step, by what steps of its size have taken. Knows no kernel.
+"""ThreadChoice: chooses the number of threads for a small step, from measured times of steps of its size.
+Knows no kernel.
 
-Threads that share a step wait for each other at the end of each kernel, and processes beside them, such as
-those that a token goes through, take one of them in the middle of its work: the others then wait for that
-one. Those processes have their work while a step begins, because the step before it has just ended. So where
-a step is short, it is faster by one thread fewer, and a core for the others, in its first part or in all of
-it. That depends on the model, the machine and on what else it does: it is measured all the time, from the
-beginning of one step to that of the next.
+Threads that share a step wait for each other at the end of each kernel. If another process, such as one that
+a token passes through, takes the core of one thread, the others wait for it. Those processes have work at the
+beginning of a step, because the step before has just ended. So a short step is faster with one thread fewer,
+which leaves a core to the others, in its first part or in all of it. How much depends on the model, the
+machine and its other work, so it is measured all the time, from the beginning of one step to that of the
+next.
 """
 
 from __future__ import annotations
@@ -15,32 +16,35 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 MAX_TOKENS = 8
-"""Tokens of the largest step that is looked at; for a larger one each thread is worth having."""
+"""Tokens of the largest step that is measured. A larger step benefits from each thread."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of a step that are tried with one thread fewer."""
 TRIAL = 32
-"""Steps with one limit, whose mean counts: after one that waited for its plan come quick ones."""
+"""Steps of one trial, whose mean is used, because a step that waited for its plan is followed by quick ones.
+"""
 LOOK = 8
-"""Steps of a trial between two looks at whether it is worth going on with."""
+"""Steps of a trial between two checks of whether to continue it."""
 HOPELESS = 1.1
-"""A trial ends early once its steps take so many times what the best limit has taken."""
+"""Factor over the best limit's time at which a trial ends early."""
 OUTLIERS = 1 / 16
-"""Share of a trial's steps, the longest ones, which do not count; at least one step."""
+"""Share of a trial's steps, the longest ones, that are ignored; at least one step."""
 SHRINK = 0.997
-"""Factor of what other limits have taken, at each trial of one: so each has its turn, near ones soon."""
+"""Factor that the stored times of other limits are multiplied by at each trial, so that each is tried again,
+near ones soon.
+"""
 GAIN = 0.97
-"""Fewer threads are taken where a step takes less than this share of its time with all of them."""
+"""Fewer threads are used if a step then takes less than this share of its time with all of them."""
 
 
 class Limit(NamedTuple):
     threads: int
-    """Most that compute the first `share` of a step; all threads compute the rest."""
+    """Most threads for the first `share` of a step. All threads compute the rest."""
     share: float
 
 
 class ThreadChoice:
     def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """most: threads that there are."""
+        """most: number of threads."""
         self._limits = limits(most)
         self._clock = clock
         self._sizes: dict[int, _Size] = {}
@@ -49,10 +53,10 @@ class ThreadChoice:
         self._size: _Size | None = None
 
     def begin_step(self, rows: bytes, num_tokens: int) -> Limit:
-        """Return what holds for the step that begins now, of those rows and tokens.
+        """Return the limit for the step that begins now, with these rows and num_tokens tokens.
 
-        NOTE: what passes until the step after it counts only if that has the same rows: else nobody may have
-        asked for anything meanwhile.
+        NOTE: the time until the next step only counts if that has the same rows. Otherwise the worker may
+        have been idle in between.
         """
         if num_tokens > MAX_TOKENS or len(self._limits) == 1:
             self._size = None
@@ -68,7 +72,7 @@ class ThreadChoice:
 
 
 def limits(most: int) -> list[Limit]:
-    """None; one thread fewer in a part of the step; half of them."""
+    """Return the limits to try: none; one thread fewer in part of the step; half of the threads."""
     found = [Limit(most, 0.0)]
     if most > 1:
         found += [Limit(most - 1, share) for share in SHARES]
@@ -78,7 +82,7 @@ def limits(most: int) -> list[Limit]:
 
 
 class _Size:
-    """Steps of about one size, and what they have taken."""
+    """Measurements of steps of about one size."""
 
     def __init__(self, limits: list[Limit]) -> None:
         self.limit = limits[0]
@@ -87,7 +91,7 @@ class _Size:
         self._trial: list[float] = []
 
     def note(self, seconds: float) -> None:
-        """Take what a step with `limit` has taken."""
+        """Record the time of a step with `limit`."""
         self._trial.append(seconds)
         count = len(self._trial)
         if count % LOOK:
