@@ -70,8 +70,8 @@ def join_folder(
     on_wait: Callable[[], None],
     meeting: NodeMeeting | None = None,
 ) -> Membership:
-    """Meet those who are given the same folder, and at the meeting those on other machines. Raises
-    GroupError.
+    """Connect to the ranks that use the same folder, and through the meeting to those on other machines.
+    Raises GroupError.
     """
     layout = Layout.of_rank(rank, config.pp_size, config.tp_size)
 
@@ -106,7 +106,7 @@ def join_folder(
 
 
 def _meet_nodes(context: ProcessContext, rank: int) -> NodeMeeting:
-    """Meet ranks on other machines at node 0's address, those of this epoch. Raises GroupError."""
+    """Meet the ranks of this epoch on other machines, at node 0's address. Raises GroupError."""
     config, addresses = context.config, addresses_of(context.config)
     return NodeMeeting(
         lambda timeout: meeting_at(
@@ -123,7 +123,7 @@ def _meet_nodes(context: ProcessContext, rank: int) -> NodeMeeting:
 
 
 def _slot_sizes(config: RuntimeConfig) -> SlotSizes:
-    """Room for the largest step, or for the one that a runner computes before it serves."""
+    """Return sizes with room for the largest step, or for that of the warm-up if it is larger."""
     model = read_model_config(
         Path(config.model), config.model_impl, config.context_length, config.model_spec, config.hf_overrides
     )

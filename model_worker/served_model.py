@@ -1,4 +1,4 @@
-"""Makes a worker's model, by a spec or by the transformers library, and picks the Ops that it computes by."""
+"""Makes a worker's model, by a spec or by the transformers library, and chooses its Ops."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class WorkerModel(NamedTuple):
     ops: Ops
     config: CheckpointConfig
     rows: RowAdapters | None = None
-    """Adapters of its rows; None for a model that takes none."""
+    """Table of each row's adapter; None for a model without adapters."""
 
 
 def load_served_model(
     config: RuntimeConfig, device: Device, progress: Progress, group: RankGroup = SOLO, stage: int = 0
 ) -> WorkerModel:
-    """Load this rank's part of the model of resolved settings, of a pipeline stage its layers. Raises
+    """Load this rank's part of the model (settings must be resolved); on a pipeline stage its layers. Raises
     ModelError or ConfigError.
     """
     model_path = Path(config.model)

@@ -45,15 +45,15 @@ class WorkerStep:
 
     def __init__(self, plan: BatchPlan) -> None:
         self.frames: tuple[Frame, ...] = ()
-        """Raw logits, one frame for each of the result's `tensors`; there once `result` has returned."""
+        """Raw logits, one frame for each of the result's `tensors`. Set once `result` has returned."""
         self._plan = plan
         self._forward: Ticket[ForwardOutput | StepOutput] | None = None
         self._copied: Ticket[StepOutput] | None = None
         self._spans: list[StepSpan] = []
 
     def timed(self, name: SpanName, compute: Callable[[], T]) -> Callable[[], T]:
-        """The work itself, or, where the plan is profiled, the work between two looks at the clock. On a GPU
-        they show how long the host took to launch it.
+        """Return the work itself or, if the plan is profiled, the work with its begin and end recorded. On a
+        GPU these are the times for which the host launched it.
         """
         if not self._plan.profiled:
             return compute
@@ -74,7 +74,9 @@ class WorkerStep:
         return self._copied is not None and self._copied.done()
 
     def result(self) -> StepResult:
-        """Wait for the step. Raises ExecutorError when it failed, or when its masks were never given."""
+        """Return the step's result, waiting for it. Raises ExecutorError if it failed, or its masks were
+        never given.
+        """
         if self._copied is None:
             raise ExecutorError(f"step {self._plan.step} waits for its masks")
         try:
@@ -95,7 +97,7 @@ class ModelWorker:
     def __init__(self, runner: ModelRunner, device: Device, adapters: AdapterSlots | None = None) -> None:
         self._runner = runner
         self.adapters = adapters
-        """Slots of adapters; None for a model that takes none."""
+        """Slots of adapters; None for a model without adapters."""
         self._device = device
         self._mask_reader = MaskReader()
         self._deferred: WorkerStep | None = None
@@ -120,20 +122,19 @@ class ModelWorker:
         return self._runner.model
 
     def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:
-        """Compute a prompt and a decode through the real path, so that the first request finds all loaded;
-        record what can be recorded. See ModelRunner.
+        """Compute a prompt and a decode through the real path, so that everything is loaded before the first
+        request, and record what can be recorded; see ModelRunner.
         """
         self._device.forward_stream.launch(lambda: self._runner.warm_up(on_progress)).wait()
 
     def log_kernels(self) -> None:
-        """Say by which kernels steps are computed; on rank 0, after `warm_up`."""
+        """Log the kernels that compute steps; on rank 0, after `warm_up`."""
         self._runner.log_kernels()
 
     def launch(self, plan: BatchPlan) -> WorkerStep:
-        """Start a step; does not wait where the device works beside its caller. Failure shows in `result`.
-
-        Raises: ExecutorError when it is known that a step has failed: other ranks' devices may still wait for
-        this one in it, and would take another step's collectives for its.
+        """Launch a step; does not wait if the device works asynchronously. A failure is raised by `result`.
+        Raises ExecutorError if an earlier step is known to have failed: other ranks' devices may still wait
+        for this one in that step, and would take another step's collective operations for its own.
         """
         assert self._deferred is None, "a step was launched before the masks of the one before it"
         if self._failed is not None:
@@ -177,22 +178,22 @@ class ModelWorker:
             self._failed = step
 
     def load_adapter(self, asked: LoadAdapter) -> None:
-        """Read an adapter into a slot: see LoadAdapter."""
+        """Load an adapter into a slot; see LoadAdapter."""
         assert self.adapters is not None, "an adapter for a model that takes none"
         self.adapters.load(asked)
 
     def drop_adapter(self, slot: int) -> None:
-        """Give back the memory of a slot: see DropAdapter."""
+        """Free the memory of a slot; see DropAdapter."""
         assert self.adapters is not None, "an adapter of a model that takes none"
         self.adapters.drop(slot)
 
     def on_adapter_news(self, callback: Callable[[], None]) -> None:
-        """Call this, in another thread, when there is an answer."""
+        """Set the function to be called, in another thread, when there is an answer."""
         if self.adapters is not None:
             self.adapters.on_news = callback
 
     def adapter_answers(self) -> list[AdapterAnswer]:
-        """Return what has become of loads since the last call. See AdapterSlots."""
+        """Return and clear the results of loads since the last call; see AdapterSlots."""
         return [] if self.adapters is None else self.adapters.answers()
 
     def close(self) -> None:

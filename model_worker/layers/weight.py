@@ -65,10 +65,9 @@ class Weight(nn.Parameter):
         return weight
 
     def targets(self, name: str) -> Iterator[tuple[str, Piece]]:
-        """Yield (checkpoint name, what of that tensor fills which part of this weight).
-
-        name is the parameter's own: of `a.qkv_proj.weight` with parts q_proj and k_proj, the checkpoint has
-        `a.q_proj.weight` and `a.k_proj.weight`. A name may come several times.
+        """Yield (checkpoint tensor name, piece of that tensor and of this weight). name: the parameter's own.
+        For `a.qkv_proj.weight` with parts q_proj and k_proj, the checkpoint has `a.q_proj.weight` and
+        `a.k_proj.weight`. A name may be repeated.
         """
         assert not self.packed, f"{name} is packed: it can no longer be loaded"
         if not self.parts:
@@ -87,12 +86,14 @@ class Weight(nn.Parameter):
             before += rows.total
 
     def finish(self) -> None:
-        """Make of the checkpoint's values those that are computed with. Once, after the last tensor."""
+        """Turn the checkpoint's values into those that the layer uses, by `changes`. Call it once, after the
+        last tensor.
+        """
         for change in self.changes:
             self.data.copy_(change(self.data))
 
     def _stacked(self, data: Tensor) -> Iterator[tuple[str, Cut, Tensor]]:
-        """(name, cut, rows of data) of each part."""
+        """Yield (name, cut, rows of data) of each part."""
         start = 0
         for part, cut in self.parts.items():
             yield part, cut, data.narrow(0, start, cut.room)
@@ -100,11 +101,13 @@ class Weight(nn.Parameter):
 
 
 class ExpertWeight(Weight):
-    """A weight [num_experts, rows, columns] of which the checkpoint has every expert's part as a matrix."""
+    """Weight [num_experts, rows, columns] of which the checkpoint has each expert's part as a separate
+    matrix.
+    """
 
     def targets(self, name: str) -> Iterator[tuple[str, Piece]]:
-        """Yield names in the checkpoint: of `a.experts.gate_up_proj.weight` with parts gate_proj and up_proj,
-        the checkpoint has `a.experts.0.gate_proj.weight` and so on.
+        """Yield checkpoint names and pieces. For `a.experts.gate_up_proj.weight` with parts gate_proj and
+        up_proj, the checkpoint has `a.experts.0.gate_proj.weight` and so on.
         """
         module, _, kind = name.rpartition(".")
         parent = module.rpartition(".")[0]
@@ -120,5 +123,5 @@ def _piece(memory: Tensor, cuts: Sequence[Cut]) -> Piece:
 
 
 def stacked_size(parts: Mapping[str, Cut]) -> Cut:
-    """The dimension of a packed weight along which its parts are stacked."""
+    """Return the dimension of a packed weight along which its parts are stacked."""
     return whole(sum(cut.room for cut in parts.values()))

@@ -1,1 +1,1 @@
-"""Memory of the KV cache and of the tables of rows."""
+"""Memory of the KV cache, and tables by row."""

@@ -12,15 +12,15 @@ DUMMY_PAGE = 0
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Layout of what a model keeps of a token: one key and one value per head, in every layer."""
+    """Layout of the KV cache: one key and one value for each head of a token, in every layer."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     attention_window: int = 0
-    """Number of a sequence's last tokens that are read again, the newest included; 0: all."""
+    """Number of a sequence's last tokens that are read again, including the newest; 0: all."""
     first_layer: int = 0
-    """Number of the first layer; those before it are other pipeline stages'."""
+    """Number of the first layer. Earlier layers belong to other pipeline stages."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of KV cache that one token takes over all layers."""
@@ -46,7 +46,7 @@ class MHATokenToKVPool:
         device: torch.device | str,
         first_layer: int = 0,
     ) -> None:
-        """Allocate the memory. first_layer: as KVLayout's."""
+        """Allocate the memory. first_layer: as in KVLayout."""
         self._first_layer = first_layer
         self.num_pages = num_pages
         self.page_size = page_size

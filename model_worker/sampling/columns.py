@@ -1,4 +1,4 @@
-"""SamplingColumns: the sampling parameters of each row, set once per stay, and which features it needs."""
+"""SamplingColumns: sampling parameters and feature bits of each row, set once in a stay."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from runtime.wire.plan import RowSetup
 FeatureArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint16]]
 
 IN_PROMPT = 1 << 30
-"""Bit of a count of the tokens of a row (Penalties): the prompt holds the token."""
+"""Flag in a row's token counts (Penalties): the prompt has the token."""
 
 
 @dataclass(slots=True)
 class SampleRows:
-    """Whose tokens are sampled, on the device and on the host: [S] int64 each."""
+    """Rows whose tokens are sampled, on the device and on the host, [S] int64 each."""
 
     rows: Tensor
     positions: Tensor  # of the token to be sampled, from the start of the sequence
@@ -34,8 +34,8 @@ class SampleRows:
 
 
 class SamplingColumns:
-    """Columns by row, as runtime.sampling.table lists them: what decides the work is read on the host, what
-    enters the arithmetic on the device. `host` has all of them by name.
+    """Columns by row, as runtime.sampling.table lists them. Those that decide what is done are on the host,
+    those for arithmetic on the device. `host` has all of them by name.
     """
 
     # Written by python -m runtime.sampling.generate: begin.
@@ -75,7 +75,7 @@ class SamplingColumns:
         self.is_greedy[max_rows] = 1
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
-        """Replace what the rows' last holders left. Ids that the vocabulary does not have are ignored."""
+        """Replace the parameters of rows with new holders. Ids outside the vocabulary are ignored."""
         rows_host = np.array([setup.row for setup in setups], np.int64)
         packed = np.frombuffer(b"".join([setup.columns for setup in setups]), ROW_DTYPE)
         self._packed[rows_host] = packed
@@ -90,20 +90,22 @@ class SamplingColumns:
                     self.features[setup.row] &= ~np.uint16(MIN_LEN)  # nothing would be left
 
     def known(self, ids: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which of ids the vocabulary has: an index outside it would stop the whole device."""
+        """Return a mask of the ids that are in the vocabulary. An index outside it would stop the whole
+        device.
+        """
         return (ids >= 0) & (ids < self._vocab_size)
 
     def known_ids(self, packed: bytes) -> IntArray:
-        """Packed ids, less those that the vocabulary does not have."""
+        """Unpack ids, without those outside the vocabulary."""
         ids = unpack_ids(packed)
         return ids[self.known(ids)]
 
 
 def rows_with(features: FeatureArray, bits: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Indices of the entries that have one of `bits`."""
+    """Return the indices of the entries that have one of `bits`."""
     return np.flatnonzero(features & bits)
 
 
 def take(column: Tensor, rows: Tensor) -> Tensor:
-    """A column's entries for rows [n], contiguous."""
+    """Return a column's entries for rows [n], contiguous."""
     return column.index_select(0, rows)

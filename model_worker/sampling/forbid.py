@@ -1,4 +1,4 @@
-"""Forbid ids of rows of logits, one by one, and give them back to rows that would have none left."""
+"""Forbids single ids in rows of logits, except for rows that would have none left."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Forbidden = tuple[Tensor, Tensor]
 
 
 def by_owner(at: Tensor, ids: Tensor) -> Forbidden:
-    """ids [n, k] of rows at [n], one by one."""
+    """Make a Forbidden of ids [n, k] for rows at [n]."""
     return at.unsqueeze(1).expand_as(ids).flatten(), ids.flatten()
 
 
 def forbid(logits: Tensor, owners: Tensor, ids: Tensor, rescued: Tensor | None) -> None:
-    """logits[owners[i], ids[i]] = -inf, in place; but of the rows `rescued` [n], those that would be left
-    without a finite logit stay as they are. owners, ids [N], rescued int64; an id may be NO_ID.
+    """Set logits[owners[i], ids[i]] to -inf in place, except in rows of `rescued` [n] that would have no
+    finite logit left. owners, ids [N] and rescued are int64; an id may be NO_ID.
     """
     flat = logits.view(-1)
     index = owners * logits.shape[1] + ids.clamp_min(0)

@@ -23,19 +23,19 @@ NO_GUESS = -1
 
 
 def first_places(guesses: LongArray) -> LongArray:
-    """Each row's first place."""
+    """Return the index of each row's first place."""
     ends = np.flatnonzero(guesses == NO_GUESS) + 1
     return np.concatenate([[0], ends[:-1]])
 
 
 def _first_of_each(guesses: LongArray) -> LongArray:
-    """The first place [S] of each place's row."""
+    """Return [S] for each place the index of its row's first place."""
     firsts = first_places(guesses)
     return np.repeat(firsts, np.diff(firsts, append=len(guesses)))
 
 
 def places_that_count(tokens: npt.NDArray[Any], guesses: LongArray) -> BoolArray:
-    """Tell for tokens [S] whether all guesses of their row before them are right."""
+    """Return a mask [S]: True if all guesses of the row before this place equal the sampled tokens."""
     differs = tokens != guesses
     wrong_before = np.cumsum(differs) - differs
     counts: BoolArray = wrong_before == wrong_before[_first_of_each(guesses)]
@@ -43,8 +43,8 @@ def places_that_count(tokens: npt.NDArray[Any], guesses: LongArray) -> BoolArray
 
 
 def rows_that_end(guesses: LongArray, rows: Tensor, tokens: Tensor, nobody: int, device: Device) -> Tensor:
-    """Return [S] int64: the table row at the place that gives it its last token of the step, and `nobody` at
-    all other places. They are found as by places_that_count, but on the device.
+    """Return [S] int64: the table row at the place with the row's last valid token of the step, and `nobody`
+    at all other places. Computed like places_that_count, but on the device.
     """
     ids, first = device.tensor(np.stack([guesses, _first_of_each(guesses)]))
     differs = tokens != ids

@@ -20,12 +20,13 @@ class Logprobs:
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All three, as they were given."""
+        """Return all three tensors as they were given."""
         return self.chosen, self.top_ids, self.top
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-    """Log-softmax of logits [m, V] float32 at tokens [m] int64 and at the num_top most likely ids."""
+    """Return the log-softmax of logits [m, V] float32 at tokens [m] int64 and at the num_top most likely ids.
+    """
     num_top = min(num_top, logits.shape[1])
     logprobs = torch.log_softmax(logits, dim=1)
     _, top_ids = largest(logits, num_top)

@@ -1,6 +1,5 @@
-"""Masks of a step, as a grammar gives them: one bit for each id of the vocabulary. Knows no grammar.
-
-They stay packed until they meet the logits: a row of 152,064 ids is 19 KB, and all rows are one copy.
+"""Masks of a step, one bit for each id of the vocabulary. Knows no grammar. They stay packed until they are
+applied to logits: a row of 152,064 ids is 19 KB, and all rows are one copy.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ class StepMasks(NamedTuple):
 
 
 def stage_masks(device: Device, rows_host: LongArray, masks: RowMasks, vocab_size: int) -> StepMasks:
-    """The masks of a step that samples rows_host: a row's first place there has the first of its masks, and
-    so on, its last places maybe none. Ids beyond the end of a mask are forbidden; what it says of ids beyond
-    the vocabulary is left out.
+    """Return the masks of a step that samples rows_host. A row's first place gets the first of its masks, and
+    so on; its last places may have none. Ids beyond the end of a mask are forbidden; bits beyond the
+    vocabulary are dropped.
     """
     rows: list[int] = rows_host.tolist()
     assert masks.keys() <= set(rows), "a mask for a row that samples nothing in this step"
@@ -47,7 +46,8 @@ def stage_masks(device: Device, rows_host: LongArray, masks: RowMasks, vocab_siz
 
 
 def apply_masks(logits: Tensor, masks: StepMasks) -> None:
-    """logits [S, V] = -inf, in place, at ids that a mask does not allow; as the C++ and Triton kernels do."""
+    """Set logits [S, V] to -inf in place at ids that a mask does not allow, as the C++ and Triton kernels do.
+    """
     # Eight ids at a time: a byte of a mask stands for eight booleans, which are a 64-bit number.
     octets = (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1 == 0).view(torch.int64).flatten()
     forbidden = octets.to(logits.device)[masks.words.view(torch.uint8).int()].view(torch.bool)

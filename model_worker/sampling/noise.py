@@ -22,19 +22,22 @@ COUNTERS_AT_A_TIME = {"cpu": 1 << 14, "cuda": 1 << 22}
 
 
 def gumbel(words: Tensor) -> Tensor:
-    """Noise float32 of 32-bit words (int64), same shape."""
+    """Return noise float32 for 32-bit words (int64), of the same shape."""
     uniform = (words >> 8).float().clamp_min_(0.5).mul_(2.0**-24)
     return uniform.log_().neg_().log_().neg_()
 
 
 def noise_at(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """Noise float32 [n, k] of token ids [n, k], for rows with seeds [n] and positions [n]; all int64."""
+    """Return noise float32 [n, k] of token ids [n, k] for rows with seeds [n] and positions [n]; all int64.
+    """
     words = torch.stack(token_words(seeds[:, None], positions[:, None], ids // LANES), dim=2)
     return gumbel(words.gather(2, (ids % LANES)[:, :, None])[:, :, 0])
 
 
 def perturbed(logits: Tensor, seeds: Tensor, positions: Tensor, *, prune: bool) -> Tensor:
-    """logits [n, V] + noise, float32. `prune`: ids that cannot win get -inf and no noise is made for them."""
+    """Return logits [n, V] + noise, float32. prune: ids that cannot win get -inf, and no noise is computed
+    for them.
+    """
     num_rows, vocab_size = logits.shape
     padded = torch.nn.functional.pad(logits, (0, -vocab_size % LANES), value=-math.inf)
     grouped = padded.view(num_rows, -1, LANES)
@@ -52,6 +55,6 @@ def perturbed(logits: Tensor, seeds: Tensor, positions: Tensor, *, prune: bool) 
 
 
 def _hopeful_quads(grouped: Tensor) -> Tensor:
-    """Groups of four ids with one that may win, in one of the rows [n, num_quads, 4]."""
+    """Return the groups of four ids that contain one which may win, in any of the rows [n, num_quads, 4]."""
     best = grouped.amax(dim=2)
     return (best >= best.amax(dim=1, keepdim=True) - PRUNE_BELOW).any(dim=0).nonzero()[:, 0]

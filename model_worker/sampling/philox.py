@@ -26,7 +26,9 @@ LANES = 4
 def philox_4x32(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four random 32-bit words for each counter. All tensors int64 below 2^32, of shapes that broadcast."""
+    """Return four random 32-bit words for each counter. All tensors are int64, below 2^32, of shapes that
+    broadcast.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -38,14 +40,13 @@ def philox_4x32(
 
 
 def _upper(product: Tensor, word: Tensor, key: Tensor) -> Tensor:
-    """The product's upper half, mixed with a word and a key."""
+    """Return the product's upper half, mixed with a word and a key."""
     return torch.bitwise_xor(product >> 32, word ^ key).bitwise_and_(WORD)
 
 
 def token_words(seeds: Tensor, positions: Tensor, quads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The words of four neighbouring ids: word i is that of id 4 * quad + i.
-
-    All int64, none negative: seeds and positions [n, 1], quads [n, k], or [k] for all rows. Words [n, k].
+    """Return the words of four neighbouring ids: word i is that of id 4 * quad + i. All int64 and not
+    negative: seeds and positions [n, 1], quads [n, k], or [k] for all rows; words [n, k].
     """
     zero = torch.zeros_like(seeds)
     return philox_4x32((quads, positions, zero, zero), (seeds & WORD, seeds >> 32))

@@ -1,6 +1,5 @@
-"""The samplers of tensor-parallel ranks: rank 0 samples, and its tokens are everybody's.
-
-The others need no column of a row: what they sample is what they are told, in the order of the stream.
+"""Samplers of tensor-parallel ranks. Rank 0 samples, and sends its tokens to all ranks. The others need no
+sampling parameters: they receive tokens in stream order.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from runtime.wire.plan import RowSetup
 
 
 class LeadingSampler(Sampler):
-    """Rank 0's: a Sampler that tells the others."""
+    """Sampler of rank 0, which sends its tokens to the others."""
 
     def __init__(
         self,
@@ -48,34 +47,34 @@ class LeadingSampler(Sampler):
         self._group = group
 
     def sample(self, logits: Tensor, who: SampleRows, masks: RowMasks) -> StepSample:
-        """Sample one token for each of S rows. See Sampler."""
+        """Sample one token for each of S rows, and send them; see Sampler."""
         sampled = super().sample(logits, who, masks)
         sampled.tokens = self._group.broadcast(sampled.tokens.contiguous())
         return sampled
 
 
 class FollowingSampler:
-    """Any other rank's."""
+    """Sampler of any other rank, which receives rank 0's tokens."""
 
     def __init__(self, group: RankGroup, processors: ProcessorRunner | None) -> None:
         self._group = group
         self._processors = processors
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
-        """Rank 0 knows how a row is sampled; processors may be every rank's."""
+        """Record new holders for logits processors only, since rank 0 samples."""
         if self._processors is not None:
             for setup in setups:
                 self._processors.open_row(setup)
 
     def sample(self, logits: Tensor, who: SampleRows, masks: RowMasks) -> StepSample:
-        """Rank 0's tokens, and nothing else of what it has sampled."""
+        """Return rank 0's tokens, without its other results."""
         if self._processors is not None:
             self._processors.run(logits, who.rows_host)
         tokens = torch.empty(len(who.rows_host), dtype=torch.int64, device=logits.device)
         return StepSample(self._group.broadcast(tokens))
 
     def logprobs_of(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """Log-probabilities of prompt positions; rank 0 has their logits, and no other."""
+        """Return log-probabilities of prompt positions: empty, because only rank 0 has their logits."""
         return logprobs_of(logits, tokens, num_top)
 
 
@@ -90,8 +89,8 @@ def make_sampler(
     processors: ProcessorRunner | None = None,
     has_logits: bool = True,
 ) -> Sampler | FollowingSampler:
-    """Make the sampler of this rank of the group; max_len: tokens of the longest sequence; processors: those
-    that this rank calls. has_logits: the ranks have the head, and not another pipeline stage's.
+    """Make the sampler of this rank of the group. max_len: most tokens of a sequence. processors: those that
+    this rank calls. has_logits: True if these ranks have the head, rather than another pipeline stage.
     """
     if group.rank > 0 or not has_logits:
         return FollowingSampler(group, processors)

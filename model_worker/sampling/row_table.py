@@ -12,10 +12,10 @@ PADDING = -1
 
 
 class RowTable:
-    """values [max_rows, n, width] int32 contiguous, PADDING where a row has fewer.
+    """Table values [max_rows, n, width] int32 contiguous, with PADDING where a row has fewer.
 
-    Allocated with the first need, and again, twice as large, when a row has more than fits: most runs never
-    need it, and what one request may bring at most is much more than what requests bring.
+    Allocated when first needed, and again with twice the size when a row has more than fits. Most launches
+    never need it, and a request may have many more ids than requests usually have.
     """
 
     def __init__(self, max_rows: int, device: Device) -> None:
@@ -26,14 +26,14 @@ class RowTable:
         return torch.full((max_rows, n, width), PADDING, dtype=torch.int32, device=self._device.torch_device)
 
     def put(self, row: int, values: IntArray) -> None:
-        """Replace what the row has by values [n, width]."""
+        """Replace the row's content by values [n, width]."""
         n, width = values.shape
         self._reserve(n, width)
         self.clear(row)
         self.values[row, :n, :width] = self._device.tensor(values)
 
     def clear(self, row: int) -> None:
-        """Leave the row nothing."""
+        """Clear the row."""
         self.values[row].fill_(PADDING)
 
     def _reserve(self, n: int, width: int) -> None:
@@ -45,10 +45,12 @@ class RowTable:
         self.values = grown
 
     def take(self, rows: Tensor, n: int | None = None, width: int | None = None) -> Tensor:
-        """The first n sequences of rows [m], their first `width` ids: [m, n, width] int32; None: all."""
+        """Return the first n sequences of rows [m], with their first `width` ids, [m, n, width] int32; None:
+        all.
+        """
         return self.values[:, :n, :width].index_select(0, rows)
 
 
 def _power_of_two(size: int) -> int:
-    """The least power of two that is no less than size; 0 for 0."""
+    """Return the smallest power of two that is at least `size`; 0 for 0."""
     return 1 << (size - 1).bit_length() if size else 0

@@ -46,8 +46,8 @@ class Sampler:
         kernels: NativeKernels | None = None,
         processors: ProcessorRunner | None = None,
     ) -> None:
-        """max_len: tokens of the longest sequence, prompt and output. kernels: a CPU samples by them.
-        processors: those of the launch.
+        """max_len: most tokens of a sequence, prompt and output. kernels: C++ kernels for sampling on a CPU.
+        processors: logits processors of the launch.
         """
         self._device = device
         self._columns = SamplingColumns(max_rows, vocab_size, device)
@@ -64,7 +64,7 @@ class Sampler:
         self._capabilities = tuple(make(context) for make in CAPABILITIES)
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
-        """Give rows to new holders."""
+        """Set the parameters of rows with new holders."""
         features = self._columns.features
         for setup in setups:
             for capability in self._capabilities:
@@ -77,9 +77,9 @@ class Sampler:
                     capability.open_row(setup)
 
     def sample(self, logits: Tensor, who: SampleRows, masks: RowMasks) -> StepSample:
-        """Sample one token for each of S rows. logits [S, V] float32 are overwritten. masks: row → bitmasks
-        of its places, bit i of int32 word j allows 32 * j + i. With guesses, tokens behind a wrong one mean
-        nothing, nor does what is reported of them.
+        """Sample one token for each of S rows. logits [S, V] float32 are overwritten. masks: bitmasks by row,
+        one for each of its places; bit i of int32 word j allows id 32 * j + i. With guesses, the tokens
+        behind a wrong guess, and their reports, are meaningless.
         """
         if who.guesses is not None and looks_back(self._columns.features, who):
             return sample_in_turns(self._sample, logits, who, masks, self._device)
@@ -99,11 +99,13 @@ class Sampler:
         return sampled
 
     def logprobs_of(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """Log-softmax of logits [m, V] float32 at tokens [m] int64 and at the num_top most likely ids."""
+        """Return the log-softmax of logits [m, V] float32 at tokens [m] int64 and at the num_top most likely
+        ids.
+        """
         return self.ops.logprobs(logits, tokens, num_top)
 
     def draw_kind(self, rows_host: LongArray) -> DrawKind | None:
-        """The kind of draw that these rows need; None: it is not all that they need."""
+        """Return the kind of draw for these rows; None if they need more than a draw."""
         present = int(np.bitwise_or.reduce(self._columns.features[rows_host], initial=0))
         if present & ~DRAWABLE:
             return None

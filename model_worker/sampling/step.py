@@ -1,4 +1,4 @@
-"""SamplingStep: whose tokens a step samples, what their rows need, and what comes of it."""
+"""SamplingStep: the rows whose tokens a step samples, their features, and the result."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from runtime.sampling import features as bit
 from runtime.wire.format import LongArray, RowMasks
 
 MASKED = 1 << 30
-"""Bit of a step some of whose rows have a mask. It is no feature of a row: a mask comes with its step."""
+"""Feature bit of a step in which some rows have a mask. It is not a row's feature, because masks come with
+the step.
+"""
 NO_ROWS: LongArray = np.zeros(0, np.int64)
 CHANGES = bit.CHANGES | bit.PROCESSED | MASKED  # the logits, before the draw
 
 
 @dataclass(slots=True)
 class StepSample:
-    """The results of a step of S rows."""
+    """Results of a step of S rows."""
 
     tokens: Tensor  # [S] int64
     logprobs: Logprobs | None = None  # [m], of the rows that asked
@@ -37,12 +39,12 @@ class StepSample:
 
 
 class StepRows:
-    """Some rows of a step. Lists of them go to the device when somebody asks for them: a kernel that looks at
-    every row of the step does without.
+    """Some rows of a step. Lists of them are copied to the device only on demand; kernels that look at every
+    row of the step do not need them.
     """
 
     def __init__(self, step: SamplingStep, index: LongArray) -> None:
-        """index: places among the step's rows."""
+        """index: indices among the step's rows."""
         self.step = step
         self.index = index
 
@@ -51,7 +53,7 @@ class StepRows:
 
     @cached_property
     def at(self) -> Tensor:
-        """Places among the step's rows, on the device."""
+        """Indices among the step's rows, on the device."""
         return self.step.device.tensor(self.index)
 
     @cached_property
@@ -72,17 +74,17 @@ class StepRows:
         return self.step.who.positions_host[self.index]
 
     def where(self, condition: npt.NDArray[np.bool_]) -> StepRows:
-        """Those of them for which the condition holds."""
+        """Return those rows for which the condition holds."""
         return StepRows(self.step, self.index[condition])
 
 
 class SamplingStep:
-    """One step of S rows. present: the bits of all that one of them needs."""
+    """One step of S rows. present: feature bits that at least one of them has."""
 
     __slots__ = ("_found", "device", "features", "masks", "present", "who")
 
     def __init__(self, device: Device, who: SampleRows, features: FeatureArray, masks: RowMasks) -> None:
-        """features: the bits of each row; masks: by row, for some."""
+        """features: bits of each row. masks: by row, for some rows."""
         self.device = device
         self.who = who
         self.features = features
@@ -94,7 +96,7 @@ class SamplingStep:
         return len(self.features)
 
     def rows_with(self, bits: int) -> StepRows:
-        """Rows that have one of `bits`."""
+        """Return the rows that have one of `bits`."""
         if bits not in self._found:
             self._found[bits] = StepRows(self, rows_with(self.features, bits))
         return self._found[bits]

@@ -1,4 +1,4 @@
-"""MaskMap: the masks of a step by row, wherever they lie."""
+"""MaskMap: masks of a step by row, from messages or from shared memory."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from runtime.wire.plan import SampleMasks
 
 
 class MaskReader:
-    """Keeps the memory of masks mapped. Only who samples opens it: elsewhere its name may mean nothing."""
+    """Keeps the shared memory of masks mapped. Only the rank that samples opens it; on other machines its
+    name means nothing.
+    """
 
     def __init__(self) -> None:
         self._memory: MaskMemory | None = None
 
     def read(self, name: str, slot: int) -> memoryview:
-        """Return a mask. Raises OSError when the scheduler is gone."""
+        """Return the mask in a slot. Raises OSError if the scheduler is gone."""
         if self._memory is None or self._memory.name != name:
             self._memory = MaskMemory.open(name)
         return self._memory.slot(slot)
 
 
 class MaskMap(Mapping[int, Sequence[MaskBits]]):
-    """Row → masks: RowMasks. Looked up when they are applied."""
+    """Mapping from rows to masks (RowMasks) that looks masks up when they are applied."""
 
     def __init__(self, masks: SampleMasks, reader: MaskReader) -> None:
         self._masks: dict[int, list[bytes | int]] = {}

@@ -1,8 +1,9 @@
-"""Truncation: which ids of a row may be drawn under top-n-sigma, top-k, top-p and min-p.
+"""Truncation: the ids of a row that may be drawn under top-n-sigma, top-k, top-p and min-p.
 
-Ids are ordered by logit, largest first, equal logits by id; each of the last three keeps a beginning of that
-order, so the shortest decides. Probability mass is counted in integers: their sums are exact, so what a row
-keeps depends on no other row, on no width of a search and on no order of summation.
+Ids are ordered by logit, largest first, equal logits by id. Each of the last three keeps a prefix of that
+order, so the shortest prefix decides. Probability mass is counted in integers, whose sums are exact. So the
+ids that a row keeps depend neither on other rows, nor on the width of a search, nor on the order of
+summation.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ ID_MASK = (1 << ID_BITS) - 1
 
 
 def largest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest logits of each row [n, k] float32 and their ids int64; largest first, equals by id.
-
-    NaN sorts above all numbers or below, by its sign; nothing raises.
+    """Return the k largest logits of each row [n, k] float32 and their ids int64, largest first, equal ones
+    by id. NaN sorts above or below all numbers, by its sign; nothing raises.
     """
     num_ids = logits.shape[1]
     bits = (logits + 0.0).view(torch.int32)  # adding 0.0 makes -0.0 equal to 0.0
@@ -35,7 +35,7 @@ def largest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _largest_keys(keys: Tensor, k: int) -> Tensor:
-    """The k largest of each row [n, k], largest first."""
+    """Return the k largest keys of each row [n, k], largest first."""
     return _SELECTIONS.get(keys.device.type, _by_torch)(keys, k)
 
 
@@ -58,10 +58,9 @@ _SELECTIONS = {"cpu": _by_numpy}
 
 
 def within_sigmas(logits: Tensor, num_sigmas: Tensor) -> Tensor:
-    """logits [n, k], -inf where they are more than num_sigmas [n] population standard deviations of the row's
-    finite logits below the largest; 0: all stay.
-
-    In float64, so that what is kept does not depend on an order of summation but for its last bits.
+    """Return logits [n, k] with -inf where they are more than num_sigmas [n] population standard deviations
+    of the row's finite logits below the largest; 0: all stay. Computed in float64, so that the order of
+    summation only matters for the last bits.
     """
     is_finite = logits.isfinite()
     count = is_finite.sum(dim=1, keepdim=True).clamp_min(1)
@@ -74,18 +73,21 @@ def within_sigmas(logits: Tensor, num_sigmas: Tensor) -> Tensor:
 
 
 def masses(logits: Tensor, highest: Tensor) -> Tensor:
-    """Unnormalised probability of logits [n, k] in units of 2^-40, int64; highest [n, 1]: the largest."""
+    """Return the unnormalised probability of logits [n, k] in units of 2^-40, int64. highest [n, 1]: the
+    largest logit.
+    """
     return (logits - highest).exp_().nan_to_num_(0.0).mul_(MASS_ONE).long()
 
 
 def candidates(
     logits: Tensor, top_k: Tensor, top_p: Tensor, min_logit_gap: Tensor, *, max_top_k: int, one_pass: bool
 ) -> tuple[Tensor, Tensor]:
-    """The largest logits of each row [n, width] float32, -inf where they are cut off, and their ids int64.
+    """Return the largest logits of each row [n, width] float32, -inf where they are cut off, and their ids
+    int64.
 
     top_k [n] int64, 0 keeps all; top_p [n] float32, 1 keeps all; min_logit_gap [n] float32 is log(min_p),
-    -inf keeps all. max_top_k: the largest of top_k. The width starts small and grows until every row is known
-    to need no more, unless `one_pass`: then it is the whole vocabulary at once.
+    -inf keeps all. max_top_k: the largest of top_k. The width starts small and grows until no row needs more;
+    with `one_pass` it is the whole vocabulary at once.
     """
     vocab_size = logits.shape[1]
     highest = logits.amax(dim=1, keepdim=True)

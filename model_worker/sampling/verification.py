@@ -1,8 +1,9 @@
-"""Verification of guesses by rows whose sampling looks back: place by place, as without them.
+"""Verification of guesses in rows whose sampling depends on earlier tokens, place by place, so that results
+are those without guesses.
 
-What such a row remembers of its tokens (counts, history, the age of its top-p) is on the device and by row.
-So the first places of all rows are sampled and remembered, then the second ones of rows whose first guess was
-right, and so on: at a place the row remembers what is before it, and never a guess that was wrong.
+The state of such a row (counts, history, the age of its top-p) is on the device. So the first places of all
+rows are sampled and remembered, then the second ones of rows whose first guess was right, and so on. At each
+place the row's state contains the tokens before it, and never a wrong guess.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from runtime.sampling.features import REMEMBERS
 from runtime.wire.format import LongArray, RowMasks
 
 Sample = Callable[[Tensor, SampleRows, RowMasks], StepSample]
-"""Samples rows of logits, each of another row of the tables."""
+"""Function that samples rows of logits, each of another row of the tables."""
 
 
 def looks_back(features: FeatureArray, who: SampleRows) -> bool:
-    """Tell whether sampling looks back at the tokens of a row that has guesses; if not, all places are
+    """Return True if the sampling of a row with guesses depends on its earlier tokens; if not, all places are
     sampled at once. features: by row.
     """
     assert who.guesses is not None
@@ -37,7 +38,7 @@ def looks_back(features: FeatureArray, who: SampleRows) -> bool:
 def sample_in_turns(
     sample: Sample, logits: Tensor, who: SampleRows, masks: RowMasks, device: Device
 ) -> StepSample:
-    """Sample the places that count; the tokens of others are 0. See Sampler.sample."""
+    """Sample the valid places; the tokens of others are 0. See Sampler.sample."""
     assert who.guesses is not None
     tokens = torch.zeros(len(who.rows_host), dtype=torch.int64, device=logits.device)
     places, turns = first_places(who.guesses), list[tuple[LongArray, StepSample]]()
@@ -54,12 +55,12 @@ def sample_in_turns(
 
 
 def masks_behind(masks: RowMasks, rows_host: LongArray) -> RowMasks:
-    """The masks of these rows for the places behind their next ones."""
+    """Return the masks of these rows for the places behind their next ones."""
     return {row: behind for row in rows_host.tolist() if row in masks and (behind := masks[row][1:])}
 
 
 def _joined(tokens: Tensor, turns: list[tuple[LongArray, StepSample]], device: Device) -> StepSample:
-    """The reports of all turns, in the order of their places."""
+    """Return the reports of all turns in the order of their places."""
     joined = StepSample(tokens)
     if reports := [(places[s.logprobs_of], s.logprobs) for places, s in turns if s.logprobs is not None]:
         joined.logprobs_of, order = _in_order([of for of, _ in reports], device)

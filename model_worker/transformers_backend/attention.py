@@ -1,4 +1,5 @@
-"""The attention function that transformers' modules call: who answers is decided by the forward that runs."""
+"""The attention function that transformers' modules call. The forward that runs decides which object answers.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ class Attention(Protocol):
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, arguments: Mapping[str, Any]
     ) -> Tensor:
-        """query [1, num_heads, T, head_dim], key and value alike with their own heads -> [1, T, num_heads,
-        width of a value]. arguments: all else that the module passes, by name.
+        """Return [1, T, num_heads, width of a value] for query [1, num_heads, T, head_dim], and key and value
+        likewise with their own heads. arguments: all other arguments of the module, by name.
         """
         ...
 
@@ -60,7 +61,7 @@ class PagedAttention:
 
 @contextmanager
 def answering(attention: Attention) -> Iterator[None]:
-    """Let `attention` answer the calls of the forward inside."""
+    """Context manager in which `attention` answers the calls of the forward."""
     token = _current.set(attention)
     try:
         yield
@@ -69,7 +70,9 @@ def answering(attention: Attention) -> Iterator[None]:
 
 
 def _by_token(states: Tensor) -> Tensor:
-    """[1, heads, T, head_dim] -> [T, heads, head_dim], the heads of a token side by side in memory."""
+    """Rearrange [1, heads, T, head_dim] to [T, heads, head_dim], with the heads of a token adjacent in
+    memory.
+    """
     by_token = states[0].transpose(0, 1)
     heads_adjoin = by_token.stride()[1:] == (states.shape[-1], 1)
     return by_token if heads_adjoin else by_token.contiguous()

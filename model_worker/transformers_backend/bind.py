@@ -1,4 +1,4 @@
-"""Puts the products of an Ops where transformers has nn.Linear, and its rows where the weight is tied."""
+"""Replaces nn.Linear modules of transformers by products of an Ops, and tied embeddings by its row lookup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from model_worker.ops.base import LinearWeight, Ops
 
 
 class _Linear(nn.Module):
-    """x @ weight.T + bias over a packed weight."""
+    """Linear layer with a packed weight: x @ weight.T + bias."""
 
     def __init__(self, ops: Ops, linear: nn.Linear, is_packed: bool) -> None:
         super().__init__()
@@ -19,13 +19,13 @@ class _Linear(nn.Module):
         self._run = ops.linear(LinearWeight(weight, weight.dtype, packed=is_packed), linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in_features] -> [..., out_features]."""
+        """Return [..., out_features] for x [..., in_features]."""
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         return self._run(rows).view(*x.shape[:-1], self.weight.shape[0])
 
 
 class _Embedding(nn.Module):
-    """Rows of a packed weight."""
+    """Embedding with a packed weight."""
 
     def __init__(self, ops: Ops, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -33,12 +33,12 @@ class _Embedding(nn.Module):
         self._take = ops.embedding(LinearWeight(weight, weight.dtype, packed=True))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids [...] int64 -> [..., hidden_size]."""
+        """Return [..., hidden_size] for ids [...] int64."""
         return self._take(ids.flatten()).view(*ids.shape, -1)
 
 
 class _Use(NamedTuple):
-    """A module that has a weight, and where it hangs."""
+    """A module that has a weight, and its place in its parent."""
 
     parent: nn.Module
     name: str
@@ -47,10 +47,11 @@ class _Use(NamedTuple):
 
 
 def bind(decoder: nn.Module, head: nn.Module, ops: Ops) -> None:
-    """Replace the linear layers of both whose weights ops packs, in place.
+    """Replace, in place, the linear layers of both whose weights `ops` packs.
 
-    Only modules of exactly torch's classes: what a subclass does with its weight is not known. A weight that
-    such a module, or any other, shares with a linear layer stays as it is, and so does that layer.
+    Only modules of exactly torch's classes are replaced, because a subclass may do anything with its weight.
+    A weight that such a module, or any other, shares with a linear layer stays as it is, and so does that
+    layer.
     """
     users: dict[int, list[_Use]] = {}
     for root in (decoder, head):

@@ -1,4 +1,4 @@
-"""Loads a model of the transformers library and checks it with our attention against the library's own."""
+"""Loads a model of the transformers library, and compares it under our attention with the library's own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_checked_model(
     overrides: str,
     context_length: int,
 ) -> tuple[TransformersModel, Ops]:
-    """make_ops: makes what the model computes by, for heads of so many elements. Raises ModelError."""
+    """Load the model and check it. make_ops: makes the Ops for a head size. Raises ModelError."""
     logger.warning(
         "%s runs as the transformers library's own modules, which are slower than a model that we have "
         "ourselves (docs/models.md)",

@@ -1,4 +1,6 @@
-"""Loads a causal model of the transformers library by our loader's rules: safetensors, complete, no code."""
+"""Loads a causal model of the transformers library by the rules of our loader: safetensors only, complete, no
+code from the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,9 @@ def load_transformers_model(
     progress: Progress | None = None,
     overrides: str = "",
 ) -> PreTrainedModel:
-    """The causal model with our attention function, every weight in `dtype` on `device`. overrides: as
-    CheckpointConfig's.
-
-    Raises: ModelError for an architecture that the library has not or our attention cannot serve, and for
-    weights that are missing, unexpected or misshapen.
+    """Return the causal model with our attention function, every weight in `dtype` on `device`. overrides: as
+    in CheckpointConfig. Raises ModelError for an architecture that the library does not have or our attention
+    cannot serve, and for weights that are missing, unexpected or of another shape.
     """
     transformers.logging.set_verbosity_error()
     hf_config = _hf_config(model_path, overrides)
@@ -81,12 +81,14 @@ def _hf_config(model_path: Path, overrides: str) -> PreTrainedConfig:
 
 
 def _first_line(error: Exception) -> str:
-    """First line of what the library says; the rest is advice on how to install it."""
+    """Return the first line of the library's error; the rest is advice on how to install it."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _refuse_config(hf_config: PreTrainedConfig, config: CheckpointConfig) -> type[PreTrainedModel]:
-    """The class that computes the model; ModelError for what is known before there are weights."""
+    """Return the class that computes the model. Raises ModelError for what is known to fail before weights
+    are loaded.
+    """
     prefix = f"--model-impl transformers cannot serve {config.architecture}:"
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(hf_config.model_type)
     if config.architecture not in ((known,) if isinstance(known, str) else known or ()):
@@ -115,7 +117,7 @@ def _refuse_config(hf_config: PreTrainedConfig, config: CheckpointConfig) -> typ
 
 
 def _rotations(parameters: dict[str, Any]) -> set[str]:
-    """The types of rotary embedding, which may differ between kinds of layers."""
+    """Return the types of rotary embedding, which may differ between kinds of layers."""
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return {str(part.get("rope_type", "default")) for part in (parameters, *nested)}
 
@@ -167,7 +169,9 @@ def _refuse_info(model_path: Path, info: LoadStateDictInfo | dict[str, Any]) -> 
 
 @contextmanager
 def _shown_by(progress: Progress | None) -> Iterator[None]:
-    """Count the weights for `progress` in place of the bar that transformers would draw."""
+    """Context manager that counts loaded weights for `progress`, instead of the bar that transformers would
+    draw.
+    """
 
     def count(_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
         items = args[0] if args else kwargs.get("iterable", ())
@@ -189,8 +193,8 @@ def _counted(items: Iterable[T], progress: Progress | None) -> Iterator[T]:
 
 
 def _fill_dummy(hf: PreTrainedModel) -> None:
-    """Fill weights as the native loader does: norm scales become one, all else normal, by the parameter's
-    name alone.
+    """Fill weights as the native loader does: norm scales with 1, all others with normal numbers that depend
+    on the parameter's name only.
     """
     for name, weight in hf.named_parameters():
         if "norm" in name and name.endswith("weight") and weight.dim() == 1:

@@ -1,4 +1,4 @@
-"""TransformersModel: a decoder of the transformers library behind the interface of our own."""
+"""TransformersModel: a decoder of the transformers library with the interface of our own models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from model_worker.transformers_backend.probe import Found
 
 @dataclass
 class _Output(ModelOutput):  # type: ignore[misc]
-    """Fields that a causal model may read of its decoder's output."""
+    """Fields that a causal model may read from its decoder's output."""
 
     last_hidden_state: Tensor | None = None
     past_key_values: Any = None
@@ -33,17 +33,16 @@ class _Output(ModelOutput):  # type: ignore[misc]
 
 
 class _Computed(nn.Module):
-    """Stands in a causal model where its decoder was: the hidden states are given, only the head computes."""
+    """Replaces a causal model's decoder when the hidden states are given and only the head is computed."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
         return _Output(last_hidden_state=inputs_embeds)
 
 
 class TransformersModel:
-    """The modules of one causal model, split at the head.
-
-    The causal model's own forward makes the logits, so that whatever it does to them (scales, soft-caps) is
-    done; its decoder is replaced there by one that hands on what it is given.
+    """Modules of one causal model, split at the head. The causal model's own forward makes the logits, so
+    that everything it does to them (scales, soft-caps) is done; its decoder is replaced by one that returns
+    given hidden states.
     """
 
     def __init__(self, hf: PreTrainedModel, found: Found) -> None:
@@ -62,11 +61,11 @@ class TransformersModel:
         self._found = self._found.limited(window)
 
     def bind(self, ops: Ops) -> None:
-        """Compute by ops from now on the linear layers whose weights it packs."""
+        """Compute the linear layers whose weights `ops` packs through `ops` from now on."""
         bind(self._decoder, self._head, ops)
 
     def __call__(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
-        """See CausalLM.forward."""
+        """Compute the batch as CausalLM.forward does."""
         with answering(PagedAttention(self._found.layers, batch, kv_pool, backend)):
             output = self._decoder(
                 input_ids=batch.input_ids.unsqueeze(0),
@@ -78,8 +77,8 @@ class TransformersModel:
         return hidden if wanted is None else hidden.index_select(0, wanted)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Apply the head: hidden [n, hidden_size] -> logits [n, vocab_size] float32, in `out` if it is given;
-        on ranks other than 0 no rows. See CausalLM.
+        """Apply the head: return logits [n, vocab_size] float32 for hidden [n, hidden_size]; on ranks other
+        than 0 without rows.
         """
         logits: Tensor = self._head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
         return logits[0].to(torch.float32)

@@ -1,4 +1,5 @@
-"""Finds a model's attention layers by watching one forward, and refuses what a backend does not compute."""
+"""Finds a model's attention layers by watching one forward, and refuses attention that no backend computes.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +46,13 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The attention layers of a model, in the order in which a forward calls them."""
+    """Attention layers of a model, in the order in which a forward calls them."""
 
     layers: Mapping[nn.Module, AttentionLayer]
     layout: KVLayout
 
     def limited(self, window: int) -> Found:
-        """The same with no layer that sees more than the last `window` tokens."""
+        """Return a copy in which no layer sees more than the last `window` tokens."""
         layers = {
             module: replace(layer, sliding_window=min(layer.sliding_window or window, window))
             for module, layer in self.layers.items()
@@ -61,7 +62,7 @@ class Found:
 
 
 class _Watch:
-    """Answers with plain causal attention, and notes who asked for what."""
+    """Answers with plain causal attention, and records the calls."""
 
     def __init__(self) -> None:
         self.layers: dict[nn.Module, AttentionLayer] = {}
@@ -95,7 +96,9 @@ _REFUSED = "--model-impl transformers cannot serve this model:"
 
 @torch.inference_mode()
 def find_layers(hf: PreTrainedModel) -> Found:
-    """Compute a few tokens. Raises ModelError that says what its attention needs and no backend has."""
+    """Run a forward of a few tokens. Raises ModelError, which says what the model's attention needs and no
+    backend has.
+    """
     watch = _Watch()
     ids = torch.arange(_NUM_TOKENS, device=hf.device).unsqueeze(0)
     with answering(watch):
@@ -141,7 +144,9 @@ def _refuse_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _refuse_windows(config: PreTrainedConfig, layers: list[AttentionLayer]) -> None:
-    """A window that the config has and the call does not is a silent error for every long prompt."""
+    """Raise ModelError for a window that the config has but the call does not, which would silently be wrong
+    for every long prompt.
+    """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if not window or getattr(config, "use_sliding_window", True) is False:

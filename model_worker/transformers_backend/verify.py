@@ -1,7 +1,7 @@
 """Compares a model over the paged KV cache with the same modules as their authors run them.
 
-Nothing says of an unknown model that it computes the same in pieces: state that is not in the KV cache, a
-window that is not passed on, positions that are not used show in the numbers only.
+Nothing guarantees that an unknown model computes the same in pieces. State outside the KV cache, a window
+that is not passed on, or positions that are ignored only show in the numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PAGES_EACH = 7
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Two sequences and their logits [length, vocab_size] by the model's own attention and no cache."""
+    """Two sequences and their logits [length, vocab_size] by the model's own attention, without a cache."""
 
     sequences: tuple[Tensor, ...]
     logits: tuple[Tensor, ...]
@@ -41,9 +41,8 @@ class Reference:
 
 @torch.inference_mode()
 def reference_logits(hf: PreTrainedModel, vocab_size: int, max_len: int) -> Reference:
-    """Compute them; the model has our attention function again afterwards.
-
-    max_len: the longest sequence that is served; shorter than the usual sequences, it cuts them.
+    """Compute the reference; afterwards the model has our attention function again. max_len: the longest
+    sequence to be served; if it is shorter than the usual sequences, these are cut.
     """
     generator = torch.Generator().manual_seed(20)
     lengths = [min(length, max_len) for length in _LENGTHS]
@@ -68,9 +67,8 @@ def reference_logits(hf: PreTrainedModel, vocab_size: int, max_len: int) -> Refe
 def verify(
     model: TransformersModel, backend: AttentionBackend, reference: Reference, dtype: torch.dtype
 ) -> float:
-    """The largest difference of any phase, as a part of the reference's norm.
-
-    Raises: ModelError where it is more than the dtype's tolerance.
+    """Return the largest difference in any phase, relative to the reference's norm. Raises ModelError if it
+    exceeds the dtype's tolerance.
     """
     pages = _Pages(model, backend, dtype, reference.sequences[0].device)
     worst = 0.0
@@ -107,7 +105,7 @@ def verify(
 
 
 class _Pages:
-    """A pool of two rows, whose pages alternate."""
+    """KV pool for two rows whose pages alternate."""
 
     def __init__(
         self, model: TransformersModel, backend: AttentionBackend, dtype: torch.dtype, device: torch.device
@@ -130,7 +128,7 @@ class _Pages:
         self._page_table = pages.view(_PAGES_EACH, num_rows).T.contiguous()
 
     def step(self, work: list[Tensor]) -> Tensor:
-        """Compute each row's new tokens, of which one row may have none; the logits of all, row by row."""
+        """Compute each row's new tokens (one row may have none) and return all logits, row by row."""
         rows = [row for row, ids in enumerate(work) if len(ids)]
         sizes = [len(work[row]) for row in rows]
         device = self._page_table.device

@@ -1,1 +1,1 @@
-"""capabilities: what rows may want beside a draw, an object each, in the order of docs/sampling.md."""
+"""Sampling features beyond a plain draw, one class each, in the order of docs/sampling.md."""

@@ -1,4 +1,4 @@
-"""AllowedIds: rows that may sample some ids and no others."""
+"""AllowedIds: restricts rows to some ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from runtime.wire.plan import RowSetup
 
 
 class AllowedIds(SamplingCapability):
-    """forbidden [max_rows, vocab_size] bool: all but the allowed ids. Allocated with the first need."""
+    """Forbids all ids but the allowed ones. forbidden [max_rows, vocab_size] bool, allocated when first
+    needed.
+    """
 
     bits = ALLOWED
     _forbidden: Tensor | None = None
@@ -32,7 +34,7 @@ class AllowedIds(SamplingCapability):
         forbidden.index_fill_(0, context.device.tensor(ids.astype(np.int64)), False)
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
-        """Forbid all else, whatever is left."""
+        """Forbid all other ids, even if nothing is left."""
         assert self._forbidden is not None
         who = step.rows_with(ALLOWED)
         logits[who.at] = logits[who.at].masked_fill_(self._forbidden[who.rows], -math.inf)

@@ -1,4 +1,4 @@
-"""BadWords: the last id of a word is forbidden where the others are the end of the context."""
+"""BadWords: forbids the last id of a word where the word's other ids are the end of the context."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from runtime.wire.plan import RowSetup
 
 
 class BadWords(SamplingCapability):
-    """words [max_rows, num_words, width] int32, backwards: a word's last id, then the ids before it."""
+    """Forbids banned words. words [max_rows, num_words, width] int32, reversed: a word's last id, then the
+    ids before it.
+    """
 
     bits = BAD_WORDS
 
@@ -27,7 +29,7 @@ class BadWords(SamplingCapability):
         self._shapes = np.zeros((context.max_rows, 2), np.int64)
 
     def open_row(self, setup: RowSetup) -> None:
-        """Words with an id that the vocabulary lacks are ignored."""
+        """Store the words of a row. Words with an id outside the vocabulary are ignored."""
         known = self._context.columns.known
         words = [word for word in map(unpack_ids, setup.bad_words) if known(word).all()]
         width = max(map(len, words), default=0)
@@ -38,12 +40,12 @@ class BadWords(SamplingCapability):
         self._words.put(setup.row, backwards)
 
     def find(self, step: SamplingStep) -> Forbidden | None:
-        """The ids that would complete a word."""
+        """Return the ids that would complete a word."""
         wary = step.rows_with(BAD_WORDS)
         return by_owner(wary.at, self._last_ids(wary))
 
     def _last_ids(self, wary: StepRows) -> Tensor:
-        """Ids [n, num_words] int64 that would complete a word of the rows, or NO_ID."""
+        """Return ids [n, num_words] int64 that would complete a word of the rows, or NO_ID."""
         num_words, width = self._shapes[wary.rows_host].max(axis=0).tolist()
         rows = wary.rows
         if not num_words:

@@ -1,10 +1,9 @@
-"""SamplingCapability: one capability of sampling, for all rows, and the moments at which it may act.
+"""SamplingCapability: base class of a sampling feature for all rows, with the hooks at which it may act.
 
     a row has a new holder   close_row() of the last one ─► open_row()
     a step                   apply() ─► the draw ─► remember()
 
-Only capabilities that a row needs are called, for the rows that need them. What a row needs is a bit of its
-features (`columns.py`).
+A capability is only called for rows that need it, which the row's feature bits say (`columns.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from runtime.wire.plan import RowSetup
 
 @dataclass(frozen=True, slots=True)
 class SamplerContext:
-    """The parts of a sampler that all its capabilities share."""
+    """Parts of a sampler that all its capabilities share."""
 
     device: Device
     columns: SamplingColumns
@@ -39,21 +38,21 @@ class SamplingCapability:
     """A capability that does nothing; subclasses override the hooks they need."""
 
     bits: ClassVar[int]
-    """Features of which a row has one when it is opened, closed and applied to."""
+    """Feature bits. A row with one of them is opened, closed and applied to."""
     remembered: ClassVar[int] = 0
-    """Features of which a row has one in steps that are remembered."""
+    """Feature bits of rows whose steps are remembered."""
 
     def __init__(self, context: SamplerContext) -> None:
         self._context = context
 
     def open_row(self, setup: RowSetup) -> None:
-        """Begin a stay of a row that needs this. Ids that the vocabulary does not have are ignored."""
+        """Start a stay of a row that needs this. Ids outside the vocabulary are ignored."""
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
         """Change logits [S, V] float32 in place, before the draw."""
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
-        """See the drawn tokens. The next step must know of them whether or not the host sees them before."""
+        """Record the drawn tokens on the device, because the next step may run before the host sees them."""
 
     def close_row(self, row: int) -> None:
-        """End the stay of a row's holder. Columns are still its."""
+        """End the stay of a row's holder, whose columns are still in place."""

@@ -1,4 +1,4 @@
-"""GrammarMasks: the masks that come with a step."""
+"""GrammarMasks: applies the masks that come with a step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ class GrammarMasks(SamplingCapability):
     bits = MASKED
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
-        """Forbid what they do not allow, whatever is left."""
+        """Forbid the ids that masks do not allow, even if nothing is left."""
         staged = stage_masks(self._context.device, step.who.rows_host, step.masks, logits.shape[1])
         self._context.ops.forbid_masked(logits, staged)

@@ -1,4 +1,4 @@
-"""LogitBias: what is added to the logits of a row's listed ids, on the device."""
+"""LogitBias: adds biases to the logits of listed ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.wire.plan import RowSetup
 
 
 class LogitBias(SamplingCapability):
-    """entries [max_rows, 2, width] int32: ids, then the bits of their float32 values."""
+    """Adds biases. entries [max_rows, 2, width] int32: ids, then the bits of their float32 values."""
 
     bits = BIAS
 
@@ -23,7 +23,7 @@ class LogitBias(SamplingCapability):
         self._entries = RowTable(context.max_rows, context.device)
 
     def open_row(self, setup: RowSetup) -> None:
-        """No id comes twice."""
+        """Store the biases of a row. No id occurs twice."""
         ids, values = unpack_ids(setup.bias_ids), unpack_floats(setup.bias_values)
         known = self._context.columns.known(ids)
         self._entries.put(setup.row, np.stack([ids[known], values[known].view(np.int32)]))

@@ -1,4 +1,4 @@
-"""MinTokens: no stop id before so many tokens."""
+"""MinTokens: forbids stop ids before a number of tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.wire.plan import RowSetup
 
 
 class MinTokens(SamplingCapability):
-    """Capability that samples no stop id before so many tokens. stop_ids [max_rows, 1, width] int32."""
+    """Forbids stop ids below a row's minimum length. stop_ids [max_rows, 1, width] int32."""
 
     bits = MIN_LEN
 
@@ -31,13 +31,13 @@ class MinTokens(SamplingCapability):
         return who.where(who.positions_host < self._context.columns.host["min_len"][who.rows_host])
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
-        """Forbid the stop ids of rows that are too short; something else must be left."""
+        """Forbid the stop ids of rows that are too short. Other ids must be left."""
         short = self._short(step)
         if len(short):
             self._context.ops.forbid_below(logits, short, self._stop_ids)
 
     def find(self, step: SamplingStep) -> Forbidden | None:
-        """The stop ids of rows that are too short."""
+        """Return the stop ids of rows that are too short."""
         short = self._short(step)
         if not len(short):
             return None

@@ -1,4 +1,4 @@
-"""NGrams: no id that would complete an n-gram a second time."""
+"""NGrams: forbids ids that would complete an n-gram for a second time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NGrams(SamplingCapability):
         self._history = history
 
     def find(self, step: SamplingStep) -> Forbidden | None:
-        """The ids that would complete one."""
+        """Return the ids that would complete an n-gram for a second time."""
         wary = step.rows_with(NGRAM)
         sizes = self._context.columns.host["ngram"][wary.rows_host]
         history = self._history.beginning(wary.rows, int(wary.positions_host.max()))
@@ -29,10 +29,10 @@ class NGrams(SamplingCapability):
 
 
 def repeating_ids(history: Tensor, lengths: Tensor, sizes: Tensor, max_size: int) -> Tensor:
-    """Ids [n, L] int64 that would complete an n-gram a second time, or NO_ID.
+    """Return ids [n, L] int64 that would complete an n-gram for a second time, or NO_ID.
 
-    history [n, L] int32, of which the first lengths [n] tokens count; sizes [n] int64 are those of the
-    n-grams, max_size the largest. Token j is forbidden where the tokens before it equal the newest ones.
+    history [n, L] int32, of which the first lengths [n] tokens are valid; sizes [n] int64: size of the
+    n-grams; max_size: the largest. Token j is forbidden where the tokens before it equal the newest ones.
     """
     width = history.shape[1]
     at = torch.arange(width, device=history.device)

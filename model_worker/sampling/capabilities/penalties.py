@@ -1,4 +1,4 @@
-"""Penalties: repetition, presence and frequency, by counts of a row's tokens on the device."""
+"""Penalties: repetition, presence and frequency penalty, by token counts of a row on the device."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from runtime.wire.plan import RowSetup
 
 
 class Penalties(SamplingCapability):
-    """counts [max_rows, vocab_size] int32: times sampled, plus IN_PROMPT where the prompt holds the token.
+    """Applies penalties. counts [max_rows, vocab_size] int32: times sampled, plus IN_PROMPT if the prompt has
+    the token.
 
-    Allocated with the first penalty: most runs never need it. On CUDA the warm-up is the first, so that this
-    memory is not looked for behind the KV cache. A token is counted on the stream that samples it.
+    Allocated with the first penalty, since most launches never need it. On CUDA the warm-up uses one, so that
+    the memory is taken before the KV cache. A token is counted on the stream that samples it.
     """
 
     bits = remembered = PENALTY
     _counts: Tensor | None = None
 
     def open_row(self, setup: RowSetup) -> None:
-        """Forget the row's last holder and count what this one has already."""
+        """Clear the counts of the row's last holder, and count the tokens that this one has."""
         context, tensor = self._context, self._context.device.tensor
         if self._counts is None:
             shape = (context.max_rows, context.vocab_size)
@@ -42,7 +43,7 @@ class Penalties(SamplingCapability):
 
     @property
     def counts(self) -> Tensor:
-        """The table, once a row was opened."""
+        """Counts of all rows. Available once a row was opened."""
         assert self._counts is not None
         return self._counts
 
@@ -51,5 +52,5 @@ class Penalties(SamplingCapability):
         self._context.ops.penalise(logits, step.rows_with(PENALTY), self.counts)
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
-        """Count the tokens."""
+        """Count the drawn tokens."""
         self._context.ops.count(self.counts, step.rows_with(PENALTY), sampled.tokens)

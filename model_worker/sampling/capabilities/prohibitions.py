@@ -1,6 +1,5 @@
-"""Prohibitions: min tokens, bad words and n-grams, which forbid together and yield together.
-
-Where they would leave nothing of what allowed ids and mask leave, they forbid nothing for this token.
+"""Prohibitions: min tokens, bad words and n-grams, which yield together. Where they would leave no id of
+those that allowed ids and mask leave, they forbid nothing for this token.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from runtime.sampling.features import ALLOWED, BAD_WORDS, FORBIDS, HISTORY, NGRA
 from runtime.wire.plan import RowSetup
 
 MAY_EMPTY = ALLOWED | MASKED | BAD_WORDS | NGRAM
-"""With one of these in a step even min tokens might leave nothing of a row."""
+"""Features with which even min tokens might leave no id of a row."""
 
 
 class Prohibitions(SamplingCapability):
@@ -55,7 +54,7 @@ class Prohibitions(SamplingCapability):
             forbid(logits, owners, ids, step.rows_with(FORBIDS).at)
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
-        """See the drawn tokens: see SamplingCapability.remember."""
+        """Record the drawn tokens; see SamplingCapability.remember."""
         self._history.remember(step, sampled)
 
     def close_row(self, row: int) -> None:

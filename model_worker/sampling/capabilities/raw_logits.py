@@ -1,4 +1,4 @@
-"""RawLogits: logits as the model computed them, for rows that get them back."""
+"""RawLogits: keeps the model's logits for rows that return them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ class RawLogits(SamplingCapability):
         self._raw = logits[step.rows_with(LOGITS).at]
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
-        """Put what `apply` has kept into the result of the step."""
+        """Put the kept logits into the result of the step."""
         sampled.logits, sampled.logits_of = self._raw, step.rows_with(LOGITS).index
         del self._raw

@@ -1,4 +1,4 @@
-"""The capabilities of a sampler, in the order in which they see a step's logits."""
+"""Table of a sampler's capabilities, in the order in which they see a step's logits."""
 
 from __future__ import annotations
 

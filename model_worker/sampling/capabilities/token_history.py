@@ -1,4 +1,4 @@
-"""TokenHistory: the tokens of rows, in order, on the device, for capabilities that look back."""
+"""TokenHistory: tokens of rows in order, on the device, for capabilities that need earlier tokens."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NO_TOKEN = -1
 
 
 class TokenHistory(SamplingCapability):
-    """tokens [max_rows, max_len] int32: prompt and output, NO_TOKEN for ids that the vocabulary lacks.
+    """Keeps tokens [max_rows, max_len] int32: prompt and output, NO_TOKEN for ids outside the vocabulary.
 
-    Allocated with the first need: most runs never need it. A token is added on the stream that samples it.
-    How long a row's history is, its reader knows: as long as the position of the token to be sampled. What
-    lies beyond is an earlier holder's.
+    Allocated when first needed, since most launches never need it. A token is added on the stream that
+    samples it. A reader must know the length of a row's history, which is the position of the token to be
+    sampled; tokens beyond it are an earlier holder's.
     """
 
     bits = remembered = HISTORY
     _tokens: Tensor | None = None
 
     def open_row(self, setup: RowSetup) -> None:
-        """Begin with prompt and output so far."""
+        """Store prompt and output so far."""
         context = self._context
         if self._tokens is None:
             shape = (context.max_rows, context.max_len)
@@ -37,20 +37,20 @@ class TokenHistory(SamplingCapability):
         self._tokens[setup.row, : len(ids)] = context.device.tensor(ids.astype(np.int32))
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
-        """Add the sampled tokens."""
+        """Append the sampled tokens."""
         assert self._tokens is not None
         who = step.rows_with(HISTORY)
         assert int(who.positions_host.max()) < self._context.max_len, "a token beyond the longest sequence"
         self._tokens[who.rows, who.positions] = sampled.tokens[who.at].int()
 
     def beginning(self, rows: Tensor, length: int) -> Tensor:
-        """The first `length` tokens of rows [n]: [n, length] int32."""
+        """Return the first `length` tokens of rows [n], [n, length] int32."""
         assert self._tokens is not None
         return self._tokens[:, :length].index_select(0, rows)
 
     def newest(self, rows: Tensor, lengths: Tensor, count: int) -> Tensor:
-        """The last `count` tokens of rows [n] of lengths [n], the newest first: [n, count] int32; NO_TOKEN
-        before the beginning.
+        """Return the last `count` tokens of rows [n] with lengths [n], the newest first, [n, count] int32;
+        NO_TOKEN before the beginning.
         """
         assert self._tokens is not None
         at = lengths.unsqueeze(1) - 1 - torch.arange(count, device=lengths.device)

@@ -1,4 +1,4 @@
-"""LogprobsCapability: log-probabilities of sampled tokens, by the model's own distribution."""
+"""LogprobsCapability: log-probabilities of sampled tokens in the model's own distribution."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class LogprobsCapability(SamplingCapability):
     bits = remembered = LOGPROBS
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
-        """Put aside what is about to be changed."""
+        """Keep a copy of logits that are about to be changed."""
         asked = step.rows_with(LOGPROBS)
         stays = not step.present & CHANGES and len(asked) == len(step)
         self._raw = logits if stays else logits[asked.at]
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
-        """Report the tokens' log-probabilities and the largest ones."""
+        """Add the tokens' log-probabilities and the largest ones to the result."""
         asked = step.rows_with(LOGPROBS)
         num_top = int(self._context.columns.host["num_logprobs"][asked.rows_host].max())
         sampled.logprobs = self._context.ops.logprobs(self._raw, sampled.tokens[asked.at], num_top)

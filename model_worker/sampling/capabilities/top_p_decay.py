@@ -1,7 +1,7 @@
-"""TopPDecay: a top-p that gets smaller with each output token, and begins again after a reset id.
+"""TopPDecay: a top-p that shrinks with each output token, and starts again after a reset id.
 
-p at age n          max(top_p_min, p * top_p_decay ** n), which the draw looks up
-age                 output tokens since the beginning, or since the last reset id: 0 right after it
+    p at age n          max(top_p_min, p * top_p_decay ** n), which the draw computes
+    age                 output tokens since the beginning, or since the last reset id: 0 right after it
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from runtime.wire.plan import RowSetup
 
 
 class TopPDecay(SamplingCapability):
-    """The age is a column on the device, counted on the stream that samples: the host may not know whether
-    the token before was a reset id.
+    """Counts the age of rows in a column on the device, on the stream that samples, because the host may not
+    know yet whether the last token was a reset id.
     """
 
     bits = remembered = TOP_P_DECAY
@@ -35,7 +35,7 @@ class TopPDecay(SamplingCapability):
         self._reset_ids.put(setup.row, reset_ids.reshape(1, -1))
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
-        """Count the tokens, or begin again."""
+        """Increase the age, or reset it."""
         who = step.rows_with(TOP_P_DECAY)
         rows, tokens = who.rows, sampled.tokens[who.at]
         num_reset_ids = int(self._num_reset_ids[who.rows_host].max())

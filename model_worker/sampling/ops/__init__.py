@@ -1,1 +1,2 @@
-"""ops: what a step does with rows of logits, by a device's kernels; chosen where a Sampler is made."""
+"""SamplingOps: a step's operations on rows of logits, by a device's kernels; chosen when a Sampler is made.
+"""

@@ -1,4 +1,4 @@
-"""Sampling by the C++ kernels, straight from the rows' columns."""
+"""NativeSampling: sampling by the C++ kernels, which read the rows' columns directly."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from model_worker.sampling.step import SamplingStep, StepRows
 
 
 class NativeSampling(TorchSampling):
-    """Results are those of torch, but for a margin in the last bit of an exponential or a logarithm. Those of
-    a row are the same bits in any batch and with any number of threads. Small edits are torch's.
+    """Results equal torch's, except for the last bit of an exponential or a logarithm. Those of a row have
+    the same bits in any batch and with any number of threads. Small edits use torch.
     """
 
     def __init__(self, columns: SamplingColumns, device: Device, kernels: NativeKernels) -> None:
@@ -28,14 +28,14 @@ class NativeSampling(TorchSampling):
         self._penalty_call = PenaltyCall(floats=columns.floats.data_ptr())
 
     def draw(self, logits: Tensor, step: SamplingStep) -> Tensor:
-        """A token [S] int64 for each row of logits, which stay as they are."""
+        """Return a token [S] int64 for each row of logits, which are not changed."""
         tokens = torch.empty(logits.shape[0], dtype=torch.int64)
         self._draw(self.draw_call(logits, step.who.rows, step.who.positions, tokens))
         return tokens
 
     def draw_call(self, logits: Tensor, rows: Tensor, positions: Tensor, tokens: Tensor) -> DrawCall:
-        """The call with which a recorded step of C++ draws tokens [S] int64 for table rows and positions [S]
-        int64; None: these operations are not C++.
+        """Return the call with which a recorded C++ step draws tokens [S] int64 for table rows and positions
+        [S] int64.
         """
         assert logits.is_contiguous()
         num_rows, vocab_size = logits.shape
@@ -51,7 +51,7 @@ class NativeSampling(TorchSampling):
         )
 
     def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """Log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
+        """Return the log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
         assert logits.is_contiguous()
         num_rows, vocab_size = logits.shape
         num_top = min(num_top, vocab_size)
@@ -74,7 +74,7 @@ class NativeSampling(TorchSampling):
         return Logprobs(chosen, top_ids, top)
 
     def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
-        """Apply the penalties of some rows; counts [max_rows, V] int32, see Penalties."""
+        """Apply the penalties of these rows. counts [max_rows, V] int32: see Penalties."""
         assert logits.is_contiguous()
         assert counts.is_contiguous()
         call = self._penalty_call

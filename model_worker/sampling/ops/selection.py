@@ -1,4 +1,4 @@
-"""The one place that chooses kernels for sampling."""
+"""Choice of the kernels for sampling. No other module chooses them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLING_OPS = {
 
 
 def make_sampling_ops(columns: SamplingColumns, device: Device, kernels: NativeKernels | None) -> SamplingOps:
-    """Choose the operations for that device; kernels: those of C++, which go before."""
+    """Return the operations for that device. kernels: C++ kernels, which are preferred; None: none."""
     if kernels is not None:
         return NativeSampling(columns, device, kernels)
     ops: SamplingOps = resolve("device", device.name, SAMPLING_OPS)(columns, device)

@@ -1,4 +1,4 @@
-"""Sampling by torch operations: the reference, on any device."""
+"""TorchSampling: sampling by torch operations, the reference on any device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class TorchSampling:
         self._device = device
 
     def draw(self, logits: Tensor, step: SamplingStep) -> Tensor:
-        """See SamplingOps: drawn for rows with a temperature, the largest logit for the others."""
+        """Return a token [S] int64 for each row: drawn for rows with a temperature, the id of the largest
+        logit for others.
+        """
         features = step.features
         if not step.present & bit.NOISE:
             return logits.argmax(dim=1)
@@ -50,14 +52,14 @@ class TorchSampling:
         return tokens
 
     def _scaled(self, logits: Tensor, rows: Tensor, present: int) -> Tensor:
-        """Logits over the temperature, -inf where top-n-sigma cuts them off."""
+        """Return the logits divided by the temperature, -inf where top-n-sigma cuts them off."""
         scaled = logits / take(self._columns.temperature, rows).unsqueeze(1)
         if not present & bit.TOP_N_SIGMA:
             return scaled
         return within_sigmas(scaled, take(self._columns.top_n_sigma, rows))
 
     def _draw_whole(self, logits: Tensor, rows: Tensor, positions: Tensor, who: StepRows) -> Tensor:
-        """Draw from the whole vocabulary, less what top-n-sigma and min-p cut off."""
+        """Draw from the whole vocabulary, except for ids that top-n-sigma and min-p cut off."""
         logits = self._scaled(logits, rows, who.step.present)
         if (who.step.features[who.index] & bit.MIN_P).any():
             lowest = logits.amax(dim=1, keepdim=True) + take(self._columns.min_logit_gap, rows).unsqueeze(1)
@@ -66,7 +68,7 @@ class TorchSampling:
         return perturbed(logits, take(self._columns.seed, rows), positions, prune=prune).argmax(dim=1)
 
     def _draw_truncated(self, logits: Tensor, rows: Tensor, positions: Tensor, who: StepRows) -> Tensor:
-        """Draw from what top-n-sigma, top-k, top-p and min-p leave."""
+        """Draw from the ids that top-n-sigma, top-k, top-p and min-p leave."""
         c = self._columns
         logits = self._scaled(logits, rows, who.step.present)
         values, ids = candidates(
@@ -96,8 +98,8 @@ class TorchSampling:
         out: Tensor | None = None,
         last_token: Tensor | None = None,
     ) -> Tensor:
-        """Tokens [n] int64 of logits [n, V] for table rows and positions [n] int64, by operations that read
-        the parameters by row: nothing is decided on the host, so a device can record it. See SamplingOps.
+        """Draw tokens [n] int64 from logits [n, V] for table rows and positions [n] int64, by operations that
+        read the parameters by row; see SamplingOps.
         """
         c = self._columns
         x = self._scaled(logits, rows, bit.TOP_N_SIGMA if kind is DrawKind.TRUNCATED else 0)
@@ -112,18 +114,16 @@ class TorchSampling:
         return tokens if out is None else out.copy_(tokens)
 
     def draw_call(self, logits: Tensor, rows: Tensor, positions: Tensor, tokens: Tensor) -> DrawCall | None:
-        """The call with which a recorded step of C++ draws tokens [S] int64 for table rows and positions [S]
-        int64; None: these operations are not C++.
-        """
+        """Return the call with which a recorded C++ step draws tokens, which is None here."""
         return None
 
     def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """Log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
+        """Return the log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
         return logprobs_of(logits, tokens, num_top)
 
     def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
-        """See SamplingOps. Repetition divides positive logits of tokens in prompt or output and multiplies
-        negative ones; presence and frequency look at the output alone.
+        """Apply penalties. The repetition penalty divides positive logits of tokens in prompt or output and
+        multiplies negative ones; presence and frequency penalty only consider the output.
         """
         c, at, rows = self._columns, penalised.at, penalised.rows
         counts, edited = counts[rows], logits[at]
@@ -136,12 +136,12 @@ class TorchSampling:
         logits[at] = edited
 
     def count(self, counts: Tensor, penalised: StepRows, tokens: Tensor) -> None:
-        """Count the tokens [S] int64 of some rows in counts [max_rows, V] int32."""
+        """Count the tokens [S] int64 of these rows in counts [max_rows, V] int32."""
         rows, sampled = penalised.rows, tokens[penalised.at]
         counts[rows, sampled] = counts[rows, sampled] + 1
 
     def add_bias(self, logits: Tensor, biased: StepRows, table: RowTable) -> None:
-        """Add to the logits of some rows what their table lists: ids, then the bits of float32 values. See
+        """Add biases to the logits of these rows. table: ids, then the bits of float32 values; see
         SamplingOps.
         """
         ids, bits = table.take(biased.rows).unbind(1)
@@ -154,14 +154,13 @@ class TorchSampling:
         apply_masks(logits, masks)
 
     def forbid_below(self, logits: Tensor, short: StepRows, table: RowTable) -> None:
-        """Forbid the listed ids of some rows: those whose position is below their minimum length. See
-        SamplingOps.
+        """Forbid the listed ids of those rows whose position is below their minimum length; see SamplingOps.
         """
         forbid(logits, *by_owner(short.at, table.take(short.rows)[:, 0].long()), None)
 
 
 def top_p_of(columns: SamplingColumns, rows: Tensor) -> Tensor:
-    """The top_p of rows [n] at their age, float32; of a row without a decay, its top_p."""
+    """Return the top_p of rows [n] at their age, float32; without decay, the row's own top_p."""
     # In float64, so that rounding it gives the same number on every device.
     factor = take(columns.top_p_decay, rows).double() ** take(columns.top_p_age, rows)
     return torch.maximum(take(columns.top_p_min, rows), (take(columns.top_p, rows) * factor).float())

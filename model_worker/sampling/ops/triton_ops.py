@@ -1,4 +1,6 @@
-"""Sampling by Triton kernels, which find out by row who is edited and how: the host sends no list of them."""
+"""TritonSampling: sampling by Triton kernels, which find out by row what to edit and how, so the host sends
+no list of rows.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from runtime.sampling import features as bit
 
 
 class TritonSampling(TorchSampling):
-    """Results are those of torch, but for a margin in the last bit of an exponential or a logarithm."""
+    """Results equal torch's, except for the last bit of an exponential or a logarithm."""
 
     def draw(self, logits: Tensor, step: SamplingStep) -> Tensor:
-        """See SamplingOps: all kinds of rows in the same few launches."""
+        """Return a token [S] int64 for each row; all kinds of rows are in the same few launches."""
         who, columns = step.who, self._columns
         if not step.present & bit.NOISE:
             return logits.argmax(dim=1)
@@ -42,26 +44,26 @@ class TritonSampling(TorchSampling):
         out: Tensor | None = None,
         last_token: Tensor | None = None,
     ) -> Tensor:
-        """See SamplingOps: two launches, or four."""
+        """Draw as in SamplingOps.draw_by_row, in two launches or four."""
         truncates = kind is DrawKind.TRUNCATED
         return draw(
             logits, rows, positions, self._columns, truncates=truncates, out=out, last_token=last_token
         )
 
     def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """Log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
+        """Return the log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
         return Logprobs(*top_logprobs(logits, tokens, min(num_top, logits.shape[1])))
 
     def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
-        """Apply the penalties of some rows; counts [max_rows, V] int32, see Penalties."""
+        """Apply the penalties of these rows. counts [max_rows, V] int32: see Penalties."""
         logit_edits.penalize(logits, penalised.step.who.rows, counts, self._columns)
 
     def count(self, counts: Tensor, penalised: StepRows, tokens: Tensor) -> None:
-        """Count the tokens [S] int64 of some rows in counts [max_rows, V] int32."""
+        """Count the tokens [S] int64 of these rows in counts [max_rows, V] int32."""
         logit_edits.count_tokens(counts, penalised.step.who.rows, tokens, self._columns)
 
     def add_bias(self, logits: Tensor, biased: StepRows, table: RowTable) -> None:
-        """Add to the logits of some rows what their table lists: ids, then the bits of float32 values. See
+        """Add biases to the logits of these rows. table: ids, then the bits of float32 values; see
         SamplingOps.
         """
         logit_edits.add_bias(logits, biased.step.who.rows, table.values)
@@ -71,8 +73,7 @@ class TritonSampling(TorchSampling):
         logit_edits.forbid_masked(logits, *masks)
 
     def forbid_below(self, logits: Tensor, short: StepRows, table: RowTable) -> None:
-        """Forbid the listed ids of some rows: those whose position is below their minimum length. See
-        SamplingOps.
+        """Forbid the listed ids of those rows whose position is below their minimum length; see SamplingOps.
         """
         who = short.step.who
         logit_edits.forbid_below(logits, who.rows, who.positions, table.values, self._columns.min_len)

@@ -1,1 +1,1 @@
-"""Logits processors of the launch's own: what calls them, and where in a step."""
+"""Logits processors of the launch: their calls, and their place in a step."""

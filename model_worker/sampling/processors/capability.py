@@ -1,4 +1,6 @@
-"""LogitsProcessors: the launch's own code, before anything else changes the logits."""
+"""LogitsProcessors: capability that calls the launch's own logits processors, before anything else changes
+the logits.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ class LogitsProcessors(SamplingCapability):
         return runner
 
     def open_row(self, setup: RowSetup) -> None:
-        """Keep its tokens, and what its processors are told."""
+        """Store the row's tokens, and what its processors get."""
         self._runner.open_row(setup)
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
-        """Call them."""
+        """Call the processors."""
         self._made = self._runner.run(logits, step.who.rows_host)
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
-        """Report what has failed, and the scores that beam searches read."""
+        """Report processors that failed, and the scores for beam searches."""
         made = self._made
         sampled.errors, sampled.scores, sampled.scores_of = made.errors, made.scores, made.scores_of
         del self._made

@@ -1,8 +1,8 @@
 """ProcessorRunner: calls the launch's logits processors, as TensorRT-LLM's Executor does, on one rank.
 
-Knows rows and their tokens, as plans and SampleMasks tell of them. The rows of a beam search have one call,
-with a beam each. Of several ranks all call them, with rank 0's logits, or rank 0 alone; what comes out on
-rank 0 is what is sampled from, or what the search reads.
+It knows rows and their tokens from plans and SampleMasks. The rows of a beam search have one call together,
+with a beam each. Of several ranks either all call the processors with rank 0's logits, or rank 0 alone. The
+result on rank 0 is what is sampled from, or what the beam search reads.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from runtime.wire.plan import BATCHED, ProcessedRow, RowSetup
 logger = logging.getLogger(__name__)
 
 SHARED_AT_ONCE = 1 << 18
-"""Logits of one broadcast: as many as a slot of shared memory holds."""
+"""Logits in one broadcast: as many as fit into a slot of shared memory."""
 MAX_ERROR_CHARS = 500
 MAX_SCORE = 1e30
-"""Most that a processor may leave of a beam's token: sums of it are still numbers."""
+"""Largest magnitude of a score that a processor may leave for a beam's token, so that sums stay finite."""
 Processor: TypeAlias = Callable[..., Any]
 
 
@@ -46,7 +46,7 @@ class _Row:
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """One sequence of a step, or one beam search, whose beams are in order."""
+    """A call for one sequence of a step, or one beam search with its beams in order."""
 
     row: _Row
     beams: list[_Row]
@@ -55,23 +55,23 @@ class _Asked:
     error: str = ""
 
     def tokens(self) -> list[list[int]]:
-        """Return the tokens of each beam, which are the processor's to change."""
+        """Return the tokens of each beam. The processors may change the lists."""
         return [beam.tokens.copy() for beam in self.beams]
 
 
 class ProcessorResults(NamedTuple):
-    """Results of the calls of a step, besides the logits of sequences that are not searched for."""
+    """Results of a step's calls, besides the changed logits of sequences without beam search."""
 
     errors: Sequence[tuple[int, str]] = ()
-    """Places among the rows of the step where a processor has failed, and how."""
+    """Indices of the step's rows whose processor has failed, with the reason."""
     scores: Tensor | None = None
-    """Scores [m, V] float32 that are left of the log-probabilities of rows of beam searches."""
+    """Scores [m, V] float32 that processors made from the log-probabilities of beam search rows."""
     scores_of: LongArray = NO_ROWS
-    """Places [m] of these rows."""
+    """Indices [m] of these rows in the step."""
 
 
 class ProcessorRunner:
-    """For the stream that samples."""
+    """Calls processors. Used on the stream that samples."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ProcessorRunner:
         *,
         is_replicated: bool = True,
     ) -> None:
-        """`processors`: by name; none on a rank that calls none."""
+        """processors: by name; empty on a rank that calls none."""
         self._processors = processors
         self._device = device
         self._group = group
@@ -91,7 +91,7 @@ class ProcessorRunner:
         """Rows of each call of the next step."""
 
     def open_row(self, setup: RowSetup) -> None:
-        """A row has a new holder; one without processors is none of ours."""
+        """Record a row's new holder. One without processors is not kept."""
         self._rows.pop(setup.row, None)
         if (processing := setup.processing) is not None:
             calls = [(call.name, call.keywords()) for call in processing.calls]
@@ -101,7 +101,7 @@ class ProcessorRunner:
             )
 
     def expect(self, processed: Sequence[ProcessedRow]) -> None:
-        """Take the tokens of the rows whose processors are called in the step that is sampled next."""
+        """Record the tokens of the rows whose processors are called in the step that is sampled next."""
         by_request: dict[int, list[ProcessedRow]] = {}
         for each in processed:
             row = self._rows[each.row]
@@ -114,8 +114,8 @@ class ProcessorRunner:
         ]
 
     def run(self, logits: Tensor, rows_host: LongArray) -> ProcessorResults:
-        """Call the processors of the rows that are expected, among logits [S, V] of rows_host, in place where
-        they are no search's; on ranks other than 0 the logits have no rows.
+        """Call the processors of the expected rows among logits [S, V] of rows_host. Logits are changed in
+        place, except those of beam searches. On ranks other than 0 the logits have no rows.
         """
         if not self._asked:
             return ProcessorResults()
@@ -189,7 +189,7 @@ class ProcessorRunner:
 
 
 def _take(made: Any, logits: Tensor) -> None:
-    """Put what a processor has returned in the logits' place; None: it has changed them."""
+    """Copy a processor's result into the logits; None: it has changed them in place."""
     if made is None or made is logits:
         return
     if not isinstance(made, Tensor) or made.numel() != logits.numel():
@@ -203,8 +203,8 @@ def _said(name: str, error: Exception) -> str:
 
 
 def load_processors(paths: Mapping[str, str]) -> dict[str, Processor]:
-    """Import the classes and make one object of each. `paths`: `module:Class` by name. Raises ConfigError
-    that names the setting.
+    """Import the classes and make one object of each. paths: `module:Class` by name. Raises ConfigError,
+    which names the setting.
     """
     made: dict[str, Processor] = {}
     for name, path in paths.items():

@@ -1,1 +1,1 @@
-"""Sampling's kernels for GPUs."""
+"""GPU kernels for sampling."""

@@ -39,7 +39,7 @@ from model_worker.sampling.columns import SamplingColumns
 
 BLOCK = 2048
 TILE = 1024
-"""Doubtful ids that are looked at together."""
+"""Number of doubtful ids that are examined together."""
 HIGHEST_ID: tl.constexpr = tl.constexpr((1 << 31) - 1)
 
 
@@ -54,11 +54,13 @@ def draw(
     out: Tensor | None = None,
     last_token: Tensor | None = None,
 ) -> Tensor:
-    """One token for each row, [n] int64, in `out` if it is given; as model_worker.sampling.sampler draws it.
+    """Return one token for each row, [n] int64, in `out` if given, drawn as model_worker.sampling.sampler
+    says. Takes two launches, four with `truncates`.
 
-    logits [n, V] float32 contiguous; rows, positions [n] int64. truncates: some row has top-n-sigma, top-k,
-    top-p or min-p; without it they are not looked at. top_p [max_rows + 1] float32: in place of the columns'
-    own. last_token [max_rows + 1] int64: gets the tokens, too, by row. Two launches, four with `truncates`.
+    - logits [n, V] float32 contiguous; rows, positions [n] int64.
+    - truncates: True if some row has top-n-sigma, top-k, top-p or min-p; if False these are ignored.
+    - top_p [max_rows + 1] float32: replaces the columns' own. last_token [max_rows + 1] int64: also gets the
+      tokens, by row.
     """
     num_rows, vocab_size = logits.shape
     device = logits.device
@@ -95,7 +97,9 @@ def draw(
 
 @cache
 def _no_scratch(num_blocks: int, device: torch.device) -> Scratch:
-    """Stands for the scratch of a draw that cuts nothing: of its types, or it would be another kernel."""
+    """Return a placeholder for the scratch of a draw that truncates nothing. It has the same types, since
+    other types would be another kernel.
+    """
     return Scratch.empty(0, num_blocks, device)
 
 
@@ -124,14 +128,14 @@ def _sites(vocab_size: int, truncates: bool, remembers: bool, capacity: int) -> 
 
 @triton.jit
 def _gumbel(words):
-    """Same as model_worker.sampling.noise.gumbel."""
+    """Return Gumbel noise as model_worker.sampling.noise.gumbel."""
     uniform = tl.maximum((words >> 8).to(tl.float32), 0.5) * (2.0**-24)
     return -tl.log(-tl.log(uniform))
 
 
 @triton.jit
 def _noise_of_block(seed, position, start, BLOCK: tl.constexpr):
-    """[BLOCK] float32, of the ids from `start` on: one counter makes the noise of four."""
+    """Return noise [BLOCK] float32 of the ids from `start` on. One counter gives the noise of four ids."""
     quad = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     zero = quad * 0
     w0, w1, w2, w3 = tl.philox(seed, quad, zero + position, zero, zero)
@@ -140,7 +144,7 @@ def _noise_of_block(seed, position, start, BLOCK: tl.constexpr):
 
 @triton.jit
 def _noise_of(seed, position, token):
-    """float32 of each id."""
+    """Return float32 noise of each id."""
     quad, lane = (token // 4).to(tl.uint32), token % 4
     zero = quad * 0
     w0, w1, w2, w3 = tl.philox(seed, quad, zero + position, zero, zero)
@@ -149,20 +153,20 @@ def _noise_of(seed, position, token):
 
 @triton.jit
 def _best(score, token, among):
-    """(largest score, the lowest id that has it) among some."""
+    """Return (largest score, lowest id that has it) among the ids of the mask."""
     top = tl.max(tl.where(among, score, float("-inf")), 0)
     return top, tl.min(tl.where(among & (score == top), token, HIGHEST_ID), 0)
 
 
 @triton.jit
 def _lowest(top, gap):
-    """The least logit that min-p leaves; an infinite `top` less nothing would be no number."""
+    """Return the smallest logit that min-p keeps. It avoids NaN for an infinite `top`."""
     return tl.where(gap > float("-inf"), top + gap, float("-inf"))
 
 
 @triton.jit
 def _append(listed, num_listed, token, among, CAPACITY: tl.constexpr):
-    """Append some ids to a row's list, and count them whether they fit or not."""
+    """Append ids to a row's list. Ids that do not fit are only counted."""
     num = tl.sum(among.to(tl.int32), 0)
     if num > 0:
         place = tl.atomic_add(num_listed, num, sem="relaxed") + tl.cumsum(among.to(tl.int32), 0) - 1
@@ -218,7 +222,9 @@ def _best_in_block(
 def _best_of_list(
     row, window, cut, least, seed, position, best, token, TILE: tl.constexpr, ID_BITS: tl.constexpr
 ):  # fmt: skip
-    """The best of what was best and of the ids of a list up to the cut that are no less than `least`."""
+    """Return the best of the previous best and the ids of a list that are before the cut and at least
+    `least`.
+    """
     for start in range(0, row[2], TILE):
         each, x, order, kept = _doubtful(row, window, start, TILE, ID_BITS)
         kept = kept & (order >= cut) & (x >= least)

@@ -1,11 +1,11 @@
-"""Edits of logits before a draw: penalties, logit bias, masks, minimum length; the count of what was drawn.
+"""Edits of logits before a draw (penalties, logit bias, masks, minimum length), and counts of drawn tokens.
 
     grid   row × block of the vocabulary          `_penalize`
     grid   masked row × block of the vocabulary   `_forbid_masked`
     grid   row                                    `_count`, `_add_listed`
 
-But for masks, which come with a step, each program reads its row's parameters and leaves a row alone that has
-none: a launch serves any batch, and the host sends no list of whom it is about.
+Except for masks, which come with a step, each program reads its row's parameters and skips a row that has
+none. So a launch serves any batch, and the host sends no list of rows.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ IN_PROMPT: tl.constexpr = tl.constexpr(IN_PROMPT_COUNT)
 
 
 def penalize(logits: Tensor, rows: Tensor, counts: Tensor, columns: SamplingColumns) -> None:
-    """Penalise rows in place, as TorchSampling does: logits [S, V] float32 contiguous, rows [S] int64, counts
-    [max_rows, V] int32. Reads counts, and where one is not zero reads and writes the logit.
+    """Apply penalties in place, as TorchSampling does: logits [S, V] float32 contiguous, rows [S] int64,
+    counts [max_rows, V] int32. Reads counts, and reads and writes logits whose count is not zero.
     """
     num_rows, vocab_size = logits.shape
     if num_rows:
@@ -40,7 +40,7 @@ def penalize(logits: Tensor, rows: Tensor, counts: Tensor, columns: SamplingColu
 
 
 def count_tokens(counts: Tensor, rows: Tensor, tokens: Tensor, columns: SamplingColumns) -> None:
-    """Count the tokens [S] int64 of those of rows [S] that have a penalty."""
+    """Count the tokens [S] int64 of those rows [S] that have a penalty."""
     if len(rows):
         repetition, presence, frequency = columns.repetition, columns.presence, columns.frequency
         _sites().count_tokens.launch(
@@ -50,8 +50,8 @@ def count_tokens(counts: Tensor, rows: Tensor, tokens: Tensor, columns: Sampling
 
 
 def add_bias(logits: Tensor, rows: Tensor, table: Tensor) -> None:
-    """Add to logits [S, V] of rows [S], in place, what table [max_rows, 2, width] int32 lists: ids, below 0
-    where there is none, and the bits of float32 values. No id comes twice in a row.
+    """Add biases to logits [S, V] of rows [S], in place. table [max_rows, 2, width] int32: ids (below 0:
+    none), and the bits of float32 values. No id occurs twice in a row.
     """
     if len(rows):
         _sites().add_bias.launch(
@@ -61,8 +61,8 @@ def add_bias(logits: Tensor, rows: Tensor, table: Tensor) -> None:
 
 
 def forbid_masked(logits: Tensor, at: Tensor, words: Tensor) -> None:
-    """Apply masks in place, as apply_masks does: logits [S, V] float32 contiguous, at [m] int32, words
-    [m, ceil(V / 32)] int32 contiguous. Reads the words, and writes where one forbids.
+    """Apply masks in place, as apply_masks does: logits [S, V] float32 contiguous, at [m] int32, words [m,
+    ceil(V / 32)] int32 contiguous. Reads the words, and writes where an id is forbidden.
     """
     num_rows, num_words = words.shape
     vocab_size = logits.shape[1]
@@ -71,8 +71,8 @@ def forbid_masked(logits: Tensor, at: Tensor, words: Tensor) -> None:
 
 
 def forbid_below(logits: Tensor, rows: Tensor, positions: Tensor, table: Tensor, min_len: Tensor) -> None:
-    """logits [S, V] of rows [S] = -inf, in place, at the ids of table [max_rows, 1, width] int32 (below 0:
-    none), where positions [S] < min_len [max_rows] of the row; all int64, min_len of any stride.
+    """Set logits [S, V] of rows [S] to -inf, in place, at the ids of table [max_rows, 1, width] int32 (below
+    0: none) where positions [S] < min_len [max_rows] of the row; all int64, min_len of any stride.
     """
     if len(rows):
         _sites().forbid_below.launch(
@@ -102,7 +102,7 @@ def _sites() -> _Sites:
 
 @triton.jit
 def _penalties(row, repetitions, presences, frequencies, column_stride):
-    """(repetition, presence, frequency, whether one of them does anything)."""
+    """Return (repetition, presence, frequency, True if one of them has an effect)."""
     repetition = tl.load(repetitions + row * column_stride)
     presence = tl.load(presences + row * column_stride)
     frequency = tl.load(frequencies + row * column_stride)
