@@ -55,7 +55,7 @@ class Figures(NamedTuple):
 
 
 class ModelledExecutor:
-    """A worker that computes nothing and whose time is counted, not waited for."""
+    """Worker that computes nothing, and whose step times are added up instead of waited for."""
 
     max_in_flight = 1
     feeds_back = True
@@ -74,7 +74,7 @@ class ModelledExecutor:
         raise AssertionError("no row has a mask")
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: the executor holds no resources."""
 
 
 class ModelledStep:

@@ -1,5 +1,6 @@
-"""Time of the client library's session for one output of one sequence: 256 streams, a batch a step,
-mailboxes that keep nothing. CPU time; no sockets.
+"""Time of the client library's session for one output of one sequence: 256 streams, one batch a step,
+mailboxes that keep nothing. CPU time, without sockets.
+
 Run: python -m benchmarks.bench_client_delivery
 """
 
@@ -23,14 +24,14 @@ NUM_ROUNDS = 15
 
 
 class NoMailbox(Mailbox):
-    """Its caller reads at once."""
+    """Mailbox of a caller that reads at once."""
 
     def put(self, item: Any) -> None:
         pass
 
 
 class NoConnection:
-    """Sends nothing."""
+    """Connection that sends nothing."""
 
     def __init__(self, **_: Any) -> None:
         self.opened: Future[None] = Future()

@@ -49,7 +49,7 @@ SHAPES = {
 
 
 class Case:
-    """A step's attention over all layers of a pool."""
+    """Attention of one step over all layers of a pool."""
 
     def __init__(self, shape: Shape, batch: int, context: int, page_size: int, is_hot: bool) -> None:
         torch.manual_seed(0)
@@ -97,7 +97,7 @@ class Case:
         self.layer_bytes = sum(lens) * shape.num_kv_heads * shape.head_dim * 4
 
     def run(self, attention: CpuNativeAttention) -> torch.Tensor:
-        """Attention of each layer; returns the last one's."""
+        """Compute the attention of each layer. Returns that of the last one."""
         attention.prepare(self.forward_batch)
         inputs = AttentionInputs(self.q, self.k, self.v)
         for layer in self.layers:
@@ -106,7 +106,7 @@ class Case:
 
 
 def measure(case: Case, builds: dict[str, CpuNativeAttention], seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of a layer by each build, in turns."""
+    """Return milliseconds of a layer by each build, measured in turns."""
     times: dict[str, list[float]] = {name: [] for name in builds}
     results = [case.run(attention) for attention in builds.values()]
     for result in results:

@@ -101,7 +101,7 @@ class KernelClock:
         self._watched: list[NativeKernels] = []
 
     def watch(self, kernels: NativeKernels) -> None:
-        """Count the kernels' calls from now on, each once; before a model takes them."""
+        """Count the kernels' calls from now on, each once. Call it before a model takes the kernels."""
         if kernels in self._watched:
             return
         self._watched.append(kernels)
@@ -151,7 +151,7 @@ def make_runner(model: str, backend: str, dtype: torch.dtype, max_rows: int, max
 
 
 class WiredWorker:
-    """A worker as its process has it: plans come and results go as the bytes of messages."""
+    """A worker with the interface of its process: plans come in and results go out as bytes of messages."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -160,12 +160,12 @@ class WiredWorker:
         self._results = MessageCodec(UNIONS["step_results"], epoch=1)
 
     def prepare(self, batch: int, context: int, **sampling: Any) -> Callable[[], object]:
-        """Open the rows; returns a decode step of them."""
+        """Open the rows, and return a decode step of them."""
         self._worker.launch(opening_plan(batch, context, self._runner.kv_pool.num_pages, **sampling)).result()
         return self.step_of(decode_plan(batch, context))
 
     def step_of(self, plan: BatchPlan) -> Callable[[], object]:
-        """A plan that may be run any number of times, as a step."""
+        """Return a step for a plan that may be run any number of times."""
         frame = self._plans.encode(plan)
 
         def step() -> object:
@@ -178,11 +178,11 @@ class WiredWorker:
 class Times(NamedTuple):
     ms: list[float]
     outside_us: list[float]
-    """CPU time of the thread, but for the C++ kernels."""
+    """CPU time of the thread outside the C++ kernels."""
 
 
 def measure(steps: dict[str, Callable[[], object]], seconds: float) -> dict[str, Times]:
-    """Times of each step, taken in turns so that a noisy moment meets all of them."""
+    """Return times of each step, measured in turns, so that a disturbance affects all of them."""
     times = {name: Times([], []) for name in steps}
     for step in steps.values():
         step()

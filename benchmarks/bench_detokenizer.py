@@ -36,7 +36,7 @@ DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo" / "model"
 
 
 class ListChannel:
-    """The clients' side, kept in lists."""
+    """Channel to the clients that keeps frames in lists."""
 
     def __init__(self) -> None:
         self.incoming: list[tuple[bytes, bytes]] = []
@@ -63,8 +63,8 @@ class Bench:
         stop_words: tuple[bytes, ...] = (),
         output: str = "",
     ) -> None:
-        """`stops`: those of each row, or of all. `output`: a text that is generated over and over; empty:
-        random tokens.
+        """stops: stop strings of each row, or of all rows. output: text that is generated over and over;
+        empty: random tokens.
         """
         self.channel = ListChannel()
         self.inbox = MemoryChannel("detokenizer_in")
@@ -101,7 +101,7 @@ class Bench:
         return [ack.client for ack in acks if isinstance(ack, HelloAck)]
 
     def run(self, num_steps: int) -> list[float]:
-        """Time of each step in microseconds."""
+        """Return the time of each step in microseconds."""
         num_rows = len(self.handles) // 16
         tokens = np.random.default_rng(0).integers(3, self.vocab_size, (num_steps, num_rows), np.int32)
         if len(self.output):
@@ -118,8 +118,8 @@ class Bench:
 
 
 def hostile(row: int) -> tuple[str, ...]:
-    """The most and the longest stop strings that a request may have: each leaves an output of a's later, one
-    never does.
+    """Return the largest number of the longest stop strings that a request may have. Each fails to match an
+    output of a's at a later place, and one never does.
     """
     mark = f"{row:03}"
     short = (f"{'a' * count}{mark}".ljust(MAX_STOP_CHARS, "b") for count in range(1, MAX_STOP_STRINGS))

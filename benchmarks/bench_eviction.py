@@ -28,13 +28,13 @@ LEAF_PAGES = 4
 NEWCOMERS = 26
 BUSY_ROWS = 256
 HIT_SHARE = 0.5
-"""Share of the newcomers that ask again for what is cached."""
+"""Share of the newcomers that repeat a cached prompt."""
 MANY_TENANTS = 1000
 
 
 class Bench:
     def __init__(self, policy: str, num_leaves: int, num_tenants: int = 1, floods: bool = False) -> None:
-        """floods: nearly all that is new is the first tenant's, once each has a prompt."""
+        """floods: True if nearly all new prompts belong to the first tenant, once each tenant has one."""
         self.rng = random.Random(0)
         self.cache = RadixCache(PAGE_SIZE, time.monotonic, make_eviction_policy(policy))
         self.num_tenants = num_tenants
@@ -53,7 +53,7 @@ class Bench:
                 self.cache.unlock(self.leases.pop(0))
 
     def new_prompt(self) -> tuple[bytes, bytes]:
-        """And its namespace."""
+        """Return a new prompt and its namespace."""
         self.num_prompts += 1
         number = self.num_prompts
         namespace = b""
@@ -89,7 +89,7 @@ class Bench:
         self.leases.append(node)
 
     def step(self) -> tuple[float, float]:
-        """Microseconds: of the tree, and of its evictions alone."""
+        """Return microseconds of the tree, and of its evictions alone, for one step."""
         prompts = [
             self.rng.choice(self.prompts[-30_000:]) if self.rng.random() < HIT_SHARE else self.new_prompt()
             for _ in range(NEWCOMERS)

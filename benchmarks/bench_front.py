@@ -1,11 +1,12 @@
-"""The ways to one model, in turns: over HTTP, over the client library, and offline (LLM); and over HTTP chats
-without tools, with one that the model does not call, and without tools but with a prompt as long as that one
-and as much of it the same in every request: what a tool costs beside its place in the prompt.
+"""Comparison of the ways to one model, in turns: over HTTP, over the client library, and offline (LLM). Also
+chats over HTTP without tools, with a tool that the model does not call, and without tools but with a prompt
+of the same length and the same shared part, which shows what a tool costs besides its share of the prompt.
 
-For each way the tokens per second of all streams together, prompts included; what a token costs each process
-in CPU time; and what other processes used of the machine meanwhile, in cores. HTTP and the client library ask
-the same launch, LLM has a runtime of its own, and who is not asked idles. The client of all is this process:
-bench_serving's for all but LLM, which do stream.
+For each way it prints the tokens per second of all streams together, prompts included; the CPU time of each
+process per token; and the cores that other processes used meanwhile. HTTP and the client library use the same
+launch, LLM has a runtime of its own, and the one that is not measured idles. All clients are in this process:
+bench_serving's, except for LLM, which does not stream.
+
 Run: python -m benchmarks.bench_front, while nothing else runs on the machine.
 """
 
@@ -48,22 +49,22 @@ ROLES = ("client", "api", "tokenizer", "scheduler", "worker", "detokenizer")
 
 
 class Sample(NamedTuple):
-    """One way, once."""
+    """One measurement of one way."""
 
     num_tokens: int
     duration_s: float
     cpu_s: dict[str, float]
-    """By role."""
+    """CPU seconds by role."""
     others_cores: float
-    """Cores that other processes used meanwhile: much of it, and the figures are of no use."""
+    """Cores that other processes used meanwhile. If it is much, the rates mean nothing."""
 
 
 Way: TypeAlias = Callable[[list[LoadConversation]], int]
-"""Send the prompts, wait for all answers, return their number of tokens."""
+"""Function that sends the prompts, waits for all answers, and returns their number of tokens."""
 
 
 def streams_over(runner: asyncio.Runner, backend: Backend, render: Render = as_text) -> Way:
-    """All at once over a back end of bench_serving."""
+    """Return the way that sends all prompts at once over a back end of bench_serving."""
 
     async def load_all(conversations: list[LoadConversation]) -> int:
         traffic = Traffic(math.inf, None, seed=1)
@@ -102,7 +103,7 @@ def measure(way: Way, conversations: list[LoadConversation], launcher_pid: int) 
 
 @contextmanager
 def all_ways(args: argparse.Namespace) -> Iterator[dict[str, tuple[Way, int]]]:
-    """Name -> the way, and the pid of the launcher whose processes serve it."""
+    """Yield each way by name, with the pid of the launcher whose processes serve it."""
     options = GenerationOptions(
         stream=True, ignore_eos=True, add_special_tokens=True, extra={}, counts_tokens=True
     )
@@ -135,7 +136,7 @@ def all_ways(args: argparse.Namespace) -> Iterator[dict[str, tuple[Way, int]]]:
 
 
 def num_tool_tokens() -> int:
-    """How many tokens longer the tool makes a prompt."""
+    """Return by how many tokens the tool lengthens a prompt."""
     tokenizer, turns = load(DEMO_MODEL), [{"role": "user", "content": "x"}]
     texts = [tokenizer.apply_chat_template(turns, tools=tools) for tools in (TOOLS, ())]
     with_tools, without = map(len, tokenizer.encode_batch(texts, add_special_tokens=False))
@@ -143,7 +144,7 @@ def num_tool_tokens() -> int:
 
 
 def behind(beginning: str, conversations: list[LoadConversation]) -> list[LoadConversation]:
-    """The same with a text in front of each prompt."""
+    """Return the conversations with a text in front of each prompt."""
     turns = [conversation.turns[0] for conversation in conversations]
     return [LoadConversation((replace(turn, prompt=f"{beginning}\n{turn.prompt}"),)) for turn in turns]
 

@@ -33,7 +33,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 class Asked(NamedTuple):
-    """Path and body that the streams ask with, and the first piece of their answer."""
+    """Path and body that the streams request, and the first piece of their answer."""
 
     path: str
     body: dict[str, Any]
@@ -59,7 +59,7 @@ TIMEOUT_S = 60.0
 
 
 def read_streams(commands: Connection) -> None:
-    """The reading process: for each command asks for streams and throws away what comes, until the next."""
+    """Reading process: for each command, open streams and discard what arrives until the next command."""
     for port, path, body, num_streams in iter(commands.recv, None):
         data = json.dumps({**body, "stream": True}).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -78,7 +78,7 @@ def read_streams(commands: Connection) -> None:
 
 @contextmanager
 def reader() -> Iterator[Connection]:
-    """Start it before any thread: it is a fork, which is there at once."""
+    """Start the reading process by fork. Call it before there are threads."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=read_streams, args=(theirs,))
     process.start()
@@ -90,14 +90,14 @@ def reader() -> Iterator[Connection]:
 
 
 def cpu_s(name: str) -> float:
-    """Time on the CPU of the threads whose names begin so."""
+    """Return the CPU seconds of the threads whose names begin with `name`."""
     threads = [each for each in threading.enumerate() if each.name.startswith(name)]
     clocks = [time.pthread_getcpuclockid(each.ident) for each in threads if each.ident is not None]
     return sum(map(time.clock_gettime, clocks))
 
 
 def measure(front: Front, reader: Connection, asked: Asked, num_streams: int, num_steps: int) -> list[float]:
-    """Microseconds of each token, in the event loop and in the client's I/O thread."""
+    """Return microseconds of each token, in the event loop and in the client's I/O thread."""
     seen = len(front.ring.requests)
     reader.send((front.port, asked.path, asked.body, num_streams))
     ring = front.ring

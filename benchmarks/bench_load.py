@@ -1,10 +1,10 @@
-"""How much host memory a rank needs to load its part of a sharded checkpoint, and how long it takes.
+"""Host memory and time that a rank needs to load its part of a sharded checkpoint.
 
     python -m benchmarks.bench_load --gib 2 --tp 2
 
-Makes a checkpoint in shards with an index, in a temporary directory, and loads each rank's part as bfloat16
-in a process of its own, all at once. Peak: the most resident memory since before the load,
-mapped pages of files included, less what was resident then.
+Makes a checkpoint in shards with an index in a temporary directory, and loads each rank's part as bfloat16 in
+a process of its own, all at once. Peak: the most resident memory since before the load, mapped file pages
+included, less what was resident then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUM_SHARDS = 4
 
 
 class Place(SoloGroup):
-    """Where a rank stands. Loading needs no other."""
+    """Group with a rank and a size. Loading needs nothing else of it."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -41,7 +41,9 @@ class Place(SoloGroup):
 
 
 def make_checkpoint(folder: Path, gib: float, dtype: torch.dtype) -> None:
-    """A Llama of 2048 channels with as many layers as fill so much in bfloat16; the files have `dtype`."""
+    """Make a Llama checkpoint with 2048 channels and as many layers as fill `gib` in bfloat16; the files have
+    `dtype`.
+    """
     hidden, inner, vocab_size = 2048, 5632, 32000
     layer_bytes = 2 * (2 * hidden * hidden + 2 * hidden * 256 + 3 * hidden * inner)
     num_layers = max(1, round((gib * (1 << 30) - 4 * vocab_size * hidden) / layer_bytes))
@@ -84,7 +86,7 @@ def measure(folder: Path, rank: int, size: int) -> dict[str, float]:
 
 
 def _status(name: str) -> int:
-    """Bytes, of a line of /proc/self/status in kB."""
+    """Return the bytes in a kB line of /proc/self/status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10
@@ -92,7 +94,7 @@ def _status(name: str) -> int:
 
 
 def run(gib: float, size: int, dtype: torch.dtype) -> list[dict[str, float]]:
-    """Return what each rank measured, of files of `dtype`."""
+    """Return what each rank measured with files of `dtype`."""
     with tempfile.TemporaryDirectory(prefix="bench-load-") as folder:
         make_checkpoint(Path(folder), gib, dtype)
         command = [sys.executable, "-m", "benchmarks.bench_load", "--tp", str(size), "--folder", folder]

@@ -1,8 +1,8 @@
-"""How fast bench_serving reads: 64 streams of a server of canned events, in a process of its own.
+"""Speed at which bench_serving reads 64 streams of a server of canned events, which has a process of its own.
 
-Two cases: at the bar, with the server writing just so many tokens a second, which is when nearly every token
-is a read of its own; and as fast as the two go together. What one token costs the client says what share of a
-core it needs at other rates.
+Two cases: at the target rate, where nearly every token is a read of its own; and as fast as client and server
+go together. The cost of one token shows what share of a core the client needs at other rates.
+
 Run: python -m benchmarks.bench_load_client
 """
 
@@ -30,7 +30,7 @@ TIMEOUT_S = 120.0
 
 
 async def read_streams(port: int, num_streams: int, num_tokens: int) -> LoadResult:
-    """Raises RuntimeError when an answer is not what the server sent."""
+    """Read the streams. Raises RuntimeError if an answer is not what the server sent."""
     http = HttpClient(f"http://127.0.0.1:{port}", {}, timeout_s=TIMEOUT_S, clock=time.perf_counter)
     options = GenerationOptions(
         stream=True, ignore_eos=True, add_special_tokens=True, extra={}, counts_tokens=True

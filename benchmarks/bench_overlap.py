@@ -54,7 +54,7 @@ class SleepingHandle:
 
 
 class SleepingExecutor:
-    """Runs each step for STEP_S on a thread and adds up the time in which it had nothing to run."""
+    """Runs each step for STEP_S on a thread, and adds up its idle time."""
 
     feeds_back = True
 

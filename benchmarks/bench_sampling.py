@@ -46,8 +46,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def grammar_masks(num_rows: int, vocab_size: int) -> dict[int, bytes]:
-    """By row, in turns of what a grammar allows between tokens of its own, a hundred ids, and within a text,
-    all but a hundred.
+    """Return masks by row, alternating between what a grammar allows between tokens of its own (a hundred
+    ids) and within a text (all but a hundred).
     """
     rng = np.random.default_rng(0)
     few = np.zeros(32 * -(-vocab_size // 32), np.uint8)
@@ -59,7 +59,7 @@ def grammar_masks(num_rows: int, vocab_size: int) -> dict[int, bytes]:
 def make_step(
     kernels: NativeKernels | None, kind: dict[str, Any], logits: torch.Tensor, masks: Mapping[int, bytes]
 ) -> Callable[[], object]:
-    """Samples a token for each row of the logits."""
+    """Return a function that samples a token for each row of the logits."""
     num_rows, vocab_size = logits.shape
     device, prompt = make_device("cpu", threaded=False), pack_ids(range(500))
     sampler = Sampler(device, max_rows=num_rows, max_len=1024, vocab_size=vocab_size, kernels=kernels)
@@ -79,7 +79,7 @@ def make_step(
 
 
 def measure(steps: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of each step, taken in turns."""
+    """Return milliseconds of each step, measured in turns."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         step()

@@ -99,13 +99,15 @@ RULES: dict[str, dict[str, object]] = {
     "allowed": {**SOME_RULES, "allowed_token_ids": tuple(range(TOKEN, TOKEN + 100))},
 }
 SHORT_OF_PAGES = 120 * 82
-"""Rows are free, but pages are not: in every step somebody is considered, and does not fit."""
+"""Number of pages that leaves rows free while pages are short: in every step a request is considered that
+does not fit.
+"""
 CHURN_OUTPUT = 9
-"""Output of a request of the churn case: with the lag of depth 2 its stay is ten steps."""
+"""Output length of a request in the churn case. With the lag of depth 2 its stay is ten steps."""
 
 
 class NullHandle:
-    """A step that was done at once: its result is bytes, as from a socket."""
+    """A step that was finished at once. Its result is bytes, as from a socket."""
 
     def __init__(self, data: bytes, codec: MessageCodec, frames: tuple[Frame, ...] = ()) -> None:
         self._data = data
@@ -122,15 +124,15 @@ class NullHandle:
 
 
 class NullExecutor:
-    """Encodes plans and answers each with as many tokens as it samples, and with logprobs of those whose row
-    asked; time spent on the answer is not the step's.
+    """Encodes plans and answers each with as many tokens as it samples, and with logprobs of rows that asked.
+    The time for the answer is not counted as the step's.
     """
 
     max_in_flight = 2
     feeds_back = True
 
     def __init__(self, max_rows: int, num_top: int = NUM_TOP, num_logits: int = 0) -> None:
-        """`num_logits`: vocabulary of the rows of logits that all rows come with; 0: none do."""
+        """num_logits: vocabulary size of the rows of logits that come with all rows; 0: none."""
         self._plans = MessageCodec(BatchPlan, 0)
         self._results = MessageCodec(StepResult, 0)
         self._has_logprobs = np.zeros(max_rows, np.bool_)
@@ -176,11 +178,11 @@ class NullExecutor:
         raise AssertionError("no row has a mask")
 
     def close(self) -> None:
-        """There is nothing to stop."""
+        """Do nothing: the executor has nothing to stop."""
 
 
 class EncodingOutbox:
-    """The near half of a socket."""
+    """The encoding half of a socket."""
 
     def __init__(self) -> None:
         self._codec = MessageCodec(None, 0)
@@ -191,11 +193,11 @@ class EncodingOutbox:
         return True
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: the outbox holds no resources."""
 
 
 ROOMY = 24
-"""Times the pages that the rows need: as many as all the prompts of a churn run."""
+"""Factor on the pages that the rows need: as many as all the prompts of a churn run."""
 
 
 class Figures(NamedTuple):
@@ -216,21 +218,21 @@ class Case(NamedTuple):
     """Share of the rows that have stop strings and want logprobs."""
     policy: str = "fcfs"
     num_waiting: int = 0
-    """Requests that wait behind those that run."""
+    """Number of waiting requests."""
     num_pages: int = 0
-    """Pages of the pool; 0: as many as the rows need, pool_scale times."""
+    """Number of pages of the pool; 0: pool_scale times what the rows need."""
     num_guesses: int = 0
-    """Guesses of each row in each step."""
+    """Number of guesses of each row in each step."""
     num_beams: int = 1
-    """Rows of each request, which searches with more than one."""
+    """Number of rows of each request, which is a beam search if there are several."""
     rules: str = ""
-    """Name of what searches have of RULES; with any of it they read the logits of their rows."""
+    """Name of an entry of RULES that beam searches have. With any they read the logits of their rows."""
     is_sampled: bool = False
-    """Its requests note their moments."""
+    """True if requests record stamps for traces."""
 
 
 class Bench:
-    """One scheduler, its rows full, ready to be stepped."""
+    """A scheduler with full rows, ready to be stepped."""
 
     def __init__(self, case: Case, executor: AnyExecutor | None = None) -> None:
         self.case = case
@@ -294,7 +296,7 @@ class Bench:
         self._numbers = itertools.count()
 
     def frame(self, max_tokens: int) -> bytes:
-        """A request as it comes from the socket; its prompt has nothing in common with any other."""
+        """Return a request in its form on the socket. Its prompt shares nothing with any other."""
         ids = self._random.integers(8, VOCAB_SIZE, self.case.num_prompt, dtype=np.int32)
         number, share = next(self._numbers), self.case.logprobs_share
         handle = make_handle(1, number)
@@ -316,14 +318,14 @@ class Bench:
         return self._codec.encode(request)
 
     def step(self, frames: list[bytes]) -> float:
-        """Seconds of one step."""
+        """Return the seconds of one step."""
         self._null.seconds = 0.0
         started = time.perf_counter()
         self.scheduler.step([self._codec.decode(frame) for frame in frames])
         return time.perf_counter() - started - self._null.seconds
 
     def first_frames(self) -> list[bytes]:
-        """A tenant for every row but the idle ones; with churn, a tenth of them ends in each step."""
+        """Return a request for every row but the idle ones; with churn, a tenth of them ends in each step."""
         return [
             self.frame(1 + i % CHURN_OUTPUT if self.case.churn else self.case.num_output)
             for i in range(self.case.num_rows // self.case.num_beams + self.case.num_waiting)

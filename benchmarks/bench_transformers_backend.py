@@ -1,9 +1,9 @@
-"""Time of a decode step by a spec and by the transformers library's modules, same weights, turn by turn.
+"""Time of a decode step by a spec and by the transformers library's modules, with the same weights, in turns.
 
     python -m benchmarks.bench_transformers_backend [--threads 1] [--batches 1,8,32] [--context 256]
 
-Of the demo model, and of one with the shape of a 0.5B model and dummy weights. Milliseconds of the process's
-CPU time, the median and the least; with one thread that is the time of a step on a machine of its own.
+For the demo model, and one with the shape of a 0.5B model and dummy weights. Prints milliseconds of the
+process's CPU time, median and least; with one thread that is the time of a step on an idle machine.
 """
 
 from __future__ import annotations

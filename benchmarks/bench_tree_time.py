@@ -1,9 +1,10 @@
-"""Share of a run that the prefix cache takes: requests that share prefixes, demo model, scheduler and worker.
+"""Share of a run's time that the prefix cache takes, with the demo model, scheduler, worker, and requests
+that share prefixes.
 
     python -m benchmarks.bench_tree_time [--groups 8] [--prompts 16]
 
-Every call of the cache is timed from outside (the product has no clock there), so the share includes what the
-timing itself costs. The worker computes on a thread of its own: time is wall time of the whole run.
+Every call of the cache is timed from outside, so the share includes the cost of timing. The worker computes
+on a thread of its own; time is wall time of the whole run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NUM_SYSTEM, NUM_QUESTION, NUM_OUTPUT = 256, 32, 32
 
 
 class TimedCache:
-    """Hands every call on to a PrefixCache and adds up what they take."""
+    """Passes every call on to a PrefixCache, and adds up their times."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache

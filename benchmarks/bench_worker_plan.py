@@ -52,7 +52,9 @@ def make_runner(num_rows: int, page_size: int) -> ModelRunner:
 
 
 def steady_plan(step: int, num_rows: int, page_size: int) -> BatchPlan:
-    """A decode of all rows; their lengths differ, so that a sixteenth of them begins a page in every step."""
+    """Return a decode of all rows. Their lengths differ, so that a sixteenth of them begins a page in every
+    step.
+    """
     starts = 1000 + np.arange(num_rows) + step
     turning = np.flatnonzero(starts % page_size == 0)
     spans = np.stack([turning, starts[turning] // page_size, np.ones_like(turning)], axis=1)

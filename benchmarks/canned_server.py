@@ -1,9 +1,10 @@
-"""A server of canned answers: OpenAI's completions as events, as cheap as they can be served, so that what is
-measured is the client that reads them.
+"""Server of canned answers: OpenAI completions as events, served as cheaply as possible, in order to measure
+the client that reads them.
 
-One thread, epoll, no framework; every byte of a token is made before it is asked for. The texts are the same
-for all requests. Knows max_tokens and nothing else of a request.
-Run: python -m benchmarks.canned_server --rate 40000; the first line it prints is its port.
+One thread, epoll, no framework. Every byte of a token is made before it is asked for, and the texts are the
+same for all requests. The server only reads max_tokens of a request.
+
+Run: python -m benchmarks.canned_server --rate 40000; the first line that it prints is its port.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 PROMPT_TOKENS = 7
 TEXTS = (" the", " return", "\\n    ", "(self", " =", "ä", ' \\"', " x")
-"""Texts of one token each, in turns, as JSON spells them."""
+"""Texts of one token each, used in turn, as JSON spells them."""
 MAX_REQUEST_BYTES = 1 << 20
 
 
@@ -38,13 +39,13 @@ class _Body(msgspec.Struct):
 
 
 class Answers:
-    """The bytes of every answer: an event and an HTTP chunk for each token, with the running usage."""
+    """Bytes of every answer: an event and an HTTP chunk for each token, with the running usage."""
 
     def __init__(self) -> None:
         self._tokens: list[bytes] = []
 
     def parts(self, num_tokens: int) -> list[bytes]:
-        """Return what is written for each token; the first has the head, the last all that ends the
+        """Return the bytes to be written for each token. The first have the head, the last the end of the
         answer.
         """
         while len(self._tokens) < num_tokens:
@@ -57,7 +58,7 @@ class Answers:
 
 
 def text_of(num_tokens: int) -> str:
-    """The text of an answer."""
+    """Return the text of an answer."""
     return "".join(
         msgspec.json.decode(f'"{TEXTS[index % len(TEXTS)]}"', type=str) for index in range(num_tokens)
     )
@@ -87,7 +88,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 class Connection:
-    """One request, and how much of its answer has been written."""
+    """One request, and how much of its answer was written."""
 
     def __init__(self, sock: socket.socket, answers: Answers) -> None:
         self.sock = sock
@@ -96,10 +97,12 @@ class Connection:
         self._parts: list[bytes] = []
         self._next = 0
         self._rest: bytes = b""
-        """Rest of the part before the next one, for which the socket had no room."""
+        """Rest of the last part, for which the socket had no room."""
 
     def try_read(self) -> bool:
-        """Take in what has come; True when the request is complete. Raises ConnectionError at its end."""
+        """Read what has arrived. Returns True when the request is complete. Raises ConnectionError at its
+        end.
+        """
         data = self.sock.recv(MAX_REQUEST_BYTES)
         if not data:
             raise ConnectionError
@@ -118,7 +121,7 @@ class Connection:
         return True
 
     def write_next(self) -> bool:
-        """Write the next part, or the rest of the last one; True when all is written."""
+        """Write the next part, or the rest of the last one. Returns True when everything is written."""
         if not self._rest:
             self._rest = self._parts[self._next]
             self._next += 1
@@ -131,12 +134,12 @@ class Connection:
 
 class CannedServer:
     def __init__(self, rate: float) -> None:
-        """`rate`: tokens per second of all streams together, at most; 0: as fast as they are read."""
+        """rate: most tokens per second of all streams together; 0: as fast as they are read."""
         self._rate = rate
         self._answers = Answers()
         self._selector = selectors.DefaultSelector()
         self._streams: dict[Connection, None] = {}
-        """Those that have more to write, in the order of their coming."""
+        """Connections with more to write, in the order of arrival."""
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -188,7 +191,7 @@ class CannedServer:
 
 @contextmanager
 def canned_server(rate: float = 0.0) -> Iterator[tuple[int, int]]:
-    """(port, pid) of a server in a process of its own; it ends with the block."""
+    """Context manager for a server in a process of its own; gives (port, pid)."""
     command = [executable, "-m", "benchmarks.canned_server", "--rate", str(rate)]
     with Popen(command, stdout=PIPE, text=True) as process:
         try:

@@ -1,4 +1,4 @@
-"""Rows that all stand at the same length: their pool, the plan that opens them, and that of a decode step."""
+"""Rows of equal length for benchmarks: their KV pool, the plan that opens them, and that of a decode step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PAGE_SIZE = 16
 
 
 def pages_for(context: int) -> int:
-    """Pages of a row of that many tokens, the one that is decoded included."""
+    """Return the number of pages of a row with that many tokens, including the one that is decoded."""
     return -(-context // PAGE_SIZE)
 
 
 def filled_pool(
     layout: KVLayout, batch: int, context: int, dtype: torch.dtype, device: torch.device | str
 ) -> MHATokenToKVPool:
-    """Room for the rows, of random keys and values."""
+    """Return a pool with room for the rows, filled with random keys and values."""
     pool = MHATokenToKVPool(
         batch * pages_for(context),
         PAGE_SIZE,
@@ -40,8 +40,8 @@ def filled_pool(
 
 
 def opening_plan(batch: int, context: int, num_pages: int, **sampling: Any) -> BatchPlan:
-    """Gives rows 0 .. batch - 1 scattered pages of a pool of num_pages, and parameters, greedy if not said
-    otherwise; decodes their first tokens.
+    """Return a plan that gives rows 0 .. batch - 1 scattered pages of a pool of num_pages, and sampling
+    parameters (default: greedy), and decodes their first tokens.
     """
     per_row = pages_for(context)
     pages = np.random.default_rng(0).permutation(num_pages)[: batch * per_row] + 1
@@ -61,12 +61,14 @@ def opening_plan(batch: int, context: int, num_pages: int, **sampling: Any) -> B
 
 
 def decode_plan(batch: int, context: int) -> BatchPlan:
-    """The same position of the opened rows once more, after the tokens that they got last."""
+    """Return a plan that decodes the same position of the opened rows again, after their last tokens."""
     return _plan(batch, context, ids=np.full(batch, -1))
 
 
 def verification_plan(batch: int, context: int, num_guesses: int) -> BatchPlan:
-    """That position and the ones before it, of which all but the first are guesses that are hardly right."""
+    """Return a plan that decodes that position and the ones before it, all but the first of which are guesses
+    that are unlikely to be right.
+    """
     ids = np.full((batch, 1 + num_guesses), 7)
     ids[:, 0] = -1
     return _plan(

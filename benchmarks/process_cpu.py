@@ -1,4 +1,4 @@
-"""CPU time of processes by their titles and memory of their trees, from /proc. CPU time is in steps of a
+"""CPU time of processes by title, and memory of process trees, from /proc. CPU time has the resolution of a
 scheduler tick, usually 10 ms.
 """
 
@@ -16,7 +16,7 @@ TITLE_PREFIX = "carousel:"
 class _Stat(NamedTuple):
     parent: int
     cpu_s: float
-    """User and system, of all threads that it has or had."""
+    """User and system time of all threads that it has or had, in seconds."""
 
 
 def children_of(pid: int) -> list[int]:
@@ -24,7 +24,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def cpu_by_role(root: int) -> dict[str, float]:
-    """Seconds that each role of a runtime has used so far; `root` is its launcher."""
+    """Return the CPU seconds of each role of a runtime so far. root: pid of its launcher."""
     processes = _all_processes()
     found: defaultdict[str, float] = defaultdict(float)
     for pid, stat in processes.items():
@@ -34,28 +34,30 @@ def cpu_by_role(root: int) -> dict[str, float]:
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds, without those of its children."""
+    """Return the CPU seconds of a process without its children."""
     return _all_processes()[pid].cpu_s
 
 
 def tree_cpu(root: int) -> float:
-    """Seconds that `root` and all processes below it that still live have used so far."""
+    """Return the CPU seconds of `root` and all living processes below it."""
     processes = _all_processes()
     return sum(processes[pid].cpu_s for pid in _tree(root, processes))
 
 
 def tree_pids(root: int) -> list[int]:
-    """`root` and all processes below it."""
+    """Return the pids of `root` and all processes below it."""
     return _tree(root, _all_processes())
 
 
 def pss_bytes(root: int) -> int:
-    """Memory of `root` and all processes below it, each shared page divided among those that share it."""
+    """Return the memory of `root` and all processes below it; each shared page is divided among those that
+    share it.
+    """
     return sum(map(_pss_bytes, _tree(root, _all_processes())))
 
 
 def role_of(pid: int) -> str:
-    """Return what a process of a runtime is."""
+    """Return the role of a runtime's process."""
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode().strip()
     except (FileNotFoundError, ProcessLookupError):
@@ -64,7 +66,7 @@ def role_of(pid: int) -> str:
 
 
 def machine_busy() -> float:
-    """Seconds that all CPUs together have worked since the machine's start."""
+    """Return the seconds that all CPUs together have worked since the machine's start."""
     with Path("/proc/stat").open() as file:
         user, nice, system, _, _, irq, soft_irq = map(int, file.readline().split()[1:8])
     return (user + nice + system + irq + soft_irq) / TICKS_PER_S

@@ -1,4 +1,4 @@
-"""A launch of the runtime as a benchmark needs it: ready when the block begins, gone when it has ended."""
+"""A launch of the runtime for benchmarks: ready when the block begins, ended when it ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Server(NamedTuple):
 
 @contextmanager
 def launched(*arguments: str) -> Iterator[Server]:
-    """launch.py with these arguments on a free port. Raises RuntimeError with its log when it fails."""
+    """Context manager for launch.py with these arguments on a free port. Raises RuntimeError with its log if
+    it fails.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         run_dir, log = Path(folder) / "run", Path(folder) / "log"
         command = [sys.executable, str(LAUNCHER), "--port", "0", "--run-dir", str(run_dir), *arguments]

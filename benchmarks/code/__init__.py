@@ -1,1 +1,1 @@
-"""Measurements of the source itself."""
+"""Measurements of the source code."""

@@ -24,7 +24,7 @@ PRODUCT = (
     *("scheduler_proc", "tokenizer_proc"),
 )
 KERNELS = ("model_worker/kernels/", "model_worker/sampling/triton/")
-"""Folders of kernels and of what launches them: their arguments are many, and on few lines."""
+"""Folders of kernels and their launchers, whose functions have many arguments on few lines."""
 MAX_PARAMETERS = 8
 FACTORIES = ("build_", "create", "load_", "make_")
 MAX_POSITIONAL_OF_A_FACTORY = 5
@@ -43,7 +43,7 @@ COMPOSITION_ROOTS = {
     "scheduler_proc.feature_factories",
     "scheduler_proc.main",
 }
-"""Modules that put a process, or a table of names, together out of parts."""
+"""Modules that assemble a process or a table of names from many parts."""
 PUBLIC_FACES = {"AsyncClient", "Client", "GenerationExecutor", "LLM"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -58,8 +58,8 @@ def product_files() -> list[Path]:
 
 
 def long_parameter_lists(tree: ast.Module) -> Iterator[str]:
-    """Functions of too many parameters. A constructor with a docstring may have more, and so may a factory
-    that takes all but the first few by keyword.
+    """Yield functions with too many parameters. A constructor with a docstring may have more, and so may a
+    factory that takes all but the first few by keyword.
     """
     for node in statements(tree):
         if not isinstance(node, Function):
@@ -76,7 +76,7 @@ def long_parameter_lists(tree: ast.Module) -> Iterator[str]:
 
 
 def wide_classes(tree: ast.Module) -> Iterator[str]:
-    """Classes of too many public methods; what is read like a field is none."""
+    """Yield classes with too many public methods, not counting properties."""
     for node in statements(tree):
         if isinstance(node, ast.ClassDef) and node.name not in PUBLIC_FACES:
             methods = {
@@ -94,7 +94,7 @@ def _is_property(function: Function) -> bool:
 
 
 def unformatted(text: str) -> Iterator[str]:
-    """Statements that the formatter skips though they are no literal."""
+    """Yield statements that the formatter skips although they are not literals."""
     lines = text.splitlines()
     marked = {number for number, line in enumerate(lines, 1) if "# fmt: " in line}
     if not marked:
@@ -118,19 +118,21 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 class FileFacts(NamedTuple):
-    """Facts about one file that the rules go by. Its tree is not kept: the collector would walk over it."""
+    """Facts about one file that the rules need. The tree itself is not kept, because the garbage collector
+    would walk over it.
+    """
 
     imports: list[ast.Import | ast.ImportFrom]
     types: list[str]
-    """Names of the classes and aliases of types that it defines."""
+    """Names of the classes and type aliases that it defines."""
     breaches: list[str]
-    """Breaches of the rules for kernels, and after these of the other rules for one file."""
+    """Violations of the rules for kernels, followed by those of the other rules for one file."""
     num_of_kernels: int
 
 
 @cache
 def facts_of(text: str) -> FileFacts:
-    """Read the text of a file, once."""
+    """Return the facts about a file's text."""
     tree = ast.parse(text)
     wide = list(wide_classes(tree))
     return FileFacts(
@@ -154,7 +156,7 @@ def _types_in(tree: ast.Module) -> Iterator[str]:
 
 
 def faults(path: Path) -> Iterator[str]:
-    """Breaches of the rules for one file, each with its place."""
+    """Yield the violations of the rules for one file, each with its place."""
     name, facts = str(path.relative_to(ROOT)), facts_of(path.read_text())
     found = facts.breaches[: facts.num_of_kernels] if name.startswith(KERNELS) else facts.breaches
     for each in found:
@@ -165,7 +167,7 @@ def faults(path: Path) -> Iterator[str]:
 
 
 class Imports:
-    """Which modules of a project import which, each name counted where it is defined."""
+    """Import graph of a project. Each imported name counts for the module that defines it."""
 
     def __init__(self, files: Iterable[Path], root: Path = ROOT) -> None:
         self._paths = {module_of(path, root): path for path in files}
@@ -176,7 +178,7 @@ class Imports:
 
     @cached_property
     def of(self) -> Mapping[str, set[str]]:
-        """Modules of the project that each of its modules imports, for types alone, too."""
+        """Return the project's modules that each of its modules imports, including those for types only."""
         return {module: set(self._imported(module)) - {module} for module in self._paths}
 
     def _imported(self, module: str) -> Iterator[str]:
@@ -187,7 +189,7 @@ class Imports:
                 yield from (self._definer(node.module, alias.name) for alias in node.names)
 
     def _definer(self, module: str, name: str) -> str:
-        """Return the module that defines what `name` is in `module`."""
+        """Return the module that defines the object called `name` in `module`."""
         if f"{module}.{name}" in self._paths:
             return f"{module}.{name}"
         for node in self._statements[module]:
@@ -198,7 +200,7 @@ class Imports:
         return module
 
     def too_many(self) -> list[str]:
-        """Modules that import more than they may, in words."""
+        """Return messages about modules that import too many others."""
         return [
             f"{module} imports {len(imported)} modules"
             for module, imported in sorted(self.of.items(), key=lambda item: -len(item[1]))
@@ -206,7 +208,7 @@ class Imports:
         ]
 
     def of_one_neighbour(self) -> dict[str, str]:
-        """Return the modules that one neighbour in their folder alone imports, each with that one."""
+        """Return the modules that only one neighbour in their folder imports, with that neighbour."""
         importers = defaultdict[str, list[str]](list)
         for module, imported in self.of.items():
             for each in imported:
@@ -219,7 +221,7 @@ class Imports:
 
 
 def names_defined_twice(files: Iterable[Path], root: Path = ROOT) -> dict[str, list[str]]:
-    """Return the public classes and aliases of types that several modules define, with these."""
+    """Return the public classes and type aliases that several modules define, with these modules."""
     found = defaultdict[str, list[str]](list)
     for path in files:
         for name in facts_of(path.read_text()).types:

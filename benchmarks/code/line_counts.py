@@ -32,7 +32,7 @@ NO_CODE = {
 
 
 def num_code_lines(source: str) -> int:
-    """Lines with code. A string that stands alone is a docstring, wherever it is."""
+    """Return the number of lines with code. A string that stands alone counts as a docstring."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in NO_CODE:

@@ -60,7 +60,7 @@ LOADS_OF_ROUND = 3
 
 
 class BenchedModel:
-    """A model of random weights, and as many adapters of random numbers as a batch has rows, or none."""
+    """Model with random weights, and random adapters for as many rows as a batch has, or none."""
 
     def __init__(self, options: argparse.Namespace, *, takes_adapters: bool) -> None:
         dtype: torch.dtype = getattr(torch, options.dtype)
@@ -99,14 +99,14 @@ class BenchedModel:
         self.chunk = worker.step_of(_chunk(options.chunk))
 
     def assign(self, slots: list[int]) -> None:
-        """Give rows 0, 1 … these slots."""
+        """Set the adapter slots of rows 0, 1, ..."""
         assert self._rows is not None
         for row, slot in enumerate(slots):
             self._rows.set_row(row, slot)
 
 
 def _parts(layer: Any, rank: int) -> list[LoraPart]:
-    """An adapter's random part in a layer: one of each module that it packs."""
+    """Return an adapter's random parts for a layer: one for each module that it packs."""
     widths = [cut.room for cut in layer.weight.parts.values()] or [layer.outer_weight(1).shape[0]]
     parts, column = [], 0
     for width in widths:
@@ -142,7 +142,7 @@ def save_adapter(path: Path, shape: dict[str, Any], rank: int) -> None:
 
 
 def measure_beside_loads(model: BenchedModel, path: Path, num_steps: int) -> dict[str, dict[str, float]]:
-    """Times of steps, in turns of ten without a load and ten with one."""
+    """Return times of steps, in turns of ten without and ten with a load beside them."""
     assert model.slots is not None
     ref = AdapterRef("loaded", 1, "", str(path))
     times: dict[str, list[float]] = {"alone": [], "loading": []}
@@ -162,7 +162,7 @@ def measure_beside_loads(model: BenchedModel, path: Path, num_steps: int) -> dic
 
 
 def measure_served_beside_loads(rank: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Times between two tokens of streams, in turns alone and beside three loads."""
+    """Return times between two tokens of streams, in turns alone and beside three loads."""
     gaps: dict[str, list[float]] = {"alone": [], "loading": []}
     with made_model(VOCAB_OF_LAUNCH) as folder:
         (folder / "adapters" / "large").mkdir(parents=True)
@@ -209,7 +209,7 @@ def _percentiles(times: list[float]) -> dict[str, float]:
 
 
 def _chunk(num_tokens: int) -> BatchPlan:
-    """Compute a prompt in row 0, over pages of all rows."""
+    """Return a plan for a prompt in row 0, over pages of all rows."""
     num_pages = pages_for(num_tokens)
     return BatchPlan(
         step=1,
@@ -228,7 +228,7 @@ def _chunk(num_tokens: int) -> BatchPlan:
 
 
 def measure(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, dict[str, float]]:
-    """Times of each case, taken in turns."""
+    """Return times of each case, measured in turns."""
     clock: dict[str, list[float]] = {name: [] for name in cases}
     cpu: dict[str, list[float]] = {name: [] for name in cases}
     for step in cases.values():

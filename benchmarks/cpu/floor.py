@@ -1,5 +1,5 @@
-"""Times that a machine cannot go below: a decode step reads the weights and the KV once, or computes at its
-peak, whichever takes longer; a prompt computes at its peak. Knows no workload.
+"""Lower bounds for times on a machine. A decode step either reads the weights and the KV cache once, or
+computes at peak rate, whichever takes longer; a prompt computes at peak rate. Knows no workload.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import msgspec
 
 class Machine(NamedTuple):
     memory_gb_per_s: float
-    """Read bandwidth of all threads, at the size of the model."""
+    """Rate at which all threads together read memory, in blocks of the model's size."""
     gflop_per_s: float
-    """Matrix multiplication in bf16 or float32, whichever is faster, all threads."""
+    """Matrix multiplication rate of all threads together, in bf16 or float32, whichever is faster."""
 
 
 class ModelShape(msgspec.Struct, frozen=True):
-    """From a model's config.json: a decoder with gated MLPs, in bf16."""
+    """Sizes from a model's config.json: a decoder with gated MLPs, in bf16."""
 
     hidden_size: int
     intermediate_size: int
@@ -31,7 +31,9 @@ class ModelShape(msgspec.Struct, frozen=True):
 
     @staticmethod
     def read(model_dir: Path) -> ModelShape:
-        """Raises OSError, or msgspec.DecodeError for a model of another kind."""
+        """Read the sizes from a model directory. Raises OSError, or msgspec.DecodeError for a model of
+        another kind.
+        """
         return msgspec.json.decode((model_dir / "config.json").read_bytes(), type=ModelShape)
 
     @property
@@ -54,7 +56,7 @@ class ModelShape(msgspec.Struct, frozen=True):
         return self.hidden_size * self.vocab_size
 
     def step_s(self, machine: Machine, num_rows: int, context_len: int) -> float:
-        """One token for each of `num_rows` sequences of `context_len` tokens."""
+        """Return the seconds for one token of each of `num_rows` sequences of `context_len` tokens."""
         weights = self.num_layer_weights + self.num_head_weights
         # Keys and values have two bytes each; each is multiplied and added once for each query head.
         kv_bytes = num_rows * context_len * self.num_hidden_layers * 2 * self.key_value_size * 2
@@ -63,11 +65,11 @@ class ModelShape(msgspec.Struct, frozen=True):
         return max(read_s, (2 * weights * num_rows + attention_flops) / machine.gflop_per_s / 1e9)
 
     def prefill_s(self, machine: Machine, num_prompts: int, prompt_len: int) -> float:
-        """Whole prompts, of which only the last token goes through the head."""
+        """Return the seconds for whole prompts, of which only the last token goes through the head."""
         attention_flops = 2 * self.num_hidden_layers * self.query_size * prompt_len**2
         flops = 2 * self.num_layer_weights * prompt_len + 2 * self.num_head_weights + attention_flops
         return num_prompts * flops / machine.gflop_per_s / 1e9
 
 
 Floor: TypeAlias = Callable[[ModelShape, Machine], dict[str, float]]
-"""Figures of bench_serving's results, as they would be at the floor."""
+"""Function that returns figures of bench_serving's results at the lower bound."""

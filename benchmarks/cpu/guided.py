@@ -62,7 +62,8 @@ GUIDES = {
 
 @contextmanager
 def made_model(vocab_size: int) -> Iterator[Path]:
-    """A directory with config.json and a tokenizer of that many ids, and no weights."""
+    """Context manager for a directory with config.json and a tokenizer with that many ids, without weights.
+    """
     tokenizer: Any = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
     vocab, rng = tokenizer["model"]["vocab"], random.Random(0)
     while len(vocab) < vocab_size:
@@ -108,7 +109,7 @@ def parts(vocab_size: int) -> None:
 
 
 def walk(vocabulary: GrammarVocabulary, start: Any) -> tuple[list[float], list[float], list[float]]:
-    """Microseconds of masks, of tokens, and of 64 masks at once, along random outputs."""
+    """Return microseconds of masks, of tokens, and of 64 masks at once, along random outputs."""
     masks, advances, together = [], [], []
     rng = np.random.default_rng(0)
     for _ in range(2):
@@ -172,7 +173,7 @@ def tokens(vocab_size: int, num_rows: int, rounds: int, length: int) -> None:
 
 
 async def gaps_of_streams(url: str, until: Callable[[], bool]) -> list[float]:
-    """Milliseconds between the tokens of streams one after the other, four at a time."""
+    """Return milliseconds between the tokens of successive streams, four at a time."""
     gaps: list[float] = []
 
     async def stream(client: httpx.AsyncClient) -> None:
@@ -194,8 +195,8 @@ async def gaps_of_streams(url: str, until: Callable[[], bool]) -> list[float]:
 
 
 def send_bombs(url: str, first: int) -> None:
-    """Send them at once and wait for their answers, in a process of its own, which stands for another
-    machine's: it runs when nobody else needs the processor.
+    """Send the guides at once and wait for their answers, in a process with the lowest priority, because it
+    stands for another machine's.
     """
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 

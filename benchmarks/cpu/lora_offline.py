@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, adapters: str) -> None:
-    """Run all kinds of all engines in turns; print milliseconds a step and their ratio to `off`."""
+    """Run all kinds on all engines in turns; print milliseconds a step and their ratio to `off`."""
     serving = ["-m", "benchmarks.cpu.lora_offline", "--model", str(args.model), "--serve"]
     off, on = {}, {}
     for name, _, text in args.engines:

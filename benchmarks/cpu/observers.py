@@ -1,10 +1,11 @@
-"""Cost of looking, for those who are served: `python -m benchmarks.cpu.observers`.
+"""Cost of observation for served requests: `python -m benchmarks.cpu.observers`.
 
-One launch of the demo model, streams over HTTP that never run dry, and in turns: nobody looks; ten viewers
-ask as the page does; every request is sampled and its trace sent to a collector. Printed are tokens per
-second, and per second of CPU time of the launch, of each turn, and the medians of the ratios to the turn of
-nobody in the same round. The second says more where the machine has other work. Then, by process, the CPU
-time of a request of nobody's turns, and what the others' requests have used more: medians over the rounds.
+One launch of the demo model, with HTTP streams that never run dry, in turns: without observers; with ten
+viewers that poll as the page does; with every request sampled and its trace sent to a collector. Prints for
+each turn tokens per second, and tokens per second of the launch's CPU time, with medians of the ratios to the
+turn without observers in the same round. The second figure is more reliable if the machine has other work.
+Then it prints, for each process, the CPU time of a request without observers, and how much more the others
+used: medians over the rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.process_cpu import cpu_by_role
 from benchmarks.server import Server, launched
 
 VIEW_EVERY_S = 0.5
-"""The page's own."""
+"""Polling interval of the page, in seconds."""
 DRAIN_S = 0.5
 TURNS = ("nobody", "viewers", "sampled")
 SPAWN = multiprocessing.get_context("spawn")
@@ -45,8 +46,8 @@ def request(path: str, body: Any = None, *, headers: str = "", closes: bool = Fa
 
 
 def load(port: int, num_streams: int, num_tokens: int, orders: Connection) -> None:
-    """Keep so many streams going. Answer each order, which says whether to sample, with the tokens since the
-    last one.
+    """Keep that many streams going. Answer each order, which says whether to sample, with the number of
+    tokens since the last one.
     """
     body = {
         "prompt": "import os\n\n\ndef main(",
@@ -88,7 +89,7 @@ def load(port: int, num_streams: int, num_tokens: int, orders: Connection) -> No
 
 
 def view(port: int, stop: Event) -> None:
-    """Ask as a page that shows the ring does, until `stop`."""
+    """Poll as a page that shows the ring does, until `stop`."""
     while not stop.is_set():
         for path in ("/stats", "/snapshot"):
             with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -109,7 +110,7 @@ def views(port: int, num_viewers: int, stop: Event) -> None:
 
 
 def collect(place: Connection) -> None:
-    """Take traces, and say how many requests have come with some, for each question."""
+    """Collect traces, and answer each question with the number of requests that came with some."""
     sizes: list[int] = []
 
     class Taker(BaseHTTPRequestHandler):
@@ -199,13 +200,13 @@ class Turn(NamedTuple):
     num_tokens: int
     seconds: float
     cpu_s: dict[str, float]
-    """CPU time of each process of the launch."""
+    """CPU seconds of each process of the launch."""
 
     def rate(self, words: str) -> float:
         return self.num_tokens / (self.seconds if words == "tokens/s" else sum(self.cpu_s.values()))
 
     def request_ms(self, role: str, num_tokens: int) -> float:
-        """Milliseconds of CPU that a process has used for each `num_tokens` tokens."""
+        """Return the milliseconds of CPU time that a process used for each `num_tokens` tokens."""
         return 1000 * self.cpu_s[role] / self.num_tokens * num_tokens
 
 

@@ -69,7 +69,7 @@ def vocabulary_of(model: Path) -> Sequence[int]:
 
 
 def engine_parser(description: str | None, *, rounds: int) -> argparse.ArgumentParser:
-    """Return a parser of what a comparison of engines is told: them, the model and how many rounds."""
+    """Return a parser for comparisons of engines: the engines, the model, and the number of rounds."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -84,7 +84,7 @@ def engine_parser(description: str | None, *, rounds: int) -> argparse.ArgumentP
 
 
 def serve(name: str, model: Path) -> None:
-    """A line in is a round's number, a line out its tokens and seconds."""
+    """Answer turns: a line in is a round's number, a line out its tokens and seconds."""
     vocabulary, generate = vocabulary_of(model), ENGINES[name](str(model))
     print(READY, flush=True)
     for line in sys.stdin:
@@ -97,9 +97,9 @@ def serve(name: str, model: Path) -> None:
 
 class Engine:
     def __init__(self, name: str, command: list[str], *, is_stopped_between: bool) -> None:
-        """Start `command`, which says READY, and then answers each line with DONE, tokens and seconds.
-
-        is_stopped_between: its processes get SIGSTOP but in its own turns."""
+        """Start `command`, which prints READY and then answers each line with DONE, tokens and seconds.
+        is_stopped_between: its processes are stopped by SIGSTOP except in its own turns.
+        """
         self.name = name
         self._is_stopped_between = is_stopped_between
         self.process = subprocess.Popen(
@@ -125,7 +125,7 @@ class Engine:
         return {"tokens_per_s": num_tokens / seconds, "cpu_s": cpu_s, "others_cores": others_cores}
 
     def _line_after(self, start: str) -> str:
-        """The next line that begins so; engines print other things, too."""
+        """Return the next line with this prefix. Engines also print other lines."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(start):
@@ -133,7 +133,7 @@ class Engine:
         raise RuntimeError(f"{self.name} ended with {self.process.wait()}")
 
     def _signal(self, number: signal.Signals) -> None:
-        """To all of its processes, if it is one that is stopped."""
+        """Send a signal to all of its processes, if it is an engine that is stopped between turns."""
         if self._is_stopped_between:
             for pid in tree_pids(self.process.pid):
                 os.kill(pid, number)

@@ -63,7 +63,7 @@ def link_of(folder: Path, layout: Layout) -> StageLink:
 
 
 def stage(folder: Path, layout: Layout, plans: Connection, results: Connection) -> None:
-    """Sleep for each step, between what the stage before gives and what the next one gets."""
+    """Sleep for each step, between receiving from the stage before and sending to the next one."""
     torch.set_num_threads(1)
     # Else each sleep takes 50 us more, which is four times as much of a step that is a quarter as long.
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
@@ -127,7 +127,7 @@ class SleepingStages:
         results = [fork.Pipe(duplex=False) for _ in range(num_stages)]
         self._plans = [sending for _, sending in plans]
         self.results = results[-1][0]
-        """Pipe by which the last stage tells the number of each step that it has computed."""
+        """Pipe on which the last stage reports the number of each step that it has computed."""
         self._processes = [
             fork.Process(target=stage, args=(folder, Layout(i, 0, num_stages), plans[i][0], results[i][1]))
             for i in range(num_stages)
@@ -207,7 +207,7 @@ def larger_model(folder: Path) -> Path:
 
 
 def model_rate(num_streams: int, model: str | Path = "", **settings: Any) -> float:
-    """Tokens per second."""
+    """Return the tokens per second."""
     sampling = [SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=n) for n in range(num_streams)]
     prompts = [f"def f{n}(x):\n    return" for n in range(num_streams)]
     with LLM(model, max_total_tokens=16384, **settings) as llm:

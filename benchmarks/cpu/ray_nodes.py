@@ -40,14 +40,14 @@ BOTH = (
 )
 TIMEOUT_S = 300.0
 TOLD_S = 3.0
-"""Time after which Ray has told what tasks there were; it does so every second."""
+"""Seconds after which Ray has reported all tasks, which it does every second."""
 NUM_TRACED = 1000
 NUM_CALLS = 5
 
 
 @contextmanager
 def raylets() -> Iterator[str]:
-    """Two of them; the second one alone has room for an agent."""
+    """Context manager for two raylets, of which only the second has room for an agent."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     args = {"num_cpus": 1, "node_ip_address": HOST, "include_dashboard": False}
     made = import_module("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=args)
@@ -60,7 +60,7 @@ def raylets() -> Iterator[str]:
 
 
 def free_port() -> int:
-    """Return one below those that the system hands out, with a few free ones behind it."""
+    """Return a free port below those that the system assigns, with a few free ones after it."""
     while True:
         port = random.randrange(20000, 32000)
         try:
@@ -80,7 +80,7 @@ def by_ray() -> Iterator[Server]:
 
 @contextmanager
 def by_hand() -> Iterator[Server]:
-    """Both nodes are started at the same time."""
+    """Context manager for a launch whose two nodes are started at the same time by hand."""
     where = ("--dist-addr", f"{HOST}:{free_port()}")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         command = [sys.executable, str(LAUNCHER), *BOTH, *where, "--node-rank", "1", "--node-addr", OTHER]
@@ -94,7 +94,7 @@ def by_hand() -> Iterator[Server]:
 
 
 def processes_of(server: Server) -> dict[str, int]:
-    """Return those that a step or an idle launch may cost, by their names."""
+    """Return the processes that a step or an idle launch uses, by name."""
     state = json.loads((server.run_dir / "state.json").read_bytes())
     pids = {f"{child['role']} {child['index']}": child["pid"] for child in state["children"]}
     agent = int(Path(f"/proc/{pids['worker 1']}/status").read_text().split("PPid:")[1].split()[0])
@@ -149,7 +149,7 @@ def median_ratio(values: list[float], others: list[float]) -> float:
 
 
 def idle_shares(launches: dict[str, Server], seconds: float) -> dict[str, dict[str, float]]:
-    """Return which share of a core each process takes while nobody asks anything."""
+    """Return the share of a core that each process takes while there are no requests."""
     pids = {name: processes_of(server) for name, server in launches.items()}
     before = {name: cpu_s(each) for name, each in pids.items()}
     time.sleep(seconds)
@@ -160,8 +160,8 @@ def idle_shares(launches: dict[str, Server], seconds: float) -> dict[str, dict[s
 
 
 def tasks_traced(address: str, server: Server) -> dict[str, int]:
-    """Return of how many tasks and calls of actors Ray has heard in 1,000 steps, and, so that it is known to
-    hear of them, in as many calls of ours as are made here.
+    """Return the number of tasks and actor calls that Ray has recorded in 1,000 steps and, as a control, in
+    as many calls made here.
     """
     ray: Any = import_module("ray")
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -180,7 +180,7 @@ def tasks_traced(address: str, server: Server) -> dict[str, int]:
         after = num_tasks()
 
         def nothing() -> None:
-            """Do nothing, somewhere else."""
+            """Do nothing, in another process."""
 
         away = ray.remote(num_cpus=0)(nothing)
         ray.get([away.remote() for _ in range(NUM_CALLS)])
@@ -190,7 +190,7 @@ def tasks_traced(address: str, server: Server) -> dict[str, int]:
 
 
 def ray_alone() -> None:
-    """Do what Ray does for a launch, without one: connect, wait for a group, and for an actor in it."""
+    """Do what Ray does for a launch, without a launch: connect, wait for a group, and for an actor in it."""
     ray: Any = import_module("ray")
     util = import_module("ray.util")
     strategies = import_module("ray.util.scheduling_strategies")
@@ -224,7 +224,7 @@ def start_of_ray_alone() -> float:
 
 
 def start_times(rounds: int) -> dict[str, Any]:
-    """Return the medians of the starts, in turns, and of our part of the one with Ray."""
+    """Return the medians of the start times, in turns, and of our part of the one with Ray."""
     times: dict[str, list[float]] = {"ray": [], "hand": [], "ray alone": []}
     for _ in range(rounds):
         for name, launch in (("ray", by_ray), ("hand", by_hand)):

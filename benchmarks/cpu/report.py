@@ -1,4 +1,4 @@
-"""Report of a comparison's runs: medians, ratios, shares of the floor; as text and as a picture."""
+"""Report of a comparison's runs: medians, ratios, and shares of the lower bound, as text and as a plot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.cpu.workloads import WORKLOADS
 
 MORE_IS_BETTER = "output_throughput"
 OF_THE_RUN = ("pss_mib", "cpu_s", "others_cores")
-"""Figures of every run, beside those of its workload."""
+"""Figures that every run has, besides those of its workload."""
 
 
 def share_of_floor(figure: str, value: float, floor: float) -> float:
@@ -21,7 +21,7 @@ def share_of_floor(figure: str, value: float, floor: float) -> float:
 
 
 def best_tries(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return of each turn the try that others disturbed least."""
+    """Return for each turn the try with the least disturbance by other processes."""
     best: dict[tuple[int, str, str], dict[str, Any]] = {}
     for run in runs:
         key = (run["round"], run["workload"], run["server"])
@@ -37,8 +37,8 @@ def summarize(
     model: ModelShape,
     machine: Machine | None,
 ) -> dict[str, Any]:
-    """{workload: {figure: {server: {median, range, runs, ratio, of_floor}}}} of the rounds that count. A
-    ratio is the first server's median by this one's.
+    """Return {workload: {figure: {server: {median, range, runs, ratio, of_floor}}}} of the rounds that count.
+    A ratio is the first server's median divided by this one's.
     """
     report: dict[str, Any] = {}
     for name in workloads:
@@ -84,9 +84,8 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def draw(report: dict[str, Any], servers: Sequence[str], path: Path) -> None:
-    """A panel for each workload's first two figures: a bar for each server's median, its range as a line.
-
-    Raises: ModuleNotFoundError without matplotlib.
+    """Draw a panel for each workload's first two figures, with a bar for each server's median and a line for
+    its range. Raises ModuleNotFoundError without matplotlib.
     """
     from matplotlib.figure import Figure
 

@@ -22,13 +22,13 @@ from benchmarks.server import launched
 from runtime.base.cpu_isa import usable_isas
 
 KINDS = {"bfloat16": 2, "float32": 4, "int8": 1}
-"""Weights by the bytes that each takes."""
+"""Kinds of weights, with the bytes of each number."""
 MOST_OF_WEIGHTS = 1.05
 OWN_BYTES = 200_000_000
 
 
 def weight_bytes(model: Path, kind: str) -> int:
-    """Bytes of all weights; of int8, which are matrices alone, with their scales."""
+    """Return the bytes of all weights. For int8 these are the matrices with their scales."""
     total = 0
     for path in sorted(model.glob("*.safetensors")):
         with safe_open(path, "pt") as file:

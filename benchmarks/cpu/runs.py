@@ -1,5 +1,5 @@
-"""A comparison's runs: one line of JSON each in a file, so that a comparison can be made in several sittings.
-Also what one run is.
+"""Runs of a comparison, kept as one line of JSON each in a file, so that a comparison can be made in several
+sittings.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from benchmarks.cpu.workloads import WORKLOADS, Workload
 from benchmarks.process_cpu import machine_busy, pss_bytes, tree_cpu, tree_pids
 
 WARM_UP = 0
-"""The round before the first that counts: servers compile, and caches and allocators fill."""
+"""Number of the warm-up round, which does not count: servers compile, and caches and allocators fill."""
 SEEDS_OF_A_TRY = 1000
-"""Rounds have seeds of their own, fewer than these."""
+"""Distance between the seeds of two tries. Rounds use fewer seeds than this."""
 
 
 class Server(NamedTuple):
@@ -31,7 +31,7 @@ class Server(NamedTuple):
     backend: str
     url: str
     pid: int | None = None
-    """Pid of its first process, whose whole tree's memory is then looked at."""
+    """Pid of its first process; the memory of the whole process tree is measured."""
 
     @staticmethod
     def parse(text: str) -> Server:
@@ -44,7 +44,7 @@ class Server(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One run that a comparison consists of."""
+    """One run that belongs to a comparison."""
 
     round: int
     workload: str
@@ -56,7 +56,9 @@ class Turn(NamedTuple):
 
 
 def all_turns(rounds: int, workloads: Sequence[str], servers: Sequence[Server]) -> Iterator[Turn]:
-    """Servers take turns, so that what else the machine does meets all of them."""
+    """Yield all runs of a comparison. Servers take turns, so that other work on the machine affects all of
+    them.
+    """
     for number in range(WARM_UP, rounds + 1):
         for workload in workloads:
             for server in servers:
@@ -64,14 +66,16 @@ def all_turns(rounds: int, workloads: Sequence[str], servers: Sequence[Server]) 
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
-    """The file's lines; none if there is no file."""
+    """Return the file's lines; none if there is no file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def turns_left(
     turns: Iterator[Turn], runs: Sequence[dict[str, Any]], max_others: float, max_tries: int
 ) -> list[Turn]:
-    """Turns without a run beside which others took at most `max_others` cores, or `max_tries` runs."""
+    """Return the turns without a run during which others used at most `max_others` cores, and with fewer than
+    `max_tries` runs.
+    """
     tries = Counter(map(_key, runs))
     quiet = {_key(run) for run in runs if is_quiet(run, max_others)}
     return [turn for turn in turns if turn.key not in quiet and tries[turn.key] < max_tries]
@@ -86,8 +90,8 @@ def _key(run: dict[str, Any]) -> tuple[int, str, str]:
 
 
 def seed_of(turn: Turn, runs: Sequence[dict[str, Any]], seed: int) -> int:
-    """Return the seed of the prompts of the turn's next run. One that is made again has others: the server's
-    cache still has those of the first. seed: of the warm-up.
+    """Return the seed for the prompts of a turn's next run. A repeated run has other prompts, because the
+    server's cache still has those of the first. seed: of the warm-up.
     """
     repeats = WORKLOADS[turn.workload].repeats
     tries = Counter(map(_key, runs))[turn.round, repeats or turn.workload, turn.server.name]
@@ -98,7 +102,8 @@ def seed_of(turn: Turn, runs: Sequence[dict[str, Any]], seed: int) -> int:
 
 @contextmanager
 def stopped_between_turns(stopped: Sequence[Server], server: Server) -> Iterator[None]:
-    """In a turn of `server`, stop the processes of those in `stopped` that are others."""
+    """Context manager that stops the processes of the other servers in `stopped` during a turn of `server`.
+    """
     pids = [pid for other in stopped if other != server for pid in tree_pids(other.pid or 0)]
     try:
         for pid in pids:
@@ -110,9 +115,9 @@ def stopped_between_turns(stopped: Sequence[Server], server: Server) -> Iterator
 
 
 def run_and_note(turn: Turn, model: Path, seed: int, path: Path) -> None:
-    """Make one run, of prompts of that seed, and append it to the file: the workload's figures; for a server
-    with a known process its CPU seconds and its memory afterwards; and how many cores all others took.
-    Without such a process the server is one of the others. Raises RuntimeError when a request failed.
+    """Make one run with prompts of that seed, and append its result to the file: the workload's figures; for
+    a server with a known pid its CPU seconds and its memory afterwards; and the cores that all others took. A
+    server without pid counts among the others. Raises RuntimeError if a request failed.
     """
     began, before, served = time.monotonic(), machine_busy(), _served_s(turn.server)
     own = sum(os.times()[:4])

@@ -34,7 +34,7 @@ MAX_LEAF_PAGES = 8
 
 
 def fill_tree(bench: Bench, num_nodes: int) -> None:
-    """Cache prefixes that nobody uses until the tree has so many nodes."""
+    """Cache prefixes that no request uses until the tree has num_nodes nodes."""
     kv, draw = bench.lifecycle.kv, np.random.default_rng(1)
     cache: Any = kv.cache
     while cache.num_nodes < num_nodes:

@@ -54,10 +54,10 @@ CODE = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n
 
 
 class Recorded(speculation.Speculation):
-    """Guesses what a run without guesses gave, in the place of what the n-grams find."""
+    """Speculation that guesses the output of an earlier run without guesses, instead of n-gram matches."""
 
     outputs: ClassVar[dict[int, list[int]]] = {}
-    """By the request's seed."""
+    """Outputs by the request's seed."""
     wrong: ClassVar[float] = 0.0
 
     def __init__(self, req: Request, num_draft_tokens: int, cost: StepCost, lane: object = None) -> None:
@@ -80,9 +80,9 @@ class Recorded(speculation.Speculation):
 class Run(NamedTuple):
     tokens_per_s: float
     outputs: dict[int, list[int]]
-    """By seed."""
+    """Outputs by seed."""
     gap_s: float
-    """Between two tokens of the first stream, the median."""
+    """Median time between two tokens of the first stream."""
 
 
 class Streams:
@@ -119,7 +119,7 @@ class Streams:
         self._code = tokenizer.load(DEMO_MODEL).encode_batch([CODE], add_special_tokens=False)[0]
 
     def run(self, num_streams: int, *, guesses: bool) -> Run:
-        """Serve so many requests that begin together."""
+        """Serve num_streams requests that begin together."""
         seeds: dict[bytes, int] = {}
         inbox = []
         for seed in range(num_streams):
@@ -168,7 +168,7 @@ class Streams:
 
 
 def compare(streams: Streams, num_streams: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run each share of wrong guesses and none at all, in turns."""
+    """Run with each share of wrong guesses and without guesses, in turns."""
     Recorded.outputs = streams.run(num_streams, guesses=False).outputs
     runs: dict[str, list[Run]] = {}
     results: dict[str, Any] = {}

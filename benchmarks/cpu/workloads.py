@@ -1,4 +1,4 @@
-"""The four workloads that servers are compared by, as flags of bench_serving. Knows no server."""
+"""The four workloads by which servers are compared, as flags of bench_serving. Knows no server."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Workload(NamedTuple):
     figures: tuple[str, ...]
     """Figures of bench_serving's results that are compared."""
     floor: Floor | None
-    """Time that the machine cannot go below, where it and not the arrivals set the limit."""
+    """Lower bound of the time, if the machine and not the arrivals set the limit."""
     repeats: str | None = None
-    """The workload whose prompts it has once more."""
+    """Workload whose prompts are repeated; None: it has its own."""
 
 
 def _random(num: int, input_len: int, output_len: int, *more: str) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def _single_stream_floor(model: ModelShape, machine: Machine) -> dict[str, float
 
 
 def _shared_prefix_floor(model: ModelShape, machine: Machine) -> dict[str, float]:
-    """The prefix once, then of each prompt what follows it."""
+    """Return the lower bound: the prefix once, then the rest of each prompt."""
     rest_s = model.prefill_s(machine, 1, 1056) - model.prefill_s(machine, 1, 1024)
     steps_s = sum(model.step_s(machine, 32, 1056 + done) for done in range(1, 16))
     return {"duration": model.prefill_s(machine, 1, 1024) + 32 * rest_s + steps_s}

@@ -1,1 +1,1 @@
-"""Measurements that need a GPU, and checks that need a GPU's compiler."""
+"""Measurements that need a GPU, and checks that need its compiler."""

@@ -20,7 +20,7 @@ MAX_STAGE_S = 480.0
 class Bar(NamedTuple):
     name: str
     value: float | None
-    """None: not measured."""
+    """Measured value; None: not measured."""
     limit: float
     at_least: bool
 
@@ -81,19 +81,19 @@ def _decode(folder: Path) -> Iterator[Bar]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """{} when the stage has not run."""
+    """Return the content of a stage's file; {} if the stage has not run."""
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return result
 
 
 def _matching(entries: Any, **wanted: Any) -> dict[str, Any]:
-    """{} when it was not measured, or could not be."""
+    """Return the entry with these values; {} if it was not measured, or could not be."""
     found = (each for each in entries if "error" not in each and wanted.items() <= each.items())
     return next(found, {})
 
 
 def _failures(folder: Path) -> float | None:
-    """Return how many tests failed by all reports of pytest; None when none ran, as where all are skipped."""
+    """Return how many tests failed in all pytest reports; None if no test ran, or all were skipped."""
     reports = [ElementTree.parse(path) for path in sorted(folder.glob("*test*.xml"))]
     suites = [suite for report in reports for suite in report.getroot().iter("testsuite")]
 

@@ -1,4 +1,4 @@
-"""The parts that the stages share, and the sizes of what they measure."""
+"""Parts that the stages share, and the sizes of their measurements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOAD = Load(num_requests=256, input_len=512, output_len=256)
 
 @dataclass(frozen=True)
 class Sizes:
-    """Amounts of everything: for a GPU, or so small that an interpreter gets through them."""
+    """Sizes of all measurements: for a GPU, or small enough for an interpreter."""
 
     copy_bytes: int = 1 << 30
     matrix: int = 8192
@@ -102,7 +102,7 @@ class Bench:
         return Setting(self.device, self.dtype, self.sizes.repeats, self.sizes.heads)
 
     def release(self) -> None:
-        """Give back the device memory that nothing holds any more."""
+        """Free device memory that is no longer used."""
         gc.collect()  # a runner's tables and recordings know each other
         self.device.free_bytes()  # empties the allocator's cache
 

@@ -41,7 +41,7 @@ def machine() -> dict[str, Any]:
 
 
 def programs() -> dict[str, Any]:
-    """The last line of what each says about its version; None where there is none."""
+    """Return the last line of each program's version output; None if it is not installed."""
     found: dict[str, Any] = dict.fromkeys(PROGRAMS)
     for name in filter(shutil.which, PROGRAMS):
         arguments = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
@@ -85,7 +85,7 @@ def gpu() -> dict[str, Any]:
 
 
 def kernel() -> dict[str, Any]:
-    """The first needs a C compiler, for Triton's launcher."""
+    """Check that a kernel can be launched. Triton's launcher needs a C compiler for the first one."""
     import torch
 
     from model_worker.kernels.triton.embedding import embed
@@ -121,7 +121,7 @@ def graph() -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns 1 when something is an error."""
+    """Write the facts. Returns 1 if something is an error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     out: Path = parser.parse_args(argv).out

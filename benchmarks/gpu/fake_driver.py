@@ -19,7 +19,7 @@ NAME = "none: launches end before the C launcher"
 
 
 class _Launcher:
-    """Stands for the function that Triton compiles to launch one kernel."""
+    """Replaces the function that Triton compiles to launch one kernel."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
         pass
@@ -35,7 +35,7 @@ class _Utils:
 
     @staticmethod
     def load_binary(name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        """Module, function, registers, spills, threads."""
+        """Return module, function, registers, spills and threads."""
         return 1, 1, 0, 0, 1024
 
     @staticmethod
@@ -71,7 +71,7 @@ class FakeDriver:
 
 @contextmanager
 def fake_driver() -> Iterator[None]:
-    """Triton's kernels take tensors of a CPU, and leave them as they are."""
+    """Context manager in which Triton's kernels take CPU tensors and leave them unchanged."""
     before = driver._active
     driver.set_active(FakeDriver())
     try:

@@ -35,20 +35,20 @@ ROOT = Path(__file__).resolve().parents[2]
 WORK = Path("gpu-results")
 ALL_TESTS = ("tests/gpu",)
 RESERVE_S = 5.0
-"""Seconds kept at the end for packing."""
+"""Seconds reserved at the end for packing."""
 GRACE_S = 5.0
-"""Between asking a process group to end and ending it."""
+"""Seconds between asking a process group to end and killing it."""
 LEAST_S = 3.0
-"""A step that was to take less fits always."""
+"""Estimate in seconds below which a step always fits."""
 
 
 class Contact:
-    """A run of steps against the clock. python: the command that stands for {python}."""
+    """A run of steps against the clock. python: command that replaces {python}."""
 
     def __init__(
         self, work: Path, out: Path, end: float, *, python: Sequence[str], failed: Sequence[str] = ALL_TESTS
     ) -> None:
-        """end: of the time, on the monotonic clock."""
+        """end: end of the time, on the monotonic clock."""
         self._work, self._out, self._end = work, out, end
         self._python, self._failed = python, failed
         self.index: list[dict[str, Any]] = []
@@ -72,7 +72,7 @@ class Contact:
             self._write()
 
     def _outcome(self, step: Step) -> str:
-        """Its outcome, in words."""
+        """Run a step and return its outcome in words."""
         if missing := list(_missing(step)):
             return f"missing: {', '.join(missing)}"
         if step.seconds > max(self._left, LEAST_S):
@@ -110,7 +110,7 @@ class Contact:
 
 
 def _ended(process: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Wait for a process of a group of its own, and end what is left of the group."""
+    """Wait for a process that has a group of its own, and kill what is left of the group."""
     try:
         code = process.wait(limit_s)
         status = "ok" if code == 0 else f"failed: exit code {code}"
@@ -135,20 +135,19 @@ def _missing(step: Step) -> Iterator[str]:
 
 
 def _environment() -> dict[str, str]:
-    """So that Triton's options are those of a server, and a log shows all that was printed."""
+    """Return the environment: with Triton's options of a server, and unbuffered output for logs."""
     return {"TRITON_DEFAULT_FP_FUSION": "1", "PYTHONUNBUFFERED": "1", **os.environ}
 
 
 def _num_compiled() -> int:
-    """Kernels in Triton's cache."""
+    """Return the number of kernels in Triton's cache."""
     folder = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
     return sum(1 for _ in Path(folder).glob("*/*.cubin"))
 
 
 def failed_tests(results: Path) -> list[str]:
-    """The tests that failed in the reports of a results.tgz, as pytest names them.
-
-    Raises OSError or tarfile.TarError where it cannot be read.
+    """Return the tests that failed in the reports of a results.tgz, as pytest names them. Raises OSError or
+    tarfile.TarError if it cannot be read.
     """
     found: dict[str, None] = {}
     with tarfile.open(results) as archive:
@@ -173,7 +172,7 @@ def print_plan() -> None:
 
 
 def main(argv: list[str] | None = None, python: Sequence[str] = (sys.executable,)) -> int:
-    """Returns 1 when a step was not "ok"."""
+    """Run a window. Returns 1 if a step was not "ok"."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--plan", action="store_true", help="print the steps and end")
     parser.add_argument("--minutes", type=float, help="how long it may take; default: the window's")

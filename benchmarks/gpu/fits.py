@@ -31,7 +31,7 @@ from model_worker.kernels.triton.tiles import (
 )
 
 AT_THE_EDGE = (80, 89, 90)
-"""With each amount of shared memory, and each way to multiply matrices."""
+"""Capabilities that cover each size of shared memory and each way to multiply matrices."""
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = (
     (torch.bfloat16, torch.bfloat16),
@@ -52,7 +52,7 @@ class Case:
 
 
 def cases(capability: int, kernel: str) -> Iterator[Case]:
-    """kernel: decode or extend. Plain, and as Gemma 2 has it: with a window and a softcap."""
+    """Yield cases of a kernel (decode or extend): plain, and as in Gemma 2 with a window and a softcap."""
     gpu = GPUS[capability]
     for head_dim, (dtype, kv_dtype), page_size, capped in product(HEAD_DIMS, DTYPES, (1, 16), (False, True)):
         if kv_dtype is torch.float8_e4m3fn and capability < 89:
@@ -71,8 +71,8 @@ def cases(capability: int, kernel: str) -> Iterator[Case]:
 
 
 def nearest() -> Iterator[Case]:
-    """Yield what takes most; and float32 experts, whose tiles are the same everywhere, where there
-    is least.
+    """Yield the cases that need most, and float32 experts, whose tiles are the same everywhere, on the device
+    with the least shared memory.
     """
     for capability, kernel in product(AT_THE_EDGE, ("decode", "extend")):
         yield max(cases(capability, kernel), key=lambda case: case.estimate)

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 LOAD = Load(num_requests=64, input_len=512, output_len=64)
 LIMIT_S = 120.0
-"""Limit of the whole process: imports, weights, warm-up and what is measured."""
+"""Seconds for the whole process: imports, weights, warm-up and measurement."""
 ERROR_TAIL = 1500
 
 
 def baseline(name: str, load: Load, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Greedy, in a manager that the library sizes for these requests. Raises RuntimeError when one fails."""
+    """Run greedily, in a manager that the library sizes for these requests. Raises RuntimeError if one fails.
+    """
     # Here: it takes seconds, and the runtime can be measured without the library.
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -66,7 +67,7 @@ def baseline(name: str, load: Load, device: torch.device, dtype: torch.dtype) ->
 
 
 def _finished(manager: ContinuousBatchingManager) -> int:
-    """Wait for the next request to end; its number of tokens."""
+    """Wait for the next request to end, and return its number of tokens."""
     while manager.is_running():
         output = manager.get_result(timeout=1)
         if output is not None and output.is_finished():
@@ -77,9 +78,8 @@ def _finished(manager: ContinuousBatchingManager) -> int:
 
 
 def baseline_process(name: str, load: Load, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """`baseline` in a process of its own, which also gives back all of the device's memory.
-
-    Raises TimeoutError when it was killed, RuntimeError when it failed.
+    """Run `baseline` in a process of its own, whose end also frees all device memory. Raises TimeoutError if
+    it was killed, RuntimeError if it failed.
     """
     arguments = {
         "model": name,
@@ -96,8 +96,8 @@ def baseline_process(name: str, load: Load, device: str, dtype: torch.dtype) -> 
 
 
 def last_line(command: list[str], limit_s: float) -> str:
-    """Return the last line that a command prints. Raises TimeoutError when it was killed, RuntimeError when
-    it failed.
+    """Return the last line that a command prints. Raises TimeoutError if it was killed, RuntimeError if it
+    failed.
     """
     try:
         run = subprocess.run(command, cwd=ROOT, timeout=limit_s, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The requests of a load: random token ids of some lengths."""
+"""Requests of a load: random token ids with given lengths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Load:
     output_len: int
 
     def prompts(self, name: str, seed: int) -> list[list[int]]:
-        """Token ids of the shape's vocabulary."""
+        """Return prompts of token ids in the shape's vocabulary."""
         vocab_size = SHAPES[name]["vocab_size"]
         rng = np.random.default_rng(seed)
         ids: list[list[int]] = rng.integers(0, vocab_size, (self.num_requests, self.input_len)).tolist()

@@ -1,4 +1,4 @@
-"""Stages beside the step itself: attention of prompts by each library, launches, graphs, copies, NCCL."""
+"""Stages that measure parts of a step: prompt attention by each library, launches, graphs, copies, NCCL."""
 
 from __future__ import annotations
 

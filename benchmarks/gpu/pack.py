@@ -1,4 +1,4 @@
-"""One archive of a folder's files, no larger than may be sent."""
+"""Packing of a folder's files into one archive with a maximum size."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 MAX_BYTES = 16 << 20
 MAX_LOG_BYTES = 1 << 20
-"""Bytes kept of a log's end: the last lines say why it ended."""
+"""Bytes kept of a log's end, whose last lines say why it ended."""
 ENTRY_BYTES = 1024
-"""Bytes of a file in the archive besides its content, at most: its header and its rounding."""
+"""Most bytes of a file in the archive besides its content: header and padding."""
 
 
 def pack(folder: Path, target: Path, max_bytes: int = MAX_BYTES) -> list[str]:
-    """Write the folder's files into a .tgz; return the names of those that did not fit, the largest ones."""
+    """Write the folder's files into a .tgz. Returns the names of those that did not fit, the largest ones."""
     left, left_out = max_bytes - 2 * ENTRY_BYTES, []
     partial = target.with_suffix(".partial")
     files = [path for path in folder.rglob("*") if path.is_file() and path != target]

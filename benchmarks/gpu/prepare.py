@@ -44,7 +44,7 @@ from runtime.settings.graph_sizes import graph_sizes
 RECORDED = Path(__file__).with_name("tests.variants")
 MAX_PROCESSES = 14
 FIRST_FP8 = 89
-"""The capability from which on there is float8: nothing launches it on an older device."""
+"""Capability from which on float8 exists. Nothing launches it on an older device."""
 
 
 class Target(NamedTuple):
@@ -60,14 +60,14 @@ class Compiled(NamedTuple):
 
 
 def target_that_is_there() -> Target:
-    """Raises RuntimeError where torch finds no GPU."""
+    """Return the target for the machine's GPU. Raises RuntimeError if torch finds none."""
     major, minor = torch.cuda.get_device_capability()
     processors = torch.cuda.get_device_properties().multi_processor_count
     return Target(10 * major + minor, gpu_of(torch.device("cuda", 0)), processors)
 
 
 def runners() -> Iterator[Runner]:
-    """Those of the stages `serve` and `decode`."""
+    """Yield the runners of the stages `serve` and `decode`."""
     sizes, dtype = Sizes(), torch.bfloat16
     load = sizes.load
     config = RuntimeConfig(model="", max_running_requests=load.num_requests)
@@ -96,14 +96,14 @@ def compile_for(capability: int, line: str) -> Compiled:
 
 
 def prepare(lines: Sequence[str] | None, target: Target, pool: ProcessPoolExecutor) -> list[Compiled]:
-    """Compile these variants; None: all that is known of."""
+    """Compile these variants; None: all known ones."""
     if lines is None:
         lines = all_variants(target, pool)
     return list(pool.map(partial(compile_for, target.capability), lines))
 
 
 def all_variants(target: Target, pool: ProcessPoolExecutor) -> list[str]:
-    """Each once, those that take the compiler longest first."""
+    """Return every variant once, those that take longest to compile first."""
     find = partial(variants_of, gpu=target.gpu, num_multiprocessors=target.num_multiprocessors)
     found = [*pool.map(find, runners()), RECORDED.read_text().splitlines()]
     lines = dict.fromkeys(line for each in found for line in each)
@@ -111,14 +111,15 @@ def all_variants(target: Target, pool: ProcessPoolExecutor) -> list[str]:
 
 
 def processes(num: int) -> ProcessPoolExecutor:
-    """Forked from one that has imported what they need, and has never seen a GPU."""
+    """Return a pool of processes, forked from one that has imported what they need and has never used a GPU.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.gpu.stages", "benchmarks.gpu.kernels.variants"])
     return ProcessPoolExecutor(num, mp_context=context)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns 1 when something does not compile."""
+    """Compile. Returns 1 if something does not compile."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--capability", choices=[f"{each / 10}" for each in GPUS], help="default: the GPU's")
     parser.add_argument("--variants", type=Path, metavar="FILE")

@@ -1,4 +1,4 @@
-"""The file that a stage writes its results into, as they come."""
+"""Results: the file into which a stage writes its results as they come."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from typing import Any
 logger = logging.getLogger("gpu")
 
 MAX_ERROR = 2000
-"""Characters of an error that are kept."""
+"""Most characters of an error that are kept."""
 
 
 class Results:
-    """The JSON file of a stage, written anew with each result: what ends the stage takes none of them along.
-
-    "seconds" is there when the stage has ended by itself.
+    """JSON file of a stage, rewritten with each result, so that nothing is lost when the stage is killed.
+    "seconds" is present if the stage has ended by itself.
     """
 
     def __init__(self, path: Path, release: Callable[[], None]) -> None:
-        """release: gives back the device memory that a failed measurement held."""
+        """release: frees device memory that a failed measurement held."""
         self._path, self._release = path, release
         self._began = time.monotonic()
         self.values: dict[str, Any] = {}
@@ -36,7 +35,7 @@ class Results:
         partial.replace(self._path)
 
     def measure(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
-        """Put what `work` returns under the name, or {"error": ...}."""
+        """Store the result of `work` under the name, or {"error": ...}."""
         try:
             self.put(**{name: work()})
         except Exception as error:  # whatever one measurement raises, the others go on
@@ -44,11 +43,13 @@ class Results:
         self._release()
 
     def add(self, name: str, work: Callable[[], dict[str, Any]], **what: Any) -> None:
-        """Append what `work` returns to the list of that name, beside what it was measured of; or "error"."""
+        """Append the result of `work`, or an "error", to the list of that name, together with `what` was
+        measured.
+        """
         self.add_each(name, (each() for each in (work,)), **what)
 
     def add_each(self, name: str, entries: Iterable[dict[str, Any]], **what: Any) -> None:
-        """Append each of the entries when it comes; in place of the rest an "error" where one raises."""
+        """Append each of the entries when it comes. If the iterator raises, an "error" replaces the rest."""
         found: list[dict[str, Any]] = self.values.setdefault(name, [])
         try:
             for entry in entries:
@@ -61,7 +62,7 @@ class Results:
         self._release()
 
     def end(self, error: Exception | None = None) -> None:
-        """Write how long it took; error: what ended the stage before its time, so that it is run again."""
+        """Write the elapsed time. error: what ended the stage early, so that it is run again."""
         if error is None:
             self.put(seconds=time.monotonic() - self._began)
         else:

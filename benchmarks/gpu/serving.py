@@ -1,7 +1,6 @@
-"""The whole runtime over HTTP.
-
-Random weights and random token ids, all requests at once, no end but the asked length. The runtime is a
-launch without a tokenizer; its clock runs in the client, from the first request to the last byte.
+"""The whole runtime over HTTP, with random weights and random token ids, all requests at once, and outputs of
+exactly the asked length. The runtime is a launch without a tokenizer. The client measures from the first
+request to the last byte.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from benchmarks.server import launched
 
 TIMEOUT_S = 400.0
 ATTENTION = {"cuda": "triton", "cpu": "torch_native"}
-"""Attention back ends that are served with, by device."""
+"""Attention backends that are used, by device."""
 OPTIONS = GenerationOptions(
     stream=True, ignore_eos=True, add_special_tokens=True, extra={}, counts_tokens=True
 )
@@ -38,9 +37,8 @@ OPTIONS = GenerationOptions(
 def serve(
     name: str, load: Load, device: str, dtype: torch.dtype, *, overlap: bool, attention: str
 ) -> dict[str, Any]:
-    """Launch, warm up with as many requests, measure. attention: name of a backend.
-
-    Raises RuntimeError when a request fails.
+    """Start a launch, warm it up with as many requests, and measure. attention: name of a backend. Raises
+    RuntimeError if a request fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         write_config(name, Path(folder))

@@ -1,4 +1,4 @@
-"""Shapes of the models that are measured; their weights are random, which costs the same time."""
+"""Shapes of the measured models. Their weights are random, which takes the same time."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def linear_shapes(name: str) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of the linear layers of a shape with gated feed-forward layers, as they are fused."""
+    """Return (outputs, inputs) of the fused linear layers of a shape with gated feed-forward layers."""
     shape = SHAPES[name]
     hidden, heads, width = shape["hidden_size"], shape["num_attention_heads"], shape["intermediate_size"]
     head_dim = shape.get("head_dim", hidden // heads)

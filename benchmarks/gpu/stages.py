@@ -62,7 +62,7 @@ logger = logging.getLogger("gpu")
 
 MODELS = ("qwen3-0.6b", "llama-3.1-8b")
 TORCH_ATTENTION = "torch_native"
-"""Our backend that attends by torch's operations, as the library does where it has no other."""
+"""Our backend that attends by torch's operations, as the library does if it has nothing else."""
 
 
 @torch.inference_mode()
@@ -138,7 +138,7 @@ def decode_stage(bench: Bench, results: Results, name: str) -> None:
 def _decode_steps(
     bench: Bench, model: CausalLM, batch: int, floor_ms: float, *, graphs: bool
 ) -> Iterator[dict[str, Any]]:
-    """Times of a step, with overlap and without."""
+    """Yield times of a step, with overlap and without."""
     steps = _steps_of(bench, model, batch, graphs=graphs)
     for overlap in (True, False):
         ms = steps.measure(bench.sizes.num_steps, overlap=overlap)
@@ -174,7 +174,9 @@ def serve_stage(bench: Bench, results: Results, name: str) -> None:
 
 
 def baseline_stage(bench: Bench, results: Results, name: str) -> None:
-    """The ratio is claimed where both attend by torch's operations; the others name what they compare."""
+    """Measure the library's batching. A ratio is only claimed where both use torch's attention; the others
+    say what they compare.
+    """
     from benchmarks.gpu.serving import ATTENTION, serve
 
     device, load = bench.device, bench.sizes.baseline_load
@@ -194,7 +196,7 @@ def baseline_stage(bench: Bench, results: Results, name: str) -> None:
 
 
 def _served(bench: Bench, name: str, load: Load, attention: str) -> Callable[[], dict[str, Any]] | None:
-    """The fastest run of the stage `serve`, if it was of this very load."""
+    """Return a function for the fastest run of the stage `serve`, if that used this very load; else None."""
     path = bench.out / f"serve-{name}.json"
     found = json.loads(path.read_text()) if path.exists() else {}
     runs = [run for run in found.get("runs", ()) if run.get("attention") == attention and "error" not in run]
@@ -228,11 +230,11 @@ STAGES = {
     "tiles": tiles_stage,
 }
 MODEL_STAGES = {"decode": decode_stage, "serve": serve_stage, "baseline": baseline_stage}
-"""Run in this order, each for all models: one may look at the files of those before it."""
+"""Stages run in this order, each for all models. One may read the files of those before it."""
 
 
 def stages(bench: Bench) -> dict[str, Callable[[Results], None]]:
-    """By the name of the file."""
+    """Return the stages by file name."""
     table: dict[str, Callable[[Results], None]]
     table = {name: partial(run, bench) for name, run in STAGES.items()}
     for (stage, run), model in product(MODEL_STAGES.items(), bench.models):
@@ -241,7 +243,7 @@ def stages(bench: Bench) -> dict[str, Callable[[Results], None]]:
 
 
 def run_stage(name: str, run: Callable[[Results], None], bench: Bench) -> bool:
-    """Run it and write its file; whether nothing of it failed."""
+    """Run a stage and write its file. Returns True if nothing in it failed."""
     bench.release()  # a stage may need all of it, in another process too
     began = time.monotonic()
     results = Results(bench.out / f"{name}.json", bench.release)
@@ -256,7 +258,7 @@ def run_stage(name: str, run: Callable[[Results], None], bench: Bench) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns 1 when something could not be measured: the files say what."""
+    """Run the stages. Returns 1 if something could not be measured; the files say what."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     names = [*STAGES, *MODEL_STAGES]
     parser.add_argument("stage", nargs="*", help=", ".join(names) + "; default: all")

@@ -1,7 +1,7 @@
-"""The steps of a first contact with a GPU, in windows of minutes: what is worth most comes first.
+"""Steps of a first contact with a GPU, in windows of minutes, the most valuable first.
 
-To add one, add a Step to its window; `first_contact --plan` says whether it fits, and a test holds that.
-In a command {python} is this Python and {out} the folder for results.
+To add a step, add it to its window; `first_contact --plan` says whether it fits, and a test checks that. In a
+command {python} is this Python and {out} the folder for results.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 
 KERNEL_TESTS = ("tests/gpu/test_decode_step_kernels.py", "tests/gpu/test_cuda_kernels.py")
 RISKY = "laid_out or sorted or draws or new_tokens"
-"""Tests of kernels with atomics, barriers or programs that write beside each other."""
+"""Tests of kernels with atomics or barriers, or whose programs write next to each other."""
 XDIST = "xdist"
 
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds are estimates; after the limit the step is killed, and what it has written is kept."""
+    """A step. Seconds are estimates. After the limit the step is killed, and what it has written is kept."""
 
     name: str
     seconds: int
     limit: int
     command: tuple[str, ...]
     programs: tuple[str, ...] = ()
-    """Without one of them the step is not run."""
+    """Programs without which the step is not run."""
     modules: tuple[str, ...] = ()
-    """So without one of these."""
+    """Modules without which the step is not run."""
 
 
 def _stages(name: str, seconds: int, limit: int, *arguments: str) -> Step:
@@ -49,7 +49,7 @@ def _sanitizer(tool: str) -> Step:
 
 
 def _profile(kernel: str, name: str) -> Step:
-    """Launches before the fifth are warm-ups; clocks are left as they are."""
+    """Return a profiling step. Launches before the fifth are warm-ups; clocks are left as they are."""
     which = ("--kernel-name", kernel, "--launch-skip", "4", "--launch-count", "1")
     program = ("ncu", "--clock-control", "none", "--set", "detailed", *which)
     command = (*program, "{python}", "-m", "benchmarks.gpu.kernels.one_kernel", name)
@@ -107,10 +107,12 @@ WINDOWS: dict[str, tuple[int, tuple[Step, ...]]] = {
         ),
     ),
 }
-"""By name: minutes, and steps in the order of their worth. {failed} are the tests of `--again`, or all."""
+"""Windows by name: minutes, and steps in the order of their value. {failed} stands for the failed tests of
+`--again`, or all.
+"""
 TINY = (
     Step("facts", 5, 60, FACTS.command),
     _stages("device", 5, 60, "device", "--tiny"),
     Step("ncu-none", 1, 60, ("no-such-profiler",), programs=("no-such-profiler",)),
 )
-"""So little that it can be tried where there is no GPU."""
+"""Steps so small that they can be tried without a GPU."""

@@ -1,4 +1,4 @@
-"""Times of work on a device: events on a GPU, the clock on a CPU. And what the device can do at most."""
+"""Timing of work on a device, by events on a GPU and by the clock on a CPU; and the device's peak rates."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from model_worker.device.base import Device
 
 NUM_REPLAYS = 5
 MAX_QUEUED = 200
-"""Copies of a `Backlog`. The device's queue has room for about a thousand launches, of what is timed too."""
+"""Most copies in a `Backlog`. The device's queue has room for about a thousand launches, including those that
+are timed.
+"""
 
 
 def mark(device: torch.device) -> Any:
-    """A point of the current stream."""
+    """Return a mark at the present point of the current stream."""
     if device.type == "cpu":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -28,7 +30,7 @@ def mark(device: torch.device) -> Any:
 
 
 def ms_between(first: Any, second: Any) -> float:
-    """Milliseconds between two marks that the device has passed."""
+    """Return the milliseconds between two marks that the device has passed."""
     return 1e3 * (second - first) if isinstance(first, float) else float(first.elapsed_time(second))
 
 
@@ -38,7 +40,7 @@ def wait(device: torch.device) -> None:
 
 
 def median_ms(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The median time of one `work`, after two that do not count."""
+    """Return the median time of one `work`, after two runs that do not count."""
     for _ in range(2):
         work()
     marks = [mark(device)]
@@ -50,8 +52,8 @@ def median_ms(work: Callable[[], object], device: torch.device, repeats: int) ->
 
 
 def recorded_ms(work: Callable[[], object], device: Device, repeats: int) -> float:
-    """The time of one `work` among `repeats` that are recorded one behind the other: what the device takes,
-    where the host takes longer to launch. Not recorded on a CPU.
+    """Return the time of one `work` among `repeats` that are recorded one after the other. This is the
+    device's time even if the host takes longer to launch. Not recorded on a CPU.
     """
     if device.name == "cpu":
         return median_ms(work, device.torch_device, repeats)
@@ -69,16 +71,16 @@ def recorded_ms(work: Callable[[], object], device: Device, repeats: int) -> flo
 
 
 class Backlog:
-    """Work that the device is busy with while the host queues what is to be timed behind it."""
+    """Keeps the device busy while the host queues the work that is to be timed."""
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
-        """num_bytes: of the tensor that is copied, and of its copy."""
+        """num_bytes: bytes of the tensor that is copied, and of its copy."""
         self._source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._target = torch.empty_like(self._source)
         self._copy_ms = median_ms(self._copy, device, NUM_REPLAYS)
 
     def queue(self, ms: float) -> None:
-        """Give the device about as many milliseconds of work, unless that is too many launches."""
+        """Give the device about `ms` milliseconds of work, unless that needs too many launches."""
         if self._source.is_cuda:  # a CPU has no queue
             for _ in range(min(MAX_QUEUED, math.ceil(ms / self._copy_ms))):
                 self._copy()
@@ -88,8 +90,8 @@ class Backlog:
 
 
 def copy_rate(device: torch.device, num_bytes: int, repeats: int) -> float:
-    """Bytes per second that a copy within the device moves, read and written together. Of random bytes: a GPU
-    can keep equal ones compressed.
+    """Return the bytes per second that a copy within the device moves, read and written together. The bytes
+    are random, because a GPU can compress equal ones.
     """
     source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -97,7 +99,7 @@ def copy_rate(device: torch.device, num_bytes: int, repeats: int) -> float:
 
 
 def matrix_rate(device: torch.device, size: int, dtype: torch.dtype, repeats: int) -> float:
-    """Operations per second of a square matrix product."""
+    """Return the operations per second of a square matrix product."""
     a = torch.randn(size, size, device=device, dtype=dtype)
     b = torch.randn(size, size, device=device, dtype=dtype)
     return 2 * size**3 / (median_ms(lambda: a @ b, device, repeats) * 1e-3)

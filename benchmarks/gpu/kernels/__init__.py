@@ -1,1 +1,1 @@
-"""Kernels one by one: how fast they are, how they are compiled and launched."""
+"""Measurements of single kernels: speed, compilation and launches."""

@@ -1,4 +1,4 @@
-"""The attention kernels as launches on some GPU would specialise them."""
+"""Attention kernels as a launch on some GPU would specialise them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPUS = {
     100: Gpu(227 << 10, by_warp_group=True),
     120: Gpu(99 << 10, by_warp_group=False),
 }
-"""By compute capability times ten; what CUDA's programming guide says of each."""
+"""Resources by compute capability times ten, from CUDA's programming guide."""
 NAMES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float8_e4m3fn: "*fp8e4nv"}
 
 
@@ -30,7 +30,7 @@ def decode_variant(
     is_capped: bool = False,
     norms: bool = True,
 ) -> Variant:
-    """Return the variant that a decode step launches. is_capped: with a window and a softcap; norms: of the
+    """Return the variant that a decode step launches. is_capped: with a window and a softcap. norms: norm the
     heads.
     """
     tile = decode_tile(gpu, heads)

@@ -1,10 +1,9 @@
-"""Attention of prompts by the kernels of several libraries, over the same pages.
+"""Prompt attention by the kernels of several libraries, over the same pages.
 
-Where a library reads no pages, keys and values are gathered first. Where its causal mask begins at the upper
-left corner, the cached tokens are attended to without a mask, the new ones with it, and the two results are
-merged by the logarithms of their sums. All of that is in the time.
-
-NOTE: FlashAttention 4 and the cuDNN frontend are called as their sources say; no test has run them.
+For a library that reads no pages, keys and values are gathered first. If its causal mask starts at the upper
+left corner, the cached tokens are attended without a mask and the new ones with it, and the two results are
+merged by the logarithms of their sums. All of this is in the time. NOTE: FlashAttention 4 and the cuDNN
+frontend are called as their sources say; no test has run them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from benchmarks.gpu.kernels.kernel_rates import ExtendWork
 
 aten = torch.ops.aten
 Run = Callable[[], Tensor]
-"""Returns what the new tokens [T, num_heads, D] attend to."""
+"""Function that returns the attention output of the new tokens, [T, num_heads, D]."""
 
 
 class Partial(NamedTuple):
@@ -31,7 +30,9 @@ class Partial(NamedTuple):
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool], Partial]
-"""Attends q [B, num_heads, n, D] to k, v [B, num_kv_heads, m, D]; with a causal mask n is m."""
+"""Function that attends q [B, num_heads, n, D] to k, v [B, num_kv_heads, m, D]; with a causal mask n equals
+m.
+"""
 
 
 def triton(work: ExtendWork) -> Run:
@@ -43,7 +44,7 @@ def triton(work: ExtendWork) -> Run:
 
 
 def torch_cudnn(work: ExtendWork, *, repeats: bool = False) -> Run:
-    """cuDNN's kernel as torch calls it. repeats: keys and values, for each query head."""
+    """Return cuDNN's kernel as torch calls it. repeats: repeat keys and values for each query head."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Partial:
         op = aten._scaled_dot_product_cudnn_attention
@@ -54,7 +55,7 @@ def torch_cudnn(work: ExtendWork, *, repeats: bool = False) -> Run:
 
 
 def torch_cpu_flash(work: ExtendWork, *, repeats: bool = False) -> Run:
-    """The kernel that torch has for a CPU."""
+    """Return torch's kernel for a CPU."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Partial:
         op = aten._scaled_dot_product_flash_attention_for_cpu
@@ -64,7 +65,7 @@ def torch_cpu_flash(work: ExtendWork, *, repeats: bool = False) -> Run:
 
 
 def torch_flash2(work: ExtendWork) -> Run:
-    """FlashAttention 2 of torch, whose mask begins at the lower right corner."""
+    """Return torch's FlashAttention 2, whose mask starts at the lower right corner."""
     slots = slots_of(work)
     key_starts = (work.lens[0] * torch.arange(work.num_seqs + 1, device=work.q.device)).int()
     most = work.num_new + work.num_cached
@@ -132,7 +133,7 @@ def flashinfer(work: ExtendWork) -> Run:
 
 
 def cudnn_frontend(work: ExtendWork) -> Run:
-    """cuDNN with pages and a mask from the lower right corner, which torch does not ask for."""
+    """Return cuDNN with pages and a mask from the lower right corner, which torch does not use."""
     import cudnn
 
     pack = _cudnn_tensors(work)
@@ -172,7 +173,7 @@ def cudnn_frontend(work: ExtendWork) -> Run:
 
 
 def _cudnn_tensors(work: ExtendWork) -> dict[str, Tensor]:
-    """In cuDNN's order of dimensions: batch or page, heads, tokens, width."""
+    """Return the tensors in cuDNN's order of dimensions: batch or page, heads, tokens, width."""
     q = work.q.view(work.num_seqs, work.num_new, *work.q.shape[1:]).transpose(1, 2)
     k, v = (pool.transpose(1, 2) for pool in by_page(work))
     table = work.pages.page_table.view(work.num_seqs, 1, -1, 1)
@@ -198,7 +199,7 @@ WAYS: dict[str, Callable[[ExtendWork], Run]] = {
     "cudnn-frontend": cudnn_frontend,
     "flashinfer": flashinfer,
 }
-"""Each for a GPU; the first is what a server takes."""
+"""Kernels for a GPU; the first is the one that a server uses."""
 CPU_WAYS: dict[str, Callable[[ExtendWork], Run]] = {
     "triton": triton,
     "torch for a CPU": torch_cpu_flash,
@@ -207,20 +208,22 @@ CPU_WAYS: dict[str, Callable[[ExtendWork], Run]] = {
 
 
 def slots_of(work: ExtendWork) -> Tensor:
-    """The slots of all tokens, one sequence behind the other."""
+    """Return the KV slots of all tokens, one sequence after the other."""
     place = torch.arange(work.num_new + work.num_cached, device=work.q.device)
     page = work.pages.page_table[:, place // work.page_size]
     return (page * work.page_size + place % work.page_size).flatten()
 
 
 def by_page(work: ExtendWork) -> tuple[Tensor, Tensor]:
-    """Keys and values as [pages, page_size, num_kv_heads, D]."""
+    """Return keys and values as [pages, page_size, num_kv_heads, D]."""
     k, v = (pool.view(-1, work.page_size, *pool.shape[1:]) for pool in work.pages[:2])
     return k, v
 
 
 def in_two_parts(work: ExtendWork, attend: Attend, *, repeats: bool) -> Run:
-    """Gather, attend to what is cached, if there is any, and to the chunk itself, and merge."""
+    """Return a function that gathers, attends to cached tokens, if any, and to the chunk itself, and merges
+    the results.
+    """
     slots = slots_of(work)
     q = work.q.view(work.num_seqs, work.num_new, *work.q.shape[1:]).transpose(1, 2)
 
@@ -241,7 +244,7 @@ def in_two_parts(work: ExtendWork, attend: Attend, *, repeats: bool) -> Run:
 
 
 def merged(a: Partial, b: Partial) -> Partial:
-    """Attention to the keys of both."""
+    """Return the attention to the keys of both."""
     log_sums = torch.logaddexp(a.log_sums, b.log_sums)
     out = sum((each.log_sums - log_sums).exp().unsqueeze(-1) * each.out for each in (a, b))
     assert isinstance(out, Tensor)

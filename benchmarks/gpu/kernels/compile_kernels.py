@@ -44,7 +44,8 @@ from model_worker.sampling.triton import draw, logit_edits
 
 
 def variants() -> Iterator[Variant]:
-    """Yield what Llama-3.1-8B (heads of 128, groups of 4) and Qwen3-0.6B (groups of 2) launch."""
+    """Yield the variants that Llama-3.1-8B (heads of 128, groups of 4) and Qwen3-0.6B (groups of 2) launch.
+    """
     yield from _of_attention()
     yield from _of_layers()
     yield from _of_experts()
@@ -105,7 +106,7 @@ def _of_layers() -> Iterator[Variant]:
 
 
 def _of_experts() -> Iterator[Variant]:
-    """Qwen3-30B-A3B: 128 experts of 768, 8 a token."""
+    """Yield the variants of Qwen3-30B-A3B's experts: 128 experts of 768, 8 for each token."""
     kinds = dict.fromkeys(("order", "ends", "tile_ends", "ids"), "*i32")
     kinds |= {"num_experts": "i32", "num_pairs": "i32"}
     constants = {"NUM_EXPERTS": 128, "PER_TOKEN": 8, "RENORMALIZES": True, "BLOCK_E": 128, "BLOCK_K": 8}
@@ -132,7 +133,7 @@ def _of_experts() -> Iterator[Variant]:
 
 
 def _of_adapters() -> Iterator[Variant]:
-    """Llama-3.1-8B's gate and up, with 8 adapters of rank 64 at most."""
+    """Yield the variants of Llama-3.1-8B's gate and up, with at most 8 adapters of rank 64."""
     kinds = dict.fromkeys(("order", "ends", "tile_ends"), "*i32")
     kinds |= {"hidden": "*fp32", "modules": "*fp32", "num_tokens": "i32", "x_stride": "i32"}
     common = {"NUM_SLOTS": 8, "NUM_MODULES": 2, "ROOM": 64, "NUM_FIGURES": lora.NUM_FIGURES, "BLOCK_S": 8}
@@ -177,7 +178,7 @@ def _of_a_draw() -> Iterator[Variant]:
 
 
 def _of_sampling() -> Iterator[Variant]:
-    """Yield what rows ask for beside a draw: edits of their logits, and logprobs."""
+    """Yield the variants of what rows may need besides a draw: edits of their logits, and logprobs."""
     columns = dict.fromkeys(("repetitions", "presences", "frequencies"), "*fp32")
     kinds = {"logits": "*fp32", "counts": "*i32", "tokens": "*i64", "vocab_size": "i32", **columns}
     yield Variant("penalize", logit_edits._penalize, {"BLOCK": logit_edits.BLOCK}, 4, 3, kinds)
@@ -199,7 +200,7 @@ def _of_sampling() -> Iterator[Variant]:
 
 
 def _record(path: Path, table: dict[str, dict[str, int]]) -> None:
-    """One line a kernel, so that a difference can be read."""
+    """Write one line for each kernel, so that differences are readable."""
     records = json.loads(path.read_text()) if path.exists() else {}
     records[triton.__version__] = table
     versions = []

@@ -1,4 +1,5 @@
-"""Triton's compiler without a GPU: what a kernel needs on a device of some compute capability."""
+"""Triton's compiler without a GPU: the resources that a kernel needs on a device of some compute capability.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Variant:
 
 
 def compiled(variant: Variant, capability: int) -> dict[str, int]:
-    """Registers a thread, bytes of stack (spills) and of shared memory; capability: 90 is 9.0."""
+    """Return registers of a thread, and bytes of stack (spills) and of shared memory. capability: 90 is 9.0.
+    """
     return usage(binary_of(variant, capability))
 
 
@@ -44,8 +46,8 @@ def usage(binary: Any) -> dict[str, int]:
 
 
 def copies_pending(binary: Any) -> int:
-    """How many groups of asynchronous copies are still on their way, at most, when the program waits for one:
-    0 means that loads and arithmetic take turns.
+    """Return the most groups of asynchronous copies that are on their way when the program waits for one. 0
+    means that loads and arithmetic alternate.
     """
     return max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", binary.asm["ptx"])), default=0)
 

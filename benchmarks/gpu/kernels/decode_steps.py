@@ -33,7 +33,7 @@ from runtime.wire.plan import BatchPlan
 
 
 def load_shape(name: str, device: Device, dtype: torch.dtype) -> CausalLM:
-    """The model with random weights."""
+    """Return the model of that shape with random weights."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         write_config(name, path)
@@ -43,8 +43,8 @@ def load_shape(name: str, device: Device, dtype: torch.dtype) -> CausalLM:
 
 
 def floor_bytes(model: CausalLM, batch: int, context: int, dtype: torch.dtype) -> float:
-    """Bytes that a step must read: weights, of experts as many as a batch of so many tokens meets when each
-    token takes them at random, and keys and values.
+    """Return the bytes that a step must read: weights (of experts, as many as a batch uses on average when
+    tokens choose them at random), keys and values.
     """
     config = model.config
     total = 0.0
@@ -59,12 +59,12 @@ def floor_bytes(model: CausalLM, batch: int, context: int, dtype: torch.dtype) -
 
 
 NUM_QUEUED = 3
-"""Steps that are queued together: of some 300 launches each where they are not recorded."""
+"""Number of steps that are queued together, each of about 300 launches if it is not recorded."""
 NUM_ROUNDS = 3
 
 
 class DecodeSteps:
-    """A runner whose rows all stand at the same length."""
+    """A runner whose rows all have the same length."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class DecodeSteps:
         graphs: bool,
         backlog_bytes: int,
     ) -> None:
-        """backlog_bytes: of what is copied while steps are queued."""
+        """backlog_bytes: bytes that are copied while steps are queued."""
         self._device = device
         self._busy_ms: float | None = None
         pool = filled_pool(model.kv_layout, batch, context + 1, dtype, device.torch_device)
@@ -97,7 +97,8 @@ class DecodeSteps:
         self._launch(opening_plan(batch, context + 1, pool.num_pages)).wait()
 
     def measure(self, num_steps: int, *, overlap: bool) -> dict[str, float]:
-        """Medians over steps, in ms: `step` from start to start, `busy` of the device, `gap` of the step."""
+        """Return medians in ms: `step` from start to start, `busy` time of the device, `gap` between steps.
+        """
         step_ms = self._step_ms(num_steps, 2 if overlap else 1)
         if self._busy_ms is None:  # overlap is nothing to the device
             count, rounds = min(NUM_QUEUED, num_steps), min(NUM_ROUNDS, 1 + num_steps // 10)
@@ -105,7 +106,7 @@ class DecodeSteps:
         return {"step": step_ms, "busy": self._busy_ms, "gap": step_ms - self._busy_ms}
 
     def _step_ms(self, num_steps: int, depth: int) -> float:
-        """From start to start; depth: steps in flight at most."""
+        """Return ms from start to start. depth: most steps in flight."""
         waiting: list[Any] = []
         starts: list[Any] = []
         for _ in range(num_steps + 3):
@@ -116,9 +117,8 @@ class DecodeSteps:
         return statistics.median(ms_between(*pair) for pair in pairwise(starts[2:]))
 
     def _queued_ms(self, step_ms: float, count: int) -> float:
-        """The device's time for a step, of `count` that are in its queue before it begins with the first.
-
-        step_ms: what a step takes at most, on the device and on the host.
+        """Return the device's ms for a step, of `count` that are in its queue before it begins the first.
+        step_ms: upper bound of a step's time on device and host.
         """
         at, stream = self._device.torch_device, self._device.forward_stream
 
@@ -135,7 +135,7 @@ class DecodeSteps:
         return ms_between(first, last) / count
 
     def trace(self, path: Path, num_steps: int) -> None:
-        """Write a Chrome trace of some steps, which Perfetto shows."""
+        """Write a Chrome trace of some steps, for Perfetto."""
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device.torch_device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -147,7 +147,7 @@ class DecodeSteps:
         return self._runner.sample(self._runner.forward(self._plan), {})
 
     def _launch(self, plan: BatchPlan) -> Any:
-        """The start of a step, of which the ticket is when its tokens are on the host."""
+        """Start a step. Its ticket is done when its tokens are on the host."""
         device, runner = self._device, self._runner
 
         def compute() -> tuple[Any, Any]:

@@ -1,4 +1,6 @@
-"""How near kernels come to a device's limits: decodes and draws to its copies', prompts to its products'."""
+"""Kernels compared with a device's limits: decodes and draws with its copy rate, prompts with its matrix
+product rate.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ DRAWS: dict[str, dict[str, Any]] = {
     "top-k 20, top-p 0.95": {"top_k": 20, "top_p": 0.95},
 }
 LOGITS = {"peaked": 4.0, "flat": 0.01}
-"""Standard deviation."""
+"""Standard deviation of the logits."""
 
 
 class HeadShape(NamedTuple):
@@ -40,13 +42,13 @@ class HeadShape(NamedTuple):
 
 LLAMA_8B = HeadShape(32, 8, 128)
 BEYOND_CACHES = 256 << 20
-"""Bytes. A Hopper GPU's second-level cache has 50 MB."""
+"""Bytes that exceed a GPU's caches. A Hopper GPU's second-level cache has 50 MB."""
 MAX_LAYERS = 48
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Shapes that attention is measured with."""
+    """Shapes for measuring attention."""
 
     device: Device
     dtype: torch.dtype
@@ -74,7 +76,7 @@ class Pages(NamedTuple):
 
 
 def _pages(batch: int, context: int, page_size: int, setting: Setting) -> Pages:
-    """Random keys and values on scattered pages."""
+    """Return random keys and values on scattered pages."""
     per_row = -(-context // page_size)
     num_slots = (batch * per_row + 1) * page_size
     pools = setting.normal(2, num_slots, *setting.heads[1:]).to(setting.kv_dtype)
@@ -83,10 +85,10 @@ def _pages(batch: int, context: int, page_size: int, setting: Setting) -> Pages:
 
 
 class DecodeWork:
-    """Attention of one new token of each of `batch` sequences, which is rotated and stored, too."""
+    """Attention of one new token of each of `batch` sequences, including its rotation and storing."""
 
     def __init__(self, batch: int, context: int, page_size: int, setting: Setting) -> None:
-        """context: tokens of each, the new one included."""
+        """context: tokens of each sequence, including the new one."""
         num_heads, num_kv_heads, head_dim = setting.heads
         device = setting.at
         pages = _pages(batch, context, page_size, setting)
@@ -114,7 +116,7 @@ class DecodeWork:
         self._layers = cycle(layers)
 
     def run(self, tile: DecodeTile | None = None, splits: int | None = None) -> None:
-        """None: as a server would choose."""
+        """Run the kernel. tile, splits: None: as a server would choose."""
         decode_attention(
             self._q,
             *next(self._layers),
@@ -129,12 +131,12 @@ class DecodeWork:
 
 
 class ExtendWork:
-    """Attention of a chunk of each of some prompts behind what is cached of it."""
+    """Attention of a chunk of each of some prompts, after its cached part."""
 
     def __init__(
         self, num_new: int, num_cached: int, page_size: int, setting: Setting, num_seqs: int = 1
     ) -> None:
-        """num_new, num_cached: tokens of each."""
+        """num_new, num_cached: tokens of each prompt."""
         length, (num_heads, _, head_dim) = num_new + num_cached, setting.heads
         self.num_new, self.num_cached, self.num_seqs = num_new, num_cached, num_seqs
         self.page_size = page_size
@@ -161,7 +163,7 @@ class ExtendWork:
 
 
 def decode_rate(batch: int, context: int, page_size: int, setting: Setting) -> dict[str, Any]:
-    """Bytes of keys and values per second, and the time of a launch."""
+    """Return the bytes of keys and values per second, and the time of a launch."""
     work = DecodeWork(batch, context, page_size, setting)
     ms = recorded_ms(work.run, setting.device, setting.repeats)
     return {"batch": batch, "context": context, "page_size": page_size, "splits": work.splits, "ms": ms,
@@ -169,7 +171,7 @@ def decode_rate(batch: int, context: int, page_size: int, setting: Setting) -> d
 
 
 def extend_rate(num_tokens: int, page_size: int, setting: Setting) -> dict[str, Any]:
-    """Operations per second of causal attention over one prompt."""
+    """Return the operations per second of causal attention over one prompt."""
     work = ExtendWork(num_tokens, 0, page_size, setting)
     ms = recorded_ms(work.run, setting.device, setting.repeats)
     return {
@@ -183,7 +185,7 @@ def extend_rate(num_tokens: int, page_size: int, setting: Setting) -> dict[str, 
 def draw_rate(
     batch: int, kind: str, shape: str, vocab_size: int, device: Device, repeats: int
 ) -> dict[str, Any]:
-    """The time of a recorded draw, its launches, and the bytes of its logits per second."""
+    """Return the time of a recorded draw, its launches, and the bytes of its logits per second."""
     at = device.torch_device
     columns = SamplingColumns(batch, vocab_size, device)
     columns.open_rows([RowSetup.of(row, 1, SamplingParams(seed=row, **DRAWS[kind])) for row in range(batch)])

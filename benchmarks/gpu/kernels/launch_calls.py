@@ -1,4 +1,4 @@
-"""Launches of a decode step and of a step with a chunk, each as the worker makes it, over random tensors."""
+"""Launches of a decode step and of a step with a chunk, as the worker makes them, over random tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LAYERS = {
     "decode layer, experts": {"decode attention": 1, "add and norm": 2, "expert choice": 1, "experts": 1},
     "chunk layer": {"rope and store": 1, "extend attention": 1, "add and norm": 2, "activation": 1},
 }
-"""Counts of each call in a layer; beside them are the matrix products, which are torch's."""
+"""Number of times that a layer makes each call. Its matrix products, which are torch's, are not included."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ TINY = CallSizes(1, 2, 4, 2, 16, 32, 48, 300, 4, 32)
 
 
 class _Tensors:
-    """Random tensors of one dtype. Weights are parameters, as a model's are."""
+    """Random tensors of one dtype. Weights are parameters, as in a model."""
 
     def __init__(self, device: Device, dtype: torch.dtype) -> None:
         self.at = device.torch_device
@@ -86,7 +86,7 @@ class _Tensors:
 
 
 def launch_calls(device: Device, dtype: torch.dtype, sizes: CallSizes) -> Calls:
-    """By name: what the worker calls, ready to be called any number of times."""
+    """Return the worker's calls by name, ready to be called any number of times."""
     tensors = _Tensors(device, dtype)
     parts = (_attention(tensors, sizes), _layers(tensors, sizes), _sampling(tensors, sizes, device))
     return {name: run for part in parts for name, run in part}

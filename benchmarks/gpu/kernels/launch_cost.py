@@ -30,13 +30,14 @@ from model_worker.device.base import Device
 from model_worker.kernels.triton.call_site import launches_by_triton_alone
 
 CALLS = 10
-"""In one batch: so few that another process seldom comes between, and a device's queue is never full."""
+"""Calls in one batch: few enough that another process seldom interferes, and a device's queue is never full.
+"""
 BATCHES = 150
 
 
 def launch_costs(device: Device, calls: Calls, *, num_calls: int, num_batches: int) -> list[dict[str, Any]]:
-    """The launches of each call in order, and its host time in microseconds, as a server launches (`us`) and
-    with Triton's binder and cache key (`us_by_triton`): the best batch's mean.
+    """Return the launches of each call in order, and its host time in microseconds, as a server launches
+    (`us`) and with Triton's binder and cache key (`us_by_triton`): the mean of the best batch.
     """
     results = []
     for name, run in calls.items():
@@ -48,7 +49,7 @@ def launch_costs(device: Device, calls: Calls, *, num_calls: int, num_batches: i
 
 
 def of_layers(costs: list[dict[str, Any]], which: str = "us") -> dict[str, float]:
-    """Microseconds of a layer's launches together, the matrix products not among them."""
+    """Return the microseconds of all launches of a layer, without the matrix products."""
     us = {each["call"]: each[which] for each in costs}
     return {
         layer: sum(times * us[call] for call, times in calls.items())
@@ -60,8 +61,8 @@ def of_layers(costs: list[dict[str, Any]], which: str = "us") -> dict[str, float
 def _best_us(
     run: Callable[[], object], device: Device, num_calls: int, num_batches: int
 ) -> tuple[float, float]:
-    """Time launches as a server makes them, and by Triton alone, in batches that take turns, so that both
-    meet the same machine.
+    """Time launches as a server makes them, and by Triton alone, in alternating batches, so that both run
+    under the same conditions.
     """
     best_s = [float("inf"), float("inf")]
     run()  # compiles
@@ -80,7 +81,7 @@ def _best_us(
 
 @contextmanager
 def _device() -> Iterator[tuple[Device, str]]:
-    """A GPU and its name; or the fake driver's."""
+    """Context manager for a GPU and its name, or for the fake driver's."""
     if torch.cuda.is_available():
         yield make_device("cuda", threaded=False), torch.cuda.get_device_name()
         return

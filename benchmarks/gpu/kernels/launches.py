@@ -57,11 +57,11 @@ BATCHES = (1, 64)
 CONTEXT = 4096
 H200_MULTIPROCESSORS = 132
 GRAPHS = ("forward", "draw", "truncated draw")
-"""In the order in which GraphRunner records them."""
+"""Recordings in the order in which GraphRunner makes them."""
 
 
 class CountLaunches(TorchDispatchMode):
-    """A context. names: what was launched in it, in order; Triton's kernels do not run."""
+    """Context in which launches are recorded in `names`, in order. Triton's kernels do not run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,7 +88,8 @@ class CountLaunches(TorchDispatchMode):
 
 
 def _computes(func: Any) -> bool:
-    """Tell whether it does anything on the device: neither a view nor memory that is only reserved."""
+    """Return True if the operation does anything on the device: it is neither a view nor a mere allocation.
+    """
     if func.overloadpacket.__name__.startswith(("empty", "new_empty", "_unsafe_view", "detach", "lift")):
         return False
     returns = func._schema.returns
@@ -107,7 +108,7 @@ def count_launches() -> Iterator[CountLaunches]:
 
 
 class CountingDevice(CpuDevice):
-    """A GPU of which nothing is there. graphs: the launches of each recording."""
+    """A device that stands for a GPU without having one. graphs: the launches of each recording."""
 
     name = "cuda"
     torch_device = torch.device("meta")
@@ -128,7 +129,7 @@ class CountingDevice(CpuDevice):
 
 
 class Step:
-    """A decode step's launches by graph, and those of one layer in the middle."""
+    """Launches of a decode step by graph, and those of one layer in the middle."""
 
     def __init__(self, name: str, batch: int) -> None:
         with torch.inference_mode():
@@ -146,7 +147,7 @@ class Step:
 
 
 def _watch(layer: torch.nn.Module) -> list[int]:
-    """Where in the list of launches the layer begins and ends, once it has run."""
+    """Return the positions in the list of launches where the layer begins and ends. Valid once it has run."""
     marks: list[int] = []
 
     def mark(*_: object) -> None:
@@ -163,7 +164,7 @@ def _watch(layer: torch.nn.Module) -> list[int]:
 
 
 def model_of(name: str, device: CountingDevice, ops: Ops, dtype: torch.dtype = torch.bfloat16) -> CausalLM:
-    """The model of that shape, whose weights have no memory."""
+    """Return the model of that shape, whose weights have no memory."""
     with tempfile.TemporaryDirectory() as folder:
         write_config(name, Path(folder))
         config = ModelConfig.from_path(Path(folder))

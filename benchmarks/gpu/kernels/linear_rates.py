@@ -1,5 +1,5 @@
-"""Linear layers: how near the library's products come to the rate of a copy, by the number of tokens; and in
-float8 beside the model's dtype, with the products that the library refuses.
+"""Linear layers: the library's products compared with the rate of a copy, by number of tokens; and float8
+compared with the model's dtype, including products that the library refuses.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 def product_rates(
     rows: Sequence[int], shape: tuple[int, int], setting: Setting, copied: float
 ) -> Iterator[dict[str, Any]]:
-    """Time of one layer for each number of tokens, and the bytes per second that it must read and write.
-
-    copied: bytes per second of a copy.
+    """Yield the time of one layer for each number of tokens, and the bytes per second that it must read and
+    write. copied: bytes per second of a copy.
     """
     layers = cycle([setting.normal(*shape) for _ in range(_num_layers(shape))])
     for num_tokens in rows:
@@ -50,13 +49,13 @@ def _multiply(x: Tensor, layers: Iterator[Tensor]) -> Tensor:
 
 
 def _num_layers(shape: tuple[int, int]) -> int:
-    """Return as many weights as a model has layers, or the next one would come from the cache."""
+    """Return how many weights to use in turn, as a model does, so that the next is not in the cache."""
     return min(MAX_LAYERS, 1 + BEYOND_CACHES // (shape[0] * shape[1]))
 
 
 def linear_rate(rows: int, shape: tuple[int, int], setting: Setting) -> dict[str, Any]:
-    """Times of one layer on `rows` tokens: as it is without float8; with it; with it and scaled afterwards;
-    and of the library's product alone, which may sum in fewer bits. None: it refuses that product.
+    """Return times of one layer on `rows` tokens: without float8; with it; with it and scaled afterwards; and
+    of the library's product alone, which may sum in fewer bits. None: the library refuses that product.
     """
     x, scale = setting.normal(rows, shape[1]), torch.full((shape[0], 1), 0.01, device=setting.at)
     wide = [setting.normal(*shape) for _ in range(_num_layers(shape))]

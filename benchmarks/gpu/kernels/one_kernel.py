@@ -1,10 +1,10 @@
-"""Launch one attention kernel a few times, for a profiler to look at one of them.
+"""Launches one attention kernel a few times, for a profiler to examine one of the launches.
 
-ncu --clock-control none --set detailed --kernel-name _attend_split --launch-skip 4 --launch-count 1 \\
-    python -m benchmarks.gpu.kernels.one_kernel decode
+    ncu --clock-control none --set detailed --kernel-name _attend_split --launch-skip 4 --launch-count 1 \\
+        python -m benchmarks.gpu.kernels.one_kernel decode
 
-decode    64 sequences of 4,096 tokens, heads of Llama 3.1 8B
-extend    a prompt of 8,192 tokens
+    decode    64 sequences of 4,096 tokens, heads of Llama 3.1 8B
+    extend    a prompt of 8,192 tokens
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention of prompts by each way that is installed, beside the one that a server takes: time and result."""
+"""Prompt attention by each installed library, compared in time and result with the one that a server uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.gpu.timing import recorded_ms, wait
 PAGE_SIZE = 16
 TOLERANCE = 3e-2  # of the largest: weights have bfloat16's 8 bits, and sums another order
 MAX_ERROR = 300
-"""Characters of an error that are kept."""
+"""Most characters of an error that are kept."""
 
 
 class Prompts(NamedTuple):
@@ -30,12 +30,15 @@ PROMPTS = (
     Prompts(20, 8172),
     Prompts(512, 0, sequences=16),
 )
-"""A long prompt, its last chunk, what chat turns bring behind a long prefix, and a batch of short ones."""
+"""Cases: a long prompt, its last chunk, the prompts of chat turns after a long prefix, and a batch of short
+ones.
+"""
 
 
 def attention_rates(prompts: Prompts, setting: Setting, matrix_rate: float) -> Iterator[dict[str, Any]]:
-    """For each way: its time, operations per second, beside those of a matrix product too, and its largest
-    difference from the first way's result, relative to that result's largest value; or why there is none.
+    """Yield for each library its time, its operations per second (also relative to a matrix product), and its
+    largest difference from the first one's result, relative to that result's largest value; or why there is
+    none.
     """
     work = ExtendWork(prompts.new, prompts.cached, PAGE_SIZE, setting, prompts.sequences)
     ways = WAYS if setting.device.name == "cuda" else CPU_WAYS
@@ -58,7 +61,7 @@ def attention_rates(prompts: Prompts, setting: Setting, matrix_rate: float) -> I
 def _measured(
     run: Run, expected: Tensor | None, setting: Setting, operations: float, matrix_rate: float
 ) -> tuple[dict[str, Any], Tensor | None]:
-    """Return the figures of one way, and its result; None for the result where it failed."""
+    """Return the figures of one library, and its result, or None if it failed."""
     try:
         out = run().clone()
         wait(setting.at)

@@ -1,4 +1,4 @@
-"""Costs of a step's form: nodes of a graph, the copy of its block, collectives of one rank."""
+"""Fixed costs of a step: nodes of a graph, the copy of its block, collective operations of one rank."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _nothing() -> None:
 
 
 def graph_gap(device: Device, num_nodes: int, repeats: int) -> dict[str, Any]:
-    """Microseconds from one node of a graph to the next, of kernels that do nothing; and of one replay of
-    two, each launched by itself, which is what a graph less would save.
+    """Return microseconds from one node of a graph to the next, for kernels that do nothing; and of replaying
+    two graphs separately, which is what one graph less would save.
     """
 
     def kernels(count: int) -> Callable[[], None]:
@@ -52,8 +52,9 @@ def graph_gap(device: Device, num_nodes: int, repeats: int) -> dict[str, Any]:
 
 
 def block_copy(device: Device, batch: int, repeats: int) -> dict[str, Any]:
-    """Microseconds of a step's copy of its integers to the device, for so many rows: launched by itself, as a
-    step does it, and as the first node of a graph with one small kernel behind it, less that kernel alone.
+    """Return microseconds of a step's copy of its integers to the device for `batch` rows: launched by
+    itself, as a step does it, and as the first node of a graph with one small kernel behind it, less that
+    kernel alone.
     """
     host = device.host_block(NUM_COLUMNS * batch)
     host.zero_()
@@ -83,10 +84,9 @@ def block_copy(device: Device, batch: int, repeats: int) -> dict[str, Any]:
 
 
 def nccl_one_rank(device: Device, size: int, repeats: int) -> dict[str, Any]:
-    """The project's group of one rank: that it is made, that an all_reduce of it can be recorded, what the
-    replay leaves, and its microseconds. Over NCCL on a GPU, over gloo on a CPU.
-
-    Raises GroupError when it cannot be made, RuntimeError when a replay changes what one rank has.
+    """Check the project's group with one rank: that it can be made, that its all_reduce can be recorded, and
+    what a replay returns; and return its microseconds. Uses NCCL on a GPU, gloo on a CPU. Raises GroupError
+    if it cannot be made, RuntimeError if a replay changes the rank's values.
     """
     at = device.torch_device
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +103,8 @@ def nccl_one_rank(device: Device, size: int, repeats: int) -> dict[str, Any]:
 
 
 def _on_stream(device: Device, work: Callable[[], T]) -> T:
-    """Return what it returns on the forward stream: nothing can be recorded on the default one."""
+    """Return the result of `work` on the forward stream, because nothing can be recorded on the default one.
+    """
     wait(device.torch_device)  # for what `work` reads
     return device.forward_stream.launch(work).wait()
 

@@ -1,7 +1,7 @@
-"""Attention with other launch parameters than a server takes: which numbers should tiles.py have for a GPU?
+"""Attention with other launch parameters than a server uses, in order to find better numbers for tiles.py.
 
-Some sixty compilations of about a second, and a dozen timings a shape; a candidate that does not compile,
-does not fit or computes something else is written down as that.
+About sixty compilations of a second each, and a dozen timings for each shape. A candidate that does not
+compile, does not fit or computes something else is recorded as such.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class Sweep:
 def ranked(
     candidates: Sequence[Candidate], out: Tensor, device: Device, repeats: int
 ) -> list[dict[str, Any]]:
-    """Parameters and "ms" of each, the fastest first; then those with an "error". The first candidate is what
-    a server takes, and its result in `out` is the others' reference: it has to work.
+    """Return parameters and "ms" of each candidate, the fastest first, then those with an "error". The first
+    candidate is what a server uses; its result in `out` is the reference for the others, so it has to work.
     """
     candidates[0].run()
     expected = out.clone()

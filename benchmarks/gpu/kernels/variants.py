@@ -1,7 +1,7 @@
-"""Which machine code Triton compiles: a kernel anew for each combination of what it specialises on.
+"""Variants of kernels: Triton compiles a kernel again for each combination of what it specialises on.
 
-`pytest tests/gpu --pretend --variants=FILE` writes those that the tests launch, and `variants_of` says what a
-server launches until it is ready; `prepare` compiles them.
+`pytest tests/gpu --pretend --variants=FILE` writes those that the tests launch; `variants_of` returns those
+that a server launches until it is ready; `prepare` compiles them.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ CONSTANT = "constexpr"
 
 
 def variant_of(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """JSON of a kernel, interpreted or compiled, and of what its code for these arguments depends on: types,
-    constants, which integers are 1, and which integers and addresses are multiples of 16.
+    """Return JSON that describes a kernel, interpreted or compiled, and everything on which its code for
+    these arguments depends: types, constants, which integers are 1, and which integers and addresses are
+    multiples of 16.
     """
     given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
     said = getattr(kernel, "kwargs", None) or vars(kernel)  # of an interpreted kernel; of another
@@ -71,7 +72,7 @@ def variant_of(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
 
 
 def _kind(value: Any) -> tuple[str, int]:
-    """Triton's type, and what of the value is, or is not, a multiple of 16."""
+    """Return Triton's type of a value, and the number (value or address) that may be a multiple of 16."""
     match value:
         case Tensor():
             return f"*{TYPES[value.dtype]}", value.data_ptr()
@@ -85,7 +86,7 @@ def _kind(value: Any) -> tuple[str, int]:
 
 
 class _Compiler(FakeDriver):
-    """A driver for any capability; 90 is 9.0."""
+    """Driver for any capability; 90 is 9.0."""
 
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
@@ -95,8 +96,8 @@ class _Compiler(FakeDriver):
 
 
 def compile_variant(variant: Mapping[str, Any], capability: int) -> None:
-    """Compile it into Triton's cache, as a launch would, with arguments of those kinds. From then on this
-    process launches no kernels. Raises what the compiler raises.
+    """Compile a variant into Triton's cache, as a launch with such arguments would. Afterwards this process
+    cannot launch kernels. Raises what the compiler raises.
     """
     kernel = getattr(importlib.import_module(variant["module"]), variant["kernel"])
     if not isinstance(driver._active, _Compiler):
@@ -106,7 +107,7 @@ def compile_variant(variant: Mapping[str, Any], capability: int) -> None:
 
 
 def _argument(kind: str, value: Any, is_aligned: bool) -> Any:
-    """Something of which `_kind` says that."""
+    """Return an argument for which `_kind` returns these values."""
     if kind == CONSTANT:
         return value
     if kind.startswith("*"):
@@ -119,7 +120,7 @@ def _argument(kind: str, value: Any, is_aligned: bool) -> Any:
 
 @dataclass(frozen=True)
 class Runner:
-    """A runner of a shape in `shapes`, as its kernels see it."""
+    """Runner of a model in `shapes`, as far as its kernels depend on it."""
 
     name: str
     dtype: torch.dtype
@@ -130,13 +131,13 @@ class Runner:
 
 
 def decode_runner(name: str, dtype: torch.dtype, batch: int, context: int) -> Runner:
-    """That of benchmarks.gpu.kernels.decode_steps.DecodeSteps."""
+    """Return the runner of benchmarks.gpu.kernels.decode_steps.DecodeSteps."""
     return Runner(name, dtype, batch, pages_for(context) * PAGE_SIZE, graph_sizes=(batch,))
 
 
 def variants_of(runner: Runner, gpu: Gpu, num_multiprocessors: int) -> list[str]:
-    """Return what a runner launches until it is ready, and so all that it ever launches: found in seconds
-    over tensors that have a shape but no memory.
+    """Return what a runner launches until it is ready, which is everything that it ever launches. Determined
+    in seconds over tensors that have a shape but no memory.
     """
     found: dict[str, None] = {}
 
@@ -178,7 +179,7 @@ def variants_of(runner: Runner, gpu: Gpu, num_multiprocessors: int) -> list[str]
 
 
 class _NoDevice(CountingDevice):
-    """Records nothing: what would be recorded is launched, once."""
+    """Device on which recording means launching once."""
 
     def capture(self, fn: Callable[[], None]) -> Rerun:
         fn()

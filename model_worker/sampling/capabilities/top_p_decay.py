@@ -29,7 +29,7 @@ class TopPDecay(SamplingCapability):
         self._num_reset_ids = np.zeros(context.max_rows, np.int64)
 
     def open_row(self, setup: RowSetup) -> None:
-        """Do nothing: the age of a row is among its columns."""
+        """Store the reset ids of a row. Its age is one of its columns."""
         reset_ids = unpack_ids(setup.top_p_reset_ids)
         self._num_reset_ids[setup.row] = len(reset_ids)
         self._reset_ids.put(setup.row, reset_ids.reshape(1, -1))
