@@ -1,5 +1,5 @@
-"""Carousel's public names: client library and errors. Importing it starts nothing and needs no torch; what
-stands behind a name is imported when the name is first used.
+"""Carousel's public names: client library and errors. Importing this package starts nothing and needs no
+torch. The module behind a name is imported when the name is first used.
 """
 
 from __future__ import annotations
@@ -113,11 +113,11 @@ _MODULES = {
     "TokenRangeRetentionConfig": "carousel.retention",
     "Usage": "runtime.wire.messages",
 }
-"""The module of each name."""
+"""Module of each public name."""
 
 
 def __getattr__(name: str) -> object:
-    """Import the module of a public name. Called for names that are not there yet."""
+    """Import the module of a public name on its first use."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _check_neighbours()
@@ -126,7 +126,8 @@ def __getattr__(name: str) -> object:
 
 
 def _check_neighbours() -> None:
-    """Raise ImportError where a folder or file of the caller's own is found in the place of our `runtime`."""
+    """Raise ImportError if a folder or file of the caller's own is imported instead of our package `runtime`.
+    """
     ours, found = Path(__file__).parents[1] / "runtime", import_module("runtime").__file__ or "a folder"
     if Path(found).parent != ours:
         raise ImportError(

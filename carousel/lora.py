@@ -1,4 +1,4 @@
-"""LoRARequest, LoraConfig: adapters that requests are computed with, in vLLM's and TensorRT-LLM's words."""
+"""LoRARequest and LoraConfig: adapters of requests, under vLLM's and TensorRT-LLM's names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.wire.plan import AdapterRef
 
 PARAM = "lora_request"
 MAX_ID = (1 << 32) - 1
-"""Ids above it are those of adapters that the launch names."""
+"""Highest id that callers may use. Higher ids belong to adapters that the launch names."""
 MAX_PATH_CHARS = 4096
 MAX_TASK_ID = (1 << 63) - 1
 INLINE = "lora_config"
@@ -55,7 +55,7 @@ class LoRARequest:
 
 
 class PackedWeights(NamedTuple):
-    """Weights as they travel: the two files of an adapter's directory."""
+    """The two files of an adapter's directory, as they are sent."""
 
     config: bytes
     """Bytes of adapter_config.json."""
@@ -84,7 +84,7 @@ class LoraConfig:
 
     @cached_property
     def packed(self) -> PackedWeights | None:
-        """The weights as they travel; None where there are none. Raises InvalidRequest."""
+        """Return the weights as they are sent; None if there are none. Raises InvalidRequest."""
         if self.weights is None:
             if self.config is not None:
                 raise _invalid("config", "is that of weights, and there are none", INLINE)
@@ -107,7 +107,7 @@ def pack_weights(arrays: Mapping[str, Any], config: Mapping[str, Any], param: st
 
 
 def _as_safetensors(arrays: Mapping[str, Any], param: str) -> bytes:
-    """Return the file that has these arrays. Raises InvalidRequest."""
+    """Return a safetensors file with these arrays. Raises InvalidRequest."""
     header: dict[str, Any] = {}
     data: list[bytes] = []
     end = 0
@@ -124,7 +124,7 @@ def _as_safetensors(arrays: Mapping[str, Any], param: str) -> bytes:
 
 
 def _numbers(name: str, array: Any, param: str) -> tuple[str, list[int], bytes]:
-    """Return type, shape and bytes of an array, or of a tensor of torch's. Raises InvalidRequest."""
+    """Return type, shape and bytes of an array, or of a torch tensor. Raises InvalidRequest."""
     dtype = str(getattr(array, "dtype", "")).removeprefix("torch.")
     if dtype not in SAFETENSORS_NAMES:
         known = ", ".join(SAFETENSORS_NAMES)
@@ -141,7 +141,7 @@ def _numbers(name: str, array: Any, param: str) -> tuple[str, list[int], bytes]:
 
 
 def inline_for_wire(config: Any) -> AdapterRef | None:
-    """Return the adapter that a LoraConfig stands for, once the runtime has it. Raises InvalidRequest."""
+    """Return the adapter that a LoraConfig refers to, once the runtime has it. Raises InvalidRequest."""
     if config is None:
         return None
     if not isinstance(config, LoraConfig):
@@ -154,7 +154,7 @@ def inline_for_wire(config: Any) -> AdapterRef | None:
 
 
 def adapter_for_wire(request: Any) -> AdapterRef | None:
-    """Return the adapter as a request names it. Raises InvalidRequest that names what is wrong."""
+    """Return the adapter in its form on the wire. Raises InvalidRequest, which names what is wrong."""
     if request is None:
         return None
     if not isinstance(request, LoRARequest):

@@ -1,4 +1,4 @@
-"""PromptAdapterRequest, PromptTuningConfig: vectors that stand in a prompt in the place of tokens."""
+"""PromptAdapterRequest and PromptTuningConfig: vectors that replace tokens in a prompt (virtual tokens)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PromptTuningConfig:
 
     @cached_property
     def packed(self) -> PackedWeights:
-        """The vectors as they travel. Raises InvalidRequest."""
+        """Return the vectors as they are sent. Raises InvalidRequest."""
         shape = tuple(getattr(self.embedding_table, "shape", ()))
         if len(shape) != 2 or not all(shape):
             raise _invalid(INLINE, "embedding_table must be an array [k, hidden size]")
@@ -63,12 +63,12 @@ class PromptTuningConfig:
 
     @property
     def number(self) -> int:
-        """The number that stands for the vectors: 60 bits of their digest."""
+        """Number that stands for the vectors: 60 bits of their digest."""
         return int(self.packed.digest[:15], 16) or 1
 
     @cached_property
     def extra_ids(self) -> bytes:
-        """The extra ids, packed. Raises InvalidRequest."""
+        """Extra ids, packed. Raises InvalidRequest."""
         ids = self.input_token_extra_ids
         if ids is None:
             return b""
@@ -79,7 +79,7 @@ class PromptTuningConfig:
 
 
 def table_for_wire(named: Any, inline: Any) -> AdapterRef | None:
-    """Return the vectors as a request names them, once the runtime has them. Raises InvalidRequest."""
+    """Return the vectors in their form on the wire, once the runtime has them. Raises InvalidRequest."""
     if named is not None and inline is not None:
         raise _invalid(INLINE, f"give it or {NAMED}, not both")
     if inline is not None:

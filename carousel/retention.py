@@ -1,4 +1,4 @@
-"""KvCacheRetentionConfig: how firmly the server keeps the KV of a request, in TensorRT-LLM's words."""
+"""KvCacheRetentionConfig: how long the server keeps the KV cache of a request, under TensorRT-LLM's names."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ TokenRangeRetentionConfig = KvCacheRetentionConfig.TokenRangeRetentionConfig
 
 
 def retention_for_wire(config: Any) -> Retention | None:
-    """Return a caller's retention as the wire carries it. Raises InvalidRequest that names what is wrong."""
+    """Return a caller's retention in its form on the wire. Raises InvalidRequest, which names what is wrong.
+    """
     if config is None:
         return None
     if not isinstance(config, KvCacheRetentionConfig):
@@ -83,7 +84,7 @@ def _range(number: int, each: Any) -> RetainedRange:
 
 
 def _milliseconds(name: str, value: Any) -> int:
-    """0 when none is given: for ever."""
+    """Return a duration in milliseconds; 0 (without limit) if none is given."""
     if value is None:
         return 0
     if isinstance(value, timedelta):

@@ -1,1 +1,1 @@
-"""The client library: Client, AsyncClient and LLM. Speaks to a ring over ZMQ; needs no torch."""
+"""The client library: Client, AsyncClient and LLM. It talks to a ring over ZMQ, and needs no torch."""

@@ -1,7 +1,6 @@
-"""AsyncClient: generate from a runtime that is already running, from asyncio. One event loop owns it.
-
-An OutputBatch crosses from the I/O thread into the loop as a whole: one wake-up per step, however many
-sequences it has.
+"""AsyncClient: asyncio client for a runtime that is already running. One event loop owns it. An OutputBatch
+passes from the I/O thread into the loop as a whole, with one wake-up for each step, however many sequences it
+has.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from runtime.wire.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class _Link:
-    """The one connection of a client in all tenants' names."""
+    """The connection that a client and its per-tenant views share."""
 
     session: Session[Mailbox] | None = None
     loop: asyncio.AbstractEventLoop | None = None
@@ -47,19 +46,18 @@ class AsyncClient(AsyncControlCalls):
         connect_timeout: float = CONNECT_TIMEOUT_S,
         ring_timeout: float = RING_TIMEOUT_S,
     ) -> None:
-        """Name the runtime, as for Client; by default the one that CAROUSEL_RUN_DIR names, else the only one
-        alive.
-
-        Nothing is connected before `connect`, `async with`, or the first call.
-        Raises: RingClosed when no runtime is alive, ConfigError when there are several or a key is wrong.
+        """Name the runtime as for Client; the default is the one that CAROUSEL_RUN_DIR names, else the only
+        live one. Nothing is connected before `connect`, `async with`, or the first call. Raises RingClosed
+        when no runtime is alive, ConfigError when there are several or a key is wrong.
         """
         self._make_connection = make_connector(run_dir, curve_dir, connect_timeout, ring_timeout)
         self._link = _Link()
         self._tenant = OWNER
 
     def of_tenant(self, tenant: str) -> AsyncClient:
-        """Return this client as it asks in the name of a tenant, for a server that knows its callers. Both
-        have one connection. Believed of who can open the run directory; over TCP the client's key counts.
+        """Return a view of this client that makes requests in the name of a tenant, for a server that
+        authenticates its own callers. Both share one connection. The name is only believed from clients that
+        can open the run directory; over TCP the client's key decides.
         """
         if tenant == self._tenant:
             return self
@@ -83,7 +81,7 @@ class AsyncClient(AsyncControlCalls):
 
     @property
     def error(self) -> CarouselError | None:
-        """Reason why the connection has ended; None while it has not."""
+        """Reason why the connection has ended; None while it is open."""
         return None if self._session is None else self._session.connection.error
 
     @property
@@ -98,8 +96,8 @@ class AsyncClient(AsyncControlCalls):
 
     @property
     def max_in_flight(self) -> int:
-        """How many sequences the server lets one caller have waiting without refusing any; 1 before it is
-        connected.
+        """Number of sequences that the server lets one caller have waiting without refusing any; 1 before it
+        is connected.
         """
         return 1 if self._session is None else self._session.max_in_flight()
 
@@ -112,9 +110,7 @@ class AsyncClient(AsyncControlCalls):
         **options: Unpack[RequestOptions],
     ) -> Completion:
         """Generate from one prompt: text, token ids, or chat messages. Cancelling aborts the request.
-
-        `timeout` is in seconds. Raises: RequestError (InvalidRequest, Overloaded ...), RingClosed,
-        TimeoutError.
+        timeout: in seconds. Raises RequestError (InvalidRequest, Overloaded ...), RingClosed, TimeoutError.
         """
         return await self.submit(prompt, sampling_params, timeout=timeout, **options).completion()
 
@@ -126,8 +122,8 @@ class AsyncClient(AsyncControlCalls):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncResultStream:
-        """Begin a request whose output comes at its end: `await client.submit(...).completion()` is
-        `generate`, and in between it can be aborted.
+        """Submit a request whose output is returned at its end. `await client.submit(...).completion()` does
+        what `generate` does, but the request can be aborted in between.
         """
         sampling = SamplingParams() if sampling_params is None else sampling_params
         return self.open(Submission(prompt, sampling, False, options), timeout)
@@ -140,8 +136,9 @@ class AsyncClient(AsyncControlCalls):
         timeout: float | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Embedding:
-        """Return the vector of one text, or of token ids, from a server of --task embed. Cancelling aborts
-        it. `truncate_prompt_tokens` as in SamplingParams; `timeout` is in seconds. Raises: as `generate`.
+        """Return the vector of one text, or of token ids, from a server started with --task embed. Cancelling
+        aborts the request. truncate_prompt_tokens: as in SamplingParams; timeout: in seconds. Raises the same
+        errors as `generate`.
         """
         sampling = embedding_params(truncate_prompt_tokens)
         return embedding_of(await self.generate(prompt, sampling, timeout=timeout, task="embed", **options))
@@ -154,21 +151,20 @@ class AsyncClient(AsyncControlCalls):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncResultStream:
-        """Generate from one prompt: `async for delta in client.stream(...)`. The first step submits it.
-
-        Raises: as `generate`, from the iteration.
+        """Generate from one prompt: `async for delta in client.stream(...)`. The request is submitted when
+        the iteration begins. Raises the same errors as `generate`, from the iteration.
         """
         sampling = SamplingParams() if sampling_params is None else sampling_params
         return self.open(Submission(prompt, sampling, True, options), timeout)
 
     def open(self, submission: Submission, timeout: float | None = None) -> AsyncResultStream:
-        """Begin a request that is written down already, as `stream` and `submit` do with their arguments."""
+        """Start a request from a prepared Submission, as `stream` and `submit` do with their arguments."""
         if submission.tenant != self._tenant:
             submission = replace(submission, tenant=self._tenant)
         return AsyncResultStream(self._opened, submission, timeout)
 
     async def _opened(self) -> Session[Mailbox]:
-        """The session, connected."""
+        """Return the session, connecting it first if necessary."""
         loop, link = asyncio.get_running_loop(), self._link
         if link.session is None:
             link.loop = loop
@@ -189,15 +185,16 @@ class AsyncClient(AsyncControlCalls):
 
     @documented_as(Client.abort)
     def abort(self, stream: AsyncResultStream) -> None:
-        """End a request early; its iterator still delivers what there is, with finish_reason "abort".
-
-        Raises InvalidRequest for what is no stream of a client's.
+        """End a request early. Its iterator still returns the output so far, with finish_reason "abort".
+        Raises InvalidRequest if `stream` is not a stream of a client.
         """
         check_stream(stream, AsyncResultStream)
         stream.abort()
 
     async def aclose(self, error: CarouselError | None = None) -> None:
-        """Abort what is in flight and disconnect; who waits gets `error`, or RingClosed. Idempotent."""
+        """Abort requests in flight and disconnect. Waiting callers get `error`, or RingClosed. May be called
+        again.
+        """
         if self._session is not None:
             error = error or RingClosed("the client was closed")
             self._session.end_all(error)

@@ -1,5 +1,5 @@
-"""ControlCalls, AsyncControlCalls: what a client asks the ring besides requests: figures, snapshots,
-profiles, pauses. Client and AsyncClient extend them.
+"""ControlCalls, AsyncControlCalls: calls of a client to the ring itself, such as statistics, snapshots,
+profiles and pauses. Client and AsyncClient inherit them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runtime.wire.stats import IterationStats, RequestStatsPerIteration
 
 CONTROL_TIMEOUT_S = 10.0
 CALL_GRACE_S = 5.0
-"""Seconds beyond the time of a call of ranks in which the scheduler's word about it has to come."""
+"""Seconds beyond the timeout of a call to ranks in which the scheduler's answer must arrive."""
 
 
 class ControlCalls:
@@ -35,18 +35,18 @@ class ControlCalls:
     _session: Session[Mailbox]
 
     def server_info(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        """Return what the scheduler says of itself. Raises RequestError, RingClosed, TimeoutError."""
+        """Return the scheduler's settings and totals. Raises RequestError, RingClosed, TimeoutError."""
         return self._control("server_info", timeout)
 
     def snapshot(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        """Return what the scheduler holds at this moment: rows, the first 128 that wait and why, pages, and
+        """Return the scheduler's present state: rows, the first 128 waiting requests with reasons, pages, and
         the 512 largest nodes of the radix tree. Raises RequestError, RingClosed, TimeoutError.
         """
         return self._control("snapshot", timeout)
 
     def timeline(self, label: str, *, timeout: float = CONTROL_TIMEOUT_S) -> list[dict[str, Any]]:
-        """The moments of each sequence of sampled requests with this label that have ended, if they are among
-        the last 1,000. Raises RequestError, RingClosed, TimeoutError.
+        """Return the stamps of each sequence of sampled requests with this label that has ended, if it is
+        among the last 1,000. Raises RequestError, RingClosed, TimeoutError.
         """
         deadline, about = deadline_after(timeout, time.monotonic()), {"label": check_label(label)}
         lanes = range(len(self._session.connection.client_ids))
@@ -66,25 +66,27 @@ class ControlCalls:
         return found
 
     def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
-        """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
+        """Drop all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
         return self._control("flush_cache", timeout)
 
     def iteration_stats(self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S) -> list[IterationStats]:
-        """Statistics of the iterations after number `after` that the scheduler still keeps, the oldest first.
-
-        Raises: RequestError (stats_off when it keeps none), RingClosed, TimeoutError.
+        """Return statistics of the iterations after number `after` that the scheduler still has, the oldest
+        first. Raises RequestError (stats_off if it has none), RingClosed, TimeoutError.
         """
         return StatsPlace.of_iterations(after).read(self._ask_stats(timeout))
 
     def request_stats(
         self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
     ) -> list[RequestStatsPerIteration]:
-        """Same as `iteration_stats`, for each live request. Kept with `request_stats_max_iterations` only."""
+        """Return the same as `iteration_stats` for each live request. Only recorded with
+        `request_stats_max_iterations`.
+        """
         return StatsPlace.of_requests(after).read(self._ask_stats(timeout))
 
     def watch_stats(self, *, timeout: float | None = None) -> StatsStream:
-        """The statistics of each iteration as it ends: `for stats in client.watch_stats()`. It ends when none
-        has come for `timeout` seconds. Raises: as `iteration_stats`, from the iteration.
+        """Iterate over the statistics of each iteration as it ends: `for stats in client.watch_stats()`. It
+        ends when no iteration has ended for `timeout` seconds. Raises the same errors as `iteration_stats`,
+        from the iteration.
         """
 
         def ask(after: int, timeout: float | None) -> Any:
@@ -100,23 +102,22 @@ class ControlCalls:
     def pause_generation(
         self, mode: PauseMode = "in_place", *, timeout: float = CONTROL_TIMEOUT_S
     ) -> dict[str, Any]:
-        """Launch no more steps until `continue_generation`; what comes meanwhile waits, and nothing is lost.
-        Deadlines pass. `mode` says what becomes of those that run: "in_place" they keep what they have;
-        "retract" they give their pages up, so that the whole cache can be flushed; "abort" they end, and so
-        does what waits.
+        """Launch no more steps until `continue_generation`. New requests wait, and nothing is lost; deadlines
+        run on.
 
-        Returns: is_paused, num_running, num_waiting. Raises RequestError, RingClosed, TimeoutError.
+        mode: treatment of running requests. "in_place": they keep their rows and pages. "retract": they give
+        up their pages, so that the whole cache can be flushed. "abort": running and waiting requests end.
+        Returns is_paused, num_running, num_waiting. Raises RequestError, RingClosed, TimeoutError.
         """
         return self._control("pause_generation", timeout, mode=check_mode(mode))
 
     def continue_generation(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        """Go on after `pause_generation`; without effect otherwise. Returns and raises as it does."""
+        """Continue after `pause_generation`; no effect otherwise. Returns and raises the same."""
         return self._control("continue_generation", timeout)
 
     def drop_adapter(self, name: str, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        """Free the device's memory of adapters with this name: num_dropped of them, at once or as soon as the
-        requests that run with them have ended. Who asks for one later has it loaded again. Raises
-        RequestError, RingClosed, TimeoutError.
+        """Free the device memory of adapters with this name: num_dropped of them, each as soon as no request
+        uses it. A later request for one loads it again. Raises RequestError, RingClosed, TimeoutError.
         """
         return self._control("drop_adapter", timeout, label=check_label(name))
 
@@ -130,12 +131,12 @@ class ControlCalls:
         ranks: Sequence[int] | None = None,
     ) -> list[Any]:
         """Call a method on every rank of the model worker, or on these, all between the same two steps:
-        `ping`, or a method of the launch's --worker-extension-cls. Arguments and values are what JSON has.
-        Generation stands still meanwhile.
+        `ping`, or a method of the launch's --worker-extension-cls. Arguments and results must be JSON values.
+        No step runs meanwhile.
 
-        Returns the values in the order of the ranks. Raises RequestError: worker_call_failed with the first
-        rank that raised and what; timeout with the ranks that have not answered in `timeout` seconds;
-        worker_failed when a rank has died. RingClosed.
+        Returns the results in the order of ranks. Raises RequestError with code worker_call_failed (naming
+        the first rank that raised, and its error), timeout (naming the ranks that have not answered in
+        `timeout` seconds), or worker_failed when a rank has died; RingClosed.
         """
         call = check_call(method, args, kwargs, timeout, ranks)
         deadline = deadline_after(timeout + CALL_GRACE_S, time.monotonic())
@@ -146,15 +147,17 @@ class ControlCalls:
         self, num_steps: int | None = None, *, timeout: float = CONTROL_TIMEOUT_S
     ) -> dict[str, Any]:
         """Record what scheduler and worker do in the next `num_steps` steps (default: until `stop_profile`,
-        10,000 at most) as a Chrome trace, which ui.perfetto.dev shows.
+        at most 10,000) as a Chrome trace for ui.perfetto.dev.
 
-        Returns: name of the file, written at the end to the launch's `profile_dir`, and num_steps.
-        Raises: RequestError (409 while one is taken), RingClosed, TimeoutError.
+        Returns num_steps, and the name of the file that will be written to the launch's `profile_dir`. Raises
+        RequestError (409 while a profile is taken), RingClosed, TimeoutError.
         """
         return self._control("start_profile", timeout, num_steps=check_num_steps(num_steps))
 
     def stop_profile(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        """End the profile: name of the file and num_steps that are in it. Raises: as `start_profile`."""
+        """End the profile. Returns the name of the file, and num_steps in it. Raises the same errors as
+        `start_profile`.
+        """
         return self._control("stop_profile", timeout)
 
     def _control(self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]) -> dict[str, Any]:
@@ -215,8 +218,9 @@ class AsyncControlCalls:
         return await self._read_stats(StatsPlace.of_requests(after), timeout)
 
     def watch_stats(self, *, timeout: float | None = None) -> AsyncStatsStream:
-        """The statistics of each iteration as it ends: `async for stats in client.watch_stats()`. It ends
-        when none has come for `timeout` seconds. Raises: as `iteration_stats`, from the iteration.
+        """Iterate over the statistics of each iteration as it ends: `async for stats in
+        client.watch_stats()`. It ends when no iteration has ended for `timeout` seconds. Raises the same
+        errors as `iteration_stats`, from the iteration.
         """
 
         async def ask(after: int, timeout: float | None) -> Any:
@@ -284,13 +288,13 @@ class AsyncControlCalls:
 
 
 def _answer(asking: AbstractContextManager[Mailbox], deadline: float | None) -> Any:
-    """The body of the one reply. Raises the error it carries, TimeoutError at the deadline."""
+    """Return the body of the reply. Raises its error, or TimeoutError at the deadline."""
     with asking as mailbox:
         return control_result(mailbox.take(deadline)[0])
 
 
 async def _await_answer(asking: AbstractContextManager[Mailbox], timeout: float | None) -> Any:
-    """The body of the one reply. Raises the error it carries, TimeoutError after `timeout` seconds."""
+    """Return the body of the reply. Raises its error, or TimeoutError after `timeout` seconds."""
     async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
         with asking as mailbox:
             return control_result((await mailbox.take_async())[0])

@@ -18,18 +18,18 @@ from carousel.client.sync import Client
 from runtime.wire.sampling_params import SamplingParams
 
 LINE_S = 5.0
-"""Seconds between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress without a terminal."""
 
 
 class LLM(Client):
     def __init__(
         self, model: str | Path = "", *, ring_timeout: float = RING_TIMEOUT_S, **settings: Any
     ) -> None:
-        """Start a runtime and wait until it is ready. Keywords are the settings of launch.py.
+        """Start a runtime and wait until it is ready. Keyword arguments are the settings of launch.py.
 
-        A process of it that dies is replaced, and calls wait for that; after `ring_timeout` seconds they end
-        with RingClosed. Its log shows warnings only, unless `log_level` is set.
-        Raises: ConfigError for an unknown or wrong setting, StartError with the runtime's last words.
+        If a process of the runtime dies it is replaced, and calls wait meanwhile; after `ring_timeout`
+        seconds they end with RingClosed. The log only has warnings, unless `log_level` is set. Raises
+        ConfigError for an unknown or wrong setting, StartError with the runtime's last messages.
         """
         runtime = OwnRuntime(model, settings)
         # Also called when this object is dropped, and at exit.
@@ -83,8 +83,8 @@ class LLM(Client):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion | list[Completion]:
-        """Generate as Client.generate does, with the progress of several prompts on stderr: a bar on a
-        terminal, else lines 5 s apart.
+        """Generate as Client.generate does, and show the progress of several prompts on stderr: as a bar on a
+        terminal, otherwise as lines 5 s apart.
         """
         if not use_tqdm or is_single_prompt(prompt):
             return super().generate(prompt, sampling_params, timeout=timeout, **options)
@@ -92,15 +92,15 @@ class LLM(Client):
             return self._generate(prompt, sampling_params, timeout, on_completion, **options)
 
     def close(self) -> None:
-        """Stop the runtime: afterwards none of its processes and files is left. Idempotent."""
+        """Stop the runtime, which leaves none of its processes and files. May be called again."""
         super().close()
         self._stop_runtime()
 
 
 @contextmanager
 def progress_bar(num_prompts: int) -> Iterator[Callable[[Completion], None]]:
-    """Show how far the prompts of one call are on stderr: a bar on a terminal, else a line every LINE_S. Call
-    what it gives with each completion.
+    """Show the progress of one call's prompts on stderr: a bar on a terminal, otherwise a line every LINE_S.
+    Call the result with each completion.
     """
     # Imported here: most uses of the client library show no bar.
     from tqdm import tqdm

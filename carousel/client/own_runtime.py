@@ -1,4 +1,5 @@
-"""OwnRuntime: a runtime that serves this process alone, its child, and what it says while it starts."""
+"""OwnRuntime: a runtime that serves only this process, as a child process, and its messages during the start.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +24,21 @@ from runtime.settings.keywords import flags_of_keywords, given_settings
 POLL_S = 0.05
 STOP_TIMEOUT_S = 10.0
 MAX_QUEUED = 1 << 20
-"""Most requests that the runtime queues: nobody else shares it, so it queues whatever its one caller has."""
+"""Most requests that the runtime queues. It is not shared, so it accepts everything from its only caller."""
 DEFAULTS = {
     "max_queued_requests": MAX_QUEUED,
     "max_queued_requests_per_client": MAX_QUEUED,
     "queue_timeout": 0.0,
     "log_level": "warning",
 }
-"""Settings of such a runtime, unless the caller says something else."""
+"""Default settings of such a runtime."""
 
 
 class OwnRuntime:
-    """A runtime that serves this process alone: the child process that is its launcher, and its words."""
+    """A runtime that serves only this process: the child process that is its launcher, and its messages."""
 
     def __init__(self, model: str | Path, settings: dict[str, Any]) -> None:
-        """Start the runtime. Raises ConfigError, before anything is started, for an unknown or wrong
-        setting.
+        """Start the runtime. Raises ConfigError, before anything is started, for an unknown or wrong setting.
         """
         flags = flags_of_keywords({**given_settings(settings, DEFAULTS), "model": model})
         self.run_dir = Path(tempfile.mkdtemp(prefix="carousel-llm-"))
@@ -68,9 +68,7 @@ class OwnRuntime:
         self._reader.start()
 
     def wait_ready(self) -> None:
-        """Wait until the runtime is ready; the launcher limits the time. Raises StartError when it gives
-        up.
-        """
+        """Wait until the runtime is ready. The launcher limits the time. Raises StartError if it fails."""
         while self._state() != "ready":
             if self._process.poll() is not None:
                 self._reader.join(STOP_TIMEOUT_S)
@@ -93,7 +91,7 @@ class OwnRuntime:
         return f"the runtime could not start: {reason}"
 
     def stop(self) -> None:
-        """End the runtime and remove its files. Idempotent."""
+        """End the runtime and remove its files. May be called again."""
         if os.getpid() != self._owner_pid:
             return  # a forked child has a copy of the object, but the runtime is its parent's
         self._process.terminate()

@@ -1,4 +1,4 @@
-"""Client: generate from a runtime that is already running, from synchronous code. Threads may share one."""
+"""Client: synchronous client for a runtime that is already running. Threads may share one."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ class Client(ControlCalls):
         connect_timeout: float = CONNECT_TIMEOUT_S,
         ring_timeout: float = RING_TIMEOUT_S,
     ) -> None:
-        """Connect to a runtime; by default to the one that CAROUSEL_RUN_DIR names, else the only one alive.
+        """Connect to a runtime; the default is the one that CAROUSEL_RUN_DIR names, else the only live one.
 
-        `run_dir` may be an address tcp://HOST:PORT; `curve_dir` then holds this client's `client.key_secret`
-        and the server's `server.key`, and is needed unless HOST is this machine.
-        When a process of the runtime is restarted, calls wait and then go on where they were; after
-        `ring_timeout` seconds without it they end with RingClosed.
-        Raises: RingClosed when there is none or it does not answer within connect_timeout seconds,
+        `run_dir` may be an address tcp://HOST:PORT. `curve_dir` then has this client's `client.key_secret`
+        and the server's `server.key`; it is needed unless HOST is this machine. When a process of the runtime
+        is restarted, calls wait and then continue where they were; after `ring_timeout` seconds without it
+        they end with RingClosed.
+
+        Raises RingClosed when there is no runtime or it does not answer within connect_timeout seconds,
         ConfigError when there are several or a key is wrong, ProtocolMismatch when it is another build.
         """
         self._session: Session[Mailbox] = Session(
@@ -97,13 +98,12 @@ class Client(ControlCalls):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion | list[Completion]:
-        """Generate from one prompt (a Completion) or from several (a list in their order).
+        """Generate from one prompt (returns a Completion) or from several (returns a list in their order).
 
-        A prompt is text, token ids, or chat messages. `sampling_params` is one for all or one for each.
-        `timeout` is in seconds and holds for the whole call. Several prompts wait while the server is full;
-        any other error ends the call and aborts the rest.
-
-        Raises: RequestError (InvalidRequest, Overloaded ...), RingClosed, TimeoutError.
+        A prompt is text, token ids, or chat messages. sampling_params: one for all prompts or one for each.
+        timeout: in seconds, for the whole call. Several prompts wait while the server is full; any other
+        error ends the call and aborts the rest. Raises RequestError (InvalidRequest, Overloaded ...),
+        RingClosed, TimeoutError.
         """
         return self._generate(prompt, sampling_params, timeout, _ignore, **options)
 
@@ -115,7 +115,7 @@ class Client(ControlCalls):
         on_completion: Callable[[Completion], None],
         **options: Unpack[RequestOptions],
     ) -> Completion | list[Completion]:
-        """`on_completion` is called with each as it ends."""
+        """Generate; on_completion is called with each completion as it ends."""
         deadline = deadline_after(timeout, time.monotonic())
         single = is_single_prompt(prompt)
         prompts: Any = [prompt] if single else prompt
@@ -180,9 +180,9 @@ class Client(ControlCalls):
         timeout: float | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Embedding | list[Embedding]:
-        """Return the vector of one text, or of several in their order, from a server of --task embed. A text
-        may be given as token ids. `truncate_prompt_tokens` as in SamplingParams; `timeout` and errors as for
-        `generate`.
+        """Return the vector of one text, or of several in their order, from a server started with --task
+        embed. A text may be given as token ids. truncate_prompt_tokens: as in SamplingParams. timeout and
+        errors: as in `generate`.
         """
         sampling = embedding_params(truncate_prompt_tokens)
         done = self._generate(prompt, sampling, timeout, _ignore, task="embed", **options)
@@ -196,24 +196,24 @@ class Client(ControlCalls):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> ResultStream:
-        """Generate from one prompt and iterate over what comes, as it comes. The request is made at the call.
-
-        Raises: as `generate`, from the call or from the iteration.
+        """Generate from one prompt and iterate over the output as it arrives. The request is submitted by the
+        call. Raises the same errors as `generate`, from the call or from the iteration.
         """
         deadline = deadline_after(timeout, time.monotonic())
         sampling = SamplingParams() if sampling_params is None else sampling_params
         return ResultStream(self._session, Submission(prompt, sampling, True, options), deadline)
 
     def abort(self, stream: ResultStream) -> None:
-        """End a request early; its iterator still delivers what there is, with finish_reason "abort".
-
-        Raises InvalidRequest for what is no stream of a client's.
+        """End a request early. Its iterator still returns the output so far, with finish_reason "abort".
+        Raises InvalidRequest if `stream` is not a stream of a client.
         """
         check_stream(stream, ResultStream)
         self._session.abort(stream.state.number)
 
     def close(self) -> None:
-        """Abort what is in flight and disconnect; who waits in another thread gets RingClosed. Idempotent."""
+        """Abort requests in flight and disconnect. Callers that wait in other threads get RingClosed. May be
+        called again.
+        """
         error = RingClosed("the client was closed")
         self._session.end_all(error)
         self._session.connection.close()
@@ -229,4 +229,4 @@ class Client(ControlCalls):
 
 
 def _ignore(_: Completion) -> None:
-    """Nobody watches."""
+    """Do nothing with a completion."""

@@ -1,1 +1,1 @@
-"""The connection of a client to a ring: lanes, links, restarts, and how a ring is found."""
+"""Connection of a client to a ring: lanes, links, restarts, and how a ring is found."""

@@ -64,17 +64,19 @@ class Connection:
         connect_timeout_s: float,
         ring_timeout_s: float = RING_TIMEOUT_S,
     ) -> None:
-        """Start the I/O thread; `opened` is resolved once all detokenizers have answered.
+        """Start the I/O thread. `opened` is resolved once all detokenizers have answered.
 
-        The callbacks run in the I/O thread. `on_closed` is called at most once, when the ring is gone or
-        refuses us; a ring that lacks a process for longer than `ring_timeout_s` is taken for gone.
-        Raises: RingClosed when there is no runtime at `target`.
+        The callbacks are called in the I/O thread. on_closed: called at most once, when the ring is gone or
+        refuses the client; a ring that lacks a process for longer than ring_timeout_s counts as gone. Raises
+        RingClosed when there is no runtime at `target`.
         """
         self.opened: Future[None] = Future()
         self.error: CarouselError | None = None
-        """Why the connection has ended; None while it has not."""
+        """Reason why the connection has ended; None while it is open."""
         self.max_waiting = 0
-        """Sequences that the ring lets wait; valid, as all that follows, once `opened` is resolved."""
+        """Most sequences that may wait in the ring. Like the following attributes, valid once `opened` is
+        resolved.
+        """
         self.client_ids: tuple[int, ...] = ()
         self._ways: tuple[TokenizerWay, ...] = ()
         self._lanes: list[Lane] = []
@@ -158,8 +160,8 @@ class Connection:
             raise RingClosed("the client belongs to the process that this one was forked from; make another")
 
     def _encode(self, message: ToTokenizer) -> bytearray:
-        """The frame of a message that is within the receiver's bounds, as build_request sees to it: one that
-        is not would be dropped there, and never answered.
+        """Return the frame of a message. It must be within the receiver's bounds, which build_request checks,
+        because a larger one would be dropped there and never answered.
         """
         try:
             frame = self._requests.encode_in_place(message)
@@ -204,7 +206,7 @@ class Connection:
         self._on_closed(error)
 
     def _open(self, context: zmq.Context[Any]) -> None:
-        """Connect to the first detokenizer, and to all others that it tells of. Raises RingClosed or
+        """Connect to the first detokenizer, and to all others that it names. Raises RingClosed or
         ProtocolMismatch.
         """
         deadline = time.monotonic() + self._connect_timeout_s
@@ -322,8 +324,8 @@ class Connection:
 def make_connector(
     run_dir: str | Path | None, curve_dir: str | Path | None, connect_timeout_s: float, ring_timeout_s: float
 ) -> Callable[..., Connection]:
-    """Return what connects to the runtime that `run_dir` names, given the callbacks of a Connection. Raises
-    RingClosed when none is alive, ConfigError when there are several or a key is wrong.
+    """Return a function that connects to the runtime that `run_dir` names, given the callbacks of a
+    Connection. Raises RingClosed when none is alive, ConfigError when there are several or a key is wrong.
     """
     return partial(
         Connection,

@@ -1,5 +1,5 @@
-"""The sockets of a connection: a Lane to each detokenizer, a TokenizerWay to each tokenizer. Only the I/O
-thread touches them.
+"""Sockets of a connection: a Lane to each detokenizer, and a TokenizerWay to each tokenizer. Only the I/O
+thread uses them.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from runtime.wire.transport import (
 Socket: TypeAlias = zmq.Socket[Any]
 LONG_FRAME_BYTES = 256 << 10
 EncodedMessage: TypeAlias = bytes | bytearray
-"""Message as it goes on the wire."""
+"""Message in its form on the wire."""
 
 
 class Link:
-    """Tells how one socket's connection is, where nothing but the connection itself says so."""
+    """State of one socket's connection, for sockets on which nothing else shows it."""
 
     EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
     def __init__(self, socket: zmq.Socket[Any], address: str) -> None:
-        """Look at the connection that `socket` will make to `address`."""
+        """Watch the connection that `socket` will make to `address`."""
         self._socket = socket
         self._address = address
         self._events = socket.get_monitor_socket(self.EVENTS)
@@ -56,33 +56,34 @@ class Link:
 
     @property
     def stands(self) -> bool:
-        """Tell whether the other end has let the connection in, and it has not broken since."""
+        """Return True if the other end has accepted the connection and it has not broken since."""
         self._look()
         return self._stands
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether the connection stood once, or was refused, and does not stand now."""
+        """Return True if the connection was once established, or was refused, and is not established now."""
         self._look()
         return self._is_lost
 
     @property
     def was_lost(self) -> bool:
-        """Tell whether the connection has broken or was refused since it was forgiven, even if it stands
-        again: the other end takes the new one for somebody else.
+        """Return True if the connection has broken or was refused since the last `forgive`, even if it is
+        established again: the other end takes the new connection for another client's.
         """
         self._look()
         return self._was_lost
 
     def forgive(self) -> bool:
-        """Forget what was lost so far. Returns True if anything was."""
+        """Forget earlier losses. Returns True if there were any."""
         was_lost = self.was_lost
         self._was_lost = False
         return was_lost
 
     def retry(self) -> None:
-        """Connect again where the other end did not know our key: it may know it by now. ZMQ tries for ever
-        to reach an end that is not there, but gives up one that has refused it, with all that was sent.
+        """Connect again if the other end did not know our key, because it may know it by now. ZMQ keeps
+        trying an end that is not there, but gives up one that has refused it, together with all that was
+        sent.
         """
         self._look()
         if self._is_refused:
@@ -105,10 +106,11 @@ class Link:
 
 
 class Lane:
-    """One DEALER socket, to one detokenizer, and the client id that this one has drawn for us. Where the
-    detokenizer was replaced or the connection lost, a new lane claims the id that the old one had.
+    """DEALER socket to one detokenizer, with the client id that this one has drawn for us. When the
+    detokenizer was replaced or the connection lost, a new lane claims the id of the old one.
 
-    Decodes what arrives; what does not decode is counted and dropped: a bad frame ends no stream.
+    Decodes arriving messages. Frames that cannot be decoded are counted and dropped, so a bad frame ends no
+    stream.
     """
 
     def __init__(
@@ -121,9 +123,9 @@ class Lane:
     ) -> None:
         self.index = index
         self.client_id = client_id
-        """Every handle of this lane starts with it; 0: the detokenizer draws one."""
+        """Client id, with which every handle of this lane starts; 0: the detokenizer draws one."""
         self.is_open = False
-        """The detokenizer has answered."""
+        """True if the detokenizer has answered."""
         address = target.client_out(index)
         self.socket, self._link = connect(context, zmq.DEALER, target, address)
         self._codec = MessageCodec(ToClient, 0)
@@ -132,14 +134,16 @@ class Lane:
         self.greet()
 
     def greet(self) -> None:
-        """Say who we are; again while there is no answer: who had our id may have to be given up first."""
+        """Send a Hello. Repeated until there is an answer, because the detokenizer may first have to give up
+        an earlier holder of the id.
+        """
         if self._link is not None:
             self._link.retry()
         with contextlib.suppress(zmq.Again):
             self.socket.send(self._codec.encode(self._hello), zmq.NOBLOCK)
 
     def read_ack(self) -> HelloAck | None:
-        """Return the answer to our Hello, if that is what has come. Raises ProtocolMismatch."""
+        """Return the answer to our Hello, if it has arrived. Raises ProtocolMismatch."""
         frames = self.socket.recv_multipart()
         try:
             ack = self._codec.decode(frames[0], any_epoch=True)
@@ -160,18 +164,18 @@ class Lane:
         return ack
 
     def receive(self) -> list[Any]:
-        """Return all that has arrived, as an Inbox gives it."""
+        """Return all messages that have arrived, as an Inbox does."""
         return receive_all(self.socket, self._codec, self._bad_frames)
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether the connection that was answered does not stand any more, as far as that can be
+        """Return True if the connection was answered but is no longer established, as far as this can be
         seen.
         """
         return self._link is not None and self._link.was_lost
 
     def ping(self) -> None:
-        """Show that we are there, or greet."""
+        """Send a ping, or a Hello if there was no answer yet."""
         if not self.is_open:
             self.greet()
             return
@@ -186,18 +190,21 @@ class Lane:
 
 
 class TokenizerWay:
-    """Queue of callers' messages for one tokenizer. Their threads add to it, the I/O thread sends them."""
+    """Queue of callers' messages for one tokenizer. Callers' threads append to it, and the I/O thread sends.
+    """
 
     def __init__(self, context: zmq.Context[Any], target: Target, address: str, codec: MessageCodec) -> None:
         self.socket, self.link = connect(context, zmq.PUSH, target, address)
         self.unsent = KeepingOutbox[EncodedMessage](self._send)
         self.aborts: deque[bytes] = deque()
-        """Handles of sequences to abort. Many callers may leave at once: one message for all of them."""
+        """Handles of sequences to abort. They are combined into one message, because many callers may leave
+        at once.
+        """
         self._codec = codec
 
     def try_send(self) -> bool:
-        """Send what is waiting, aborts behind the requests that they end. False: the other end has no room
-        for the rest.
+        """Send waiting messages, aborts after the requests that they end. Returns False if the other end has
+        no room for the rest.
         """
         while self.aborts:
             count = min(len(self.aborts), MAX_ABORT_HANDLES)
@@ -215,8 +222,8 @@ class TokenizerWay:
 
 
 def connect(context: zmq.Context[Any], kind: int, target: Target, address: str) -> tuple[Socket, Link | None]:
-    """Return a socket that connects to `address`, and its link where nothing else shows that its other end is
-    there.
+    """Return a socket that connects to `address`, with its link if nothing else shows whether the other end
+    is there.
     """
     socket: Socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)

@@ -1,5 +1,5 @@
-"""RingWatch: how the runtime behind a client is, and when it is gone: by the status page and the launcher's
-process where those can be seen, by what the ring says of itself elsewhere.
+"""RingWatch: state of the runtime behind a client, and when it is gone. It uses the status page and the
+launcher's process where these can be seen, and the ring's own messages elsewhere.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from runtime.wire.messages import RingStatus
 from runtime.wire.status_page import StatusPage
 
 GONE = {"failed": "it has failed", "absent": "it has been stopped"}
-"""Meaning of the launcher's last states."""
+"""Meaning of the launcher's final states."""
 
 
 class RingWatch(Protocol):
     def why_gone(self) -> str:
-        """Return why the ring is gone for good; empty while it is not."""
+        """Return the reason why the ring is gone for good; empty if it is not."""
 
     def hear(self, status: RingStatus) -> None:
-        """Take in what the ring says of itself."""
+        """Take a status message of the ring."""
 
     def status(self) -> RingStatus | None:
-        """Return what is known of it now; None while nothing is."""
+        """Return the present state; None while it is unknown."""
 
     def close(self) -> None: ...
 
 
 class PageWatch:
-    """Watch over a ring on this machine, which lasts for as long as its launcher's process. One that is
-    stopped replaces nobody meanwhile, but whoever serves goes on.
+    """Watch on a ring on this machine. The ring lives as long as its launcher's process. A launcher that is
+    stopped replaces no process meanwhile, but the others continue to serve.
     """
 
     def __init__(self, endpoints: Endpoints) -> None:
@@ -62,7 +62,7 @@ class PageWatch:
         return ring_status(self._page)
 
     def _last_words(self) -> str:
-        """Which process failed and why, as the launcher wrote it down; empty when none did."""
+        """Return which process failed and why, as the launcher recorded it; empty if none did."""
         try:
             error = msgspec.json.decode(self._state_file.read_bytes(), type=_LauncherState).error
         except (OSError, msgspec.MsgspecError):
@@ -70,8 +70,9 @@ class PageWatch:
         return error and f": {error}"
 
     def _has_exited(self, pid: int) -> bool:
-        """By a pidfd: it sees a zombie as dead and, once it is open, can never mean another process. `pid`: 0
-        between the making of the page and the launcher's first heartbeat.
+        """Return True if the process has ended. Uses a pidfd, for which a zombie counts as ended, and which
+        can never come to mean another process. pid: 0 between the creation of the page and the launcher's
+        first heartbeat.
         """
         if self._pidfd < 0:
             if pid:
@@ -102,7 +103,7 @@ class _LauncherState(msgspec.Struct):
 
 
 class RemoteWatch:
-    """Watch over a ring that only its messages show; its silence is the connection's to notice."""
+    """Watch on a ring that is only known by its messages. The connection notices its silence."""
 
     def __init__(self) -> None:
         self._status: RingStatus | None = None
@@ -117,4 +118,4 @@ class RemoteWatch:
         return self._status
 
     def close(self) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: the watch holds no resources."""

@@ -1,5 +1,6 @@
-"""Target: where a runtime's sockets are, and how a client sees that it lives. Two kinds: the run directory of
-a launch on this machine, and a TCP address. It is the named one, the environment's, else the only one alive.
+"""Target: addresses of a runtime's sockets, and how a client sees that it is alive. There are two kinds: the
+run directory of a launch on this machine, and a TCP address. The target is the one that is named, or that of
+the environment, or else the only live launch.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ class Target(Protocol):
     name: str
     """Name of the runtime, for messages to users."""
     wants_status: bool
-    """True where the server is to send RingStatus messages."""
+    """True if the server must send RingStatus messages."""
     no_answer_hint: str
-    """Likely reason when nobody answers."""
+    """Likely reason if nobody answers, for errors."""
     run_dir: Path | None
     """Run directory of the runtime; None over TCP."""
     max_frame_bytes: int
-    """Longest request that the server's sockets take."""
+    """Most bytes of a request that the server's sockets accept."""
 
     def client_out(self, index: int) -> str:
         """Return the address of a detokenizer."""
@@ -40,12 +41,10 @@ class Target(Protocol):
         """Return the address of a tokenizer."""
 
     def prepare(self, socket: zmq.Socket[Any]) -> None:
-        """Set what a socket needs before it connects."""
+        """Configure a socket before it connects."""
 
     def open_watch(self) -> RingWatch:
-        """Return what shows how the runtime is. Raises RingClosed when it is known at once that there is
-        none.
-        """
+        """Return a watch on the runtime. Raises RingClosed if it is known at once that there is none."""
 
 
 class RunDirTarget:
@@ -54,7 +53,7 @@ class RunDirTarget:
     no_answer_hint = "it may still be loading its model"
 
     def __init__(self, run_dir: Path) -> None:
-        """Take a run directory. Raises ConfigError for one that another user may have put there."""
+        """Use a run directory. Raises ConfigError for one that another user may have made."""
         check_run_dir(run_dir)
         self.run_dir: Path | None = run_dir
         self.name = str(run_dir)
@@ -82,7 +81,7 @@ class RunDirTarget:
 
 
 class TcpTarget:
-    """Runtime elsewhere, or on this machine by its ports."""
+    """A runtime that is reached through TCP, on this machine or another."""
 
     wants_status = True
     run_dir: Path | None = None
@@ -90,10 +89,9 @@ class TcpTarget:
     no_answer_hint = "it may not be there, may still be loading its model, or may not know the client's key"
 
     def __init__(self, address: str, curve_dir: Path | None = None) -> None:
-        """Read the keys, `client.key_secret` and `server.key`: those in `curve_dir`, else, for an address of
-        this machine, those of this user's launch that is served there.
-
-        Raises: ConfigError for an address or a key file that is wrong, missing or not to be found.
+        """Read the keys `client.key_secret` and `server.key` in `curve_dir`; without it, for an address of
+        this machine, those of this user's launch that is served there. Raises ConfigError for an address or a
+        key file that is wrong, missing or not to be found.
         """
         self.name = address
         self._host, self._port = _split_address(address)
@@ -118,7 +116,9 @@ class TcpTarget:
         return RemoteWatch()
 
     def _own_keys(self) -> Path:
-        """Directory of the keys that a launch of this user has made for its clients. Raises ConfigError."""
+        """Return the directory of the keys that a launch of this user has made for its clients. Raises
+        ConfigError.
+        """
         if not _is_loopback(self._host):
             raise ConfigError(f"curve_dir: needed for {self.name}; it holds this client's keys")
         found = _keys_of_own_launch(self._port)
@@ -132,15 +132,15 @@ class TcpTarget:
 
 def find_target(where: str | Path | None = None, curve_dir: str | Path | None = None) -> Target:
     """Return the runtime to connect to: a run directory, or an address tcp://HOST:PORT with the keys in
-    `curve_dir`. Raises: RingClosed when no launch is alive, ConfigError that lists the candidates when there
-    are several, ConfigError for a wrong address or key.
+    `curve_dir`. Raises RingClosed when no launch is alive, ConfigError, which lists the candidates, when
+    there are several, and for a wrong address or key.
     """
     return make_target(where or environment_run_dir() or find_run_dir(), curve_dir)
 
 
 def find_run_dir(run_dir: str | Path | None = None) -> Path:
-    """Return the run directory to connect to. Raises: RingClosed when no launch is alive, ConfigError that
-    lists the candidates when there are several.
+    """Return the run directory to connect to. Raises RingClosed when no launch is alive, ConfigError, which
+    lists the candidates, when there are several.
     """
     named = str(run_dir or environment_run_dir())
     if named:
@@ -160,7 +160,7 @@ def find_run_dir(run_dir: str | Path | None = None) -> Path:
 
 
 def make_target(where: str | Path, curve_dir: str | Path | None = None) -> Target:
-    """Return the target that a user names: a run directory, or tcp://HOST:PORT. Raises ConfigError."""
+    """Return the target for a run directory or tcp://HOST:PORT. Raises ConfigError."""
     if isinstance(where, str) and where.startswith(TCP_SCHEME):
         return TcpTarget(where, None if curve_dir is None else Path(curve_dir))
     if curve_dir is not None:
@@ -213,7 +213,7 @@ class _Launch(msgspec.Struct):
 
 
 def _node_of(endpoints: Endpoints) -> _NodeOfLaunch:
-    """Return which node of a launch over several machines this one is."""
+    """Return the number of this node in a launch over several machines."""
     try:
         return msgspec.json.decode(endpoints.config_file.read_bytes(), type=_Launch).config
     except (OSError, msgspec.MsgspecError):  # it has ended, has not begun, or is of another version
@@ -221,5 +221,5 @@ def _node_of(endpoints: Endpoints) -> _NodeOfLaunch:
 
 
 def _takes_requests(endpoints: Endpoints) -> bool:
-    """Tell whether a launch has begun, and is not a node that has nothing but ranks."""
+    """Return True if a launch has started, and is not a node that only has ranks."""
     return endpoints.state_file.exists() and not _node_of(endpoints).node_rank

@@ -1,1 +1,2 @@
-"""The session of a client: its requests, what has come of each, and what makes one again after a restart."""
+"""Session of a client: its requests, their output so far, and how they are submitted again after a restart.
+"""

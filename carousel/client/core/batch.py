@@ -1,7 +1,6 @@
-"""CompletionBatch: many prompts of one call, as many in flight as the server takes. Knows no socket.
-
-All requests share one queue, so whichever ends first makes room for the next one, and of a finished request
-nothing is kept but its completion.
+"""CompletionBatch: many prompts of one call, with as many in flight as the server accepts. Knows no socket.
+All requests share one queue, so whichever ends first makes room for the next one. Of a finished request only
+its completion is kept.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from runtime.base.errors import Overloaded
 # one forward step of a loaded server.
 ROOM_POLL_S = 0.005
 MAX_IN_FLIGHT = 4096
-"""Sequences; arbitrary: enough for any server to choose from, and their prompts fit into memory."""
+"""Most sequences in flight. Arbitrary: enough for any server, and their prompts fit into memory."""
 
 
 class CompletionBatch:
-    """For one thread and one `run`."""
+    """Many prompts of one call. Used by one thread, for one `run`."""
 
     def __init__(
         self,
@@ -49,10 +48,9 @@ class CompletionBatch:
         self._completions: dict[int, Completion] = {}
 
     def run(self) -> list[Completion]:
-        """The completions in the order of the prompts. What the server refuses because others fill its queue
-        is tried again; any other error ends the batch and aborts what is in flight.
-
-        Raises: RequestError, RingClosed, TimeoutError.
+        """Return the completions in the order of the prompts. A request that the server refuses because
+        others fill its queue is tried again; any other error ends the batch and aborts the rest. Raises
+        RequestError, RingClosed, TimeoutError.
         """
         for submission in self._submissions[:1]:  # all have the same options
             put(self._session, submission, self._deadline)
@@ -70,7 +68,7 @@ class CompletionBatch:
         return [self._completions[number] for number in range(len(self._submissions))]
 
     def _has_room(self, max_in_flight: int, now: float) -> bool:
-        """A request larger than the limit goes alone."""
+        """Return True if one more request may be in flight. A request larger than the limit goes alone."""
         if now < self._next_open_at:
             return False
         num_after = self._num_in_flight + self._submissions[self._waiting[0]].num_sequences
@@ -95,7 +93,7 @@ class CompletionBatch:
         self._num_in_flight += len(state.sequences)
 
     def _receive(self, now: float) -> None:
-        """Wait until something has come, or may be submitted again."""
+        """Wait until output has arrived, or a request may be submitted again."""
         wake_at = self._deadline
         if self._waiting and self._next_open_at > now:
             wake_at = self._next_open_at if wake_at is None else min(wake_at, self._next_open_at)

@@ -1,4 +1,4 @@
-"""Arguments of control calls, which callers may make to a running ring besides requests, checked."""
+"""Checked arguments of control calls, which callers may make to a running ring besides requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ControlArguments(TypedDict, total=False):
-    """The fields of ControlRequest that an operation may have."""
+    """Fields of ControlRequest that an operation may have."""
 
     mode: PauseMode
     num_steps: int
@@ -34,7 +34,7 @@ def check_mode(mode: PauseMode) -> PauseMode:
 
 
 def check_num_steps(num_steps: int | None) -> int:
-    """Return the number of a profile's steps as ControlRequest has it, where 0 stands for None. Raises
+    """Return the number of a profile's steps in ControlRequest's form, where 0 stands for None. Raises
     InvalidRequest.
     """
     if num_steps is None:
@@ -58,7 +58,7 @@ def check_call(
     timeout_s: float,
     ranks: Sequence[int] | None,
 ) -> RankCall:
-    """Check a call of ranks. Raises InvalidRequest that names the argument at fault."""
+    """Check a call to ranks. Raises InvalidRequest, which names the wrong argument."""
     if not isinstance(method, str) or not method.isidentifier() or len(method) > MAX_LABEL_CHARS:
         raise _wrong("method", f"the name of a method; code is never sent, got {method!r}")
     if type(timeout_s) not in (int, float) or not 0.0 < timeout_s <= MAX_CALL_S:
@@ -82,7 +82,8 @@ def _wrong(param: str, problem: str) -> InvalidRequest:
 
 
 def documented_as(other: Callable[..., Any]) -> Callable[[F], F]:
-    """Give a call the words of another one, which does the same for who waits otherwise."""
+    """Decorator that copies the docstring of another method, which does the same in another kind of client.
+    """
 
     def document(call: F) -> F:
         call.__doc__ = other.__doc__

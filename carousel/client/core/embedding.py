@@ -1,4 +1,4 @@
-"""Embedding: the vector of one text, and how it is asked for: a request whose prompt is all of it."""
+"""Embedding: the vector of one text, and the request for it, which consists of its prompt."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from runtime.wire.messages import Usage
 from runtime.wire.sampling_params import SamplingParams
 
 Inputs: TypeAlias = list[str] | list[list[int]]
-"""Several texts, or the token ids of several: what a type checker can tell from one."""
+"""Several texts, or the token ids of several, as types that a type checker can distinguish from a single one.
+"""
 NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0.0)
-"""Sampling of a request that ends with its prompt: nothing is sampled."""
+"""Sampling parameters of a request that ends with its prompt, so that nothing is sampled."""
 
 
 def embedding_params(truncate_prompt_tokens: int | None) -> SamplingParams:
-    """Return NO_OUTPUT for a prompt of which so many of the last tokens are kept."""
+    """Return NO_OUTPUT for a prompt of which only this many of the last tokens are kept."""
     return msgspec.structs.replace(NO_OUTPUT, truncate_prompt_tokens=truncate_prompt_tokens)
 
 
@@ -33,8 +34,8 @@ class Embedding:
 
 
 def embedding_of(completion: Completion) -> Embedding:
-    """Return the vector of a request that has ended. Raises RequestError where it ended before its vector was
-    there.
+    """Return the vector of a request that has ended. Raises RequestError if it ended before its vector was
+    computed.
     """
     if completion.embedding is None:
         reason = completion.finish_reason

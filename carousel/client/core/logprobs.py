@@ -1,7 +1,6 @@
-"""Log-probabilities of tokens: TokenLogprob, and LogprobColumns, which keeps those of many as they came.
-
-A prompt of 1,000 tokens with the 20 most likely ones in the place of each is 164 KB of packed numbers. As
-objects it is 2 MB, which the garbage collector looks through again and again as long as the request lives.
+"""Log-probabilities of tokens: TokenLogprob, and LogprobColumns, which keeps those of many tokens packed. A
+prompt of 1,000 tokens with the 20 most likely ones for each is 164 KB packed. As objects it would be 2 MB,
+which the garbage collector would traverse again and again during the request.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ UNKNOWN_ID = -1
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probabilities at one position, of the raw logits unless the server says otherwise."""
+    """Log-probabilities at one position, computed from the raw logits."""
 
     token_id: int
-    """Id of the token; UNKNOWN_ID (-1) in a prompt that was given as text or messages, or with
-    truncate_prompt_tokens: the client never sees its ids.
+    """Id of the token; UNKNOWN_ID (-1) in a prompt given as text or messages, or with truncate_prompt_tokens,
+    because the client does not know these ids.
     """
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -31,16 +30,16 @@ class TokenLogprob:
 
 
 PromptLogprobs: TypeAlias = Sequence[TokenLogprob | None]
-"""Log-probabilities of a prompt, one TokenLogprob for each of its tokens, as far as it was computed. The
-first is None: nothing comes before it.
+"""Log-probabilities of a prompt: one TokenLogprob for each of its tokens, as far as they were computed. The
+first is None, because nothing precedes it.
 """
 Packed: TypeAlias = bytes | bytearray
 E = TypeVar("E")
 
 
 class LogprobColumns(Sequence[E]):
-    """Sequence of log-probabilities, packed as they came. An entry is made whenever it is asked for; a slice
-    is packed again. It is equal to any sequence of the same entries.
+    """Sequence of log-probabilities in packed form. An entry is made when it is accessed; a slice is packed
+    again. It equals any sequence of the same entries.
     """
 
     __slots__ = ("_ids", "_num_none", "_top_ids", "_top_values", "_values")
@@ -54,8 +53,8 @@ class LogprobColumns(Sequence[E]):
         *,
         num_none: int = 0,
     ) -> None:
-        """ids: of n tokens, int32. values: their logprobs, float32. top_ids, top_values: [n, k], those of
-        the most likely tokens. num_none: how many None stand before all of them.
+        """ids: of n tokens, int32. values: their logprobs, float32. top_ids, top_values: [n, k], of the most
+        likely tokens. num_none: number of None entries before all others.
         """
         assert len(ids) == len(values), "tokens without logprobs in a sequence that has some"
         self._ids, self._values, self._top_ids, self._top_values = ids, values, top_ids, top_values
@@ -66,7 +65,7 @@ class LogprobColumns(Sequence[E]):
 
     @property
     def num_top(self) -> int:
-        """Return how many of the most likely tokens each entry has."""
+        """Number of most likely tokens of each entry."""
         return len(self._top_ids) // len(self._values) if self._values else 0
 
     @overload
@@ -113,7 +112,9 @@ class LogprobColumns(Sequence[E]):
         return repr(list(self))
 
     def extend(self, following: LogprobColumns[E]) -> None:
-        """Take in those of the tokens that follow, which have as many others each."""
+        """Append the entries of the tokens that follow, which must have the same number of most likely
+        tokens.
+        """
         if not len(following):
             return
         if self._values:
@@ -139,7 +140,7 @@ class LogprobColumns(Sequence[E]):
 
 
 NO_LOGPROBS: LogprobColumns[Any] = LogprobColumns()
-"""The columns of what has none. Not to be extended."""
+"""Empty columns, not to be extended."""
 
 
 def _ids(packed: Packed) -> IntArray:
@@ -151,7 +152,7 @@ def _floats(packed: Packed) -> FloatArray:
 
 
 def _joined(packed: Packed, following: Packed) -> Packed:
-    """Append to what is packed, in place if it has been appended to before."""
+    """Append to packed data, in place if it was appended to before."""
     if not following:
         return packed
     grown = packed if isinstance(packed, bytearray) else bytearray(packed)

@@ -1,4 +1,4 @@
-"""Mailbox: what has come for one waiter, who may be a thread or a task of an event loop."""
+"""Mailbox: output that has arrived for one waiter, which may be a thread or a task of an event loop."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from runtime.wire.messages import ControlReply, SequenceOutput, TensorEntry
 from runtime.wire.transport import Frame
 
 WAKES_PER_TURN = 64
-"""Waiters woken in one turn of the loop, of those that a step's output wakes: about 5 ms of work where each
-writes an event to its connection.
+"""Waiters that are woken in one turn of the loop, among those for which a step has output: about 5 ms of work
+if each writes an event to its connection.
 """
 
 
 class TensorPart(NamedTuple):
-    """Some rows of a tensor, as they came."""
+    """Some rows of a tensor, as they arrived."""
 
     entry: TensorEntry
     data: Frame
@@ -28,18 +28,18 @@ class TensorPart(NamedTuple):
 
 Item: TypeAlias = SequenceOutput | TensorPart | ControlReply | CarouselError
 Put: TypeAlias = Callable[[Item], None]
-"""Keeps an item and wakes the one who waits. Called where a session delivers."""
+"""Function that keeps an item and wakes the waiter. Called where a session delivers."""
 
 
 class Mailbox:
-    """Queue of what has come for one waiter. Filled where a session delivers: for `take` in any thread, for
+    """Queue of items for one waiter. It is filled where a session delivers: for `take` in any thread, for
     `take_async` in the waiter's loop.
     """
 
     __slots__ = ("_items", "_line", "_waiter")
 
     def __init__(self, line: PacedLine | None = None) -> None:
-        """line: of all mailboxes of an event loop, with a budget of WAKES_PER_TURN."""
+        """line: shared by all mailboxes of an event loop, with a budget of WAKES_PER_TURN."""
         # SimpleQueue may be used from a destructor that interrupts another call of it; Queue may not.
         self._items: SimpleQueue[Item] = SimpleQueue()
         self._line = line
@@ -52,15 +52,11 @@ class Mailbox:
             self._waiter = None
 
     def take_now(self) -> list[Item]:
-        """Return everything that is there; maybe nothing. For one reader at a time: what he sees there
-        stays.
-        """
+        """Return all items that are there, possibly none. Only for one reader at a time."""
         return [self._items.get_nowait() for _ in range(self._items.qsize())]
 
     def take(self, deadline: float | None) -> list[Item]:
-        """Wait for at least one item, and return everything that is there. Raises TimeoutError at the
-        deadline.
-        """
+        """Wait for at least one item, and return all that are there. Raises TimeoutError at the deadline."""
         remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             first = self._items.get(timeout=remaining)
@@ -69,7 +65,7 @@ class Mailbox:
         return [first, *self.take_now()]
 
     async def take_async(self) -> list[Item]:
-        """Await at least one item, and return everything that is there."""
+        """Wait for at least one item, and return all that are there."""
         if self._items.empty():
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -78,13 +74,13 @@ class Mailbox:
 
 
 def make_mailboxes() -> Callable[[], Mailbox]:
-    """Return what makes the mailboxes of one event loop, which share its budget of wake-ups."""
+    """Return a factory of mailboxes for one event loop, which share its budget of wake-ups."""
     line = PacedLine(WAKES_PER_TURN)
     return lambda: Mailbox(line)
 
 
 def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: Any) -> None:
-    """Call a function of an event loop from another thread, unless the loop has been closed."""
+    """Call a function in an event loop from another thread, unless the loop has been closed."""
     try:
         loop.call_soon_threadsafe(function, argument)
     except RuntimeError:

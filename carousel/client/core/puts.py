@@ -1,7 +1,5 @@
-"""Weights that come with requests, brought to the runtime ahead of them: what is asked and said, in order.
-
-On this machine they are written into the run directory and named; over TCP they travel in pieces, each of
-which is answered before the next one goes.
+"""Upload of weights that come with requests. On this machine they are written into the run directory and
+named. Over TCP they are sent in pieces, each of which is answered before the next one is sent.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ Dialogue: TypeAlias = Generator[AdapterPiece, dict[str, Any], None]
 
 
 class Brought(NamedTuple):
-    """Weights or vectors that a request brings."""
+    """Weights or vectors that come with a request."""
 
     kind: Literal["lora", "prompt"]
     number: int
@@ -40,7 +38,7 @@ class Brought(NamedTuple):
 
 
 def brought_by(options: RequestOptions) -> list[Brought]:
-    """Return the weights and vectors that a request brings. Raises InvalidRequest."""
+    """Return the weights and vectors that come with a request. Raises InvalidRequest."""
     config, table = options.get("lora_config"), options.get("prompt_tuning_config")
     inline_for_wire(config)
     table_for_wire(None, table)
@@ -53,7 +51,7 @@ def brought_by(options: RequestOptions) -> list[Brought]:
 
 
 def put(session: Session[Any], submission: Submission, deadline: float | None) -> None:
-    """Bring the weights of a request, where it brings any and the runtime has not got them; waits. Raises
+    """Upload the weights of a request, if it has any and the runtime does not have them, and wait. Raises
     RequestError, RingClosed, TimeoutError.
     """
     for brought in brought_by(submission.options):
@@ -87,7 +85,9 @@ async def put_async(session: Session[Mailbox], submission: Submission) -> None:
 
 @contextlib.contextmanager
 def _naming(brought: Brought) -> Iterator[None]:
-    """Say of a time that is over whose it was: the caller has set another one."""
+    """Context manager that says in a timeout's error that the upload timed out, since the caller has set the
+    timeout for something else.
+    """
     try:
         yield
     except TimeoutError:
@@ -128,7 +128,7 @@ def _dialogue(brought: Brought, run_dir: Path | None) -> Dialogue:
 
 
 def _write(packed: PackedWeights, run_dir: Path) -> Path:
-    """Write the directory of an adapter among those that are on their way. Raises InvalidRequest."""
+    """Write the directory of an adapter into the folder of uploads. Raises InvalidRequest."""
     folder = incoming_in(Endpoints(run_dir).inline_adapters) / uuid.uuid4().hex
     try:
         folder.mkdir(parents=True, mode=0o700)

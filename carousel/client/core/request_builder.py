@@ -1,7 +1,8 @@
-"""From what users write to GenerateRequest: forms of a prompt, spellings, checks that name the argument.
+"""Conversion of callers' arguments to GenerateRequest: forms of a prompt, spellings, and checks that name the
+argument.
 
-What needs the model (lengths, vocabulary, chat template) is checked by the tokenizer; what the wire bounds is
-checked here, so that a mistake is an error at the call.
+Checks that need the model (lengths, vocabulary, chat template) are the tokenizer's. The bounds of the wire
+are checked here, so that a mistake is an error at the call.
 """
 
 from __future__ import annotations
@@ -58,27 +59,29 @@ Prompt: TypeAlias = str | TokenIds | Conversation
 list of parts, {"type": "text", "text": ...}, each of which becomes lines of its own.
 """
 Prompts: TypeAlias = list[str] | list[list[int]] | list[list[dict[str, Any]]]
-"""Several prompts of one form: what a type checker can tell from one prompt."""
+"""Several prompts of one form, as types that a type checker can distinguish from a single prompt."""
 
 MAX_PRIORITY = 1000
 MAX_ID = (1 << 31) - 1
 MAX_TIME_LIMIT_S = 2_000_000
-"""Longest time limit in seconds, 23 days: the wire counts milliseconds in 31 bits."""
+"""Longest time limit in seconds (23 days), because the wire counts milliseconds in 31 bits."""
 MAX_ARRIVAL_TIME = 100_000_000_000
-"""Latest arrival time in seconds since 1970, in the year 5138: what is later was meant in milliseconds."""
+"""Latest arrival time in seconds since 1970, in the year 5138. A later one was probably meant in
+milliseconds.
+"""
 REWRITTEN = tuple(
     p
     for p in PARAMETERS
     if isinstance(p.kind, IdKind | TextsKind | Counts | Stopping)
     or (isinstance(p.kind, Number) and p.nullable)
 )
-"""Parameters that callers may write in several ways."""
+"""Parameters that callers may write in several forms."""
 _REWRITTEN = tuple((p.name, p.kind.accept, getattr(SamplingParams(), p.name)) for p in REWRITTEN)
 _rewritten_of = attrgetter(*[p.name for p in REWRITTEN])
 NUMBERS = tuple(p for p in PARAMETERS if isinstance(p.kind, Number) and not p.nullable)
 _numbers_of = attrgetter(*[p.name for p in NUMBERS])
 _FIELD_NAMES = {"text": "prompt"}
-"""Names of a message's fields that callers know by another."""
+"""Names under which callers know a message's fields, where they differ."""
 PART_SEPARATOR = "\n"
 MESSAGE_KEYS = frozenset({"role", "content", "name", *FURTHER_FIELDS})
 
@@ -91,60 +94,59 @@ class EmbedOptions(TypedDict, total=False):
     cache_salt: str
     """Text that separates prefixes: requests with different salts never share cached ones."""
     label: str
-    """The caller's own id, echoed in the completion. Refused while another request of this client has it."""
+    """The caller's own id, returned in the completion. Refused while another request of this client has it.
+    """
     add_special_tokens: bool
-    """True, for a text prompt, to let the tokenizer add its begin-of-text token."""
+    """True to let the tokenizer add its begin-of-text token to a text prompt."""
     time_limit: float | None
-    """Seconds that the server may take: the request then ends with what there is and finish_reason "timeout".
+    """Seconds that the server may take. The request then ends with the output so far and finish_reason
+    "timeout".
     """
     arrival_time: float | None
-    """Moment at which it was asked, in seconds since 1970, for the server's statistics; the default is now.
-    """
+    """Time at which the caller asked, in seconds since 1970, for the server's statistics; default: now."""
 
 
 class RequestOptions(EmbedOptions, total=False):
     """Keyword arguments of every generating call."""
 
     add_generation_prompt: bool | None
-    """True, for a conversation, to end with the header of the assistant's turn; the default unless its last
-    message is to be continued.
+    """True to end a conversation's prompt with the header of the assistant's turn. This is the default unless
+    its last message is to be continued.
     """
     continue_final_message: bool
-    """True, for a conversation, where its last message is the beginning of the answer."""
+    """True if the last message of a conversation is the beginning of the answer."""
     chat_template_kwargs: Mapping[str, Any] | None
     """Further variables of a conversation's chat template, JSON-like."""
     tools: bytes
     """JSON list of the tools that the chat template of a conversation shows."""
     task: Task
-    """Task of the request, which the calls that embed set."""
+    """Task of the request; set by the embedding calls."""
     kv_cache_retention_config: KvCacheRetentionConfig | None
-    """Wish of how firmly the server keeps its KV for requests that begin the same."""
+    """How long the server keeps its KV cache for requests with the same beginning."""
     structured_outputs: StructuredOutputsParams | GuidedDecodingParams | Guide | None
     """Form that the output must have."""
     draft_token_ids: TokenIds | None
-    """Guesses at the beginning of the output, at most 64: those that are right cost one step together."""
+    """Guesses at the beginning of the output, at most 64. Right ones are produced together in one step."""
     prediction: str
-    """Text that the output may resemble. A server that speculates looks for guesses in it first."""
+    """Text that the output may resemble. With speculation, the server looks for guesses in it first."""
     traceparent: str | None
-    """W3C's name of the caller's span. If it is sampled, each sequence ends with its `trace_stamps`."""
+    """Trace context of the caller's span (W3C). If it is sampled, each sequence ends with its `trace_stamps`.
+    """
     lora_request: LoRARequest | Sequence[LoRARequest | None] | None
-    """Adapter that the request is computed with; None: the model alone. Of several prompts also one for each.
-    """
+    """Adapter of the request; None: the base model. For several prompts also a sequence with one for each."""
     lora_config: LoraConfig | None
-    """Adapter without a directory, whose weights come with the first request that names it."""
+    """Adapter without a directory. Its weights come with the first request that names it."""
     prompt_adapter_request: PromptAdapterRequest | None
-    """Virtual tokens that stand in front of the prompt."""
+    """Prompt adapter, whose virtual tokens come before the prompt."""
     prompt_tuning_config: PromptTuningConfig | None
-    """Virtual tokens that come with the request; the prompt's ids say where they stand."""
+    """Virtual tokens that come with the request. The prompt's ids say where they are."""
     logits_processors: Sequence[Mapping[str, Any]] | None
-    """Logits processors of the launch, in the order in which they are called: {"name": ..., "args": {...}}
-    each.
-    """
+    """Logits processors of the launch, in the order of their calls, each as {"name": ..., "args": {...}}."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request as its caller wrote it; `build_request` checks it."""
+    """A request as its caller wrote it. `build_request` checks it."""
 
     prompt: Prompt
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -153,9 +155,9 @@ class Submission:
     tenant: str = OWNER
     """Name of the tenant whose request it is."""
     is_cumulative: bool = False
-    """True where its caller takes from a stream all that there is so far, not what is new."""
+    """True if the caller takes from a stream all output so far, instead of new output only."""
     holds_label: bool = False
-    """True where its caller holds the label in the session's book, for longer than the request takes."""
+    """True if the caller itself holds the label in the session's book, longer than the request takes."""
 
     @property
     def label(self) -> str:
@@ -163,8 +165,8 @@ class Submission:
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences that are generated, also of those that `best_of` does not choose; 1 where that
-        is said wrongly.
+        """Number of sequences that are generated, including those that `best_of` does not choose; 1 if the
+        parameters are invalid.
         """
         sampling = self.sampling
         wanted: Any = sampling.n if sampling.use_beam_search else sampling.best_of or sampling.n
@@ -183,8 +185,8 @@ def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
 def one_per_prompt(
     sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> Sequence[SamplingParams]:
-    """Return sampling parameters for each prompt, from one for all or a sequence. Raises InvalidRequest when
-    it is neither, or a sequence of another length than the prompts.
+    """Return sampling parameters for each prompt, from one for all or a sequence. Raises InvalidRequest if it
+    is neither, or its length differs from the number of prompts.
     """
     if sampling_params is None:
         sampling_params = SamplingParams()
@@ -206,8 +208,8 @@ def one_per_prompt(
 
 
 def options_per_prompt(options: RequestOptions, num_prompts: int) -> Sequence[RequestOptions]:
-    """Return options for each prompt, where `lora_request` may be one adapter for all or a sequence. Raises
-    InvalidRequest for a sequence of another length than the prompts.
+    """Return options for each prompt; `lora_request` may be one adapter for all or a sequence. Raises
+    InvalidRequest if its length differs from the number of prompts.
     """
     adapters = options.get("lora_request")
     if not isinstance(adapters, Sequence) or isinstance(adapters, str | bytes):
@@ -221,9 +223,9 @@ def options_per_prompt(options: RequestOptions, num_prompts: int) -> Sequence[Re
 
 
 def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
-    """Return a request as the wire carries it. An unseeded one gets its seed here, so that a second attempt
-    draws the same tokens; `best_of` becomes the number of sequences. Raises: InvalidRequest naming the
-    argument, TypeError for one that there is not.
+    """Return a request in its form on the wire. A request without a seed gets one here, so that a second
+    attempt samples the same tokens; `best_of` becomes the number of sequences. Raises InvalidRequest, which
+    names the argument, and TypeError for an unknown argument.
     """
     options = submission.options
     unknown = options.keys() - RequestOptions.__annotations__.keys()
@@ -332,7 +334,7 @@ def _prediction(text: Any) -> str:
 
 
 def _ends_with_header(add_generation_prompt: bool | None, continue_final_message: bool) -> bool:
-    """Tell whether the assistant's turn is begun. Raises InvalidRequest."""
+    """Return True if the prompt ends with the assistant's header. Raises InvalidRequest."""
     if continue_final_message and add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message: the last message cannot be continued with add_generation_prompt",
@@ -350,7 +352,7 @@ def _label(name: str, value: Any) -> str:
 
 
 def no_text(message: msgspec.Struct, error: UnicodeEncodeError) -> InvalidRequest:
-    """Return the error for a message of which a text is none: it has half of a surrogate pair."""
+    """Return the error for a message with an invalid text, which has half of a surrogate pair."""
     name = next(_fields_with(error.object, message), "")
     where = f"{name}: " if name else ""
     return InvalidRequest(
@@ -400,7 +402,9 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
 
 
 def _for_wire(sampling: SamplingParams, submission: Submission) -> SamplingParams:
-    """With `best_of` as the number of sequences, and with logprobs to choose by, or as that of beams."""
+    """Return the parameters with `best_of` as the number of sequences, and with logprobs to choose by; for a
+    beam search as its width.
+    """
     if sampling.use_beam_search:
         return _with_beams(sampling, submission)
     best_of = sampling.best_of
@@ -419,7 +423,7 @@ def _for_wire(sampling: SamplingParams, submission: Submission) -> SamplingParam
 
 
 def _with_beams(sampling: SamplingParams, submission: Submission) -> SamplingParams:
-    """A search that is one beam wide is none."""
+    """Return the parameters of a beam search. A search of width 1 is not one."""
     most = max(sampling.beam_width_array, default=0)
     width = sampling.beam_width or most or sampling.best_of or sampling.n
     if width == 1:
@@ -460,8 +464,8 @@ def _refuse_for_other_prompts(name: str, value: object) -> None:
 
 
 def pack_template_kwargs(values: Any) -> bytes:
-    """Return variables of a chat template as a msgpack map; empty for none. Raises InvalidRequest for what
-    the wire does not carry.
+    """Return variables of a chat template as a msgpack map; empty for none. Raises InvalidRequest for values
+    that cannot be sent.
     """
     name = "chat_template_kwargs"
     if not values and (values is None or isinstance(values, Mapping)):
@@ -507,7 +511,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _prompt_forms(prompt: Prompt) -> tuple[str | None, bytes | None, tuple[ChatMessage, ...] | None]:
-    """(text, packed ids, messages), one of them set."""
+    """Return (text, packed ids, messages), of which one is set."""
     if isinstance(prompt, str):
         if len(prompt) > MAX_TEXT_CHARS:
             raise InvalidRequest(
@@ -565,7 +569,7 @@ class _TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _MessageFields(msgspec.Struct, frozen=True):
-    """A ChatMessage by field name: on the wire it is an array."""
+    """Fields of a ChatMessage by name; on the wire it is an array."""
 
     role: ChatRole
     content: Text | list[_TextPart]

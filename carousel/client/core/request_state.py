@@ -1,10 +1,9 @@
-"""RequestState: one request on the client's side, and all that has come back of its sequences.
+"""RequestState: one request on the client's side, and all output of its sequences.
 
-The client is the owner of the original request and of everything that has come; both stay here until the last
-terminal message, and are what the request is made of again when a process of the ring has been replaced.
-
-A sequence has two readers. The session notes what has come when it puts it into the caller's mailbox, in its
-own thread; the caller receives it when he looks there, in his.
+The client owns the original request and its output. Both are kept until the last terminal message, and the
+request is submitted again from them when a process of the ring was replaced. A sequence has two readers: the
+session records output when it puts it into the caller's mailbox, in its own thread, and the caller receives
+it from there in its thread.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ PACKED_UNKNOWN_ID = pack_ids([UNKNOWN_ID])
 
 
 class SequenceState:
-    """All that has come back of one sequence."""
+    """All output of one sequence."""
 
     __slots__ = (
         "_cumulative_logprob",
@@ -71,30 +70,30 @@ class SequenceState:
         self.index = index
         # -- noted by the session
         self.handle = sibling(request.handle, index)
-        """The newest attempt's."""
+        """Handle of the newest attempt."""
         self.is_open = True
-        """It has no terminal."""
+        """True while it has no terminal message."""
         self.ids = bytearray()
-        """Output ids that have come, packed."""
+        """Packed output ids that have arrived."""
         self.num_noted_chars = 0
-        """Characters of the text that has come."""
+        """Number of characters of text that have arrived."""
         self._num_prompt_logprobs = 0
         self._cumulative_logprob = 0.0
         self._trace = request.trace
-        """With its attempts, if it is sampled."""
+        """Trace with its attempts, if it is sampled."""
         self._resumed_at = (0, 0)
-        """Bytes of output and prompt logprobs that had come when its newest attempt was made."""
+        """Bytes of output and prompt logprobs that had arrived when its newest attempt was submitted."""
         # -- received by the caller
         self.token_ids: list[int] = []
         self.logprobs: LogprobColumns[TokenLogprob] = LogprobColumns()
         self.prompt_logprobs: LogprobColumns[TokenLogprob | None] = LogprobColumns()
         self.finish: Finish | None = None
         self.num_chars = 0
-        """Characters of its text."""
+        """Number of characters of its text."""
         self.shown_ids: list[int] = []
         """Ids that it would have if its beam search ended now."""
         self.num_shown = 0
-        """How many times it has been shown."""
+        """Number of times that its hypothesis was shown."""
         self._pieces: list[str] = []
         # Which of them the server has kept is not said.
         is_cut = request.sampling.truncate_prompt_tokens is not None
@@ -106,7 +105,7 @@ class SequenceState:
         self._tensors: dict[str, _RowCollector] = {}
 
     def note_logprobs(self, output: SequenceOutput) -> None:
-        """Take note of the logprobs of an output that has come."""
+        """Record the logprobs of an output that has arrived."""
         self._num_prompt_logprobs += len(output.prompt_logprobs) // TOKEN_BYTES
         if output.logprobs:
             # One after the other, in float64, as the detokenizer adds them: the sum is the same to the bit.
@@ -116,16 +115,16 @@ class SequenceState:
 
     @property
     def is_with_scheduler(self) -> bool:
-        """Tell whether something of the sequence's newest attempt has come. What has come of an earlier one
-        says nothing: the newest may have been lost on the way.
+        """Return True if any output of the sequence's newest attempt has arrived. Output of an earlier
+        attempt does not count, because the newest may have been lost on the way.
         """
         return (len(self.ids), self._num_prompt_logprobs) != self._resumed_at
 
     def next_attempt(
         self, request: GenerateRequest, time_limit_ms: int, now: float
     ) -> GenerateRequest | None:
-        """Return the request that goes on where this sequence is, alone; its handle is the new one. None when
-        it was made as often as can be.
+        """Return the request that continues this sequence alone, under the handle of its next attempt; None
+        if the number of attempts is exhausted.
         """
         attempt = attempt_of(self.handle) + 1
         if attempt > MAX_ATTEMPT:
@@ -153,7 +152,7 @@ class SequenceState:
         return self._pieces[0] if self._pieces else ""
 
     def text_from(self, start: int) -> str:
-        """Return its text from character `start` on. Costs what it gives, however much is before."""
+        """Return its text from character `start` on. The cost only depends on the length of the result."""
         num_missing = self.num_chars - start
         parts: list[str] = []
         for piece in reversed(self._pieces):
@@ -165,12 +164,12 @@ class SequenceState:
 
     @property
     def trace_stamps(self) -> tuple[Stamp, ...]:
-        """Moments of the sequence; empty before its end and of a request that is not sampled."""
+        """Stamps of the sequence; empty before its end, and for a request that is not sampled."""
         return () if self.finish is None or self.finish.trace is None else self.finish.trace.stamps
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Reason why it ended; None while it goes on, and for one that has failed."""
+        """Reason why it ended; None while it runs, and if it has failed."""
         reason = None if self.finish is None else self.finish.reason
         return None if reason == "error" else reason
 
@@ -179,7 +178,7 @@ class SequenceState:
         return None if self.finish is None else self.finish.usage
 
     def receive(self, output: SequenceOutput) -> Delta:
-        """Take in the next output. The delta of one that fails has no finish reason."""
+        """Receive the next output. The delta of a failure has no finish reason."""
         text, ids = output.text, _unpack_ids(output.token_ids)
         if text:
             self._pieces.append(text)
@@ -201,12 +200,12 @@ class SequenceState:
         return Delta(text, ids, logprobs, reason, matched, usage, self.index, prompt_logprobs, num_prompt)
 
     def receive_rows(self, part: TensorPart) -> None:
-        """Take in the next rows of a tensor. Raises RequestError when they are not the next ones."""
+        """Receive the next rows of a tensor. Raises RequestError if they are not the next ones."""
         rows = self._tensors.setdefault(part.entry.name, _RowCollector())
         rows.add(part)
 
     def tensor(self, name: str) -> FloatArray | None:
-        """Return a tensor [positions, vocabulary] as far as it has come; None when nothing has."""
+        """Return a tensor [positions, vocabulary] as far as it has arrived; None if nothing has."""
         rows = self._tensors.get(name)
         return None if rows is None else rows.array()
 
@@ -217,11 +216,11 @@ class SequenceState:
 
     @property
     def num_output_rows(self) -> int:
-        """Return the number of rows of the output's additional outputs that have come."""
+        """Return the number of rows of the output's additional outputs that have arrived."""
         return min((self.num_rows(f"generation_{name}") for name in self._outputs), default=0)
 
     def additional_outputs(self, part: Literal["context", "generation"]) -> dict[str, FloatArray]:
-        """Rows of the prompt or of the output, by the names that were asked for, as far as they have come."""
+        """Return the rows of the prompt or of the output by name, as far as they have arrived."""
         rows = {name: self.tensor(f"{part}_{name}") for name in self._outputs}
         return {name: each for name, each in rows.items() if each is not None}
 
@@ -247,8 +246,8 @@ class SequenceState:
         )
 
     def _next_prompt_logprobs(self, output: SequenceOutput) -> LogprobColumns[TokenLogprob | None]:
-        """Prompt logprobs that an output adds. None stands for each token before those asked for, at least
-        for the first one; it comes with the first ones, or at the end.
+        """Return the prompt logprobs that an output adds, with None for each token before those asked for,
+        and at least for the first one. The None entries come with the first logprobs, or at the end.
         """
         num_none = 0
         if not self.prompt_logprobs:
@@ -279,7 +278,7 @@ class SequenceState:
 
 
 class RequestState:
-    """State of one request: what was asked, and its sequences."""
+    """State of one request: its parameters, and its sequences."""
 
     __slots__ = (
         "_by_handle",
@@ -301,38 +300,39 @@ class RequestState:
     def __init__(
         self, request: GenerateRequest, asked: SamplingParams, put: Put, generation: int = 0, now: float = 0.0
     ) -> None:
-        """`asked` is what the caller wants; `request` may generate and measure more, to choose from. `put`:
-        of the caller's mailbox.
+        """asked: what the caller wants; `request` may generate and measure more, to choose from. put: of the
+        caller's mailbox.
         """
         self.request = request
         self.asked = asked
         self.number = split_handle(request.handle)[1]
-        """Names the request in its session."""
+        """Number of the request in its session."""
         sampling = request.sampling
         self.sequences = [
             SequenceState(request, index, wants_logprobs=asked.logprobs is not None)
             for index in range(sampling.n)
         ]
         self._by_handle = {sequence.handle: sequence for sequence in self.sequences}
-        """Sequences by the handles of every attempt: what has come under an old one may still be unread."""
+        """Sequences by the handles of all attempts, because output of an old attempt may still be unread."""
         # -- the session's
         self.put = put
         self.generation = generation
-        """How many restarts the connection had seen when it was made, or made again."""
+        """Number of restarts that the connection had seen when the request was submitted, or submitted again.
+        """
         limit_ms = request.time_limit_ms
         self.deadline_s = now + limit_ms / 1000 if limit_ms else 0.0
-        """Time of its deadline; 0: it has none."""
+        """Time of its deadline; 0: none."""
         self.is_aborted = False
-        """Its caller has asked for an early end."""
+        """True if its caller has asked for an early end."""
         self.has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
         self.num_open = len(self.sequences)
-        """Sequences without a terminal, as far as it has come."""
+        """Number of sequences without a terminal message, as far as output has arrived."""
         # -- the caller's
         self._num_unfinished = len(self.sequences)
         self.span: RequestSpan | None = None
-        """None: its caller has no tracer, or has named a trace."""
+        """Span of the request; None if its caller has no tracer, or has named a trace."""
         self.error: CarouselError | None = None
-        """The first that came of any sequence, or instead of them: the request has failed."""
+        """First error of any sequence, or of the request: it has failed."""
 
     @property
     def open_handles(self) -> tuple[bytes, ...]:
@@ -340,8 +340,8 @@ class RequestState:
         return tuple(sequence.handle for sequence in self.sequences if sequence.is_open)
 
     def next_attempt(self, sequence: SequenceState, now: float) -> GenerateRequest | None:
-        """Return the request that makes a sequence again, with the time that is left; None when there is
-        none.
+        """Return the request that submits a sequence again, with the time that is left; None if that is not
+        possible.
         """
         left_ms = max(1, round((self.deadline_s - now) * 1000)) if self.deadline_s else 0
         message = sequence.next_attempt(self.request, left_ms, now)
@@ -372,8 +372,8 @@ class RequestState:
         return self.sequences[0].logprobs
 
     def receive(self, items: Sequence[Any]) -> list[Delta]:
-        """Take in what a mailbox has collected, in order, and return one delta for each sequence with news.
-        Rows of tensors are kept and make no delta; an error is kept in `error`.
+        """Receive items of a mailbox in order, and return one delta for each sequence with new output. Rows
+        of tensors are kept and give no delta; an error is kept in `error`.
         """
         if len(items) == 1 and isinstance(items[0], SequenceOutput):  # by far the most frequent
             return self._receive_output(items[0])
@@ -392,12 +392,12 @@ class RequestState:
         return [delta for news in outputs.values() for delta in self._receive_output(_joined(news))]
 
     def check(self) -> None:
-        """Raise the error that the request has failed with, if it has."""
+        """Raise the error with which the request has failed, if it has."""
         if self.error is not None:
             raise self.error.with_traceback(None)
 
     def _receive_output(self, output: SequenceOutput) -> list[Delta]:
-        """Its delta; none for a failure that brings nothing else."""
+        """Return the delta of an output; none for a failure without further output."""
         delta = self._by_handle[output.handle].receive(output)
         finish = output.finish
         if finish is None:
@@ -415,12 +415,13 @@ class RequestState:
         self.end_span(error)
 
     def end_span(self, error: CarouselError | None) -> None:
-        """End the span of the request, if it has one: it has ended, by this error if there is one."""
+        """End the span of the request, if it has one. error: the error with which the request ended, if any.
+        """
         if self.span is not None:
             self.span.end([sequence.finish for sequence in self.sequences], error)
 
     def completion(self) -> Completion:
-        """Return the whole of a request that has ended."""
+        """Return the result of a request that has ended."""
         assert self.ended, "the request has not ended"
         first = self.sequences[0]
         embedding = first.tensor("embedding")
@@ -435,12 +436,12 @@ class RequestState:
         )
 
     def outputs(self) -> list[CompletionOutput]:
-        """Return the `chosen` sequences so far, each under its place among them."""
+        """Return the `chosen` sequences so far, each with its index among them."""
         return [sequence.output(index) for index, sequence in enumerate(self.chosen())]
 
     def chosen(self) -> list[SequenceState]:
-        """Return the sequences in order. Where there are more than were asked for: the best ones, when all
-        have ended, and none before.
+        """Return the sequences in order. If there are more than were asked for: the best ones once all have
+        ended, and none before.
         """
         num_wanted = self.asked.n
         if num_wanted == len(self.sequences):
@@ -461,8 +462,8 @@ class RequestState:
 
 
 class _RowCollector:
-    """Rows of one tensor. Keeps the frames as they came until somebody asks for the whole. A later attempt of
-    the sequence brings some again: those are the same and are passed over.
+    """Rows of one tensor. It keeps the frames as they arrived until the whole is asked for. A later attempt
+    of the sequence repeats some rows, which are equal and are skipped.
     """
 
     __slots__ = ("_parts", "num_rows")
@@ -493,7 +494,9 @@ class _RowCollector:
 
 
 def _rank(sequence: SequenceState) -> float:
-    """Lowest for the best. One that was ended before its first token is the best of nothing."""
+    """Return the sort key by which the best sequence comes first. One that ended before its first token is
+    the last.
+    """
     finish = sequence.finish
     if finish is None or finish.cumulative_logprob is None or not sequence.token_ids:
         return math.inf
@@ -501,9 +504,7 @@ def _rank(sequence: SequenceState) -> float:
 
 
 def _joined(outputs: list[SequenceOutput]) -> SequenceOutput:
-    """Return what has piled up as one output: its packed arrays are those of the parts one behind
-    the other.
-    """
+    """Return several outputs as one, with packed arrays concatenated."""
     if len(outputs) == 1:
         return outputs[0]
     return SequenceOutput(
@@ -523,7 +524,7 @@ def _joined(outputs: list[SequenceOutput]) -> SequenceOutput:
 
 
 def _unpack_ids(data: bytes) -> list[int]:
-    """Unpack as runtime.wire.format does, straight to ints."""
+    """Unpack ids as runtime.wire.format does, directly to ints."""
     if len(data) == TOKEN_BYTES:  # by far the most frequent
         return [int.from_bytes(data, "little")]
     ids: list[int] = memoryview(data).cast("i").tolist()

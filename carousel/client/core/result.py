@@ -1,4 +1,4 @@
-"""Results of a request: deltas, completions and errors. Knows what they mean; knows no connection."""
+"""Results of a request: deltas, completions and errors. Knows their meaning; knows no connection."""
 
 from __future__ import annotations
 
@@ -29,98 +29,98 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "timeout"]
 
 # A struct, because one is made for each token of each stream: a frozen dataclass costs ten times as much.
 class Delta(msgspec.Struct, frozen=True):
-    """News of one sequence. Its last one has a
-    `finish_reason`, `usage` and everything else that ends it.
+    """New output of one sequence. Its last delta has a `finish_reason`, `usage` and everything else that
+    comes at the end.
     """
 
     text: str
     token_ids: list[int]
     logprobs: Sequence[TokenLogprob]
-    """Log-probabilities, one for each of token_ids; empty when they were not asked for."""
+    """Log-probabilities of the token_ids; empty if they were not asked for."""
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
-    """The stop string, stop word or stop token id that ended it; None when the model's own end token, a limit
-    or an abort did.
+    """Stop string, stop word or stop token id that ended it; None if it was the model's own end token, a
+    limit or an abort.
     """
     usage: Usage | None = None
     """Usage of this sequence."""
     index: int = 0
     """Number of the sequence in its request."""
     prompt_logprobs: PromptLogprobs = NO_LOGPROBS
-    """Next log-probabilities of the prompt, when asked for; with the first sequence only."""
+    """Next log-probabilities of the prompt, if asked for; with the first sequence only."""
     num_prompt_tokens: int = 0
-    """Length of the prompt, in a stream with the first news of each sequence; 0 with all that follows."""
+    """Length of the prompt, in the first delta of each sequence of a stream; 0 in all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One generated sequence: finished, or as far as it has come."""
+    """One generated sequence, finished or in progress."""
 
     index: int
-    """Number of the sequence in its request; after a choice by best_of its rank, best first."""
+    """Index of the sequence in its request; with best_of its rank, best first."""
     text: str
     token_ids: list[int]
-    """Generated ids; the prompt is not among them."""
+    """Generated ids, without the prompt."""
     text_diff: str
-    """Text since the last output that was taken; of a Completion everything."""
+    """Text since the last output that was taken; in a Completion the whole text."""
     token_ids_diff: list[int]
     logprobs: Sequence[TokenLogprob] = field(default_factory=lambda: NO_LOGPROBS)
-    """Log-probabilities, one for each of token_ids; empty when they were not asked for."""
+    """Log-probabilities of the token_ids; empty if they were not asked for."""
     finish_reason: FinishReason | None = None
-    """Reason why the sequence ended; None while it goes on."""
+    """Reason why the sequence ended; None while it runs."""
     matched_stop: str | int | None = None
-    """Stop string, stop word or stop token id that ended it; None when the model's own end token, a limit or
-    an abort did.
+    """Stop string, stop word or stop token id that ended it; None if it was the model's own end token, a
+    limit or an abort.
     """
     cumulative_logprob: float | None = None
-    """Sum of the logprobs of token_ids, of a finished sequence with logprobs, best_of or use_beam_search."""
+    """Sum of the logprobs of token_ids, for a finished sequence with logprobs, best_of or use_beam_search."""
     score: float | None = None
-    """Score of a beam search: the sum divided by the number of token_ids to the power of length_penalty."""
+    """Score of a beam search: the sum divided by (number of token_ids) ** length_penalty."""
     usage: Usage | None = None
-    """Usage of this sequence, when it has finished."""
+    """Usage of this sequence, once it has finished."""
     generation_logits: FloatArray | None = field(default=None, compare=False)
-    """Raw logits [output tokens, vocabulary] float32, when asked for; None when none was computed."""
+    """Raw logits [output tokens, vocabulary] float32, if asked for; None if none were computed."""
     additional_generation_outputs: dict[str, FloatArray] = field(default_factory=dict, compare=False)
-    """Additional outputs by name, [output tokens but the last, width] float32, when asked for; without a name
-    that has no row.
+    """Additional outputs by name, [output tokens but the last, width] float32, if asked for. Names without
+    rows are missing.
     """
     request_perf_metrics: RequestPerfMetrics | None = None
-    """Times and pages of the sequence, with its end, when asked for."""
+    """Times and pages of the sequence, if asked for, once it has finished."""
     trace_stamps: tuple[Stamp, ...] = ()
-    """Moments of the sequence, with its end, of a sampled request."""
+    """Stamps of a sampled request's sequence, once it has finished."""
 
     @property
     def stop_reason(self) -> str | int | None:
-        """Same as `matched_stop`, by vLLM's name."""
+        """Same as `matched_stop`, under vLLM's name."""
         return self.matched_stop
 
     @property
     def outputs(self) -> list[CompletionOutput]:
-        """List of this output alone, where a result with several is expected."""
+        """List with this output only, for code that expects a result with several outputs."""
         return [self]
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Result of a finished request. Its properties are those of the first (with best_of: the best)
-    sequence.
+    """Result of a finished request. Its properties are those of the first sequence, which with best_of is the
+    best.
     """
 
     outputs: list[CompletionOutput]
     """Outputs, as many as `n` asked for."""
     usage: Usage
-    """Tokens of the prompt once, and of all that was generated for it, also what best_of has not chosen;
-    cached tokens are those of the first sequence, before the others found its prompt.
+    """Tokens of the prompt, counted once, and of all generated sequences, including those that best_of has
+    not chosen. Cached tokens are those of the first sequence.
     """
     prompt_logprobs: PromptLogprobs = field(default_factory=lambda: NO_LOGPROBS)
-    """Log-probabilities of the prompt's tokens; empty when not asked for."""
+    """Log-probabilities of the prompt's tokens; empty if not asked for."""
     context_logits: FloatArray | None = field(default=None, compare=False)
-    """Raw logits [prompt tokens, vocabulary] float32, when asked for; None when none was computed."""
+    """Raw logits [prompt tokens, vocabulary] float32, if asked for; None if none were computed."""
     additional_context_outputs: dict[str, FloatArray] = field(default_factory=dict, compare=False)
-    """Additional outputs by name, [prompt tokens, width] float32, when asked for with gather_context."""
+    """Additional outputs by name, [prompt tokens, width] float32, if asked for with gather_context."""
     label: str = ""
     embedding: FloatArray | None = field(default=None, compare=False)
-    """Vector [hidden_size] float32, when that was what was asked for."""
+    """Vector [hidden_size] float32, if the request was for an embedding."""
 
     @property
     def text(self) -> str:
@@ -150,8 +150,7 @@ class Completion:
 
 
 def error_from_info(info: ErrorInfo) -> RequestError:
-    """Return the exception that the other end described, in the caller's words: a prompt is one argument
-    here.
+    """Return the exception for an error of the server, in the caller's terms: a prompt is one argument here.
     """
     message, param = info.message, info.param
     if param in PROMPT_FIELDS:
@@ -171,7 +170,7 @@ def error_from_info(info: ErrorInfo) -> RequestError:
 
 
 def aborted_completion(num_outputs: int) -> Completion:
-    """Return the result of a prompt that was aborted before anything was made of it."""
+    """Return the result of a prompt that was aborted before any output."""
     usage = Usage(0, 0)
     outputs = [
         CompletionOutput(index, "", [], "", [], finish_reason="abort", usage=usage)

@@ -1,6 +1,5 @@
-"""RingState: whether the ring is there and whole, and what its connection is to do about it.
-
-Does nothing itself and knows no clock: it is told what has happened, and when, and answers with commands.
+"""RingState: whether the ring is there and complete, and what its connection must do. It does nothing itself
+and knows no clock: it is told events and times, and answers with commands.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from runtime.wire.messages import ProcessState, RingStatus
 
 TICK_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
-"""Seconds that a client waits for a ring that it finds, before it gives up."""
+"""Seconds that a client waits for the answer of a ring that it has found."""
 RING_TIMEOUT_S = 120.0
-"""Seconds for which the ring may lack a process: a large model takes long to load."""
+"""Seconds for which the ring may lack a process. A large model takes long to load."""
 RestartedRole: TypeAlias = Literal["engine", "tokenizer", "detokenizer"]
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Command to say that a process, or the engine as a whole, has been replaced by one that is ready."""
+    """Command to report that a process, or the engine as a whole, was replaced by one that is ready."""
 
     role: RestartedRole
     index: int
@@ -34,8 +33,8 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceLane:
-    """Command to connect to a detokenizer anew, under the same id; what the old connection brought is still
-    taken in.
+    """Command to connect to a detokenizer anew under the same id. Messages of the old connection are still
+    received.
     """
 
     index: int
@@ -43,14 +42,16 @@ class ReplaceLane:
 
 @dataclass(frozen=True, slots=True)
 class SendPing:
-    """Command to show a detokenizer that we are there; greet it where it has not answered."""
+    """Command to send a ping to a detokenizer, or a Hello if it has not answered."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class RetryLink:
-    """Command to connect to a tokenizer anew if it has refused us: it may not have read our key yet."""
+    """Command to connect anew to a tokenizer that has refused the connection, because it may not have read
+    our key yet.
+    """
 
     index: int
 
@@ -60,28 +61,30 @@ Command: TypeAlias = Restart | ReplaceLane | SendPing | RetryLink
 
 class RingState:
     def __init__(self, name: str, *, is_remote: bool, ring_timeout_s: float) -> None:
-        """`name`: of the runtime, for messages. `is_remote`: only its connections show that it is there."""
+        """name: of the runtime, for messages. is_remote: True if only connections show whether the ring is
+        there.
+        """
         self.generation = 0
-        """How many restarts have been seen."""
+        """Number of restarts that were seen."""
         self._name = name
         self._is_remote = is_remote
         self._ring_timeout_s = ring_timeout_s
         self._epochs: dict[tuple[RestartedRole, int], int] = {}
         self._are_processes_whole = True
-        """Every process that is known of can serve, as the ring says."""
+        """True if every known process can serve, as the ring says."""
         self._heard_at: dict[int, float] = {}
-        """When each detokenizer was heard that has answered: its lane is open."""
+        """Time of the last message of each detokenizer that has answered, whose lane is therefore open."""
         self._num_lanes = 0
         self._broken_links: set[int] = set()
-        """Tokenizers whose connections were lost or refused and do not stand again."""
+        """Tokenizers whose connections were lost or refused, and are not established again."""
         self._whole_at = 0.0
-        """When every process could serve, last."""
+        """Time at which every process could last serve."""
         self._next_tick_at = 0.0
         self._next_ping_at = 0.0
         self._looks_away_until = 0.0
 
     def begin(self, num_lanes: int, now: float) -> None:
-        """Begin to count time: all lanes have been opened."""
+        """Start to count time: all lanes have been opened."""
         self._num_lanes = num_lanes
         self._heard_at = dict.fromkeys(range(num_lanes), now)
         self._whole_at = self._next_tick_at = now
@@ -92,14 +95,14 @@ class RingState:
         return lane in self._heard_at
 
     def hear(self, lane: int, now: float) -> list[Command]:
-        """Take note of a word of a detokenizer: on a lane that was not open the answer to a greeting."""
+        """Record a message of a detokenizer. On a lane that was not open it is the answer to a Hello."""
         was_open = lane in self._heard_at
         self._heard_at[lane] = now
         return [] if was_open else [self._restart("detokenizer", lane)]
 
     def see(self, status: RingStatus | None) -> list[Command]:
-        """Take in what the ring shows of its processes; None: nothing. A process that nothing was known of is
-        no news.
+        """Handle the state that the ring shows of its processes; None: none. A process that was unknown
+        before is not a change.
         """
         commands: list[Command] = []
         if status is None:
@@ -119,8 +122,8 @@ class RingState:
         return commands
 
     def see_links(self, broken: Collection[int], standing: Collection[int]) -> list[Command]:
-        """Take in the tokenizers whose connections have `broken` since the last call, or were refused, and
-        those whose connections stand now. What was sent on one that broke may be lost.
+        """Handle changes of tokenizers' connections: those that have broken or were refused since the last
+        call, and those that are established now. Messages sent on a broken connection may be lost.
         """
         self._broken_links.update(broken)
         healed = self._broken_links.intersection(standing)
@@ -133,8 +136,8 @@ class RingState:
     def tick(
         self, now: float, why_gone: str, status: RingStatus | None, lost: Collection[int]
     ) -> list[Command]:
-        """Look at the ring, and at the lanes whose connections are `lost`. `check` follows, when what is
-        commanded has been done. Raises RingClosed when it is gone.
+        """Check the ring, and the lanes whose connections are `lost`. Call `check` after carrying out the
+        commands. Raises RingClosed if the ring is gone.
         """
         late_s, self._next_tick_at = now - self._next_tick_at, now + TICK_S
         if late_s > SILENCE_S:
@@ -155,8 +158,8 @@ class RingState:
         return commands
 
     def check(self, now: float, why_gone: str, *, are_links_lost: bool) -> None:
-        """Give a ring up that is gone, or lacks a process for too long, by RingClosed. `are_links_lost`: a
-        process that is replaced takes its own connections with it; all go with the ring alone.
+        """Raise RingClosed if the ring is gone, or lacks a process for too long. are_links_lost: True if all
+        connections are lost, which only happens when the whole ring ends.
         """
         if now < self._looks_away_until:
             return
@@ -176,8 +179,8 @@ class RingState:
             raise RingClosed(f"the runtime at {self._name} is gone: {why_gone}")
 
     def is_whole(self, now: float) -> bool:
-        """Tell whether every process can serve, as far as can be seen. One that hangs may be replaced like a
-        dead one.
+        """Return True if every process can serve, as far as this can be seen. A process that hangs may be
+        replaced like a dead one.
         """
         return (
             self._are_processes_whole
@@ -189,8 +192,8 @@ class RingState:
     # -- what follows ----------------------------------------------------------------------------------------
 
     def _rejoin(self, now: float) -> list[Command]:
-        """This process, perhaps all of the machine, was stopped for so long that it has been forgotten. How
-        late others are is seen from now on, and whether they are there after a moment.
+        """Handle that this process, and perhaps the whole machine, was stopped for so long that the ring has
+        forgotten it. Silence of others is counted from now on.
         """
         self._whole_at = now
         self._next_tick_at = self._looks_away_until = now + PING_S

@@ -1,11 +1,10 @@
-"""Session: the requests and control calls that are in flight on one connection, and who waits for each.
+"""Session: the requests and control calls in flight on one connection, and who waits for each.
 
-The synchronous and the asynchronous client differ only in the mailbox a waiter sleeps on and in the thread
-that fills it; both are given. A request leaves the books with its last terminal or its first error, when its
-caller gives up, or when the ring is gone: nobody waits for ever.
-
-When a process of the ring has been replaced, what it may have lost is made again: the same sequence under the
-handle of its next attempt, with what has come of it. What still comes under the old handle is dropped.
+The synchronous and the asynchronous client only differ in the mailbox on which a waiter sleeps, and in the
+thread that fills it; both are passed in. A request is removed with its last terminal message or its first
+error, when its caller gives up, or when the ring is gone, so nobody waits for ever. When a process of the
+ring was replaced, the requests that it may have lost are submitted again: each sequence under the handle of
+its next attempt, with its output so far. Messages under the old handle are then dropped.
 """
 
 from __future__ import annotations
@@ -53,60 +52,61 @@ EXHAUSTED = ErrorInfo(f"the request was made {MAX_ATTEMPT + 1} times and the run
 
 
 class Ring(Protocol):
-    """Way to the ring: what a session commands. A request's number decides which tokenizer takes it and which
-    detokenizer answers.
+    """Connection to the ring, as the session uses it. A request's number decides which tokenizer receives it
+    and which detokenizer answers.
     """
 
     opened: Future[None]
     """Future that is resolved once all detokenizers have answered."""
     error: CarouselError | None
-    """Reason why the connection has ended; None while it has not."""
+    """Reason why the connection has ended; None while it is open."""
     max_waiting: int
-    """Most sequences that the ring lets wait; valid, as all that follows, once `opened` is resolved."""
+    """Most sequences that may wait in the ring. Like the following attributes, valid once `opened` is
+    resolved.
+    """
     client_ids: tuple[int, ...]
     """Client ids of the connection, one for each detokenizer."""
     run_dir: Path | None
-    """The ring's run directory, where it is on this machine; None over TCP."""
+    """The ring's run directory if it is on this machine; None over TCP."""
 
     @property
     def generation(self) -> int:
-        """Return how many restarts have been seen."""
+        """Number of restarts that were seen."""
 
     @property
     def has_room(self) -> bool:
-        """Tell whether requests are taken, as far as is known."""
+        """Return True if the ring accepts requests, as far as is known."""
 
     def client_of(self, number: int) -> int:
-        """Return the client id that the handles of this request start with."""
+        """Return the client id with which the handles of this request start."""
 
     def lane_of(self, number: int) -> int:
-        """Return which detokenizer answers this request."""
+        """Return the index of the detokenizer that answers this request."""
 
     def tokenizer_of(self, number: int) -> int:
-        """Return which tokenizer takes this request."""
+        """Return the index of the tokenizer that receives this request."""
 
     def submit(self, message: ToTokenizer, number: int) -> None:
-        """Send a message about request `number`, in order. Never blocks; sends nothing when it raises.
-
-        Raises: Overloaded when the server takes messages more slowly than they come, InvalidRequest when the
-        message is beyond what the wire carries, the connection's error when it has ended.
+        """Send a message about request `number`, in order. Never blocks. Raises Overloaded if the server
+        takes messages more slowly than they come, InvalidRequest if the message exceeds the bounds of the
+        wire, and the connection's error if it has ended; nothing is then sent.
         """
 
     def resubmit(self, message: ToTokenizer, number: int) -> None:
-        """Do what `submit` does, never refused for want of room: what is made again is bounded by what was
-        accepted.
+        """Do what `submit` does, but never refuse for lack of room: resubmitted requests are bounded by those
+        that were accepted.
         """
 
     def abort(self, handles: tuple[bytes, ...], number: int) -> None:
-        """Abort these sequences of request `number`. As `submit`, but never refused: aborts are bounded by
-        the accepted requests.
+        """Abort these sequences of request `number`. Never refused, because aborts are bounded by accepted
+        requests.
         """
 
     def abort_all(self) -> None:
         """Abort everything of this connection."""
 
     def close(self) -> None:
-        """Send what is waiting, within a moment, and end. Idempotent."""
+        """Send waiting messages within a moment, and end. May be called again."""
 
 
 def _call(function: Callable[[Any], None], argument: Any) -> None:
@@ -114,12 +114,12 @@ def _call(function: Callable[[Any], None], argument: Any) -> None:
 
 
 class OpenControl(NamedTuple):
-    """A question to the ring that has no answer yet."""
+    """A control call that has no answer yet."""
 
     request: ControlRequest
     put: Put
     lane: int
-    """Number of the detokenizer by which it is answered, and of the request whose way it goes."""
+    """Index of the detokenizer that answers it."""
 
 
 class Session(Generic[M]):
@@ -132,17 +132,15 @@ class Session(Generic[M]):
         labels: LabelBook | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`connect` makes the way to the ring, of what it is to call. `deliver_in_thread` is called with what
-        comes from there: it runs a function where the mailboxes live; the default is the thread that calls.
-        `labels`: the book of those in flight, if others look at it.
-
-        Raises: what `connect` does.
+        """connect: makes the connection to the ring from the callbacks. deliver_in_thread: called for each
+        delivery; it runs a function in the thread where the mailboxes are used; default: the calling thread.
+        labels: book of labels in flight, if it is shared. Raises what `connect` does.
         """
         self._new_mailbox = new_mailbox
         # Whoever takes a request out of `_requests` ends it: it happens once, whichever threads try.
         self._requests: dict[int, RequestState] = {}
         self._sequences: dict[bytes, tuple[RequestState, SequenceState]] = {}
-        """Without a terminal, by the handle of the newest attempt."""
+        """Sequences without a terminal message, by the handle of the newest attempt."""
         self._labels = LabelBook() if labels is None else labels
         self._controls: dict[int, OpenControl] = {}
         self._request_numbers = itertools.count()
@@ -166,23 +164,20 @@ class Session(Generic[M]):
 
     @property
     def num_in_flight(self) -> int:
-        """Number of sequences that have not ended, as far as is known here."""
+        """Number of sequences that have not ended, as far as the client knows."""
         return len(self._sequences)
 
     # -- requests --------------------------------------------------------------------------------------------
 
     def open_request(self, submission: Submission) -> tuple[RequestState, M]:
-        """Submit a request. Return its state, and the mailbox where its sequences' outputs arrive. Raises:
-        what `submit` does.
-        """
+        """Submit a request. Returns its state, and the mailbox for its output. Raises what `submit` does."""
         mailbox = self._new_mailbox()
         return self.submit(submission, mailbox.put), mailbox
 
     def submit(self, submission: Submission, put: Put) -> RequestState:
-        """Do what `open_request` does, for a caller who keeps what comes himself.
-
-        Raises: InvalidRequest that names the argument, also for a label that the same tenant has in flight;
-        what `Ring.submit` does. Nothing has then been sent.
+        """Submit a request of a caller that keeps the output itself. Raises InvalidRequest, which names the
+        argument, also for a label that the same tenant has in flight; and what `Ring.submit` raises. Nothing
+        is then sent.
         """
         span = None
         if "traceparent" not in submission.options:
@@ -215,8 +210,8 @@ class Session(Generic[M]):
         return state
 
     def abort(self, number: int) -> None:
-        """Ask for the end of a request by RequestState.number; the terminals of its sequences come as usual.
-        Without effect on one that has ended or never was.
+        """Ask for the end of the request with this RequestState.number. The terminal messages of its
+        sequences arrive as usual. No effect on one that has ended or is unknown.
         """
         request = self._requests.get(number)
         if request is not None:
@@ -224,7 +219,7 @@ class Session(Generic[M]):
             self._send_abort(request)
 
     def forget(self, number: int) -> None:
-        """End a request whose caller has left. Without effect on one that has ended."""
+        """End a request whose caller has left. No effect on one that has ended."""
         request = self._requests.get(number)
         if request is not None and self._end(request):
             # For another thread or task that still waits for it.
@@ -232,7 +227,7 @@ class Session(Generic[M]):
             self._send_last_abort(request)
 
     def _end(self, request: RequestState) -> bool:
-        """Take a request out of the books. True for the one caller who has."""
+        """Remove a request. Returns True for the one caller that has removed it."""
         if self._requests.pop(request.number, None) is None:
             return False
         self._release(request)
@@ -260,14 +255,14 @@ class Session(Generic[M]):
     def asking_stats(
         self, op: StatsOp, after: int, *, wait: bool = False, tenant: str = OWNER
     ) -> contextlib.AbstractContextManager[M]:
-        """Ask for statistics, as `asking` does, with the fields of ControlRequest."""
+        """Ask for statistics, like `asking`, with the fields of ControlRequest."""
         own = self.connection.client_ids
         return self.asking(op, after=after, wait=wait, own=own, tenant=tenant)
 
     @contextlib.contextmanager
     def asking(self, op: ControlOp, lane: int = 0, **about: Any) -> Iterator[M]:
-        """Ask the ring, with what ControlRequest says of it. The answer is one ControlReply in the mailbox,
-        by this lane; who leaves before it has come is not asked for again.
+        """Send a control call with these fields, as a context manager. The answer is one ControlReply in the
+        mailbox, from this lane. A caller that leaves earlier does not get it.
         """
         number = next(self._control_numbers)
         mailbox = self._new_mailbox()
@@ -282,8 +277,8 @@ class Session(Generic[M]):
     # -- the end ---------------------------------------------------------------------------------------------
 
     def end_all(self, error: CarouselError) -> None:
-        """Abort what is in flight and give its callers `error`. Call `fail_all`
-        once more when the connection has been closed: until then others may submit.
+        """Abort requests in flight and give their callers `error`. Call `fail_all` again when the connection
+        is closed, because other threads may submit until then.
         """
         if self._requests:
             with contextlib.suppress(CarouselError):
@@ -291,7 +286,9 @@ class Session(Generic[M]):
         self.fail_all(error)
 
     def fail_all(self, error: CarouselError) -> None:
-        """The one case in which a terminal is not the detokenizer's: nobody is there to send it."""
+        """Give all waiting callers an error. This is the only case in which a terminal message does not come
+        from the detokenizer, because the ring is gone.
+        """
         for request in _take_all(self._requests):
             self._release(request)
             request.put(error)
@@ -349,7 +346,7 @@ class Session(Generic[M]):
     # -- what is made again ----------------------------------------------------------------------------------
 
     def _recover(self, restart: Restart) -> None:
-        """Make again what the process that was replaced may have lost."""
+        """Submit again what the replaced process may have lost."""
         self._repeat_aborts(restart)
         for request in list(self._requests.values()):
             if request.generation < restart.generation and self._concerns(restart, request.number):
@@ -366,7 +363,7 @@ class Session(Generic[M]):
                     self.connection.resubmit(control.request, control.lane)
 
     def _concerns(self, restart: Restart, number: int) -> bool:
-        """Tell whether the way of request `number` goes through the process."""
+        """Return True if request `number` passes through the process."""
         if restart.role == "engine":
             return True
         way = self.connection.tokenizer_of if restart.role == "tokenizer" else self.connection.lane_of
@@ -400,8 +397,8 @@ class Session(Generic[M]):
         self._deliver_outputs(failed)
 
     def _repeat_aborts(self, restart: Restart) -> None:
-        """Abort again the requests that nobody waits for: the word may have been lost. They are then
-        forgotten, because who would tell of their end may not know them any more.
+        """Repeat the aborts of requests that nobody waits for, because they may have been lost, and forget
+        these requests, because the process that would report their end may not know them any more.
         """
         for handle, number in list(self._left.items()):
             if self._concerns(restart, number):
@@ -411,7 +408,7 @@ class Session(Generic[M]):
 
 
 def _take_all(book: dict[int, T]) -> Iterator[T]:
-    """Empty a book that other threads use meanwhile: each entry goes to one of them."""
+    """Empty a book that other threads use, so that each entry is returned to only one of them."""
     while True:
         try:
             _, entry = book.popitem()
@@ -421,13 +418,13 @@ def _take_all(book: dict[int, T]) -> Iterator[T]:
 
 
 def _failure(handle: bytes, error: ErrorInfo) -> SequenceOutput:
-    """The terminal of a sequence that is not made again."""
+    """Return the terminal message of a sequence that is not submitted again."""
     return SequenceOutput(handle, finish=Finish("error", Usage(0, 0), error=error))
 
 
 def deadline_after(timeout: float | None, now: float) -> float | None:
-    """Return when `timeout` seconds from `now` are over; None for never, and for longer than any clock can
-    wait.
+    """Return the time `timeout` seconds after `now`; None for no limit, and for a time beyond the range of
+    clocks.
     """
     return None if timeout is None or timeout >= threading.TIMEOUT_MAX else now + timeout
 
@@ -438,7 +435,7 @@ def _unanswered(restart: Restart) -> RequestError:
 
 
 def control_result(item: Item) -> Any:
-    """Return the body of a reply as plain data. Raises the error it carries."""
+    """Return the body of a reply as plain data. Raises its error."""
     if isinstance(item, CarouselError):
         raise item.with_traceback(None)
     assert isinstance(item, ControlReply)

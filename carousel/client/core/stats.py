@@ -1,7 +1,6 @@
-"""Statistics as a client reads them: a place in the scheduler's records, and streams that move it forward.
-
-Each reader has a place of its own, so none takes anything away from another. Who reads slowly misses the
-oldest records, and is told how many; the scheduler waits for nobody.
+"""Statistics as a client reads them: a reader's position in the scheduler's records, and streams that advance
+it. Readers are independent. A slow reader misses the oldest records and is told how many; the scheduler waits
+for nobody.
 """
 
 from __future__ import annotations
@@ -18,17 +17,19 @@ StatsOp: TypeAlias = Literal["iteration_stats", "request_stats"]
 R = TypeVar("R", IterationStats, RequestStatsPerIteration)
 
 AskNow: TypeAlias = Callable[[StatsOp, int], Any]
-"""Function of (operation, number of the last iteration seen) to the body of the answer."""
+"""Function from (operation, number of the last iteration seen) to the body of the answer."""
 
 
 class StatsPlace(Generic[R]):
-    """Place of a reader in the scheduler's records."""
+    """Position of a reader in the scheduler's records."""
 
     def __init__(self, op: StatsOp, page: Any, after: int = 0) -> None:
         self.op: StatsOp = op
         self.after = after
         self.num_dropped = 0
-        """Iterations that were gone when they were asked for, but for those before the first question."""
+        """Number of iterations that were dropped before they were read, not counting those before the first
+        call.
+        """
         self.is_at_end = False
         self._page = page
         self._has_begun = after > 0
@@ -42,7 +43,7 @@ class StatsPlace(Generic[R]):
         return StatsPlace("request_stats", RequestStatsPage, after)
 
     def take(self, body: Any) -> list[R]:
-        """Return the records of an answer; the place is then behind them."""
+        """Return the records of an answer, and move the position behind them."""
         page = msgspec.convert(body, self._page)
         if page.newest < self.after:  # the scheduler was started again and counts anew
             self.after = 0
@@ -55,7 +56,7 @@ class StatsPlace(Generic[R]):
         return list(page.records)
 
     def read(self, ask: AskNow) -> list[R]:
-        """Return all records that there are now."""
+        """Return all records that are available now."""
         records = self.take(ask(self.op, self.after))
         while not self.is_at_end:
             records += self.take(ask(self.op, self.after))
@@ -63,7 +64,7 @@ class StatsPlace(Generic[R]):
 
 
 class _Unread:
-    """The records of iterations that have come and are still to be read."""
+    """Records that have arrived and were not read yet."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -72,19 +73,17 @@ class _Unread:
 
     @property
     def num_dropped(self) -> int:
-        """Iterations that were missed because they were read too slowly."""
+        """Number of iterations that were missed by reading too slowly."""
         return self._place.num_dropped
 
 
 class StatsStream(_Unread):
-    """Iterator over the records of iterations: those that are kept, then each new one. It ends when none has
-    come for `timeout` seconds; never when that is None.
+    """Iterator over the records of iterations: first those that are kept, then each new one. It ends when
+    none has arrived for `timeout` seconds; None: never.
     """
 
     def __init__(self, ask: Callable[[int, float | None], Any], timeout: float | None) -> None:
-        """Begin at a place. `ask` waits for something newer than an iteration, for so many seconds; it raises
-        TimeoutError.
-        """
+        """ask: waits up to a number of seconds for records after an iteration, or raises TimeoutError."""
         super().__init__(timeout)
         self._ask = ask
 

@@ -1,4 +1,4 @@
-"""The deltas of one request as they come: ResultStream for a thread, AsyncResultStream for an event loop."""
+"""Deltas of one request as they arrive: ResultStream for a thread, AsyncResultStream for an event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Connect: TypeAlias = Callable[[], Awaitable[Session[Mailbox]]]
 
 
 class _Stream:
-    """A request that is read as it comes, whoever waits for it."""
+    """A request whose output is read as it arrives; base class."""
 
     state: RequestState | None
 
@@ -29,8 +29,8 @@ class _Stream:
         self._closed = False
 
     def _whole(self) -> Completion:
-        """The completion, when there are no more deltas. Raises the error that the request has failed with,
-        RequestAborted when it was left before its end.
+        """Return the completion once there are no more deltas. Raises the error with which the request has
+        failed, or RequestAborted if it was left before its end.
         """
         if self.state is not None:
             self.state.check()
@@ -50,7 +50,7 @@ class _Stream:
 
 
 def check_stream(given: object, kind: type[_Stream]) -> None:
-    """Check that what was given is a stream of this kind. Raises InvalidRequest."""
+    """Check that an argument is a stream of this kind. Raises InvalidRequest."""
     if not isinstance(given, kind):
         raise InvalidRequest(
             f"stream: a {kind.__name__} as `stream` returns it, got {type(given).__name__}; a call of "
@@ -60,16 +60,15 @@ def check_stream(given: object, kind: type[_Stream]) -> None:
 
 
 class ResultStream(_Stream):
-    """Iterator over the deltas of all sequences of one request, for one thread: of each what is new, as it
-    comes. Leaving it early aborts the request; a thread that waits while another one calls `close` gets
-    RequestAborted.
+    """Iterator over the deltas of all sequences of one request, for one thread. Leaving it early aborts the
+    request. A thread that waits while another one calls `close` gets RequestAborted.
     """
 
     def __init__(self, session: Session[Mailbox], submission: Submission, deadline: float | None) -> None:
         """Submit a request. Raises what Session.submit does."""
         super().__init__()
         self.state: RequestState
-        """All that has been received so far."""
+        """Everything that was received so far."""
         put(session, submission, deadline)
         self.state, self._mailbox = session.open_request(submission)
         self._session = session
@@ -93,13 +92,13 @@ class ResultStream(_Stream):
         return self._deltas.popleft()
 
     def completion(self) -> Completion:
-        """Wait for the end and return the whole. Raises: as the iteration."""
+        """Wait for the end and return the whole result. Raises the same errors as the iteration."""
         for _ in self:
             pass
         return self._whole()
 
     def close(self) -> None:
-        """Abort unless finished. Idempotent."""
+        """Abort the request unless it has finished. May be called again."""
         self._abandon()
 
     def __enter__(self) -> Self:
@@ -110,17 +109,17 @@ class ResultStream(_Stream):
 
 
 class AsyncResultStream(_Stream):
-    """Async iterator over the deltas of all sequences of one request: of each what is new, as it comes. The
-    request is made when the iteration begins.
+    """Async iterator over the deltas of all sequences of one request, which is submitted when the iteration
+    begins.
 
-    Cancelling the task that waits for it aborts the request. So does dropping it, which is what `break` does
-    to one that only the `async for` knows; hold one that has a name in `async with`, or call `aclose`.
+    Cancelling the task that waits for it aborts the request. So does dropping the iterator, as `break` does
+    if only the `async for` refers to it. If it has a name, use it in `async with`, or call `aclose`.
     """
 
     def __init__(self, connect: Connect, submission: Submission, timeout: float | None) -> None:
         super().__init__()
         self.state: RequestState | None = None
-        """All that has been received so far; None before the iteration has begun."""
+        """Everything that was received so far; None before the iteration has begun."""
         self._connect = connect
         self._submission = submission
         self._timeout = timeout
@@ -130,7 +129,7 @@ class AsyncResultStream(_Stream):
 
     @property
     def has_news(self) -> bool:
-        """Tell whether the next delta is there: taking it does not wait."""
+        """Return True if the next delta is there, so that taking it does not wait."""
         return bool(self._deltas)
 
     def __aiter__(self) -> Self:
@@ -147,7 +146,7 @@ class AsyncResultStream(_Stream):
         return self._deltas.popleft()
 
     async def _receive(self) -> None:
-        """Wait for news and take them in."""
+        """Wait for output and receive it."""
         self._is_awaited = True
         if self._mailbox is None:
             self._deadline = deadline_after(self._timeout, asyncio.get_running_loop().time())
@@ -185,18 +184,20 @@ class AsyncResultStream(_Stream):
             raise RequestAborted("the stream was closed before its request was made")
 
     async def completion(self) -> Completion:
-        """Wait for the end and return the whole. Raises: as the iteration."""
+        """Wait for the end and return the whole result. Raises the same errors as the iteration."""
         async with self:
             async for _ in self:
                 pass
             return self._whole()
 
     async def aclose(self) -> None:
-        """Abort unless finished; a task that waits for the next delta gets RequestAborted. Idempotent."""
+        """Abort the request unless it has finished. A task that waits for the next delta gets RequestAborted.
+        May be called again.
+        """
         self._abandon()
 
     def abort(self) -> None:
-        """Ask for an early end; what there is still comes, with finish_reason "abort"."""
+        """Ask for an early end. The output so far still arrives, with finish_reason "abort"."""
         if self._session is None or self.state is None:
             self._closed = True
         else:

@@ -1,1 +1,1 @@
-"""Trace context of a request, its phases, and spans of them by its caller's own tracer."""
+"""Trace context of a request, its phases, and spans for them by the caller's own tracer."""

@@ -30,11 +30,11 @@ class RequestPhase:
     start_s: float
     end_s: float
     events: list[Stamp] = field(default_factory=list)
-    """Stamps in the phase; the first one is what it began with."""
+    """Stamps in the phase. The first one is that of its beginning."""
 
 
 def phases_of(stamps: Sequence[Stamp], start_s: float, end_s: float) -> Iterator[RequestPhase]:
-    """Return the phases of a sequence whose request came at start_s and was answered at end_s."""
+    """Yield the phases of a sequence whose request arrived at start_s and was answered at end_s."""
     phase, has_tokens = RequestPhase("tokenize", start_s, end_s), False
     for stamp in stamps:
         has_tokens = has_tokens or stamp.name == "first_token"

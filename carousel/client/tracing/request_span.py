@@ -1,7 +1,6 @@
-"""RequestSpan: span of a request, and of its phases, where its caller's program has an OpenTelemetry tracer.
-
-Nothing here imports OpenTelemetry: where the program has not, it has no tracer. A request that says itself
-which trace it is of (`traceparent`) gets no span here; the HTTP server makes those of its requests.
+"""RequestSpan: span of a request and of its phases, if the caller's program has an OpenTelemetry tracer.
+Nothing here imports OpenTelemetry: a program that has not imported it has no tracer. A request that names its
+own trace (`traceparent`) gets no span here; the HTTP server makes the spans of its requests.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ TRACER = "carousel"
 
 
 class RequestSpan:
-    """Span of a request: made when it is submitted, and exported when it has ended. Any thread may end it,
-    once.
+    """Span of a request. It begins when the request is submitted, and is exported when it has ended. Any
+    thread may end it, once.
     """
 
     def __init__(self, tracer: Any, span: Any, began_s: float, wall_offset_ns: int) -> None:
-        """`began_s`: by CLOCK_MONOTONIC, which `wall_offset_ns` takes to the time since 1970."""
+        """began_s: on CLOCK_MONOTONIC; wall_offset_ns converts it to time since 1970."""
         context = span.get_span_context()
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{SAMPLED:02x}"
         self._tracer = tracer
@@ -32,10 +31,10 @@ class RequestSpan:
         self._began_s = began_s
         self._wall_offset_ns = wall_offset_ns
         self._turns = [True]
-        """Taken by who ends it."""
+        """Token that is taken by the thread that ends the span."""
 
     def end(self, finishes: Sequence[Finish | None] = (), error: BaseException | None = None) -> None:
-        """End the span with `finishes` of the request's sequences, as far as they have come."""
+        """End the span. finishes: terminal parts of the request's sequences that have arrived."""
         try:
             self._turns.pop()
         except IndexError:
@@ -77,7 +76,7 @@ def _wall_ns(at_s: float, wall_offset_ns: int) -> int:
 
 
 def begin_span(operation: str) -> RequestSpan | None:
-    """Begin the span of a request below the caller's; None where no tracer samples it."""
+    """Begin the span of a request below the caller's; None if no tracer samples it."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None

@@ -1,4 +1,4 @@
-"""W3C trace context, as a caller's `traceparent` names it."""
+"""W3C trace context, as in a caller's `traceparent`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLED = 1
 
 
 def parse_traceparent(text: str) -> bytes | None:
-    """Return the trace context of a traceparent, packed; None where it is none by W3C's rules."""
+    """Return the packed trace context of a traceparent; None if it is invalid by W3C's rules."""
     found = _TRACEPARENT.fullmatch(text)
     if found is None:
         return None
@@ -27,7 +27,9 @@ def format_traceparent(context: bytes) -> str:
 
 
 def trace_for_wire(traceparent: object) -> TraceStamps | None:
-    """Return what a request with this option carries: None if it is not sampled. Raises InvalidRequest."""
+    """Return the trace that a request with this option carries; None if it is not sampled. Raises
+    InvalidRequest.
+    """
     if traceparent is None:
         return None
     context = parse_traceparent(traceparent) if isinstance(traceparent, str) else None
