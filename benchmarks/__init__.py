@@ -1,4 +1,5 @@
-"""Benchmarks, each run with python -m. With CAROUSEL_CPU_ISA they measure a CPU with fewer instruction sets.
+"""Benchmarks, each run with python -m. With CAROUSEL_CPU_ISA they measure a CPU with fewer
+instruction sets.
 """
 
 from runtime.base.cpu_isa import hold_back_libraries

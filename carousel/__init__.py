@@ -126,8 +126,7 @@ def __getattr__(name: str) -> object:
 
 
 def _check_neighbours() -> None:
-    """Raise ImportError if a folder or file of the caller's own is imported instead of our package `runtime`.
-    """
+    """Raise ImportError if a folder or file of the caller shadows our package `runtime`."""
     ours, found = Path(__file__).parents[1] / "runtime", import_module("runtime").__file__ or "a folder"
     if Path(found).parent != ours:
         raise ImportError(

@@ -48,7 +48,8 @@ TokenRangeRetentionConfig = KvCacheRetentionConfig.TokenRangeRetentionConfig
 
 
 def retention_for_wire(config: Any) -> Retention | None:
-    """Return a caller's retention in its form on the wire. Raises InvalidRequest, which names what is wrong.
+    """Return a caller's retention in its form on the wire. Raises InvalidRequest, which names what
+    is wrong.
     """
     if config is None:
         return None

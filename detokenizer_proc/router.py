@@ -48,7 +48,8 @@ class PeerChannel(Protocol):
         """Send a message and its raw frames without blocking."""
 
     def is_local(self, peer: bytes) -> bool:
-        """Return True if the peer connected through the run directory, which only the launch's user can open.
+        """Return True if the peer connected through the run directory, which only the launch's user
+        can open.
         """
 
 

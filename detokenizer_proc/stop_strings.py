@@ -28,7 +28,8 @@ class StopStringMatcher:
     __slots__ = ("_automaton", "_first_characters", "_held", "_include", "_state")
 
     def __init__(self, stops: Sequence[str], *, include_match: bool) -> None:
-        """Look for `stops`, none of them empty. include_match: True if the matched string stays in the text.
+        """Look for `stops`, none of them empty. include_match: True if the matched string stays in
+        the text.
         """
         self._automaton = automaton_of(tuple(stops))
         self._first_characters = self._automaton.first_symbols

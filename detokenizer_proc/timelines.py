@@ -1,4 +1,5 @@
-"""Timelines: stamps of the sampled sequences that ended last, to be queried by request label or all together.
+"""Timelines: stamps of the sampled sequences that ended last, to be queried by request label or
+all together.
 """
 
 from __future__ import annotations

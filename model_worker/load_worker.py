@@ -1,4 +1,5 @@
-"""Loading of a worker: its part of the model, the KV cache in the memory that is left, and the warm-up steps.
+"""Loading of a worker: its part of the model, the KV cache in the memory that is left, and the
+warm-up steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Membership: the position of this process among those that compute one model, and its connections to them.
+"""Membership: the position of this process among those that compute one model, and its connections
+to them.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ def _decoders_of_searches(context: ProcessContext) -> Decoders | None:
 
 
 def _attention_span(config: RuntimeConfig) -> int:
-    """Return the attention span of the model, which must have a spec. Settings with other models are refused.
+    """Return the attention span of the model, which must have a spec. Settings with other models
+    are refused.
     """
     model = ModelConfig.from_path(
         Path(config.model), config.context_length, config.model_spec, config.hf_overrides

@@ -43,7 +43,8 @@ class CapacityScheduler(ABC):
 
 
 class MicroBatchScheduler(ABC):
-    """Chooses which requests are in the next forward. Constructed as Class(max_batch_size, max_num_tokens).
+    """Chooses which requests are in the next forward. Constructed as
+    Class(max_batch_size, max_num_tokens).
     """
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """Scheduler: the sequence of one step. Each part that it calls owns its own state; no feature is named here.
 
-    drain inbox → build batch (see BatchBuilder) → launch
-                → [sample, once masks are known] → commit the oldest step (while the newest runs)
-                → flush one TokenBatch
+drain inbox → build batch (see BatchBuilder) → launch
+            → [sample, once masks are known] → commit the oldest step (while the newest runs)
+            → flush one TokenBatch
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class Scheduler:
         return True
 
     def _commit_one(self) -> bool:
-        """Commit the oldest step by itself, so that its rows can be planned while other steps are computed.
+        """Commit the oldest step by itself, so that its rows can be planned while other steps
+        are computed.
         """
         return self._commit_down_to(max(0, len(self.in_flight) - 1))
 

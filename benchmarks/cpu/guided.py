@@ -62,7 +62,8 @@ GUIDES = {
 
 @contextmanager
 def made_model(vocab_size: int) -> Iterator[Path]:
-    """Context manager for a directory with config.json and a tokenizer with that many ids, without weights.
+    """Context manager for a directory with config.json and a tokenizer with that many ids,
+    without weights.
     """
     tokenizer: Any = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
     vocab, rng = tokenizer["model"]["vocab"], random.Random(0)

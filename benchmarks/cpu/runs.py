@@ -102,7 +102,8 @@ def seed_of(turn: Turn, runs: Sequence[dict[str, Any]], seed: int) -> int:
 
 @contextmanager
 def stopped_between_turns(stopped: Sequence[Server], server: Server) -> Iterator[None]:
-    """Context manager that stops the processes of the other servers in `stopped` during a turn of `server`.
+    """Context manager that stops the processes of the other servers in `stopped` during a turn
+    of `server`.
     """
     pids = [pid for other in stopped if other != server for pid in tree_pids(other.pid or 0)]
     try:

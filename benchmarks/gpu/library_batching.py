@@ -32,7 +32,8 @@ ERROR_TAIL = 1500
 
 
 def baseline(name: str, load: Load, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Run greedily, in a manager that the library sizes for these requests. Raises RuntimeError if one fails.
+    """Run greedily, in a manager that the library sizes for these requests. Raises RuntimeError if
+    one fails.
     """
     # Here: it takes seconds, and the runtime can be measured without the library.
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig

@@ -111,7 +111,8 @@ def all_variants(target: Target, pool: ProcessPoolExecutor) -> list[str]:
 
 
 def processes(num: int) -> ProcessPoolExecutor:
-    """Return a pool of processes, forked from one that has imported what they need and has never used a GPU.
+    """Return a pool of processes, forked from one that has imported what they need and has never used
+    a GPU.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.gpu.stages", "benchmarks.gpu.kernels.variants"])

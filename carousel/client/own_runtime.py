@@ -1,4 +1,5 @@
-"""OwnRuntime: a runtime that serves only this process, as a child process, and its messages during the start.
+"""OwnRuntime: a runtime that serves only this process, as a child process, and its messages during
+the start.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class OwnRuntime:
     """A runtime that serves only this process: the child process that is its launcher, and its messages."""
 
     def __init__(self, model: str | Path, settings: dict[str, Any]) -> None:
-        """Start the runtime. Raises ConfigError, before anything is started, for an unknown or wrong setting.
+        """Start the runtime. Raises ConfigError, before anything is started, for an unknown or
+        wrong setting.
         """
         flags = flags_of_keywords({**given_settings(settings, DEFAULTS), "model": model})
         self.run_dir = Path(tempfile.mkdtemp(prefix="carousel-llm-"))

@@ -59,7 +59,8 @@ def check_fit(model: CausalLM, modules: Mapping[str, AdaptedModule], config: Ada
 
 
 def largest_row_bytes(model: CausalLM, modules: Mapping[str, AdaptedModule]) -> int:
-    """Return the most bytes that A and B of rank 1 take for one of the modules, before division among ranks.
+    """Return the most bytes that A and B of rank 1 take for one of the modules, before division
+    among ranks.
     """
     return max(
         sum(_outer_shape(model, name, where)) * where.layer.outer_weight(1).itemsize
@@ -93,7 +94,8 @@ def own_name_of(model: CausalLM, name: str) -> str:
 
 
 class AdapterFile:
-    """A file of tensors that is read, not memory-mapped, so that a wait for the disk blocks no other thread.
+    """A file of tensors that is read, not memory-mapped, so that a wait for the disk blocks no
+    other thread.
     """
 
     def __init__(self, path: Path) -> None:

@@ -67,7 +67,8 @@ class AttentionBackend(Protocol):
     """
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Compute what all layers share, and keep it in batch.attn_metadata. Called once, before the forward.
+        """Compute what all layers share, and keep it in batch.attn_metadata. Called once, before
+        the forward.
         """
         ...
 

@@ -129,7 +129,8 @@ class TorchNativeAttention:
 
 
 def _attend(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attend over the last two dimensions. With a soft-cap, which torch's operator does not have, in float32.
+    """Attend over the last two dimensions. With a soft-cap, which torch's operator does not have,
+    in float32.
     """
     if layer.softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scale)

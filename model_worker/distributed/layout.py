@@ -52,7 +52,8 @@ class Layout:
 
     @property
     def next_rank(self) -> int:
-        """Rank of the next stage with the same part of each layer. The stage after the last one is the first.
+        """Rank of the next stage with the same part of each layer. The stage after the last one is
+        the first.
         """
         return (self.stage + 1) % self.num_stages * self.tp_size + self.tp_rank
 

@@ -102,7 +102,8 @@ class InprocExecutor:
 
 
 def create(context: ProcessContext, on_wait: Callable[[], None]) -> InprocExecutor:
-    """Load the model in this process; `on_wait` is called while it loads. Raises ModelError or ConfigError.
+    """Load the model in this process; `on_wait` is called while it loads. Raises ModelError
+    or ConfigError.
     """
     config = context.config
     overlap = not config.disable_overlap_schedule

@@ -29,7 +29,8 @@ def embed_int8(
     first: int | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """Do what `embed` does for a table of weight [N, H] int8 times row_scale [N] float32, rounded to dtype.
+    """Do what `embed` does for a table of weight [N, H] int8 times row_scale [N] float32, rounded
+    to dtype.
     """
     last = len(weight) - 1
     local = ids if first is None else ids - first

@@ -1,4 +1,5 @@
-"""Rotary position embedding with half-split pairs: dimension i is rotated together with dimension i + D / 2.
+"""Rotary position embedding with half-split pairs: dimension i is rotated together with dimension i + D
+/ 2.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Norms with a learned scale. Model families differ in whether the scale is applied before or after rounding.
+"""Norms with a learned scale. Model families differ in whether the scale is applied before or
+after rounding.
 """
 
 from __future__ import annotations

@@ -126,7 +126,8 @@ def _llama3_frequencies(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
 
 
 def _yarn_frequencies(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
-    """Scale frequencies as YaRN (Peng et al., 2023): like llama3, but the blend is linear in the dimension.
+    """Scale frequencies as YaRN (Peng et al., 2023): like llama3, but the blend is linear in
+    the dimension.
     """
 
     def dimension_of(turns: float) -> float:

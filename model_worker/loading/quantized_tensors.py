@@ -60,7 +60,8 @@ class QuantizedTensors:
             raise ModelError(f"The scales of {name} {shape} have the shape {list(scale.shape)}.")
 
     def is_companion(self, name: str) -> bool:
-        """Return True if a tensor belongs to a quantised weight. It is read with the weight, or not needed.
+        """Return True if a tensor belongs to a quantised weight. It is read with the weight, or
+        not needed.
         """
         weight = _weight_of(name, (*SCALES, *UNUSED))
         return weight is not None and weight in self._dtypes

@@ -1,4 +1,5 @@
-"""ReqToTokenPool: the page table on the device, by row. It is written from plans only; it knows no request.
+"""ReqToTokenPool: the page table on the device, by row. It is written from plans only; it knows
+no request.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class ReqToTokenPool:
         self._device = device
 
     def write(self, spans: IntArray, pages: IntArray) -> None:
-        """Set page_table[row, start:start + n] to the next n pages, for each (row, start, n) of spans [N, 3].
+        """Set page_table[row, start:start + n] to the next n pages, for each (row, start, n) of spans
+        [N, 3].
         """
         index = self.entries_of(spans, len(pages))
         self.flat[self._device.tensor(index)] = self._device.tensor(pages)

@@ -55,14 +55,16 @@ class CausalLM(nn.Module):
             self.lm_head = parts.lm_head(self.model.embed_tokens if config.tie_word_embeddings else None)
 
     def take_adapters(self, rows: RowAdapters, max_rank: int) -> None:
-        """Enable adapters of linear layers for these rows, of rank max_rank at most. Call it before `bind`.
+        """Enable adapters of linear layers for these rows, of rank max_rank at most. Call it
+        before `bind`.
         """
         self._rows = rows
         for layer in self.adapted_layers().values():
             layer.take_adapters(rows, max_rank)
 
     def tap(self, names: Collection[str]) -> None:
-        """Deliver the outputs of the named parts of layers in each forward that asks for them. Call it once.
+        """Deliver the outputs of the named parts of layers in each forward that asks for them. Call
+        it once.
         """
         for layer_id, layer in enumerate(self.model.layers):
             for part in LAYER_OUTPUTS:

@@ -197,7 +197,8 @@ class Ops(Protocol):
         ...
 
     def rotary_angles(self, frequencies: Tensor | Frequencies, amplitude: Tensor | None) -> Map:
-        """Make the function from positions [T] int64 to cosines and sines [T, D] float32; see `kernels.rope`.
+        """Make the function from positions [T] int64 to cosines and sines [T, D] float32;
+        see `kernels.rope`.
         """
         ...
 

@@ -151,7 +151,8 @@ class NativeOps(Ops):
         )
 
     def rotary_angles(self, frequencies: Tensor | Frequencies, amplitude: Tensor | None) -> Map:
-        """Make the function from positions [T] int64 to cosines and sines [T, D] float32; see `kernels.rope`.
+        """Make the function from positions [T] int64 to cosines and sines [T, D] float32;
+        see `kernels.rope`.
         """
         if not isinstance(frequencies, Tensor):
             reason = "frequencies depend on the position"

@@ -191,7 +191,8 @@ class TorchOps(Ops):
         return StepwiseNorm(partial(layer_norm, weight=weight, bias=bias, eps=eps))
 
     def rotary_angles(self, frequencies: Tensor | Frequencies, amplitude: Tensor | None) -> Map:
-        """Make the function from positions [T] int64 to cosines and sines [T, D] float32; see `kernels.rope`.
+        """Make the function from positions [T] int64 to cosines and sines [T, D] float32;
+        see `kernels.rope`.
         """
         self._note("rotary_angles")
         cos_sin = self._functions.rope_cos_sin

@@ -19,11 +19,13 @@ class QuantMethod(Protocol):
     """
 
     def can_store(self, weight: Tensor) -> bool:
-        """Return True if a weight of this shape, [N, K] or of experts [E, N, K], can be stored as `stored`.
+        """Return True if a weight of this shape, [N, K] or of experts [E, N, K], can be stored
+        as `stored`.
         """
         ...
 
     def compress(self, weight: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return (weight, scales [N, 1] float32) to keep instead of a loaded weight; None: keep it unchanged.
+        """Return (weight, scales [N, 1] float32) to keep instead of a loaded weight; None: keep
+        it unchanged.
         """
         ...

@@ -1,4 +1,5 @@
-"""Positions of a plan at which tokens are sampled: one for each row that samples, and one before each guess.
+"""Positions of a plan at which tokens are sampled: one for each row that samples, and one before
+each guess.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class ForwardOutput:
 
 @dataclass(slots=True)
 class StepOutput:
-    """Results of S sampled tokens, on the device until `on_host`. With guesses, some of them are not valid.
+    """Results of S sampled tokens, on the device until `on_host`. With guesses, some of them are
+    not valid.
     """
 
     tokens: Tensor | bytes  # [S] int32; packed where they are on the host already

@@ -25,7 +25,8 @@ class Logprobs:
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-    """Return the log-softmax of logits [m, V] float32 at tokens [m] int64 and at the num_top most likely ids.
+    """Return the log-softmax of logits [m, V] float32 at tokens [m] int64 and at the num_top most
+    likely ids.
     """
     num_top = min(num_top, logits.shape[1])
     logprobs = torch.log_softmax(logits, dim=1)

@@ -46,7 +46,8 @@ def stage_masks(device: Device, rows_host: LongArray, masks: RowMasks, vocab_siz
 
 
 def apply_masks(logits: Tensor, masks: StepMasks) -> None:
-    """Set logits [S, V] to -inf in place at ids that a mask does not allow, as the C++ and Triton kernels do.
+    """Set logits [S, V] to -inf in place at ids that a mask does not allow, as the C++ and Triton
+    kernels do.
     """
     # Eight ids at a time: a byte of a mask stands for eight booleans, which are a 64-bit number.
     octets = (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1 == 0).view(torch.int64).flatten()

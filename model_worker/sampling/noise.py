@@ -28,7 +28,8 @@ def gumbel(words: Tensor) -> Tensor:
 
 
 def noise_at(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """Return noise float32 [n, k] of token ids [n, k] for rows with seeds [n] and positions [n]; all int64.
+    """Return noise float32 [n, k] of token ids [n, k] for rows with seeds [n] and positions [n];
+    all int64.
     """
     words = torch.stack(token_words(seeds[:, None], positions[:, None], ids // LANES), dim=2)
     return gumbel(words.gather(2, (ids % LANES)[:, :, None])[:, :, 0])

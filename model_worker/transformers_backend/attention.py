@@ -1,4 +1,5 @@
-"""The attention function that transformers' modules call. The forward that runs decides which object answers.
+"""The attention function that transformers' modules call. The forward that runs decides which
+object answers.
 """
 
 from __future__ import annotations

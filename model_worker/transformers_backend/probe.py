@@ -1,4 +1,5 @@
-"""Finds a model's attention layers by watching one forward, and refuses attention that no backend computes.
+"""Finds a model's attention layers by watching one forward, and refuses attention that no
+backend computes.
 """
 
 from __future__ import annotations

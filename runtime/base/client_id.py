@@ -18,7 +18,8 @@ TAG_BITS = 8 * TAG_BYTES
 
 
 def draw_client_id(tenant: str, secret: bytes, index: int = 0, count: int = 1) -> int:
-    """Return a new id for a client of `tenant`, equal to `index` modulo `count`. secret: key of the launch.
+    """Return a new id for a client of `tenant`, equal to `index` modulo `count`. secret: key of
+    the launch.
     """
     while True:
         random = secrets.randbits(RANDOM_BITS)

@@ -1,4 +1,5 @@
-"""PacedLine: wakes waiters of an event loop, a few in each turn, so that many at once do not block the loop.
+"""PacedLine: wakes waiters of an event loop, a few in each turn, so that many at once do not block
+the loop.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ _drawn: list[str] = []
 
 
 def random_id() -> str:
-    """Return 32 hexadecimal digits from the kernel's random numbers. No id is returned twice, in any thread.
+    """Return 32 hexadecimal digits from the kernel's random numbers. No id is returned twice, in
+    any thread.
     """
     while True:
         try:

@@ -40,7 +40,8 @@ class _Preamble(msgspec.Struct):
 
 
 class ConfigFile(msgspec.Struct, kw_only=True):
-    """Keys of config.json that are read. The default of each is what most architectures mean by its absence.
+    """Keys of config.json that are read. The default of each is what most architectures mean by
+    its absence.
     """
 
     hidden_size: PositiveInt

@@ -35,7 +35,8 @@ class Children:
         return child.has_ended(timeout_s)
 
     def reap(self, child: Child) -> int:
-        """Wait for a child that has ended or was killed. Returns its exit code, or minus the signal number.
+        """Wait for a child that has ended or was killed. Returns its exit code, or minus the
+        signal number.
         """
         code = child.reap()
         del self._running[child.place]

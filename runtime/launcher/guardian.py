@@ -39,7 +39,8 @@ class Guardian:
         return self._process.pid
 
     def dismiss(self) -> None:
-        """Tell the guardian that everything is cleaned up, and wait for its end. Works also if it was killed.
+        """Tell the guardian that everything is cleaned up, and wait for its end. Works also if it
+        was killed.
         """
         assert self._process.stdin is not None
         try:

@@ -282,7 +282,8 @@ class Supervisor:
         self._restart(child, code, failure)
 
     def _reap(self, child: Child) -> int:
-        """Reap a child and mark its slot of the status page as gone. The other fields keep their last values.
+        """Reap a child and mark its slot of the status page as gone. The other fields keep their
+        last values.
         """
         child.is_ready = self._was_ready(child)
         code = self._children.reap(child)

@@ -66,7 +66,8 @@ class Endpoints:
         return self._ipc(f"client_out{index}")
 
     def api_orders(self, index: int) -> Path:
-        """Return the socket on which an HTTP process receives commands that another HTTP process was given.
+        """Return the socket on which an HTTP process receives commands that another HTTP process
+        was given.
         """
         return self.run_dir / f"api_orders{index}"
 

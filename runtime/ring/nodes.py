@@ -90,7 +90,8 @@ class NodeKeys:
         return key == self.client_public
 
     def authenticate(self, context: zmq.Context[Any]) -> Any:
-        """Start the thread that rejects other keys on the sockets of `context`. Returns an object to stop it.
+        """Start the thread that rejects other keys on the sockets of `context`. Returns an object to
+        stop it.
         """
         # Imported here, because it brings asyncio and most launches have no nodes.
         from zmq.auth.thread import ThreadAuthenticator

@@ -97,7 +97,8 @@ class ProcessContext:
 
     @property
     def is_launch_ending(self) -> bool:
-        """True if the whole launch ends, not only this process. No successor will then take over its state.
+        """True if the whole launch ends, not only this process. No successor will then take over
+        its state.
         """
         return self.status.read("launcher").state in ("draining", "failed", "absent")
 

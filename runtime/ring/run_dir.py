@@ -118,7 +118,8 @@ def live_run_dirs() -> list[Path]:
 
 
 def is_held(run_dir: Path) -> bool:
-    """Return True if a run directory exists and its launcher is alive, or its guardian is still removing it.
+    """Return True if a run directory exists and its launcher is alive, or its guardian is still
+    removing it.
     """
     try:
         fd = os.open(run_dir / "lock", os.O_RDWR | os.O_CLOEXEC)

@@ -1,9 +1,9 @@
 """Additional outputs: names of intermediate results of a model that requests can ask for.
 
-    hidden_states:N   the residual stream before layer N; with N = number of layers, behind the final norm
-    hidden_states     the same with the largest N
-    self_attn:N       the output of the attention of layer N, from 0 on
-    mlp:N             the output of the feed-forward of layer N
+hidden_states:N   the residual stream before layer N; with N = number of layers, behind the final norm
+hidden_states     the same with the largest N
+self_attn:N       the output of the attention of layer N, from 0 on
+mlp:N             the output of the feed-forward of layer N
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ LAYER_OUTPUTS = ("self_attn", "mlp")
 
 
 def check_served(names: Iterable[str], num_layers: int) -> None:
-    """Check names against a model with num_layers layers. Raises ConfigError for one that it does not have.
+    """Check names against a model with num_layers layers. Raises ConfigError for one that it does
+    not have.
     """
     parts = {HIDDEN_STATES: num_layers, **dict.fromkeys(LAYER_OUTPUTS, num_layers - 1)}
     for name in names:

@@ -106,7 +106,8 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def max_prompt_len(self) -> int | None:
-        """Most tokens of a prompt, if prompts are computed in one step; None: they may be computed in chunks.
+        """Most tokens of a prompt, if prompts are computed in one step; None: they may be computed
+        in chunks.
         """
         return self.chunked_prefill_size if self.disable_chunked_prefill else None
 

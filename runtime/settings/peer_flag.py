@@ -11,7 +11,8 @@ NOTHING: Mapping[str, Any] = {}
 
 
 class Meaning(NamedTuple):
-    """Settings that a flag of another server stands for; if there are none, the reason why nothing changes.
+    """Settings that a flag of another server stands for; if there are none, the reason why
+    nothing changes.
     """
 
     settings: Mapping[str, Any]
@@ -37,7 +38,8 @@ class PeerFlag(NamedTuple):
     """
 
     def meaning(self, option: str, value: str) -> Meaning:
-        """Return the settings that this value stands for. Raises ConfigError, which says what to use instead.
+        """Return the settings that this value stands for. Raises ConfigError, which says what to
+        use instead.
         """
         if not self.has_value and not is_on(option, value):
             return Meaning(NOTHING, self.taken or "off is what it is anyway")

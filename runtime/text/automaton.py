@@ -111,7 +111,8 @@ class Automaton(Generic[Pattern]):
         return state + 1 if self._labels[state] == symbol else 0
 
     def _link(self, state: int, parent: int, symbol: str | int) -> None:
-        """Compute the link of a state, and those of the states that it leads to. Those of `parent` are known.
+        """Compute the link of a state, and those of the states that it leads to. Those of `parent`
+        are known.
         """
         links = self._links
         found = []

@@ -58,7 +58,8 @@ class _CallForm:
 
 class ChatTemplate:
     def __init__(self, wrapper: PreTrainedTokenizerFast, shield: Shield | None = None) -> None:
-        """Compile a template. shield: marks callers' special tokens; None: callers may write special tokens.
+        """Compile a template. shield: marks callers' special tokens; None: callers may write
+        special tokens.
         """
         self._wrapper = wrapper
         self._shield = shield

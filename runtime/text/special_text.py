@@ -154,7 +154,8 @@ class Shield:
         )
 
     def settle(self, prompt: str, shielded: Shielded) -> str:
-        """Return `prompt`, which was made from `shielded`, without the marks if no special token was formed.
+        """Return `prompt`, which was made from `shielded`, without the marks if no special token
+        was formed.
         """
         text = self._special.restore(prompt)
         if shielded.has_others or self._special.count(text) != self._special.count(prompt):

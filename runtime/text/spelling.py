@@ -1,8 +1,8 @@
 """Spelling: the bytes that a vocabulary's spelling of a token stands for. Knows spellings, not ids.
 
-    byte level       "Ġdef"    each character is one byte, spelled so that it can be printed
-    sentencepiece    "▁def"    text, with a mark for the space; "<0xE6>" is one byte of a rare character
-    any other        "##ing"   the text depends on the neighbouring tokens
+byte level       "Ġdef"    each character is one byte, spelled so that it can be printed
+sentencepiece    "▁def"    text, with a mark for the space; "<0xE6>" is one byte of a rare character
+any other        "##ing"   the text depends on the neighbouring tokens
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ def pack_ids(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> IntArray:
-    """Return a read-only view [n] of packed int32. Raises ValueError if the length is not a multiple of four.
+    """Return a read-only view [n] of packed int32. Raises ValueError if the length is not a multiple
+    of four.
     """
     return np.frombuffer(data, np.int32)
 

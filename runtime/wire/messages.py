@@ -182,7 +182,8 @@ CloseReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "stop_str
 
 
 class ControlRequest(Message, frozen=True):
-    """Question or command to the ring itself. Answered by one ControlReply with the same client and number.
+    """Question or command to the ring itself. Answered by one ControlReply with the same client
+    and number.
     """
 
     client: ClientId

@@ -134,7 +134,7 @@ class RowSetup(Record, frozen=True):
     bad_words: tuple[bytes, ...] = ()
     """Banned words as packed int32 ids. The last id of each must not follow the others."""
     top_p_reset_ids: bytes = b""
-    """Ids [n] int32 after which the decay of top_p starts again."""
+    """Ids [n] int32 after which the decay of top-p starts again."""
     adapter_slot: Annotated[int, Meta(ge=-1, lt=1 << 31)] = NO_ADAPTER
     """Slot of the row's adapter; NO_ADAPTER: none."""
     processing: RowProcessing | None = None
@@ -187,7 +187,7 @@ class RowSetup(Record, frozen=True):
 
     @staticmethod
     def top_p_age(tokens: bytes, num_prompt: int, sampling: SamplingParams) -> int:
-        """Return the number of output tokens after the last one that resets the decay of top_p."""
+        """Return the number of output tokens after the last one that resets the decay of top-p."""
         output = unpack_ids(tokens)[num_prompt:]
         resets = np.flatnonzero(np.isin(output, sampling.top_p_reset_ids))
         return len(output) - (resets.item(-1) + 1 if len(resets) else 0)
@@ -295,7 +295,8 @@ class AdapterRef(Record, frozen=True):
 
 
 class AdapterPiece(Record, frozen=True):
-    """Part of an adapter's weights that a client sends to the run directory. The first part has the config.
+    """Part of an adapter's weights that a client sends to the run directory. The first part has
+    the config.
     """
 
     kind: Literal["lora", "prompt"]

@@ -29,7 +29,8 @@ class StatsRecord(msgspec.Struct, frozen=True, rename=json_name, gc=False):
 
 
 class KvCacheStats(StatsRecord, frozen=True):
-    """Pages of the KV cache after one iteration, which TensorRT-LLM calls blocks. free + used = max, always.
+    """Pages of the KV cache after one iteration, which TensorRT-LLM calls blocks. free + used =
+    max, always.
     """
 
     max_num_blocks: int

@@ -39,7 +39,8 @@ class BatchBuilder:
         chooser: ChosenBatch | None = None,
         micro_batches: MicroBatches | None = None,
     ) -> None:
-        """micro_batches: the division of rows among steps in a pipeline of stages; None without a pipeline.
+        """micro_batches: the division of rows among steps in a pipeline of stages; None without
+        a pipeline.
         """
         self._lifecycle = lifecycle
         self._kv = lifecycle.kv

@@ -1,8 +1,8 @@
 """Batching types: rules for which of the ready rows share one forward. Knows rows, but no pages.
 
-    inflight_fused   prompts and decodes share a forward
-    inflight         a forward computes either prompts or decodes, alternating while there are both
-    static           all prompts of the batch are computed first, then its decodes
+inflight_fused   prompts and decodes share a forward
+inflight         a forward computes either prompts or decodes, alternating while there are both
+static           all prompts of the batch are computed first, then its decodes
 """
 
 from __future__ import annotations

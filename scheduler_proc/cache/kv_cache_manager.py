@@ -90,7 +90,8 @@ class KVCacheManager:
         return self.num_pages[rows] if self.window is None else self.num_pages[rows] - self.num_gone[rows]
 
     def most_pages(self, rows: RowArray, num_tokens: IntArray) -> IntArray:
-        """Return the most pages [n] that each of the rows holds from now until it has num_tokens [n] tokens.
+        """Return the most pages [n] that each of the rows holds from now until it has num_tokens
+        [n] tokens.
         """
         pages = -(-num_tokens // self.page_size)
         if self.window is None:
@@ -147,7 +148,8 @@ class KVCacheManager:
         self.num_gone[row] = upto
 
     def give_back_rejected(self, rows: RowArray) -> None:
-        """Give back the pages behind the one with each row's newest token: they hold rejected guesses only.
+        """Give back the pages behind the one with each row's newest token: they hold rejected
+        guesses only.
         """
         num_needed = -(-self.rows.num_tokens[rows] // self.page_size)
         has_more = self.num_pages[rows] > num_needed
@@ -248,7 +250,8 @@ class KVCacheManager:
         return self.cache.match_path(req.parked, min(req.num_tokens - 1, req.wanted_from), req.namespace)
 
     def still_awaits(self, req: Request) -> bool:
-        """Return True while the page that req waits for is still being computed. False if it waits for none.
+        """Return True while the page that req waits for is still being computed. False if it waits
+        for none.
         """
         return req.awaits is not None and req.awaits in self._computing
 

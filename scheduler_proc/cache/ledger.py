@@ -211,7 +211,8 @@ class Ledger:
         self._shares_version = self.shares.version
 
     def place(self, account: CacheAccount) -> None:
-        """Put an account at its place in the eviction order, and compute how many of its pages are protected.
+        """Put an account at its place in the eviction order, and compute how many of its pages
+        are protected.
         """
         account.is_noted = False
         over_key = idle_key = None

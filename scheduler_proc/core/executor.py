@@ -55,7 +55,8 @@ class Executor(Protocol[Handle]):
         """Launch a step without waiting for it. Raises ExecutorError when the worker is gone."""
 
     def sample(self, handle: Handle, masks: SampleMasks) -> None:
-        """Send the masks to a step whose plan says `defer_sampling`. Call it exactly once for each such step.
+        """Send the masks to a step whose plan says `defer_sampling`. Call it exactly once for each
+        such step.
         """
 
     def close(self) -> None:

@@ -58,5 +58,6 @@ class GuessLane(Protocol):
         """Return guesses for these rows, which have room for their next token."""
 
     def note(self, rows: RowArray, num_drafted: IntArray, num_accepted: IntArray) -> None:
-        """Record for each row of a committed step how many guesses were verified and how many were accepted.
+        """Record for each row of a committed step how many guesses were verified and how many
+        were accepted.
         """

@@ -145,7 +145,8 @@ class Lifecycle:
                 self.finish(req, "error", error=self._patience.error())
 
     def replace(self, req: Request) -> None:
-        """End a sequence that a higher attempt replaces. Its pages stay in the cache, and no Closed is sent.
+        """End a sequence that a higher attempt replaces. Its pages stay in the cache, and no Closed
+        is sent.
         """
         self._let_go(req)
         self.num_replaced += 1

@@ -247,6 +247,7 @@ class OutputRouter:
 
 
 def make_output(outboxes: Sequence[Outbox], epoch: int = 0) -> Output:
-    """Make the output to these detokenizers. outboxes: one each, in their order. epoch: that of the engine.
+    """Make the output to these detokenizers. outboxes: one each, in their order. epoch: that of
+    the engine.
     """
     return OutputLane(outboxes[0], epoch) if len(outboxes) == 1 else OutputRouter(outboxes, epoch)

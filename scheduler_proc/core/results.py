@@ -17,7 +17,8 @@ LOGITS = ("context_logits", "generation_logits", "embedding", PROCESSED_SCORES)
 
 
 class LooseResults:
-    """Results of the loose rows of a batch. Take them in order, also those of rows that no longer want them.
+    """Results of the loose rows of a batch. Take them in order, also those of rows that no longer
+    want them.
     """
 
     def __init__(

@@ -184,13 +184,15 @@ class RowColumns:
     def count_as_launched(
         self, rows: RowArray, lens: IntArray | int = 1, samples: IntArray | int = 1
     ) -> None:
-        """Count a launched plan: it computes `lens` tokens of each row and samples `samples` (0 or 1) tokens.
+        """Count a launched plan: it computes `lens` tokens of each row and samples `samples` (0 or
+        1) tokens.
         """
         self.kv_len[rows] += lens
         self.in_flight[rows] += samples
 
     def note_time(self, rows: RowArray, now_s: float, step: int) -> None:
-        """Record the time at which the rows' tokens of a step arrived. Called while there are `timed` rows.
+        """Record the time at which the rows' tokens of a step arrived. Called while there are
+        `timed` rows.
         """
         self.token_s[rows] = now_s
         self.token_step[rows] = step

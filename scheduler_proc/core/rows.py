@@ -13,7 +13,8 @@ class Rows(RowColumns):
     """Columns of all rows, and the request that holds each row."""
 
     def __init__(self, max_rows: int, max_len: int) -> None:
-        """Make the columns of max_rows rows. max_len: most tokens of one request, prompt and output together.
+        """Make the columns of max_rows rows. max_len: most tokens of one request, prompt and
+        output together.
         """
         super().__init__(max_rows, max_len)
         self.holder: list[Request | None] = [None] * max_rows

@@ -42,7 +42,8 @@ class SampledLogits(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """Result of a step for one row. When features get it, it is cut at stop ids and limits, and never empty.
+    """Result of a step for one row. When features get it, it is cut at stop ids and limits, and
+    never empty.
     """
 
     ids: list[int]

@@ -168,7 +168,8 @@ class GrammarClient:
             self._outbox.send(branches)
 
     def _may_read(self, state: MatcherState) -> bool:
-        """Return False if the answer's masks are in slots that the sequence had before it was opened again.
+        """Return False if the answer's masks are in slots that the sequence had before it was
+        opened again.
         """
         first = state.masks[0]
         return isinstance(first, bytes) or first == self._slot_of.get(state.handle)

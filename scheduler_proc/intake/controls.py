@@ -94,7 +94,8 @@ class Controls:
 
     @property
     def is_paused(self) -> bool:
-        """True while no step is launched, until generation is continued, also across restarts of the engine.
+        """True while no step is launched, until generation is continued, also across restarts of
+        the engine.
         """
         return self._lifecycle.serving.is_paused
 
@@ -164,9 +165,9 @@ class Controls:
     def _pause(self, mode: str) -> Answer:
         """Pause generation, or change the mode of a pause.
 
-            in_place  running requests keep their rows and pages
-            retract   running requests are retracted, which frees the whole cache, and computed again later
-            abort     all live requests end
+        in_place  running requests keep their rows and pages
+        retract   running requests are retracted, which frees the whole cache, and computed again later
+        abort     all live requests end
         """
         self._lifecycle.serving.pause()
         if mode == "retract":

@@ -33,7 +33,8 @@ class CalledRanks(Protocol):
         """Send a call to these ranks, behind the plans launched before. Does not wait for answers."""
 
     def rank_answers(self) -> Sequence[RankAnswer]:
-        """Return the answers received since the last call. Raises ExecutorError if a rank has died or failed.
+        """Return the answers received since the last call. Raises ExecutorError if a rank has died
+        or failed.
         """
 
 

@@ -15,7 +15,8 @@ END = ((1, 0),)
 
 
 class DfsWeight(PrefixPolicy):
-    """Orders by branches of the cache. The weight of a branch is the number of requests that wait below it.
+    """Orders by branches of the cache. The weight of a branch is the number of requests that wait
+    below it.
     """
 
     def sorted_positions(self, requests: Sequence[RequestView], cache_version: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""Deadlines: times at which something is due for live sequences, in order. Knows no clock and ends nothing.
+"""Deadlines: times at which something is due for live sequences, in order. Knows no clock and
+ends nothing.
 """
 
 from __future__ import annotations

@@ -113,7 +113,8 @@ class WaitingRoom:
         return len(self.queue) + self.num_held
 
     def num_tokens(self) -> int:
-        """Return the number of tokens to compute for all waiting requests, cached ones included. Walks them.
+        """Return the number of tokens to compute for all waiting requests, cached ones included.
+        Walks them.
         """
         num_held = sum(account.held.num_tokens() for account in self._accounts) if self.num_held else 0
         return self.queue.num_tokens() + num_held

@@ -44,7 +44,8 @@ from model_worker.sampling.triton import draw, logit_edits
 
 
 def variants() -> Iterator[Variant]:
-    """Yield the variants that Llama-3.1-8B (heads of 128, groups of 4) and Qwen3-0.6B (groups of 2) launch.
+    """Yield the variants that Llama-3.1-8B (heads of 128, groups of 4) and Qwen3-0.6B (groups of
+    2) launch.
     """
     yield from _of_attention()
     yield from _of_layers()

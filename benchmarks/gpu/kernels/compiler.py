@@ -1,4 +1,5 @@
-"""Triton's compiler without a GPU: the resources that a kernel needs on a device of some compute capability.
+"""Triton's compiler without a GPU: the resources that a kernel needs on a device of some
+compute capability.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Variant:
 
 
 def compiled(variant: Variant, capability: int) -> dict[str, int]:
-    """Return registers of a thread, and bytes of stack (spills) and of shared memory. capability: 90 is 9.0.
+    """Return registers of a thread, and bytes of stack (spills) and of shared memory. capability: 90
+    is 9.0.
     """
     return usage(binary_of(variant, capability))
 

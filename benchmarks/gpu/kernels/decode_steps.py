@@ -97,7 +97,8 @@ class DecodeSteps:
         self._launch(opening_plan(batch, context + 1, pool.num_pages)).wait()
 
     def measure(self, num_steps: int, *, overlap: bool) -> dict[str, float]:
-        """Return medians in ms: `step` from start to start, `busy` time of the device, `gap` between steps.
+        """Return medians in ms: `step` from start to start, `busy` time of the device, `gap`
+        between steps.
         """
         step_ms = self._step_ms(num_steps, 2 if overlap else 1)
         if self._busy_ms is None:  # overlap is nothing to the device

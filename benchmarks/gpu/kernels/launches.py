@@ -88,7 +88,8 @@ class CountLaunches(TorchDispatchMode):
 
 
 def _computes(func: Any) -> bool:
-    """Return True if the operation does anything on the device: it is neither a view nor a mere allocation.
+    """Return True if the operation does anything on the device: it is neither a view nor a
+    mere allocation.
     """
     if func.overloadpacket.__name__.startswith(("empty", "new_empty", "_unsafe_view", "detach", "lift")):
         return False

@@ -103,7 +103,8 @@ def nccl_one_rank(device: Device, size: int, repeats: int) -> dict[str, Any]:
 
 
 def _on_stream(device: Device, work: Callable[[], T]) -> T:
-    """Return the result of `work` on the forward stream, because nothing can be recorded on the default one.
+    """Return the result of `work` on the forward stream, because nothing can be recorded on the
+    default one.
     """
     wait(device.torch_device)  # for what `work` reads
     return device.forward_stream.launch(work).wait()

@@ -190,7 +190,8 @@ class Lane:
 
 
 class TokenizerWay:
-    """Queue of callers' messages for one tokenizer. Callers' threads append to it, and the I/O thread sends.
+    """Queue of callers' messages for one tokenizer. Callers' threads append to it, and the I/O
+    thread sends.
     """
 
     def __init__(self, context: zmq.Context[Any], target: Target, address: str, codec: MessageCodec) -> None:

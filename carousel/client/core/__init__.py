@@ -1,2 +1,3 @@
-"""Session of a client: its requests, their output so far, and how they are submitted again after a restart.
+"""Session of a client: its requests, their output so far, and how they are submitted again after
+a restart.
 """

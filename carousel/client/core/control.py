@@ -82,7 +82,8 @@ def _wrong(param: str, problem: str) -> InvalidRequest:
 
 
 def documented_as(other: Callable[..., Any]) -> Callable[[F], F]:
-    """Decorator that copies the docstring of another method, which does the same in another kind of client.
+    """Decorator that copies the docstring of another method, which does the same in another kind
+    of client.
     """
 
     def document(call: F) -> F:

@@ -18,7 +18,8 @@ class LabelBook:
         return len(self._holders)
 
     def hold(self, tenant: str, label: str, holder: object) -> None:
-        """Give a label to one holder until it is released. Raises InvalidRequest while another holder has it.
+        """Give a label to one holder until it is released. Raises InvalidRequest while another holder
+        has it.
         """
         if self._holders.setdefault((tenant, label), holder) != holder:
             raise InvalidRequest(

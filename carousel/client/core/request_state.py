@@ -415,7 +415,8 @@ class RequestState:
         self.end_span(error)
 
     def end_span(self, error: CarouselError | None) -> None:
-        """End the span of the request, if it has one. error: the error with which the request ended, if any.
+        """End the span of the request, if it has one. error: the error with which the request ended,
+        if any.
         """
         if self.span is not None:
             self.span.end([sequence.finish for sequence in self.sequences], error)

@@ -150,7 +150,8 @@ class Completion:
 
 
 def error_from_info(info: ErrorInfo) -> RequestError:
-    """Return the exception for an error of the server, in the caller's terms: a prompt is one argument here.
+    """Return the exception for an error of the server, in the caller's terms: a prompt is one
+    argument here.
     """
     message, param = info.message, info.param
     if param in PROMPT_FIELDS:

@@ -476,7 +476,8 @@ def attention_supports(dtype: torch.dtype, head_dim: int) -> bool:
 
 
 def heads_pointer(x: Tensor, head_dim: int) -> int:
-    """Return the address of x [T, heads, head_dim]. Tokens may have any stride, but heads must be adjacent.
+    """Return the address of x [T, heads, head_dim]. Tokens may have any stride, but heads must
+    be adjacent.
     """
     assert x.stride()[1:] == (head_dim, 1)
     return x.data_ptr()

@@ -155,7 +155,8 @@ class NativeLora:
 
 
 def can_adapt(in_features: int, dtype: torch.dtype) -> bool:
-    """Return True if the kernel supports layers with this number of inputs: rows must be whole 32-bit words.
+    """Return True if the kernel supports layers with this number of inputs: rows must be whole
+    32-bit words.
     """
     return dtype in DTYPES and in_features * dtype.itemsize % WORD_BYTES == 0
 

@@ -145,7 +145,8 @@ class RotaryAngles:
 
 
 class PackedLinear:
-    """Computes x @ weight.T + bias with a packed weight. The result of a row has the same bits in any batch.
+    """Computes x @ weight.T + bias with a packed weight. The result of a row has the same bits in
+    any batch.
     """
 
     batch_invariant = True
@@ -264,7 +265,8 @@ class NativeNorm:
     def add_and_norm(
         self, residual: Tensor, update: Tensor, update_norm: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """Add update, normed by update_norm if given, to residual in place, and return the norm of the sum.
+        """Add update, normed by update_norm if given, to residual in place, and return the norm of
+        the sum.
         """
         return self(update if update_norm is None else update_norm(update), residual)
 

@@ -19,7 +19,8 @@ from model_worker.kernels.triton.call_site import CallSite
 
 
 def choose_experts(scores: Tensor, per_token: int, *, renormalizes: bool) -> tuple[Tensor, Tensor]:
-    """Do what model_worker.kernels.expert_choice.choose_experts does. Among equal scores the lowest ids win.
+    """Do what model_worker.kernels.expert_choice.choose_experts does. Among equal scores the lowest
+    ids win.
     """
     num_tokens, num_experts = scores.shape
     assert scores.stride(1) == 1

@@ -105,7 +105,8 @@ def padded(head_dim: int) -> int:
 
 
 def group_rows(group: int) -> int:
-    """Return the number of rows of decode attention's matrix products, for `group` query heads of a key head.
+    """Return the number of rows of decode attention's matrix products, for `group` query heads of a
+    key head.
     """
     return max(MIN_SIDE, int(triton.next_power_of_2(group)))
 

@@ -25,7 +25,8 @@ from runtime.wire.plan import BatchPlan
 
 
 class Recording(Protocol):
-    """Recorded steps, which run without Python between their kernels. Methods must run on the forward stream.
+    """Recorded steps, which run without Python between their kernels. Methods must run on the
+    forward stream.
     """
 
     def fits(self, plan: BatchPlan) -> bool:

@@ -1,7 +1,7 @@
 """TopPDecay: a top-p that shrinks with each output token, and starts again after a reset id.
 
-    p at age n          max(top_p_min, p * top_p_decay ** n), which the draw computes
-    age                 output tokens since the beginning, or since the last reset id: 0 right after it
+p at age n          max(top_p_min, p * top_p_decay ** n), which the draw computes
+age                 output tokens since the beginning, or since the last reset id: 0 right after it
 """
 
 from __future__ import annotations

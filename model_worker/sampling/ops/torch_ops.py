@@ -154,7 +154,8 @@ class TorchSampling:
         apply_masks(logits, masks)
 
     def forbid_below(self, logits: Tensor, short: StepRows, table: RowTable) -> None:
-        """Forbid the listed ids of those rows whose position is below their minimum length; see SamplingOps.
+        """Forbid the listed ids of those rows whose position is below their minimum length;
+        see SamplingOps.
         """
         forbid(logits, *by_owner(short.at, table.take(short.rows)[:, 0].long()), None)
 

@@ -73,7 +73,8 @@ class TritonSampling(TorchSampling):
         logit_edits.forbid_masked(logits, *masks)
 
     def forbid_below(self, logits: Tensor, short: StepRows, table: RowTable) -> None:
-        """Forbid the listed ids of those rows whose position is below their minimum length; see SamplingOps.
+        """Forbid the listed ids of those rows whose position is below their minimum length;
+        see SamplingOps.
         """
         who = short.step.who
         logit_edits.forbid_below(logits, who.rows, who.positions, table.values, self._columns.min_len)

@@ -1,4 +1,5 @@
-"""Check that a GPU is there if one is asked for. Looks at device files, because asking the driver takes long.
+"""Check that a GPU is there if one is asked for. Looks at device files, because asking the driver
+takes long.
 """
 
 from __future__ import annotations

@@ -233,7 +233,8 @@ class NodeGate:
                 self.refusal = self.refusal or reason
 
     def _check_place(self, host: RemoteHost) -> str:
-        """Return why a node may not take a place; empty if it may. An agent that is gone gives up its place.
+        """Return why a node may not take a place; empty if it may. An agent that is gone gives up
+        its place.
         """
         if host.peer is not None:
             self._send(host, NodePing())

@@ -56,7 +56,8 @@ class CachedRun(Protocol):
 
 class EvictionPolicy(Protocol):
     def rank(self, run: CachedRun) -> float:
-        """Return the rank of a run. The lowest rank is evicted first; among equals the least recently used.
+        """Return the rank of a run. The lowest rank is evicted first; among equals the least
+        recently used.
         """
 
 

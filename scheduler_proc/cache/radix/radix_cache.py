@@ -120,8 +120,8 @@ class RadixCache:
     def _split(self, node: Node, num_pages: int) -> Node:
         """Split node after num_pages; returns the new upper half.
 
-            before   parent ── node [0 .. n)
-            after    parent ── top [0 .. k) ── node [k .. n)       leases on node keep their depth
+        before   parent ── node [0 .. n)
+        after    parent ── top [0 .. k) ── node [k .. n)       leases on node keep their depth
         """
         cut = num_pages * self._page_bytes
         parent = node.parent

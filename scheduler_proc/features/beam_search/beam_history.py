@@ -98,7 +98,8 @@ class BeamHistory:
         self._lanes = after
 
     def look(self, ids: IntArray) -> IntArray:
-        """Return the flags and counts of ids [beams, n] in the lane of each beam, int32 with the bits above.
+        """Return the flags and counts of ids [beams, n] in the lane of each beam, int32 with the
+        bits above.
         """
         cells = self._cells
         banned = self._that_repeat() if self._num_before > 0 else ()

@@ -315,7 +315,8 @@ class Hypotheses:
         return (*(self._settings.prompt_end[-rest:] if rest else ()), *newest)
 
     def _take_ended(self, new: list[Hypothesis]) -> None:
-        """Merge new hypotheses into `ended`, which keeps the best. Among equals the earlier one comes first.
+        """Merge new hypotheses into `ended`, which keeps the best. Among equals the earlier one
+        comes first.
         """
         is_full = len(self.ended) == self._settings.width
         if new and not (is_full and self._settings.early_stopping is EarlyStopping.AT_ONCE):

@@ -35,7 +35,8 @@ class RuledSearch:
     """Entry of one search in the batch."""
 
     def __init__(self, rules: ScoreRules, num_best: int, num_top: int, width: int) -> None:
-        """num_best: number of candidates wanted for each beam. num_top: number of likeliest tokens examined.
+        """num_best: number of candidates wanted for each beam. num_top: number of likeliest
+        tokens examined.
         """
         self.rules = rules
         self.num_best = num_best

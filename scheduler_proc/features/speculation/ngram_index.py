@@ -132,7 +132,8 @@ class NgramIndex:
         return -1
 
     def look(self) -> int:
-        """Return the position that `find` returns, or the one where the sequence is already being followed.
+        """Return the position that `find` returns, or the one where the sequence is already
+        being followed.
         """
         if self.num_foretold < MIN_RUN and self._looked_upto != len(self.tokens):
             self.found, self._looked_upto = self.find(), len(self.tokens)

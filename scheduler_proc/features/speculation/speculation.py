@@ -162,7 +162,8 @@ class Speculation(RequestFeature):
         return self._length.num_drafts(min(self._most, cost.most), cost.bar, cost.least)
 
     def _is_followed(self, sampled: Sampled) -> bool:
-        """Return True if the tokens came as expected for so long that there is nothing to learn or look up.
+        """Return True if the tokens came as expected for so long that there is nothing to learn or
+        look up.
         """
         if self._index is None:
             return False
