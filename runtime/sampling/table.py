@@ -147,8 +147,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Integer(low=1, high=MAX_TOKENS_LIMIT),
         neutral=16,
         nullable=True,
-        doc="Tokens of output, at most; None, and what is beyond the context: as many as the context has "
-        "room for.",
+        doc="Maximum number of output tokens. None, or more than the context has room for: as many as there "
+        "is room for.",
         bodies=("sglang",),
         sglang="max_new_tokens",
         array="request_output_len",
@@ -159,7 +159,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=NUM_TOKENS,
         neutral=0,
         step="4",
-        doc="No stop id can be drawn before so many output tokens.",
+        doc="Minimum number of output tokens: no stop id is drawn before.",
         columns=(
             Column(
                 "min_len", "int64", lambda p, stay: stay.min_len, "no stop id is drawn at a position below it"
@@ -174,7 +174,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Number(low=0.0, high=100.0),
         neutral=1.0,
         step="6",
-        doc="Logits are divided by it; below 1e-5 the most likely id is taken, the lowest of equals.",
+        doc="Divisor of the logits. Below 1e-5 the most likely id is taken; of equally likely ids, the "
+        "lowest.",
         columns=(
             Column("temperature", "float32", lambda p, stay: max(p.temperature, GREEDY_BELOW)),
             Column("is_greedy", "int64", lambda p, stay: p.temperature < GREEDY_BELOW),
@@ -189,7 +190,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Integer(low=-1, high=MAX_TOP_K),
         neutral=-1,
         step="8",
-        doc="Keep the k most likely tokens; -1 or 0 keeps all. Of equals at the border the lowest ids stay.",
+        doc="Number of most likely ids to keep; -1 or 0 keeps all. Among equals at the limit the lowest ids "
+        "stay.",
         columns=(Column("top_k", "int64", lambda p, stay: max(p.top_k, 0), "0: all"),),
         also_neutral=(0,),
         feature=_above_zero(bit.TOP_K),
@@ -203,8 +205,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=SHARE_ABOVE_ZERO,
         neutral=1.0,
         step="9",
-        doc="Keep, of what is left, renormalised, the fewest most likely ids whose probabilities reach p; at "
-        "least one.",
+        doc="Probability mass to keep: the fewest most likely ids whose probabilities, renormalised after "
+        "the steps before, add up to at least this; always at least one id.",
         columns=(Column("top_p", "float32", lambda p, stay: p.top_p),),
         feature=lambda value: bit.TOP_P if value < 1.0 else 0,
         example=0.9,
@@ -217,7 +219,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=SHARE,
         neutral=0.0,
         step="10",
-        doc="Keep ids that are at least `min_p` times as likely as the most likely one.",
+        doc="Least probability of an id that is kept, as a share of the most likely id's.",
         columns=(
             Column(
                 "min_logit_gap",
@@ -235,8 +237,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Number(low=0.0, high=10.0, above=True),
         neutral=1.0,
         step="1",
-        doc="Logits of ids seen in prompt or output are divided by it when positive, multiplied when "
-        "negative.",
+        doc="Divisor of positive logits, and factor of negative ones, for ids that occur in the prompt or "
+        "the output.",
         columns=(
             Column("repetition", "float32", lambda p, stay: max(p.repetition_penalty, LEAST_REPETITION)),
         ),
@@ -250,7 +252,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=PENALTY,
         neutral=0.0,
         step="2",
-        doc="Subtracted from the logits of ids in the output, once.",
+        doc="Amount that is subtracted once from the logit of each id in the output.",
         columns=(Column("presence", "float32", lambda p, stay: p.presence_penalty),),
         feature=_unless(0.0, bit.PENALTY),
         example=1.0,
@@ -261,7 +263,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=PENALTY,
         neutral=0.0,
         step="2",
-        doc="Subtracted from the logits of ids in the output, once per occurrence.",
+        doc="Amount that is subtracted from the logit of an id for each of its occurrences in the output.",
         columns=(Column("frequency", "float32", lambda p, stay: p.frequency_penalty),),
         feature=_unless(0.0, bit.PENALTY),
         example=1.0,
@@ -273,9 +275,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         neutral=None,
         nullable=True,
         step="11",
-        doc="Seed of this request's noise; None lets the client library draw one. It takes all of 64 bits, "
-        "signed or not: -1 is none, as in vLLM, and one that is not from 0 to 2^63 - 1 stands for its "
-        "remainder by 2^63.",
+        doc="Seed of the request's random numbers. None or -1: the client library draws one. Any 64-bit "
+        "integer, signed or unsigned; outside 0 to 2^63 - 1 its remainder modulo 2^63 is used.",
         columns=(Column("seed", "int64", lambda p, stay: p.seed or 0),),
         is_own=True,
         sglang="sampling_seed",
@@ -292,13 +293,13 @@ PARAMETERS: tuple[Parameter, ...] = (
         name="stop_token_ids",
         kind=IdsKind(max_length=MAX_STOP_TOKEN_IDS),
         neutral=(),
-        doc="Token ids that end the output, beside the model's own.",
+        doc="Token ids that end the output, in addition to the model's own.",
     ),
     Parameter(
         name="ignore_eos",
         kind=Flag(),
         neutral=False,
-        doc="Go on past the model's own end tokens; the caller's stop_token_ids still stop.",
+        doc="Continue past the model's own end tokens. The request's stop_token_ids still end the output.",
     ),
     Parameter(
         name="include_stop_str_in_output",
@@ -318,7 +319,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Biases(max_length=MAX_LOGIT_BIAS, bias=Number(low=-MAX_BIAS, high=MAX_BIAS)),
         neutral=(),
         step="3",
-        doc="Added to the logits of the named ids.",
+        doc="Amounts that are added to the logits of the given ids.",
         feature=_unless((), bit.BIAS),
         example=((0, 1.0),),
     ),
@@ -327,7 +328,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=NUM_LOGPROBS,
         neutral=None,
         nullable=True,
-        doc="None: no logprobs. k: the chosen token's and the k most likely ones'.",
+        doc="Number k of most likely tokens to report logprobs for, in addition to the chosen token's. "
+        "None: no logprobs.",
         columns=(
             Column(
                 "num_logprobs",
@@ -344,37 +346,38 @@ PARAMETERS: tuple[Parameter, ...] = (
         name="n",
         kind=NUM_SEQUENCES,
         neutral=1,
-        doc="Sequences to generate from the prompt; they share its KV.",
+        doc="Number of sequences to generate from the prompt. They share its KV.",
     ),
     Parameter(
         name="best_of",
         kind=NUM_SEQUENCES,
         neutral=None,
         nullable=True,
-        doc="Generate so many and keep the `n` with the highest cumulative logprob. The client library "
-        "chooses: on the wire `n` is their number, and this is None.",
+        doc="Number of sequences to generate, of which the `n` with the highest cumulative logprob are "
+        "returned. The client library selects them: on the wire `n` is the number to generate, and this is "
+        "None.",
     ),
     Parameter(
         name="stop_words_ids",
         kind=WordsKind(max_length=MAX_WORDS),
         neutral=(),
-        doc="Each a sequence of token ids that ends the output, as a stop string does.",
+        doc="Sequences of token ids, each of which ends the output as a stop string does.",
         array="stop_words_list",
     ),
     Parameter(
         name="bad_words",
         kind=TextsKind(max_length=MAX_WORDS),
         neutral=(),
-        doc="Texts not to be generated: the tokenizer makes `bad_words_ids` of them, with and without a "
-        "space.",
+        doc="Texts that may not be generated. The tokenizer turns them into `bad_words_ids`, with and "
+        "without a leading space.",
     ),
     Parameter(
         name="bad_words_ids",
         kind=WordsKind(max_length=3 * MAX_WORDS),
         neutral=(),
         step="4",
-        doc="Each a sequence of token ids whose last one is not generated where the others are the end of "
-        "prompt and output.",
+        doc="Sequences of token ids that may not be generated: the last id of one is forbidden where prompt "
+        "and output end with its other ids.",
         feature=_bad_words,
         example=((0,),),
         array="bad_words_list",
@@ -384,7 +387,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=IdsKind(max_length=MAX_ALLOWED_IDS, json_min_length=1),
         neutral=(),
         step="4",
-        doc="Nothing else is generated. Empty: everything may be.",
+        doc="The only token ids that may be generated. Empty: all.",
         feature=_unless((), bit.ALLOWED),
         example=(0,),
     ),
@@ -393,7 +396,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Integer(low=0, high=MAX_NGRAM),
         neutral=0,
         step="4",
-        doc="No sequence of so many tokens comes twice in prompt and output; 0: off.",
+        doc="Length of token sequences that may not occur twice in prompt and output. 0: no limit.",
         columns=(
             Column("ngram", "int64", lambda p, stay: p.no_repeat_ngram_size, "size of the n-grams; 0: off"),
         ),
@@ -406,9 +409,9 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=SHARE_ABOVE_ZERO,
         neutral=1.0,
         step="9",
-        doc="Factor of top_p with each output token: p is `max(top_p_min, top_p * top_p_decay**age)`. The "
-        "age is the number of output tokens since the beginning, or since the last reset id: 0 right after "
-        "it.",
+        doc="Factor of top_p for each output token: it becomes `max(top_p_min, top_p * top_p_decay**age)`, "
+        "where age is the number of output tokens since the start or since the last reset id (0 right "
+        "after one).",
         columns=(
             Column("top_p_decay", "float32", lambda p, stay: p.top_p_decay),
             Column(
@@ -424,7 +427,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=SHARE,
         neutral=0.0,
         step="9",
-        doc="The bound that top_p does not decay below.",
+        doc="Lower limit of the decay of top_p.",
         # Only a decay is limited by it.
         columns=(
             Column("top_p_min", "float32", lambda p, stay: p.top_p_min if p.top_p_decay != 1.0 else 0.0),
@@ -436,29 +439,29 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=IdsKind(max_length=MAX_WORD_IDS),
         neutral=(),
         step="9",
-        doc="Token ids after which top_p begins again.",
+        doc="Token ids after which the decay of top_p starts again.",
     ),
     Parameter(
         name="prompt_logprobs",
         kind=NUM_LOGPROBS,
         neutral=None,
         nullable=True,
-        doc="Like `logprobs`, for the prompt's tokens from the second on. Its KV is then computed, not taken "
-        "from the cache.",
+        doc="Like `logprobs`, for the prompt's tokens from the second on. The prompt's KV is then computed, "
+        "not taken from the cache.",
         bodies=("openai",),
     ),
     Parameter(
         name="return_context_logits",
         kind=Flag(),
         neutral=False,
-        doc="Raw logits of each prompt position; the server must allow it.",
+        doc="Return the raw logits of each prompt position. The server must allow it.",
         bodies=("sglang",),
     ),
     Parameter(
         name="return_generation_logits",
         kind=Flag(),
         neutral=False,
-        doc="Raw logits of each output position; the server must allow it.",
+        doc="Return the raw logits of each output position. The server must allow it.",
         feature=_unless(False, bit.LOGITS),
         example=True,
         bodies=("sglang",),
@@ -467,15 +470,15 @@ PARAMETERS: tuple[Parameter, ...] = (
         name="return_perf_metrics",
         kind=Flag(),
         neutral=False,
-        doc="Times and KV pages of each sequence, with its end.",
+        doc="Return times and numbers of KV pages of each sequence with its end.",
         bodies=(),
     ),
     Parameter(
         name="prompt_logprobs_start",
         kind=NUM_TOKENS,
         neutral=0,
-        doc="Position in the prompt of the last token without a logprob; what is before it is not computed "
-        "for logprobs, and may come from the cache.",
+        doc="Position of the last prompt token without a logprob. Logprobs of the tokens before it are not "
+        "computed, and their KV may come from the cache.",
         bodies=(),
     ),
     Parameter(
@@ -483,7 +486,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Integer(low=-1, high=MAX_TOKENS_LIMIT),
         neutral=None,
         nullable=True,
-        doc="Keep so many of the prompt's last tokens; -1: as many as the context leaves beside "
+        doc="Number of the prompt's last tokens to keep. -1: as many as the context has room for beside "
         "`max_tokens`. None: a prompt that is too long is refused.",
     ),
     Parameter(
@@ -491,8 +494,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Number(low=0.0, high=1e6),
         neutral=0.0,
         step="7",
-        doc="Keep ids whose logit is at most so many standard deviations of the logits below the largest; "
-        "0 keeps all.",
+        doc="Largest distance of a kept id's logit below the largest logit, in standard deviations of the "
+        "logits. 0 keeps all.",
         columns=(
             Column(
                 "top_n_sigma",
@@ -511,39 +514,39 @@ PARAMETERS: tuple[Parameter, ...] = (
         neutral=None,
         nullable=True,
         also_neutral=(0,),
-        doc="Guesses in a step, at most, where the server speculates; 0: none. None: as many as the server "
-        "says. The output is the same.",
+        doc="Maximum number of guessed tokens in a step, if the server speculates. 0: none. None: the "
+        "server's number. It does not change the output.",
     ),
     Parameter(
         name="additional_outputs",
         kind=TextsKind(max_length=MAX_OUTPUTS),
         neutral=(),
-        doc="Names of the server's additional outputs, like `hidden_states:12`, to come with the output: a "
-        "row for each of its tokens but the last.",
+        doc="Names of additional outputs of the server, such as `hidden_states:12`, to return: one row for "
+        "each output token except the last.",
         bodies=("sglang",),
     ),
     Parameter(
         name="gather_context",
         kind=Flag(),
         neutral=False,
-        doc="Rows of `additional_outputs` for each token of the prompt, too. Its KV is then computed, not "
-        "taken from the cache.",
+        doc="Return rows of `additional_outputs` for each prompt token, too. The prompt's KV is then "
+        "computed, not taken from the cache.",
         bodies=("sglang",),
     ),
     Parameter(
         name="use_beam_search",
         kind=Flag(),
         neutral=False,
-        doc="Search for the most likely sequences with `beam_width` beams; `n` of what it finds are the "
-        "result, best first.",
+        doc="Search for the most likely sequences with `beam_width` beams. The best `n` hypotheses are "
+        "returned, best first.",
     ),
     Parameter(
         name="beam_width",
         kind=Integer(low=1, high=MAX_BEAMS),
         neutral=None,
         nullable=True,
-        doc="Beams of `use_beam_search`, without which it means nothing. None: as many as `best_of`, or `n`, "
-        "says.",
+        doc="Number of beams; without `use_beam_search` it has no effect. None: the largest of "
+        "`beam_width_array`, or else `best_of`, or else `n`.",
     ),
     Parameter(
         name="length_penalty",
@@ -551,8 +554,9 @@ PARAMETERS: tuple[Parameter, ...] = (
         neutral=None,
         nullable=True,
         array="len_penalty",
-        doc="Score of a hypothesis of a beam search: the sum of its logprobs divided by its length to this "
-        "power; above 0 it favours long ones. None: 1, unless the server's beam_defaults say 0.",
+        doc="Exponent of the length in a hypothesis's score, which is the sum of its logprobs divided by "
+        "its length to this power; above 0 it favours long hypotheses. None: 1, unless the server's "
+        "beam_defaults say 0.",
     ),
     Parameter(
         name="early_stopping",
@@ -560,23 +564,23 @@ PARAMETERS: tuple[Parameter, ...] = (
         neutral=None,
         nullable=True,
         array="early_stopping",
-        doc="When a beam search stops once `beam_width` hypotheses have ended: true or 1, at once; false or "
-        "0, when the best beam has no better score at its length; any other number or never, when no beam "
-        "can come to a better one. None: false, unless the server's beam_defaults say true.",
+        doc="When a beam search stops after `beam_width` hypotheses have ended. true or 1: at once. false "
+        'or 0: when the best beam has no better score at its length. Any other number or "never": when no '
+        "beam can reach a better score. None: false, unless the server's beam_defaults say true.",
     ),
     Parameter(
         name="beam_search_diversity_rate",
         kind=Number(low=-100.0, high=100.0),
         neutral=0.0,
         array="beam_search_diversity_rate",
-        doc="Where a beam search compares candidates, those of its beam number i, counted from the best, "
-        "have i times so much more. No score or logprob has it.",
+        doc="Bonus for candidates of lower beams: where candidates are compared, those of beam number i, "
+        "counted from the best, get i times this added. Scores and logprobs do not include it.",
     ),
     Parameter(
         name="beam_width_array",
         kind=Counts(high=MAX_BEAMS, max_length=MAX_WIDTHS),
         neutral=(),
-        doc="Beams of a beam search behind its first token, its second and so on; the last number holds from "
-        "there on. `beam_width` is the largest of them then.",
+        doc="Number of beams after the first output token, after the second and so on; the last number "
+        "holds from there on. `beam_width` must be its largest number, or None.",
     ),
 )

@@ -46,127 +46,135 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
 
     # Written by python -m runtime.sampling.generate, fields: begin.
     max_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = 16
-    """Tokens of output, at most; None, and what is beyond the context: as many as the context has room for.
+    """Maximum number of output tokens. None, or more than the context has room for: as many as there is room
+    for.
     """
     min_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
-    """No stop id can be drawn before so many output tokens."""
+    """Minimum number of output tokens: no stop id is drawn before."""
     temperature: float = 1.0
-    """Logits are divided by it; below 1e-5 the most likely id is taken, the lowest of equals."""
+    """Divisor of the logits. Below 1e-5 the most likely id is taken; of equally likely ids, the lowest."""
     top_k: Annotated[int, Meta(ge=-1, le=1 << 24)] = -1
-    """Keep the k most likely tokens; -1 or 0 keeps all. Of equals at the border the lowest ids stay."""
+    """Number of most likely ids to keep; -1 or 0 keeps all. Among equals at the limit the lowest ids stay."""
     top_p: float = 1.0
-    """Keep, of what is left, renormalised, the fewest most likely ids whose probabilities reach p; at least
-    one.
+    """Probability mass to keep: the fewest most likely ids whose probabilities, renormalised after the steps
+    before, add up to at least this; always at least one id.
     """
     min_p: float = 0.0
-    """Keep ids that are at least `min_p` times as likely as the most likely one."""
+    """Least probability of an id that is kept, as a share of the most likely id's."""
     repetition_penalty: float = 1.0
-    """Logits of ids seen in prompt or output are divided by it when positive, multiplied when negative."""
+    """Divisor of positive logits, and factor of negative ones, for ids that occur in the prompt or the
+    output.
+    """
     presence_penalty: float = 0.0
-    """Subtracted from the logits of ids in the output, once."""
+    """Amount that is subtracted once from the logit of each id in the output."""
     frequency_penalty: float = 0.0
-    """Subtracted from the logits of ids in the output, once per occurrence."""
+    """Amount that is subtracted from the logit of an id for each of its occurrences in the output."""
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
-    """Seed of this request's noise; None lets the client library draw one. It takes all of 64 bits, signed or
-    not: -1 is none, as in vLLM, and one that is not from 0 to 2^63 - 1 stands for its remainder by 2^63.
+    """Seed of the request's random numbers. None or -1: the client library draws one. Any 64-bit integer,
+    signed or unsigned; outside 0 to 2^63 - 1 its remainder modulo 2^63 is used.
     """
     stop: Annotated[tuple[StopText, ...], Meta(max_length=16)] = ()
     """Strings that end the output."""
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1024)] = ()
-    """Token ids that end the output, beside the model's own."""
+    """Token ids that end the output, in addition to the model's own."""
     ignore_eos: bool = False
-    """Go on past the model's own end tokens; the caller's stop_token_ids still stop."""
+    """Continue past the model's own end tokens. The request's stop_token_ids still end the output."""
     include_stop_str_in_output: bool = False
     """Keep the stop string or stop word at the end of the text."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     logit_bias: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=1024)] = ()
-    """Added to the logits of the named ids."""
+    """Amounts that are added to the logits of the given ids."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    """None: no logprobs. k: the chosen token's and the k most likely ones'."""
+    """Number k of most likely tokens to report logprobs for, in addition to the chosen token's. None: no
+    logprobs.
+    """
     n: Annotated[int, Meta(ge=1, le=128)] = 1
-    """Sequences to generate from the prompt; they share its KV."""
+    """Number of sequences to generate from the prompt. They share its KV."""
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
-    """Generate so many and keep the `n` with the highest cumulative logprob. The client library chooses: on
-    the wire `n` is their number, and this is None.
+    """Number of sequences to generate, of which the `n` with the highest cumulative logprob are returned. The
+    client library selects them: on the wire `n` is the number to generate, and this is None.
     """
     stop_words_ids: Annotated[tuple[WordIds, ...], Meta(max_length=64)] = ()
-    """Each a sequence of token ids that ends the output, as a stop string does."""
+    """Sequences of token ids, each of which ends the output as a stop string does."""
     bad_words: Annotated[tuple[StopText, ...], Meta(max_length=64)] = ()
-    """Texts not to be generated: the tokenizer makes `bad_words_ids` of them, with and without a space."""
+    """Texts that may not be generated. The tokenizer turns them into `bad_words_ids`, with and without a
+    leading space.
+    """
     bad_words_ids: Annotated[tuple[WordIds, ...], Meta(max_length=192)] = ()
-    """Each a sequence of token ids whose last one is not generated where the others are the end of prompt and
-    output.
+    """Sequences of token ids that may not be generated: the last id of one is forbidden where prompt and
+    output end with its other ids.
     """
     allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=4096)] = ()
-    """Nothing else is generated. Empty: everything may be."""
+    """The only token ids that may be generated. Empty: all."""
     no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=64)] = 0
-    """No sequence of so many tokens comes twice in prompt and output; 0: off."""
+    """Length of token sequences that may not occur twice in prompt and output. 0: no limit."""
     top_p_decay: float = 1.0
-    """Factor of top_p with each output token: p is `max(top_p_min, top_p * top_p_decay**age)`. The age is the
-    number of output tokens since the beginning, or since the last reset id: 0 right after it.
+    """Factor of top_p for each output token: it becomes `max(top_p_min, top_p * top_p_decay**age)`, where age
+    is the number of output tokens since the start or since the last reset id (0 right after one).
     """
     top_p_min: float = 0.0
-    """The bound that top_p does not decay below."""
+    """Lower limit of the decay of top_p."""
     top_p_reset_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
-    """Token ids after which top_p begins again."""
+    """Token ids after which the decay of top_p starts again."""
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    """Like `logprobs`, for the prompt's tokens from the second on. Its KV is then computed, not taken from
-    the cache.
+    """Like `logprobs`, for the prompt's tokens from the second on. The prompt's KV is then computed, not
+    taken from the cache.
     """
     return_context_logits: bool = False
-    """Raw logits of each prompt position; the server must allow it."""
+    """Return the raw logits of each prompt position. The server must allow it."""
     return_generation_logits: bool = False
-    """Raw logits of each output position; the server must allow it."""
+    """Return the raw logits of each output position. The server must allow it."""
     return_perf_metrics: bool = False
-    """Times and KV pages of each sequence, with its end."""
+    """Return times and numbers of KV pages of each sequence with its end."""
     prompt_logprobs_start: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
-    """Position in the prompt of the last token without a logprob; what is before it is not computed for
-    logprobs, and may come from the cache.
+    """Position of the last prompt token without a logprob. Logprobs of the tokens before it are not computed,
+    and their KV may come from the cache.
     """
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
-    """Keep so many of the prompt's last tokens; -1: as many as the context leaves beside `max_tokens`. None:
-    a prompt that is too long is refused.
+    """Number of the prompt's last tokens to keep. -1: as many as the context has room for beside
+    `max_tokens`. None: a prompt that is too long is refused.
     """
     top_n_sigma: float = 0.0
-    """Keep ids whose logit is at most so many standard deviations of the logits below the largest; 0 keeps
-    all.
+    """Largest distance of a kept id's logit below the largest logit, in standard deviations of the logits. 0
+    keeps all.
     """
     speculative_num_draft_tokens: Annotated[int, Meta(ge=0, le=64)] | None = None
-    """Guesses in a step, at most, where the server speculates; 0: none. None: as many as the server says. The
-    output is the same.
+    """Maximum number of guessed tokens in a step, if the server speculates. 0: none. None: the server's
+    number. It does not change the output.
     """
     additional_outputs: Annotated[tuple[StopText, ...], Meta(max_length=16)] = ()
-    """Names of the server's additional outputs, like `hidden_states:12`, to come with the output: a row for
-    each of its tokens but the last.
+    """Names of additional outputs of the server, such as `hidden_states:12`, to return: one row for each
+    output token except the last.
     """
     gather_context: bool = False
-    """Rows of `additional_outputs` for each token of the prompt, too. Its KV is then computed, not taken from
-    the cache.
+    """Return rows of `additional_outputs` for each prompt token, too. The prompt's KV is then computed, not
+    taken from the cache.
     """
     use_beam_search: bool = False
-    """Search for the most likely sequences with `beam_width` beams; `n` of what it finds are the result, best
-    first.
+    """Search for the most likely sequences with `beam_width` beams. The best `n` hypotheses are returned,
+    best first.
     """
     beam_width: Annotated[int, Meta(ge=1, le=64)] | None = None
-    """Beams of `use_beam_search`, without which it means nothing. None: as many as `best_of`, or `n`, says.
+    """Number of beams; without `use_beam_search` it has no effect. None: the largest of `beam_width_array`,
+    or else `best_of`, or else `n`.
     """
     length_penalty: float | None = None
-    """Score of a hypothesis of a beam search: the sum of its logprobs divided by its length to this power;
-    above 0 it favours long ones. None: 1, unless the server's beam_defaults say 0.
+    """Exponent of the length in a hypothesis's score, which is the sum of its logprobs divided by its length
+    to this power; above 0 it favours long hypotheses. None: 1, unless the server's beam_defaults say 0.
     """
     early_stopping: Annotated[int, Meta(ge=0, le=2)] | None = None
-    """When a beam search stops once `beam_width` hypotheses have ended: true or 1, at once; false or 0, when
-    the best beam has no better score at its length; any other number or never, when no beam can come to a
-    better one. None: false, unless the server's beam_defaults say true.
+    """When a beam search stops after `beam_width` hypotheses have ended. true or 1: at once. false or 0: when
+    the best beam has no better score at its length. Any other number or "never": when no beam can reach a
+    better score. None: false, unless the server's beam_defaults say true.
     """
     beam_search_diversity_rate: float = 0.0
-    """Where a beam search compares candidates, those of its beam number i, counted from the best, have i
-    times so much more. No score or logprob has it.
+    """Bonus for candidates of lower beams: where candidates are compared, those of beam number i, counted
+    from the best, get i times this added. Scores and logprobs do not include it.
     """
     beam_width_array: Annotated[tuple[Annotated[int, Meta(ge=1, le=64)], ...], Meta(max_length=8)] = ()
-    """Beams of a beam search behind its first token, its second and so on; the last number holds from there
-    on. `beam_width` is the largest of them then.
+    """Number of beams after the first output token, after the second and so on; the last number holds from
+    there on. `beam_width` must be its largest number, or None.
     """
     # Written by python -m runtime.sampling.generate, fields: end.
 
