@@ -18,6 +18,11 @@ from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request, Status
 
+MAX_ENDED = 1 << 14
+"""Largest number of ended requests in the record of a step. They are kept until the next step, and while
+generation is paused there is none; the first ones are dropped.
+"""
+
 
 class RequestFigures(NamedTuple):
     """Figures of one request after one step, from which RequestStats are made on demand."""
@@ -40,18 +45,21 @@ class RequestRecords:
         self._lifecycle = lifecycle
         self._kv = lifecycle.kv
         self._ring: deque[tuple[int, list[RequestFigures]]] = deque(maxlen=max_iterations)
-        self._ended: list[RequestFigures] = []
+        self._ended: deque[RequestFigures] = deque(maxlen=MAX_ENDED)
 
     def note_end(self, req: Request) -> None:
         """Record that a request ends, before it gives back its row and pages."""
         self._ended.append(self._figures(req, frozenset(), "GENERATION_COMPLETE"))
 
     def note_commit(self, step: int, batch: ScheduleBatch) -> None:
-        """Record the requests that ended since the last step, and the live ones, in the order of arrival."""
+        """Record the requests that ended since the last step, at most MAX_ENDED, and the live ones, in the order
+        of arrival.
+        """
         scheduled = frozenset(batch.order[batch.still_held()].tolist())
-        figures, self._ended = self._ended, []
-        for req in self._lifecycle.requests.values():
-            figures.append(self._figures(req, scheduled, self._stage(req)))
+        figures = list(self._ended)
+        self._ended.clear()
+        live = self._lifecycle.requests.values()
+        figures += [self._figures(req, scheduled, self._stage(req)) for req in live]
         self._ring.append((step, sorted(figures, key=lambda each: each.id)))
 
     def _stage(self, req: Request) -> Stage:

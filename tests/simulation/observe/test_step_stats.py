@@ -19,6 +19,7 @@ from runtime.wire.stats import (
     RequestStatsPage,
     batch_manager_record,
 )
+from scheduler_proc.observe import request_records
 from scheduler_proc.observe.stats_questions import MAX_RECORDS, MAX_WAITING
 from tests.harness.scheduler.scheduler_parts import message, run_until_idle, running
 from tests.harness.simulation.sim_system import STEP_S, WALL_S, System
@@ -299,6 +300,24 @@ def test_a_paused_request_says_so() -> None:
     assert {(each.stage, each.scheduled, each.alloc_total_blocks_per_request) for each in paused} == {
         ("QUEUED", False, 0)
     }
+
+
+def test_of_many_that_end_before_a_step_the_last_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While generation is paused there is none, and whoever is aborted would be kept for it."""
+    monkeypatch.setattr(request_records, "MAX_ENDED", 3)
+    with running(max_request_iterations=10) as system:
+        ask(system, "pause_generation", mode="in_place")
+        requests = [message(number, [number + 1], max_tokens=2) for number in range(6)]
+        for each in (*requests, AbortRequest(tuple(each.handle for each in requests[:5]))):
+            assert system.inbox.send(each)
+        system.step()
+        assert len(system.lifecycle.requests) == 1
+        run_until_idle(system, ControlRequest(9, 2, "continue_generation"))
+        record = system.stats.requests_after(0, 1, (1,)).records[0]
+    assert [(each.request_id, each.stage) for each in record.request_stats] == [
+        *[(number, "GENERATION_COMPLETE") for number in (3, 4, 5)],
+        (6, "GENERATION_IN_PROGRESS"),
+    ]
 
 
 # -- who asks ----------------------------------------------------------------------------------------------
