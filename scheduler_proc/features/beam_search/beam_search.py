@@ -73,7 +73,7 @@ class BeamSearch(RequestFeature):
         self._is_over = False
         self._guide = guide
         self._is_late = False
-        """True if the masks of its hypotheses were not there when they were needed."""
+        """True if the masks of its hypotheses were not there when they were needed, in this stay."""
         self._num_wanted = search.num_wanted
         self._processors = None if req.processing is None else SearchProcessors(req)
         is_alone = guide is not None or self._processors is not None
@@ -109,6 +109,7 @@ class BeamSearch(RequestFeature):
 
     def row_opened(self, row: int) -> None:
         self._hypotheses = Hypotheses(self._search)
+        self._is_late = False
         if self._guide is not None:
             self._guide.begin()
         req = self._req

@@ -33,6 +33,7 @@ from runtime.wire.messages import (
     OpenMatcher,
 )
 from scheduler_proc.features import grammar_client
+from scheduler_proc.features.beam_search.search_guide import SearchGuide
 from scheduler_proc.features.grammar_client import GrammarClient
 from tests.cpu.beams.test_beams_against_transformers import checkpoint
 from tests.harness.ring.beam_draws import Draw, Found, assert_same, draws, plain_draw, searched
@@ -69,7 +70,7 @@ class NearGrammar:
 
     def __init__(self, late: float = 0.0) -> None:
         """`late`: probability that an answer is there only when it is asked for again."""
-        self._late = late
+        self.late = late
         self._rng = random.Random(4)
         self._answers: deque[FromGrammar] = deque()
         self.num_late = 0
@@ -108,7 +109,7 @@ class NearGrammar:
         return True
 
     def news(self, wait_s: float) -> list[FromGrammar]:
-        if self._answers and self._rng.random() < self._late:
+        if self._answers and self._rng.random() < self.late:
             self.num_late += 1
             return []
         answers = list(self._answers)
@@ -218,6 +219,41 @@ def test_a_mask_that_is_late_and_a_grammar_process_that_dies_change_no_hypothesi
     assert run(ring, some) == wanted
     assert mortal.num_opened >= 2 * len(some)
     assert ring.lifecycle.num_retracted
+
+
+def test_a_search_that_begins_again_waits_for_its_masks_as_if_none_had_been_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar_client, "MAX_WAIT_S", 0.0)
+    waited: list[int] = []
+    wait = SearchGuide.wait
+
+    def noted(guide: SearchGuide) -> bool:
+        waited.append(guide._num_tokens)
+        return wait(guide)
+
+    monkeypatch.setattr(SearchGuide, "wait", noted)
+    grammar = NearGrammar()
+    ring = GuidedRing(grammar)
+    ((draw, guide),) = asked(33, 1, NUM_TOKENS)
+    try:
+        ring.submit(draw.prompt, draw.sampling, guide=guide)
+        while len(waited) < 3:
+            ring.scheduler.step([])
+        grammar.late = 1.0
+        for _ in range(4):
+            ring.scheduler.step([])
+        num_waits = len(waited)
+        for _ in range(4):
+            ring.scheduler.step([])
+        assert len(waited) == num_waits, "a mask that is late is waited for once"
+        waited.clear()
+        grammar.late = 0.0
+        ring.lifecycle.retract(*ring.lifecycle.kv.rows.running_requests())
+        ring.run()
+    finally:
+        ring.close()
+    assert waited[:3] == [0, 1, 2]
 
 
 def test_an_output_ends_before_its_min_tokens_only_where_nothing_may_follow() -> None:
