@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from runtime.base.errors import RateLimited
 from runtime.ring.tenants import OWNER
 from runtime.wire.format import TOKEN_BYTES
-from runtime.wire.handle import MAX_ABORT_HANDLES, client_of, request_key
+from runtime.wire.handle import MAX_ABORT_HANDLES, attempt_key, client_of
 from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import BadFrames
@@ -57,7 +57,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._turns: Turns[Arrived] = Turns()
         self._tenant_of: dict[bytes, str] = {}
-        """Tenant of each waiting request, by the common part of its handles."""
+        """Tenant of each waiting request, by the key of its attempt: two attempts of one may wait."""
         self._spent: Counter[str] = Counter()
         """Credit that each tenant has used, out of MAX_CREDIT."""
         self._dropped = BadFrames("tokenizer_in")
@@ -75,7 +75,7 @@ class Arrivals:
         """Remove and return the next message. Raises IndexError if there is none."""
         arrived = self._turns.pop()
         if isinstance(arrived.message, GenerateRequest):
-            self._tenant_of.pop(request_key(arrived.message.handle), None)
+            self._tenant_of.pop(attempt_key(arrived.message.handle), None)
         return arrived
 
     def try_spend(self, tenant: str, price: int = PRICE_OF_REFUSAL) -> bool:
@@ -105,7 +105,7 @@ class Arrivals:
                 return
         arrived, cost = Arrived(message, receipt), CHARS_PER_SEQUENCE
         if isinstance(message, GenerateRequest):
-            self._tenant_of[request_key(message.handle)] = tenant
+            self._tenant_of[attempt_key(message.handle)] = tenant
             cost = cost_of(message)
             refusal = None if tenant == OWNER else self._refusal(tenant, cost, is_again=is_again)
             if refusal is not None:
@@ -139,7 +139,7 @@ class Arrivals:
         """Repeat the owner's abort, which may concern requests of every tenant, behind those that wait."""
         behind: dict[str, list[bytes]] = {}
         for handle in abort.handles:
-            tenant = self._tenant_of.get(request_key(handle), OWNER)
+            tenant = self._tenant_of.get(attempt_key(handle), OWNER)
             if tenant != OWNER:
                 behind.setdefault(tenant, []).append(handle)
         if abort.client:

@@ -64,9 +64,9 @@ def sequence_key(handle: bytes) -> bytes:
     return handle[:KEY_BYTES]
 
 
-def request_key(handle: bytes) -> bytes:
-    """Return the part of a handle that all sequences of one request, in all attempts, share."""
-    return handle[:REQUEST_BYTES]
+def attempt_key(handle: bytes) -> bytes:
+    """Return the parts of a handle that all sequences of one attempt of a request share."""
+    return handle[:REQUEST_BYTES] + handle[KEY_BYTES:]
 
 
 def describe(handle: bytes) -> str:

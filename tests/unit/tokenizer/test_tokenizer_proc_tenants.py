@@ -13,7 +13,7 @@ import pytest
 from runtime.ring.tenants import OWNER, Tenant, Tenants
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import IntArray, pack_ids
-from runtime.wire.handle import make_handle
+from runtime.wire.handle import make_handle, with_attempt
 from runtime.wire.messages import (
     AbortRequest,
     ControlReply,
@@ -330,6 +330,22 @@ def test_the_owners_abort_overtakes_no_tenants_request(demo: Tokenizer, abort: A
     assert make_handle(HTTP, 3) in behind[0].handles
     assert behind[0].tenant == "alice"
     assert abort in messages
+
+
+def test_the_owners_abort_follows_the_attempt_that_it_names() -> None:
+    """The first attempt of a request is taken while the second one still waits."""
+    waiting = arrivals.Arrivals()
+    first = ask("alice", 3, HTTP)
+    second = msgspec.structs.replace(first, handle=with_attempt(first.handle, 1))
+    for each in (first, second):
+        waiting.add(each, NOW)
+    assert waiting.take().message is first
+    waiting.add(AbortRequest((second.handle,)), NOW)
+    left: list[Any] = [waiting.take().message for _ in range(len(waiting))]
+    assert [each for each in left if each.tenant == "alice"] == [
+        second,
+        AbortRequest((second.handle,), tenant="alice"),
+    ]
 
 
 def test_an_abort_ends_no_long_text_of_another_tenants(demo: Tokenizer) -> None:
