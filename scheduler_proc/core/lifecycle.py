@@ -172,6 +172,8 @@ class Lifecycle:
             if req.num_retractions:
                 self.num_paused -= 1
         account, num_tokens = req.account, req.num_tokens
+        if req.group is not None:
+            num_tokens += req.group.has_ended  # what it has chosen last is in none of its rows
         self.accounts.discard(req, num_tokens)
         req.status = Status.FINISHED
         if req.row >= 0 or req.num_retractions:

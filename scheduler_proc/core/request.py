@@ -83,6 +83,8 @@ class RowGroup:
         self.members = [head]
         self.beams: list[Request] = []
         """Members whose rows run, the best first."""
+        self.has_ended = False
+        """True once the search has chosen its last tokens, which are in none of its rows."""
         self._results: dict[int, Sampled] = {}
 
     def start(self, members: list[Request]) -> None:
@@ -114,6 +116,7 @@ class RowGroup:
         beams = self.choose(self._of_beams())
         if beams is not None:
             self._results.clear()
+            self.has_ended = not beams
         return beams
 
     def _of_beams(self) -> list[Sampled]:

@@ -411,5 +411,4 @@ def test_a_search_is_charged_with_the_output_of_all_its_rows_also_when_it_begins
         system.lifecycle.accounts.settle()
         assert account.num_used == num_before
         run_until_idle(system)
-        # What a search chooses last is never put into its rows.
-        assert account.num_used == len(PROMPT) + 3 * 5
+        assert account.num_used == len(PROMPT) + 3 * 6
