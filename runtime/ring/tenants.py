@@ -52,7 +52,9 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_running: Annotated[int, Meta(ge=1)] | None = None
     """Most sequences that run at a time; a beam search counts as many as it has rows. Further ones wait."""
     max_waiting: Annotated[int, Meta(ge=1)] | None = None
-    """Most sequences that wait at a time. Further ones are refused."""
+    """Most sequences that wait at a time; a beam search counts as many as it has rows. Further ones are
+    refused.
+    """
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
     """Most tokens of prompts and output in a minute."""
     max_priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0

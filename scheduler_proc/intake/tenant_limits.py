@@ -54,7 +54,7 @@ class TenantLimiter:
         if limits is not None and limits.max_running is not None:
             _check_width(message.sampling.num_beams, limits.max_running)
         if limits is not None and limits.max_waiting is not None:
-            self._check_waiting(account, limits.max_waiting)
+            self._check_waiting(account, limits.max_waiting, message.sampling.num_beams)
         elif self._share is not None and self._share.is_used_up(account.num_live, num_live):
             raise RateLimited(
                 f"{account.num_live} requests of this key run or wait, which is its share of the queue"
@@ -91,12 +91,13 @@ class TenantLimiter:
             return most
         return min(most, (limits.max_running or self._rows.max_rows) + limits.max_waiting)
 
-    def _check_waiting(self, account: Account[Request], max_waiting: int) -> None:
+    def _check_waiting(self, account: Account[Request], max_waiting: int, num_rows: int) -> None:
+        """One always may wait, however wide a search it is."""
         num_waiting = self._room.num_without_row(account, self._rows.num_free)
-        if num_waiting >= max_waiting:
+        if num_waiting and num_waiting + num_rows > max_waiting:
             raise RateLimited(
-                f"{num_waiting} requests of this key wait already, and {max_waiting} may"
-                " (max_waiting); let some of them begin first"
+                f"{num_waiting} sequences of this key wait already, and {max_waiting} may (max_waiting), of a"
+                " beam search as many as it has rows; let some of them begin first"
             )
 
     def _check_tokens(self, account: Account[Request], handle: bytes) -> None:

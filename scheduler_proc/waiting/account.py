@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Generic
 
 from runtime.ring.tenants import Tenant, TenantLimits
-from scheduler_proc.waiting.sorted_requests import ChosenRequests, R, SortedRequests
+from scheduler_proc.waiting.sorted_requests import R, SortedRequests
 
 MINUTE_S = 60.0
 
@@ -40,15 +40,17 @@ class Account(Generic[R]):
         """Number of sequences that run or wait."""
         self.num_running = 0
         """Number of sequences that have a row."""
+        self.num_live_rows = 0
+        """Number of rows that all live sequences have or wait for; a beam search has several."""
         self.num_rows = 0
-        """Number of rows that these have; a beam search has several."""
+        """Number of rows that the running ones have."""
         self.num_again = 0
         """Number of live sequences that were submitted again after a restart."""
         self.num_live_of: Counter[bytes] = Counter()
         """Number of running and waiting sequences by the client part of their handles."""
         self.num_again_of: Counter[bytes] = Counter()
         """Number of sequences submitted again after a restart, by the client part of their handles."""
-        self.queued: ChosenRequests[R] | None = None
+        self.queued: SortedRequests[R] | None = None
         """Its requests in the waiting queue; None without max_running, when none is ever held back."""
         self.held = SortedRequests[R]()
         """Its requests that are held back behind the queue; see WaitingRoom."""
@@ -73,6 +75,11 @@ class Account(Generic[R]):
     @property
     def num_waiting(self) -> int:
         return self.num_live - self.num_running
+
+    @property
+    def num_waiting_rows(self) -> int:
+        """Number of rows that the waiting sequences wait for."""
+        return self.num_live_rows - self.num_rows
 
     @property
     def limits(self) -> TenantLimits | None:

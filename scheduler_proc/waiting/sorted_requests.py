@@ -1,4 +1,4 @@
-"""SortedRequests: list of requests that is kept in the order of their places."""
+"""SortedRequests: list of requests that is kept in the order of their places. It counts their rows."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class SortedRequests(Generic[R]):
         """Number that changes whenever a request is added or removed."""
         self._requests: list[R] = list(requests)
         self._places: list[Place] = [req.place for req in self._requests]
+        self.num_rows = sum(req.width for req in self._requests)
+        """Number of rows that they need; a beam search needs several."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -49,6 +51,7 @@ class SortedRequests(Generic[R]):
     def put(self, req: R) -> None:
         """Insert a request at its place."""
         self.version += 1
+        self.num_rows += req.width
         place, places = req.place, self._places
         if not places or place > places[-1]:  # nearly always
             places.append(place)
@@ -65,21 +68,6 @@ class SortedRequests(Generic[R]):
 
     def _remove_slice(self, start: int, end: int) -> None:
         self.version += 1
+        self.num_rows -= sum([req.width for req in self._requests[start:end]])
         del self._requests[start:end]
         del self._places[start:end]
-
-
-class ChosenRequests(SortedRequests[R]):
-    """Queued requests of one tenant. It also counts how many rows they need."""
-
-    def __init__(self, requests: Iterable[R] = ()) -> None:
-        super().__init__(requests)
-        self.num_rows = sum(req.width for req in self)
-
-    def put(self, req: R) -> None:
-        super().put(req)
-        self.num_rows += req.width
-
-    def remove(self, req: R) -> None:
-        super().remove(req)
-        self.num_rows -= req.width

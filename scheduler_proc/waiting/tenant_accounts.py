@@ -15,7 +15,7 @@ from runtime.wire.format import TOKEN_BYTES
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.waiting.account import Account
-from scheduler_proc.waiting.sorted_requests import ChosenRequests
+from scheduler_proc.waiting.sorted_requests import SortedRequests
 
 CLIENT_BYTES = 8
 """Part of a handle that identifies the client."""
@@ -43,7 +43,7 @@ class Accounts:
         if account is None:
             account = self._accounts[name] = Account(self.tenants.named(name), self._clock())
             if account.max_running is not None:
-                account.queued = ChosenRequests()
+                account.queued = SortedRequests()
         return account
 
     def has_several(self) -> bool:
@@ -55,6 +55,7 @@ class Accounts:
         account = req.account = self._accounts.get(req.tenant) or self.of(req.tenant)
         client = req.handle[:CLIENT_BYTES]
         account.num_live += 1
+        account.num_live_rows += req.width
         account.num_live_of[client] += 1
         num_tokens = req.num_charged = len(req.parked) // TOKEN_BYTES
         if req.is_again:
@@ -70,6 +71,7 @@ class Accounts:
             num_tokens = _num_of_all_rows(req, num_tokens)
         account.num_used += num_tokens - req.num_charged
         account.num_live -= 1
+        account.num_live_rows -= req.width
         num_left = account.num_live_of[client] = account.num_live_of[client] - 1
         if not num_left:
             del account.num_live_of[client]
@@ -115,6 +117,7 @@ class Accounts:
         for account in self:
             own = [req for req in live if req.tenant == account.tenant.name]
             assert account.num_live == len(own)
+            assert account.num_live_rows == sum(req.width for req in own)
             assert account.num_running == sum(req.row >= 0 for req in own)
             assert account.num_rows == sum(req.width for req in own if req.row >= 0)
             assert account.num_live_of == Counter(req.handle[:CLIENT_BYTES] for req in own)

@@ -28,7 +28,7 @@ from scheduler_proc.waiting.account import Account
 from scheduler_proc.waiting.deadlines import Deadlines
 from scheduler_proc.waiting.fair_order import FairOrder
 from scheduler_proc.waiting.serving_time import ServingTime
-from scheduler_proc.waiting.sorted_requests import ChosenRequests
+from scheduler_proc.waiting.sorted_requests import SortedRequests
 from scheduler_proc.waiting.tenant_accounts import Accounts
 from scheduler_proc.waiting.waiting_queue import SortKey, WaitingQueue, in_turn
 from scheduler_proc.waiting.width_gate import WidthGate
@@ -172,13 +172,13 @@ class WaitingRoom:
         return admitted
 
     def num_without_row(self, account: Account[Request], num_free: int) -> int:
-        """Return how many of the tenant's requests wait, not counting those that have just arrived and will
-        find one of num_free free rows. Other tenants' requests that have just arrived get those rows first.
+        """Return how many rows the tenant's requests wait for, not counting those that have just arrived and
+        will find one of num_free free rows. Other tenants' requests that have just arrived get those rows first.
         """
-        num_held, num_queued = len(account.held), len(self.queue)
+        num_held, num_queued = account.held.num_rows, self.queue.num_rows
         if self.is_backed_up and num_queued:
-            return account.num_waiting
-        return num_held + min(account.num_waiting - num_held, max(0, num_queued - num_free))
+            return account.num_waiting_rows
+        return num_held + min(account.num_waiting_rows - num_held, max(0, num_queued - num_free))
 
     def note_row_free(self, account: Account[Request]) -> None:
         """Record that one of the tenant's requests with a row has ended, so that a held-back one may join the
@@ -222,7 +222,7 @@ class WaitingRoom:
                 continue
             if account.queued is None:
                 name = account.tenant.name
-                account.queued = ChosenRequests(req for req in self.queue if req.tenant == name)
+                account.queued = SortedRequests(req for req in self.queue if req.tenant == name)
             self._balance(account)
 
     def _balance(self, account: Account[Request]) -> None:

@@ -32,7 +32,7 @@ def test_one_more_that_waits_than_may_is_refused_with_the_name_of_the_limit() ->
         error = error_of(system, requests[2])
         assert error is not None
         assert "max_waiting" in error.message
-        assert "2 requests of this key wait" in error.message
+        assert "2 sequences of this key wait" in error.message
         run_until_idle(system)
         later = [a(number) for number in range(20, 24)]
         run_until_idle(system, *later)
@@ -394,6 +394,32 @@ def test_a_search_wider_than_may_run_is_refused_and_runs_alone_if_it_was_let_in_
         run_until_idle(system)
         assert not any(refused(system, again, first, second))
         assert list(system.detokenizer.closed)[1] == again.handle
+        system.check_empty()
+
+
+def test_a_search_waits_as_as_many_sequences_as_it_has_rows() -> None:
+    with limited(max_waiting=4) as system:
+        system.executor.num_top = 40
+        send(system, *[b(number, [number + 10] * 5, max_tokens=30) for number in range(4)])
+        assert not system.rows.num_free
+        requests = [search(11, 3), a(12), a(13), search(14, 2)]
+        send(system, *requests)
+        assert refused(system, *requests) == [False, False, True, True]
+        error = error_of(system, requests[2])
+        assert error is not None
+        assert "4 sequences of this key wait already, and 4 may (max_waiting)" in error.message
+        run_until_idle(system)
+        system.check_empty()
+
+
+def test_a_search_that_is_wider_than_may_wait_may_if_nothing_else_does() -> None:
+    with limited(max_waiting=2) as system:
+        system.executor.num_top = 40
+        send(system, *[b(number, [number + 10] * 5, max_tokens=30) for number in range(4)])
+        requests = [search(11, 3), search(12, 2), a(13)]
+        send(system, *requests)
+        assert refused(system, *requests) == [False, True, True]
+        run_until_idle(system)
         system.check_empty()
 
 
