@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self, Unpack
 
+from carousel.client.chat_calls import AsyncChatCalls
 from carousel.client.connection.connection import make_connector
-from carousel.client.control_calls import AsyncControlCalls
 from carousel.client.core.control import documented_as
 from carousel.client.core.embedding import Embedding, embedding_of, embedding_params
 from carousel.client.core.labels import LabelBook
@@ -37,7 +37,7 @@ class _Link:
     labels: LabelBook = field(default_factory=LabelBook)
 
 
-class AsyncClient(AsyncControlCalls):
+class AsyncClient(AsyncChatCalls):
     def __init__(
         self,
         run_dir: str | Path | None = None,

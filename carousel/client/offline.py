@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from carousel.client.core.request_builder import Prompt, Prompts, RequestOptions, is_single_prompt
-from carousel.client.core.result import Completion
+from carousel.client.core.result import Completion, respelling
 from carousel.client.core.ring_state import RING_TIMEOUT_S
 from carousel.client.own_runtime import OwnRuntime
 from carousel.client.sync import Client
+from carousel.conversation import CHAT_NAMES, Conversation, conversations_of
 from runtime.wire.sampling_params import SamplingParams
 
 LINE_S = 5.0
@@ -90,6 +91,42 @@ class LLM(Client):
             return super().generate(prompt, sampling_params, timeout=timeout, **options)
         with progress_bar(len(prompt)) as on_completion:
             return self._generate(prompt, sampling_params, timeout, on_completion, **options)
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Completion]: ...
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion | list[Completion]:
+        """Generate as Client.chat does, with the progress of several conversations as in `generate`."""
+        prompts = conversations_of(messages)
+        with respelling(CHAT_NAMES):
+            return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, timeout=timeout, **options)
 
     def close(self) -> None:
         """Stop the runtime, which leaves none of its processes and files. May be called again."""

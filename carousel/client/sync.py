@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
+from carousel.client.chat_calls import ChatCalls
 from carousel.client.connection.connection import make_connector
-from carousel.client.control_calls import ControlCalls
 from carousel.client.core.batch import CompletionBatch
 from carousel.client.core.embedding import Embedding, Inputs, embedding_of, embedding_params
 from carousel.client.core.mailbox import Mailbox
@@ -32,7 +32,7 @@ from runtime.base.errors import RingClosed
 from runtime.wire.sampling_params import SamplingParams
 
 
-class Client(ControlCalls):
+class Client(ChatCalls):
     def __init__(
         self,
         run_dir: str | Path | None = None,

@@ -12,9 +12,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from carousel.conversation import FunctionBody
 from carousel.server.endpoints import ENDPOINTS, Endpoint
 from carousel.server.http.errors import ErrorBody
-from carousel.server.openai.types import FunctionBody
 from carousel.server.request.field_table import FIELD_TABLES, described_fields
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import MAX_LABEL_CHARS

@@ -102,6 +102,8 @@ class ChatTemplate:
                 "one: set only one of them",
                 param="continue_final_message",
             )
+        if tools and self.variables and "tools" not in self.variables:
+            raise InvalidRequest("tools: the model's chat template shows none; leave them out", param="tools")
         self._check_names(template_kwargs)
         self._check_shown(messages)
         messages = [self._with_calls(message) for message in messages]

@@ -49,6 +49,7 @@ FLOORS: dict[str, set[str]] = {
         "carousel.client.connection",
         "carousel.client.core",
         "carousel.client.tracing",
+        "carousel.conversation",
         "runtime.base",
         "runtime.sampling",
         "runtime.wire",
@@ -58,7 +59,8 @@ FLOORS: dict[str, set[str]] = {
     "carousel.client.tracing": {"runtime.base", "runtime.wire"},
     "carousel.client.core": {
         "carousel.client.tracing",
-        *("carousel.lora", "carousel.prompt_tables", "carousel.retention", "carousel.structured_outputs"),
+        *("carousel.conversation", "carousel.lora", "carousel.prompt_tables", "carousel.retention"),
+        "carousel.structured_outputs",
         *("runtime.base", "runtime.sampling", "runtime.wire", "runtime.ring"),
     },
     "carousel.client.connection": {"carousel.client.core", "runtime.base", "runtime.wire", "runtime.ring"},
@@ -77,7 +79,8 @@ FLOORS: dict[str, set[str]] = {
     },
     # text: logprobs show tokens
     "carousel.server": {
-        *("carousel.client", "carousel.lora", "carousel.retention", "carousel.structured_outputs"),
+        *("carousel.client", "carousel.conversation", "carousel.lora", "carousel.retention"),
+        "carousel.structured_outputs",
         *(*RUNTIME, "runtime.text", "runtime.guides"),
     },
     "bench_serving": {"carousel.client", *RUNTIME, "runtime.text"},  # text: prompts of a wanted length

@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias, TypedDict, get_args
+from typing import Any, TypeAlias, TypedDict, cast, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from carousel.client.tracing.trace_context import trace_for_wire
+from carousel.conversation import Conversation, Tools, pack_tools, wire_messages
 from carousel.lora import LoraConfig, LoRARequest, adapter_for_wire, inline_for_wire
 from carousel.prompt_tables import PromptAdapterRequest, PromptTuningConfig, table_for_wire
 from carousel.retention import KvCacheRetentionConfig, retention_for_wire
@@ -28,31 +29,13 @@ from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
 from runtime.sampling.kinds import Counts, IdKind, Number, Stopping, TextsKind
 from runtime.sampling.table import MAX_DRAFT_TOKENS, PARAMETERS, SEEDS
-from runtime.wire.format import (
-    MAX_LABEL_CHARS,
-    MAX_PROMPT_TOKENS,
-    MAX_TEXT_CHARS,
-    MAX_TURNS,
-    Label,
-    Text,
-    pack_ids,
-)
+from runtime.wire.format import MAX_LABEL_CHARS, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, pack_ids
 from runtime.wire.guide import Guide
-from runtime.wire.messages import (
-    FURTHER_FIELDS,
-    MAX_FURTHER_BYTES,
-    MAX_TEMPLATE_KWARGS_BYTES,
-    MAX_TOOLS_BYTES,
-    ChatMessage,
-    ChatRole,
-    GenerateRequest,
-    Task,
-)
+from runtime.wire.messages import MAX_TEMPLATE_KWARGS_BYTES, ChatMessage, GenerateRequest, Task
 from runtime.wire.plan import PROCESSORS, AdapterRef, ProcessorCall, ProcessorCalls, check_calls
 from runtime.wire.sampling_params import WITHOUT_BEAMS, SamplingParams
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
-Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | TokenIds | Conversation
 """Prompt as text, token ids, or chat messages as {"role": ..., "content": ...}; of earlier turns also
 `tool_calls`, `tool_call_id` and `reasoning_content`, for templates that show them. Content is a text or a
@@ -80,10 +63,14 @@ _REWRITTEN = tuple((p.name, p.kind.accept, getattr(SamplingParams(), p.name)) fo
 _rewritten_of = attrgetter(*[p.name for p in REWRITTEN])
 NUMBERS = tuple(p for p in PARAMETERS if isinstance(p.kind, Number) and not p.nullable)
 _numbers_of = attrgetter(*[p.name for p in NUMBERS])
-_FIELD_NAMES = {"text": "prompt"}
-"""Names under which callers know a message's fields, where they differ."""
-PART_SEPARATOR = "\n"
-MESSAGE_KEYS = frozenset({"role", "content", "name", *FURTHER_FIELDS})
+_FIELD_NAMES = {"text": "prompt", "processors": PROCESSORS}
+"""Names under which callers know a request's fields, where they differ."""
+_STRUCT_NAMES = {
+    "guide": "structured_outputs",
+    "adapter": "lora_request",
+    "prompt_table": "prompt_adapter_request",
+}
+"""Arguments from which the structs of a request are made. Callers do not know the structs' own fields."""
 
 
 class EmbedOptions(TypedDict, total=False):
@@ -117,8 +104,8 @@ class RequestOptions(EmbedOptions, total=False):
     """True if the last message of a conversation is the beginning of the answer."""
     chat_template_kwargs: Mapping[str, Any] | None
     """Further variables of a conversation's chat template, JSON-like."""
-    tools: bytes
-    """JSON list of the tools that the chat template of a conversation shows."""
+    tools: Tools | None
+    """Definitions of tools that the chat template of a conversation shows, a list or its JSON."""
     task: Task
     """Task of the request; set by the embedding calls."""
     kv_cache_retention_config: KvCacheRetentionConfig | None
@@ -239,7 +226,7 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
     sampling = normalize(submission.sampling)
     text, input_ids, messages = _prompt_forms(submission.prompt)
     template_kwargs = pack_template_kwargs(options.get("chat_template_kwargs"))
-    tools = _tools(options.get("tools", b""))
+    tools = pack_tools(options.get("tools"))
     if messages is None:
         _refuse_for_other_prompts("continue_final_message", continues)
         _refuse_for_other_prompts("chat_template_kwargs", template_kwargs)
@@ -322,7 +309,7 @@ def _draft_ids(ids: Any) -> bytes:
         raise InvalidRequest(
             f"{name}: {len(ids)} tokens; at most {MAX_DRAFT_TOKENS} are verified", param=name
         )
-    return _pack_ids(name, ids)
+    return pack_token_ids(name, ids)
 
 
 def _prediction(text: Any) -> str:
@@ -365,16 +352,16 @@ def _fields_with(text: str, value: Any) -> Iterator[str]:
     """Yield the names of fields that hold this text, within structs and tuples."""
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
-            held = getattr(value, name)
+            held, known = getattr(value, name), _FIELD_NAMES.get(name, name)
             if held == text:
-                yield _FIELD_NAMES.get(name, name)
+                yield known
             elif isinstance(held, msgspec.Struct):
-                yield from _fields_with(text, held)
+                yield from (_STRUCT_NAMES.get(name, inner) for inner in _fields_with(text, held))
             elif isinstance(held, tuple):
                 for number, each in enumerate(held):
                     if each == text:
-                        yield f"{name}[{number}]"
-                    yield from (f"{name}[{number}].{inner}" for inner in _fields_with(text, each))
+                        yield f"{known}[{number}]"
+                    yield from (f"{known}[{number}].{inner}" for inner in _fields_with(text, each))
 
 
 def normalize(sampling: SamplingParams) -> SamplingParams:
@@ -481,12 +468,6 @@ def pack_template_kwargs(values: Any) -> bytes:
     return packed
 
 
-def _tools(tools: Any) -> bytes:
-    if not isinstance(tools, bytes) or len(tools) > MAX_TOOLS_BYTES:
-        raise InvalidRequest(f"tools must be JSON of at most {MAX_TOOLS_BYTES} bytes", param="tools")
-    return tools
-
-
 def _milliseconds(time_limit: Any) -> int:
     if time_limit is None:
         return 0
@@ -521,23 +502,16 @@ def _prompt_forms(prompt: Prompt) -> tuple[str | None, bytes | None, tuple[ChatM
     if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes) or len(prompt) == 0:
         raise InvalidRequest("prompt must be text, token ids or chat messages, and not empty", param="prompt")
     if isinstance(prompt[0], Mapping):
-        if len(prompt) > MAX_TURNS:
-            raise InvalidRequest(f"messages: at most {MAX_TURNS}, got {len(prompt)}", param="messages")
-        messages = tuple(_chat_message(message) for message in prompt)
-        if sum(len(message.further) for message in messages) > MAX_FURTHER_BYTES:
-            raise InvalidRequest(
-                f"messages: at most {MAX_FURTHER_BYTES} bytes of tool calls and reasoning together",
-                param="messages",
-            )
-        return None, None, messages
+        return None, None, wire_messages(cast(Conversation, prompt))
     if len(prompt) > MAX_PROMPT_TOKENS:
         raise InvalidRequest(
             f"prompt: at most {MAX_PROMPT_TOKENS} token ids, got {len(prompt)}", param="prompt"
         )
-    return None, _pack_ids("prompt", prompt), None
+    return None, pack_token_ids("prompt", prompt), None
 
 
-def _pack_ids(name: str, ids: Any) -> bytes:
+def pack_token_ids(name: str, ids: Any) -> bytes:
+    """Return the ids of an argument as the wire carries them. Raises InvalidRequest for what is none."""
     # A bool is an int to Python and to numpy; as a token id it is a mistake.
     if isinstance(ids, np.ndarray):
         is_integer = ids.ndim == 1 and ids.dtype.kind in "iu"
@@ -549,41 +523,3 @@ def _pack_ids(name: str, ids: Any) -> bytes:
     if min(ids) < 0 or max(ids) > MAX_ID:
         raise InvalidRequest(f"{name}: token ids must be from 0 to {MAX_ID}", param=name)
     return pack_ids(ids)
-
-
-def _chat_message(message: Any) -> ChatMessage:
-    if not isinstance(message, Mapping):
-        raise InvalidRequest("messages: each must be a mapping with role and content", param="messages")
-    unknown = sorted(set(message) - MESSAGE_KEYS)
-    if unknown:
-        raise InvalidRequest(f"messages: unknown key {unknown[0]!r}", param="messages")
-    try:
-        return msgspec.convert(dict(message), _MessageFields).to_wire()
-    except (msgspec.ValidationError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"messages: {error}", param="messages") from None
-
-
-class _TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    text: str
-    type: Literal["text"]
-
-
-class _MessageFields(msgspec.Struct, frozen=True):
-    """Fields of a ChatMessage by name; on the wire it is an array."""
-
-    role: ChatRole
-    content: Text | list[_TextPart]
-    name: Label = ""
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-
-    def to_wire(self) -> ChatMessage:
-        values = {name: getattr(self, name) for name in sorted(FURTHER_FIELDS)}
-        given = {name: value for name, value in values.items() if value is not None}
-        further = msgspec.msgpack.encode(given) if given else b""
-        content = self.content
-        if not isinstance(content, str):
-            content = PART_SEPARATOR.join(part.text for part in content)
-            msgspec.convert(content, Text)
-        return ChatMessage(self.role, content, self.name, further)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -24,6 +26,8 @@ from runtime.wire.messages import ErrorInfo, Usage
 from runtime.wire.perf_metrics import RequestPerfMetrics, Stamp
 
 PROMPT_FIELDS = frozenset({"text", "input_ids"})
+_NAME = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
+"""A parameter in a message: a word with an underscore, unlike `prompt`, which may be any word."""
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "timeout"]
 
 
@@ -178,3 +182,26 @@ def aborted_completion(num_outputs: int) -> Completion:
         for index in range(num_outputs)
     ]
     return Completion(outputs, usage)
+
+
+def respelled(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """Return the error, of the same class, with its parameter by the name that its reader has for it, and
+    others that its message names. The error itself where its parameter goes by no other name.
+    """
+    name = names.get(error.param or "")
+    if name is None or error.param is None:
+        return error
+    message, rest = "", error.message
+    if rest.startswith(error.param):
+        message, rest = name, rest.removeprefix(error.param)
+    message += _NAME.sub(lambda word: names.get(word[0], word[0]), rest)
+    return type(error)(message, param=name, code=error.code, status=error.status)
+
+
+@contextmanager
+def respelling(names: Mapping[str, str]) -> Iterator[None]:
+    """Respell the error of a request that leaves the block."""
+    try:
+        yield
+    except RequestError as error:
+        raise respelled(error, names) from None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
-from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -51,22 +49,6 @@ def as_request_error(error: Exception) -> RequestError:
         return RequestError(ROUTING.get(error.status_code, error.detail), code=code, status=error.status_code)
     logger.error("a request failed", exc_info=error)
     return RequestError("the server failed on this request", status=500)
-
-
-_NAME = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
-"""A parameter in a message: a word with an underscore, unlike `prompt`, which may be any word."""
-
-
-def respelled(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """The error with its parameter as the body spells it, and others that its message names."""
-    name = names.get(error.param or "")
-    if name is None or error.param is None:
-        return error
-    message, rest = "", error.message
-    if rest.startswith(error.param):
-        message, rest = name, rest.removeprefix(error.param)
-    message += _NAME.sub(lambda word: names.get(word[0], word[0]), rest)
-    return RequestError(message, param=name, code=error.code, status=error.status)
 
 
 def error_body(error: RequestError) -> bytes:

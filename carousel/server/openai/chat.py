@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from carousel.conversation import conversation
 from carousel.server.guides import asked_guide
 from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
 from carousel.server.openai.chat_plan import plan_answer
@@ -13,7 +14,7 @@ from carousel.server.openai.types import ChatBody
 from carousel.server.request.body import read_body
 from carousel.server.request.generation import Generation, check_prompt_logprobs, check_size, with_ids
 from carousel.server.request.labels import request_labels
-from carousel.server.request.prompts import conversation, encode_prompts, submissions_for, template_options
+from carousel.server.request.prompts import encode_prompts, submissions_for, template_options
 from carousel.server.request.sampling import (
     PARAM_NAMES,
     check_hidden_states,

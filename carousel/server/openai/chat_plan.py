@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from carousel.client.core.request_builder import RequestOptions
+from carousel.client.core.result import respelled
 from carousel.server.chat.answer import AnswerPlan
 from carousel.server.chat.call_tags import call_tags
 from carousel.server.chat.definitions import read_tools
@@ -18,7 +19,6 @@ from carousel.server.chat.output_guide import BUDGET, HeldCalls, output_guide
 from carousel.server.chat.reader import Markers
 from carousel.server.chat.tools import NO_TOOLS, ToolSet
 from carousel.server.guides import AskedGuide
-from carousel.server.http.errors import respelled
 from carousel.server.openai.types import ChatBody, ReasoningEffort, ToolChoiceBody
 from carousel.server.request.tokenizer import Vocabulary
 from carousel.server.server_state import ServerState

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Raw, Struct, field
 
 from carousel.client.core.request_builder import MAX_PRIORITY
+from carousel.conversation import MessageBody, TextPart
 from carousel.server.guides import GuideFields
 from runtime.sampling.kinds import MAX_STOP_CHARS, MAX_WORD_IDS
 from runtime.sampling.table import MAX_BIAS, MAX_LOGPROBS, MAX_TOKENS_LIMIT
 from runtime.wire.format import MAX_LABEL_CHARS, TURNS
-from runtime.wire.messages import ChatRole
 from runtime.wire.plan import MAX_PROCESSORS
 from runtime.wire.retention import MAX_RANGES, RetentionPriority
 from runtime.wire.sampling_params import TokenId
@@ -145,37 +145,6 @@ class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     logprobs: NumLogprobs | bool | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
-
-
-class TextPart(Struct, forbid_unknown_fields=True):
-    text: str
-    type: Literal["text"]
-
-
-class FunctionBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    name: str
-    arguments: Raw = field(default_factory=Raw)
-    """JSON as a text, as OpenAI has it, or an object."""
-
-
-class ToolCallBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A call that the assistant has made earlier in the conversation."""
-
-    function: FunctionBody
-    id: str | None = None
-    type: Literal["function"] | None = None
-    index: int | None = None
-
-
-class MessageBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    role: ChatRole
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCallBody] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    """The same by vLLM's name."""
 
 
 class NamedFunctionBody(Struct, forbid_unknown_fields=True):

@@ -14,21 +14,18 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from carousel.conversation import FunctionBody, MessageBody, TextPart, ToolCallBody
 from carousel.server.guides import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import (
     TEXT_ONLY,
     ChatBody,
     CompletionBody,
-    FunctionBody,
     LogitsProcessorBody,
-    MessageBody,
     NamedFunctionBody,
     RetainedRangeBody,
     RetentionBody,
     StreamOptions,
-    TextPart,
-    ToolCallBody,
     ToolChoiceBody,
 )
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling

@@ -18,10 +18,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from carousel.client.core.request_builder import RequestOptions, Submission
-from carousel.client.core.result import Completion, Delta, aborted_completion
+from carousel.client.core.result import Completion, Delta, aborted_completion, respelled
 from carousel.client.core.streams import AsyncResultStream
 from carousel.server.admin.metrics import EndReason, RequestTimer
-from carousel.server.http.errors import as_request_error, error_body, respelled
+from carousel.server.http.errors import as_request_error, error_body
 from carousel.server.request.labels import held
 from carousel.server.request.merged_stream import merged
 from carousel.server.request.sse import DONE, EventWriter

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from carousel.conversation import MessageBody, TextPart
 from carousel.server.openai.embedding_types import MAX_INPUTS, EmbeddingBody
-from carousel.server.openai.types import MAX_PROMPTS, ChatBody, CompletionBody, MessageBody, TextPart
+from carousel.server.openai.types import MAX_PROMPTS, ChatBody, CompletionBody
 from carousel.server.request.large_json import PIECE_BYTES, QUOTE, LargeJson, Span, TooManyChars, TooManyParts
 from carousel.server.request.unknown_fields import (
     LIST,

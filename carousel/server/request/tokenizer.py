@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 from carousel.client.core.request_builder import Prompt, RequestOptions
+from carousel.conversation import pack_tools
 from carousel.server.tenancy.fair_threads import FairThreads
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
@@ -146,7 +147,7 @@ class Vocabulary:
             add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
             continue_final_message=continues,
             template_kwargs=options.get("chat_template_kwargs"),
-            tools=decode_tools(options.get("tools", b"")),
+            tools=decode_tools(pack_tools(options.get("tools"))),
         )
 
 

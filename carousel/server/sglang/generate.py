@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.client.core.request_builder import Prompt, RequestOptions, Submission
+from carousel.client.core.result import respelled
 from carousel.server.guides import asked_guide_of_sampling
-from carousel.server.http.errors import respelled
 from carousel.server.request.body import read_body
 from carousel.server.request.generation import (
     Generation,

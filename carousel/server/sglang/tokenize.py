@@ -12,11 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.client.core.request_builder import Prompt, RequestOptions
-from carousel.server.http.errors import respelled
+from carousel.client.core.result import respelled
+from carousel.conversation import conversation
 from carousel.server.openai.types import MAX_PROMPTS
 from carousel.server.request.body import read_body
 from carousel.server.request.json_list import JsonList, encoded_as
-from carousel.server.request.prompts import conversation, template_options
+from carousel.server.request.prompts import template_options
 from carousel.server.request.tokenizer import Vocabulary, num_chars
 from carousel.server.server_state import ServerState
 from carousel.server.sglang.tokenize_types import (

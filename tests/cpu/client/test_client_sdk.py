@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from carousel import LLM, AsyncClient, Client, InvalidRequest, SamplingParams
@@ -66,6 +67,35 @@ def test_a_conversation_is_rendered_by_the_chat_template(client: Client) -> None
     assert completion.usage.completion_tokens > 0
 
 
+def test_chat_is_the_answer_of_the_http_server_to_the_same_conversation(
+    client: Client, launch: Launched
+) -> None:
+    conversations = [[{"role": "developer", "content": "import os"}], [{"role": "user", "content": "def f("}]]
+    together = client.chat(conversations, GREEDY, timeout=60)
+    assert [each.token_ids for each in together] == [
+        client.chat(messages, GREEDY, timeout=60).token_ids for messages in conversations
+    ]
+    body = {"model": "demo", "messages": conversations[0], "max_tokens": 12, "temperature": 0}
+    answer = httpx.post(f"{launch.url}/v1/chat/completions", json=body, timeout=60).json()
+    assert answer["choices"][0]["message"]["content"] == together[0].text
+    assert answer["usage"]["prompt_tokens"] == together[0].usage.prompt_tokens
+
+
+def test_chat_goes_on_with_a_message_shows_tools_and_refuses_by_name(client: Client) -> None:
+    messages = [{"role": "user", "content": "import os"}, {"role": "assistant", "content": "def f("}]
+    written = "<|endoftext|>import os\ndef f("
+    went_on = client.chat(messages, GREEDY, continue_final_message=True, timeout=60)
+    assert went_on.text == client.generate(written, GREEDY, add_special_tokens=False, timeout=60).text
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    num_more = client.chat(messages, GREEDY, tools=tools, timeout=60).usage.prompt_tokens
+    assert num_more > client.chat(messages, GREEDY, timeout=60).usage.prompt_tokens + 10
+    with pytest.raises(InvalidRequest) as caught:
+        client.chat([{"role": "user", "content": 7}], GREEDY, timeout=60)
+    assert caught.value.param == "messages[0].content"
+    with pytest.raises(TypeError, match="chat_template"):
+        client.chat(messages, GREEDY, chat_template="x", timeout=60)  # type: ignore[call-overload]
+
+
 def test_leaving_and_aborting_free_the_row(client: Client, launch: Launched) -> None:
     for _ in client.stream(PROMPTS[0], ENDLESS, timeout=60):
         break
@@ -93,6 +123,8 @@ def test_async_calls_run_together_and_a_cancelled_one_frees_its_row(launch: Laun
         async with AsyncClient(launch.run_dir) as client:
             together = await asyncio.gather(*(client.generate(prompt, GREEDY) for prompt in PROMPTS[:8]))
             again = await client.generate(PROMPTS[3], GREEDY)
+            chat = await client.chat([{"role": "user", "content": "x"}], GREEDY)
+            assert chat.usage.completion_tokens == 12
             assert together[3].token_ids == again.token_ids
             call = asyncio.create_task(client.generate(PROMPTS[0], ENDLESS))
             while num_running(launch) == 0:
@@ -135,6 +167,10 @@ def test_llm_generates_and_leaves_no_process_and_no_file(
         pids = [state["pid"], *(child["pid"] for child in state["children"])]
         completions = llm.generate(PROMPTS[:6], GREEDY, timeout=60)
         assert len(completions) == 6
+        chats = llm.chat(
+            [[{"role": "user", "content": prompt}] for prompt in PROMPTS[:2]], GREEDY, timeout=60
+        )
+        assert len(chats) == 2
         several = SamplingParams(max_tokens=4, temperature=0.0, n=2)
         for alone, completion in zip(
             completions, llm.generate(PROMPTS[:6], several, timeout=60), strict=True

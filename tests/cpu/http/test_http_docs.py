@@ -11,11 +11,12 @@ import pytest
 from msgspec import Struct
 from starlette.routing import Route
 
+from carousel.conversation import MessageBody
 from carousel.server.admin.metrics import Metrics
 from carousel.server.app import make_app
 from carousel.server.endpoints import ENDPOINTS
 from carousel.server.openai.embedding_types import EmbeddingBody
-from carousel.server.openai.types import ChatBody, CompletionBody, MessageBody, StreamOptions
+from carousel.server.openai.types import ChatBody, CompletionBody, StreamOptions
 from carousel.server.openapi import OWN
 from carousel.server.request.field_table import TAKEN
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling

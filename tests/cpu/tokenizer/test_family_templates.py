@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from carousel.server.openai.types import MessageBody
-from carousel.server.request.prompts import conversation
+from carousel.conversation import MessageBody, conversation
 from runtime.base.errors import InvalidRequest
 from runtime.checkpoint.chat_formats import NONE, REASONING, TOOL_CALLS, found_in
 from runtime.launcher.checks.chat_formats import TOOLS_VARIABLE

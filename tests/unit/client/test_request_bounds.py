@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from carousel.client.core.request_builder import Submission, build_request, no_text
+from carousel.lora import LoRARequest
+from carousel.structured_outputs import StructuredOutputsParams
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.table import PARAMETERS
 from runtime.wire.handle import make_handle
@@ -111,6 +113,9 @@ def test_each_option_is_refused_or_received(name: str) -> None:
         ("x", {"stop": ["a", "\ud83d"]}, {}, "stop[1]"),
         ("x", {}, {"prediction": "\ud83d"}, "prediction"),
         ("x", {}, {"cache_salt": "\ud83d"}, "cache_salt"),
+        ("x", {}, {"structured_outputs": StructuredOutputsParams(regex="\ud83d")}, "structured_outputs"),
+        ("x", {}, {"lora_request": LoRARequest("\ud83d", 1)}, "lora_request"),
+        ("x", {}, {"logits_processors": [{"name": "\ud83d"}]}, "logits_processors[0].name"),
     ],
 )
 def test_half_of_a_surrogate_pair_is_refused_by_the_name_of_its_field(

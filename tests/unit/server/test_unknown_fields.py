@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from carousel.conversation import conversation
 from carousel.server.guides import asked_guide
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import ChatBody, CompletionBody
@@ -16,7 +17,6 @@ from carousel.server.request.decode import SMALL_BODY_BYTES, decode_body
 from carousel.server.request.field_table import FIELD_TABLES, REFUSED, TAKEN
 from carousel.server.request.large_fields import PromptLimits
 from carousel.server.request.large_json import BodyBytes
-from carousel.server.request.prompts import conversation
 from carousel.server.request.unknown_fields import MAX_LOGGED, MAX_UNKNOWN, FieldFilter, IgnoredLog, nearest
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import TokenizeBody

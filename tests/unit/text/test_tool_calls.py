@@ -118,7 +118,8 @@ TOOLS: list[dict[str, Any]] = [
 def with_template(template: str) -> Tokenizer:
     tokenizer = made.byte_level()
     tokenizer._chat_template._wrapper.chat_template = template
-    tokenizer._chat_template.__dict__.pop("_calls", None)  # found out of the template before
+    for found in ("_calls", "variables"):  # found out of the template before
+        tokenizer._chat_template.__dict__.pop(found, None)
     return tokenizer
 
 
@@ -129,6 +130,15 @@ def test_tools_are_a_variable_of_the_template_in_their_order() -> None:
     user = [{"role": "user", "content": "x"}]
     shown = '{"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": 2}}}'
     assert tokenizer.apply_chat_template(user, tools=TOOLS) == f"{shown}x"
+    assert tokenizer.apply_chat_template(user) == "x"
+
+
+def test_a_template_that_shows_no_tools_is_given_none() -> None:
+    tokenizer = with_template("{{ messages[0].content }}")
+    user = [{"role": "user", "content": "x"}]
+    with pytest.raises(InvalidRequest, match=r"^tools: the model.s chat template shows none") as error:
+        tokenizer.apply_chat_template(user, tools=TOOLS)
+    assert error.value.param == "tools"
     assert tokenizer.apply_chat_template(user) == "x"
 
 
@@ -210,8 +220,9 @@ def test_tools_travel_as_json_and_have_their_own_bound() -> None:
         [{"type": "function", "function": {"name": "f", "description": "x" * 1000000}}]
     )
     assert validator.tools(request(large)) == msgspec.json.decode(large)
-    for wrong in ("x", TOOLS, b" " * (1 << 20) + b"[]"):
-        with pytest.raises(InvalidRequest, match="tools must be JSON of at most"):
+    assert validator.tools(request(TOOLS)) == TOOLS
+    for wrong in ("x", 7, b" " * (1 << 20) + b"[]"):
+        with pytest.raises(InvalidRequest, match="tools must be a list of definitions, or its JSON"):
             request(wrong)
     with pytest.raises(InvalidRequest, match="tools is for a prompt of chat messages"):
         request(b"[]", "text")
