@@ -18,9 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+from carousel.client.core.result import respelled
 from carousel.client.core.stats import StatsPlace
 from carousel.trtllm.executor import GenerationExecutor
-from carousel.trtllm.inference_request import InferenceRequest, InputArrays, generation_request, padding_id
+from carousel.trtllm.inference_request import (
+    ARRAY_NAMES,
+    InferenceRequest,
+    InputArrays,
+    generation_request,
+    padding_id,
+)
 from carousel.trtllm.output_tensors import NamedTensor, OutputTensors
 from carousel.trtllm.response_board import ResponseBoard
 from carousel.trtllm.responses import Response
@@ -213,7 +220,7 @@ class BatchManager:
                     raise InvalidRequest(f"one more than the {num_free} requests that were asked for")
                 self._submit(request)
             except CarouselError as error:
-                self._send_error(request.request_id, str(error))
+                self._send_error(request.request_id, _words(error))
 
     def _submit(self, request: InferenceRequest) -> None:
         """Raises RequestError for what is wrong with it, RingClosed."""
@@ -242,8 +249,8 @@ class BatchManager:
             # Before the caller hears of it: he may use the id again at once.
             del self._by_executor_id[response.request_id]
             del self._active[active.request_id]
-        if response.has_error():
-            self._send_error(active.request_id, response.error_msg)
+        if response.error is not None:
+            self._send_error(active.request_id, _words(response.error))
             return
         tensors = active.tensors.of(response.result)
         self._guard("send_response", lambda: self._send(active.request_id, tensors, response.is_final, ""))
@@ -297,6 +304,11 @@ class BatchManager:
         if now >= self._quiet_until.get(name, 0.0):
             self._quiet_until[name] = now + COMPLAINT_S
             logger.error("callback %s %s", name, words, exc_info=exc_info)
+
+
+def _words(error: CarouselError) -> str:
+    """Return an error in words, with the arrays at fault by their names."""
+    return str(respelled(error, ARRAY_NAMES) if isinstance(error, RequestError) else error)
 
 
 def _batching_settings(model_type: str, scheduler_config: str) -> dict[str, str]:

@@ -126,11 +126,12 @@ class GenerationExecutor(RuntimeQuestions):
         comes from the result.
         """
         submission = request.submission()
-        put(self._session, submission, None)
-        with self._submit_lock:
-            request.check_unsubmitted()
-            state, mailbox = self._session.open_request(submission)
-            request.set_id(state.number + 1)
+        with request.naming():
+            put(self._session, submission, None)
+            with self._submit_lock:
+                request.check_unsubmitted()
+                state, mailbox = self._session.open_request(submission)
+                request.set_id(state.number + 1)
         return GenerationResult(request, state, mailbox, self)
 
     def generate_async(

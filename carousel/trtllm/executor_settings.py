@@ -27,14 +27,15 @@ ALIASES = {
 """Settings that TensorRT-LLM's names stand for."""
 
 
-def runtime_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that `given` asks for; None stands for what was not given. Raises: ConfigError for
-    a directory that is not there, for two names of one setting that say different things, for a wrong number
-    of workers, and for what a configuration object asks for and is not built.
+def runtime_settings(given: Mapping[str, Any], named_by: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return the settings that `given` asks for; None stands for what was not given. `named_by` is filled
+    with the name that the caller has for each. Raises: ConfigError for a directory that is not there, for two
+    names of one setting that say different things, for a wrong number of workers, and for what a
+    configuration object asks for and is not built.
     """
     plain, asked = without_configs(given)
     settings: dict[str, Any] = {}
-    named_by: dict[str, str] = {}
+    named_by = {} if named_by is None else named_by
 
     def add(name: str, setting: str, value: Any) -> None:
         if settings.setdefault(setting, value) != value:
@@ -52,9 +53,10 @@ def runtime_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     # A preset says what is done when nothing is said, and so do these objects.
     if "preset" in settings and (asked.by_caller or asked.by_default):
         raise ConfigError("preset: a configuration object has defaults of its own; give one of them")
-    for setting, (_, value) in asked.by_default.items():
+    for setting, (name, value) in asked.by_default.items():
         for own_name in ALIASES.get(setting, (setting,)):
             settings.setdefault(own_name, _translated(setting, value))
+            named_by.setdefault(own_name, name)
     if settings.get("disable_chunked_prefill") is True and "preset" not in settings:
         settings.setdefault("chunked_prefill_size", WHOLE_PROMPT_TOKENS)
     return settings

@@ -5,7 +5,8 @@ is not built; knows no result.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, get_args
 
 import msgspec
 
@@ -16,17 +17,21 @@ from carousel.client.core.request_builder import (
     Submission,
     TokenIds,
     build_request,
+    pack_token_ids,
 )
+from carousel.client.core.result import respelled, respelling
 from carousel.lora import LoraConfig, LoRARequest
 from carousel.prompt_tables import PromptAdapterRequest, PromptTuningConfig
 from carousel.retention import KvCacheRetentionConfig
 from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 from carousel.trtllm.executor_config import (
+    DRAFTS,
     AdditionalModelOutput,
     ExternalDraftTokensConfig,
     checked_outputs,
 )
-from runtime.base.errors import InvalidRequest
+from runtime.base.errors import CarouselError, InvalidRequest, RequestError
+from runtime.wire.guide import GuideKind
 from runtime.wire.sampling_params import SamplingParams
 
 NOT_BUILT = frozenset(
@@ -39,6 +44,17 @@ NOT_BUILT = frozenset(
 )
 """Arguments that callers of TensorRT-LLM's executor know and that would do nothing here."""
 MAX_UINT64 = (1 << 64) - 1
+_NAMES = {
+    "prompt": "prompt_token_ids",
+    "stream": "streaming",
+    "time_limit": "allotted_time_ms",
+    "draft_token_ids": f"{DRAFTS}.tokens",
+    "structured_outputs": "guided_decoding_params",
+    **dict.fromkeys(get_args(GuideKind), "guided_decoding_params"),
+    **dict.fromkeys((PROCESSORS, f"{PROCESSORS}[0]", f"{PROCESSORS}[0].name"), "logits_post_processor_name"),
+}
+"""Names of arguments that the client library and the runtime call otherwise."""
+_OUTPUT_NAMES = dict.fromkeys(("additional_outputs", "gather_context"), "additional_model_outputs")
 
 
 class GenerationRequest:
@@ -158,7 +174,11 @@ class GenerationRequest:
         return sampling.n if sampling.use_beam_search else sampling.best_of or sampling.n
 
     def submission(self) -> Submission:
-        """Return the request as the client library takes it."""
+        """Return the request as the client library takes it. Raises InvalidRequest for a query that is no
+        token ids.
+        """
+        if self.query_token_ids is not None:
+            pack_token_ids("query_token_ids", self.query_token_ids)
         options: RequestOptions = {
             "priority": self.priority,
             "cache_salt": self.cache_salt,
@@ -189,7 +209,24 @@ class GenerationRequest:
     def check(self) -> None:
         """Check the request as far as that can be done without the runtime. Raises InvalidRequest."""
         self.check_unsubmitted()
-        build_request(b"", self.submission())
+        with self.naming():
+            build_request(b"", self.submission())
+
+    def named(self, error: CarouselError) -> CarouselError:
+        """Return an error of the request with the argument at fault as its caller wrote it."""
+        return respelled(error, self._names()) if isinstance(error, RequestError) else error
+
+    def naming(self) -> AbstractContextManager[None]:
+        """Return a block that an error leaves as `named` returns it."""
+        return respelling(self._names())
+
+    def _names(self) -> Mapping[str, str]:
+        names = _NAMES
+        if self.additional_model_outputs:
+            names = names | _OUTPUT_NAMES
+        if self.query_token_ids is not None:
+            names = names | {"prompt": "input_token_ids"}
+        return names
 
     def set_id(self, request_id: int) -> None:
         """Give the request its id. Raises InvalidRequest when it has one, for a request is submitted once,

@@ -294,6 +294,8 @@ class GenerationResult:
         items = self._mailbox.take_now()
         if items:
             self._state.receive(items)
+            if self._state.error is not None:
+                self._state.error = self.request.named(self._state.error)
 
     def _check_streaming(self) -> None:
         if not self.streaming:

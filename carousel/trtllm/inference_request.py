@@ -50,6 +50,15 @@ OF_BEAMS = {"length_penalty": 0.0, "early_stopping": 1, "beam_search_diversity_r
 KNOWN = frozenset({*INTEGERS, *FLOATS, *WORD_LISTS, *FLAGS, *OTHERS, *ADAPTERS})
 WRITTEN_AS = {field: name for name, field in (INTEGERS | FLOATS | WORD_LISTS).items()}
 WRITTEN_AS["stop_token_ids"] = "end_id"
+ARRAY_NAMES = {
+    **WRITTEN_AS,
+    **dict.fromkeys(("prompt_token_ids", "prompt"), "input_ids"),
+    **dict.fromkeys(("n", "use_beam_search"), "beam_width"),
+    "logprobs": "return_log_probs",
+    "lora_config": "lora_task_id",
+    "prompt_tuning_config": "prompt_embedding_table",
+}
+"""Name of the array that an argument of GenerationRequest or a field of SamplingParams was made of."""
 
 
 @dataclass(frozen=True, slots=True)

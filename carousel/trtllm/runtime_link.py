@@ -76,9 +76,14 @@ class RuntimeLink:
 
 
 def started(given: dict[str, Any]) -> OwnRuntime:
-    """Start a runtime with an executor's arguments. Raises ConfigError."""
-    wanted = runtime_settings(given)
-    return OwnRuntime(wanted.pop("model", ""), wanted)
+    """Start a runtime with an executor's arguments. Raises ConfigError that names the one at fault."""
+    named_by: dict[str, str] = {}
+    wanted = runtime_settings(given, named_by)
+    try:
+        return OwnRuntime(wanted.pop("model", ""), wanted)
+    except ConfigError as error:
+        setting, colon, rest = str(error).partition(":")
+        raise ConfigError(named_by.get(setting, setting) + colon + rest) from None
 
 
 def attachable(run_dir: str | Path, given: dict[str, Any]) -> Path:

@@ -94,6 +94,13 @@ def test_what_the_runtime_refuses_is_a_final_response_with_its_words(make: Make)
     assert caller.responses == [(1, {}, True, "refused: context_length_exceeded")]
 
 
+def test_what_the_runtime_refuses_is_named_as_the_array_that_it_came_in(make: Make) -> None:
+    _, _, caller = make(lambda request: [failure(request, "too_long", 400, "input_ids")])
+    caller.give(request(1))
+    caller.wait_final()
+    assert caller.responses == [(1, {}, True, "input_ids: refused: too_long")]
+
+
 def test_an_iteration_is_get_send_poll_report(make: Make) -> None:
     _, ring, caller = make(echo)
     ring.info = statistics(1)

@@ -20,6 +20,7 @@ from carousel import (
     RequestError,
     RingClosed,
     SamplingParams,
+    StructuredOutputsParams,
     TokenLogprob,
 )
 from carousel.trtllm import runtime_link
@@ -288,6 +289,20 @@ def test_an_error_reaches_its_own_result_only_and_each_time(make: Make) -> None:
     with pytest.raises(Overloaded):
         asyncio.run(bad.aresult(WAIT_S))
     assert good.result(WAIT_S).text == "B"
+
+
+def test_an_error_of_the_runtime_names_the_argument(make: Make) -> None:
+    executor, _ = make(lambda request: [failure(request, "context_length_exceeded", 400, "input_ids")])
+    result = executor.generate_async([65])
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=r"^prompt_token_ids: refused") as caught:
+            result.result(WAIT_S)
+        assert caught.value.param == "prompt_token_ids"
+    executor.enqueue_request(GenerationRequest([65], query_token_ids=[66]))
+    (response,) = executor.await_responses(timeout=WAIT_S)
+    assert response.error_msg.startswith("input_token_ids: refused")
+    with pytest.raises(InvalidRequest, match=r"^guided_decoding_params: it is empty"):
+        executor.generate_async([1], guided_decoding_params=StructuredOutputsParams(regex=""))
 
 
 def test_an_iteration_delivers_what_came_before_the_error_and_then_the_error(make: Make) -> None:
