@@ -32,12 +32,12 @@ from carousel.trtllm.executor_config import (
 )
 from runtime.base.errors import CarouselError, InvalidRequest, RequestError
 from runtime.wire.guide import GuideKind
+from runtime.wire.plan import PROCESSORS
 from runtime.wire.sampling_params import SamplingParams
 
 NOT_BUILT = frozenset(
     {
         "disaggregated_params",
-        "logits_post_processor_name",
         "logits_processor",
         "multimodal_params",
     }
@@ -78,6 +78,7 @@ class GenerationRequest:
     lora_config: an adapter without a directory, whose weights come with the first request that names it.
     prompt_adapter_request: virtual tokens that stand in front of the prompt.
     prompt_tuning_config: virtual tokens that come with the request.
+    logits_post_processor_name: the logits processor of the launch that its tokens are drawn with.
     additional_model_outputs: what is wanted of the model's inside, as AdditionalModelOutput.
     exclude_input_from_output: False puts the input in front of the output's token ids; not in a stream.
     """
@@ -105,6 +106,7 @@ class GenerationRequest:
         lora_config: LoraConfig | None = None,
         prompt_adapter_request: PromptAdapterRequest | None = None,
         prompt_tuning_config: PromptTuningConfig | None = None,
+        logits_post_processor_name: str | None = None,
         additional_model_outputs: Sequence[AdditionalModelOutput] | None = None,
         **others: Any,
     ) -> None:
@@ -155,6 +157,7 @@ class GenerationRequest:
         self.lora_config = lora_config
         self.prompt_adapter_request = prompt_adapter_request
         self.prompt_tuning_config = prompt_tuning_config
+        self.logits_post_processor_name = logits_post_processor_name
         self._id = 0
 
     @property
@@ -202,6 +205,8 @@ class GenerationRequest:
             options["prompt_adapter_request"] = self.prompt_adapter_request
         if self.prompt_tuning_config is not None:
             options["prompt_tuning_config"] = self.prompt_tuning_config
+        if self.logits_post_processor_name is not None:
+            options["logits_processors"] = [{"name": self.logits_post_processor_name}]
         return Submission(
             self.input_token_ids, self.sampling_params, self.streaming, options, is_cumulative=True
         )

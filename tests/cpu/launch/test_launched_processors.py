@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from carousel import Client, InvalidRequest, RequestError, SamplingParams
+from carousel import Client, GenerationExecutor, InvalidRequest, RequestError, SamplingParams
 from carousel import StructuredOutputsParams as Guide
 from tests.harness.ring.launched import Launched, launched
 
@@ -57,6 +57,19 @@ def without_repeats(prompt: Sequence[int], logits: np.ndarray[Any, Any]) -> list
         row[seen] = float("-inf")
         seen.append(int(row.argmax()))
     return seen[len(prompt) :]
+
+
+def test_an_executor_names_one_in_tensorrt_llms_words(launch: Launched, client: Client) -> None:
+    ids, params = prompt_ids(launch, PROMPTS[0]), SamplingParams(**GREEDY)
+    with GenerationExecutor.create(run_dir=launch.run_dir) as executor:
+        for name in ("ban", "batched"):
+            result = executor.generate_async(ids, params, logits_post_processor_name=name)
+            wanted = client.generate(ids, params, logits_processors=[{"name": name}], timeout=TIMEOUT_S)
+            assert result.result(TIMEOUT_S).token_ids == wanted.token_ids
+        for wrong in ("nobody", "x" * 300):
+            with pytest.raises(InvalidRequest, match=r"^logits_post_processor_name") as caught:
+                executor.generate_async(ids, params, logits_post_processor_name=wrong).result(TIMEOUT_S)
+            assert caught.value.param == "logits_post_processor_name"
 
 
 @pytest.mark.parametrize("name", ["ban", "batched"])
