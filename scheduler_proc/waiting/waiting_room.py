@@ -173,7 +173,7 @@ class WaitingRoom:
 
     def num_without_row(self, account: Account[Request], num_free: int) -> int:
         """Return how many rows the tenant's requests wait for, not counting those that have just arrived and
-        will find one of num_free free rows. Other tenants' requests that have just arrived get those rows first.
+        will find one of num_free free rows. Other tenants' requests that have just arrived get those first.
         """
         num_held, num_queued = account.held.num_rows, self.queue.num_rows
         if self.is_backed_up and num_queued:
