@@ -52,8 +52,8 @@ class RequestRecords:
         self._ended.append(self._figures(req, frozenset(), "GENERATION_COMPLETE"))
 
     def note_commit(self, step: int, batch: ScheduleBatch) -> None:
-        """Record the requests that ended since the last step, at most MAX_ENDED, and the live ones, in order of
-        arrival.
+        """Record the requests that ended since the last step, at most MAX_ENDED, and the live ones, in order
+        of arrival.
         """
         scheduled = frozenset(batch.order[batch.still_held()].tolist())
         figures = list(self._ended)
