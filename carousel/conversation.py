@@ -31,7 +31,9 @@ MAX_CALL_PARTS = 1 << 16
 """Most parts of all tool calls in a conversation, by the brackets and commas in their JSON: 6 ms of work."""
 _BEGINNINGS = b'"{n'
 """First bytes of a text, an object and null in JSON."""
+TEXT_ONLY = "this server takes text only"
 _AT = re.compile(r" - at `\$(?P<path>[^`]*)`$")
+_PART = re.compile(r"\.content\[\d+\](\.type)?$")
 
 
 # -- OpenAI's messages ---------------------------------------------------------------------------------------
@@ -104,6 +106,8 @@ def _body_of(message: Any, where: str) -> MessageBody:
         text = str(error)
         at = _AT.search(text)
         path, reason = (f"{where}{at['path']}", text[: at.start()]) if at else (where, text)
+        if _PART.search(path):
+            reason = f"{TEXT_ONLY}: {reason}"
         raise InvalidRequest(f"{path}: {reason}", param=path) from None
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"{where} cannot be written as JSON: {error}", param=where) from None

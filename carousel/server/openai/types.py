@@ -22,8 +22,6 @@ from runtime.wire.sampling_params import TokenId
 MAX_PROMPTS = 1024
 MAX_TIME_LIMIT_S = 1_000_000.0
 
-TEXT_ONLY = "this server takes text only"
-
 NumTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS_LIMIT)]
 NumTokensOrNone: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS_LIMIT)]
 NumLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 import msgspec
 from msgspec import inspect
 
-from carousel.server.openai.types import TEXT_ONLY
+from carousel.conversation import TEXT_ONLY
 from carousel.server.request.field_table import EXAMPLES
 from carousel.server.request.large_fields import LARGE_FIELDS, PromptLimits, cut_fields, decode_large
 from carousel.server.request.large_json import SEGMENT_BYTES, BodyBytes, LargeJson, Span, Wait

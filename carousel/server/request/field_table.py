@@ -14,11 +14,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from carousel.conversation import FunctionBody, MessageBody, TextPart, ToolCallBody
+from carousel.conversation import TEXT_ONLY, FunctionBody, MessageBody, TextPart, ToolCallBody
 from carousel.server.guides import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import (
-    TEXT_ONLY,
     ChatBody,
     CompletionBody,
     LogitsProcessorBody,

@@ -68,7 +68,11 @@ def test_one_and_several_are_told_apart() -> None:
         ([{"content": "x"}], "messages[0]", "missing required field `role`"),
         ([[USER], [{"role": 1}]], "messages[1][0].role", "Expected `str`"),
         ([USER | {"content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text", "Expected"),
-        ([USER | {"content": [{"type": "image_url"}]}], "messages[0].content[0].type", "Invalid enum"),
+        (
+            [USER | {"content": [{"type": "image_url"}]}],
+            "messages[0].content[0].type",
+            "takes text only: Invalid enum",
+        ),
         ([USER | {"function_call": {}}], "messages[0].function_call", "not supported"),
         ([USER | {"content": object()}], "messages[0]", "JSON"),
         ([USER | {"content": "\ud800"}], "messages[0]", "surrogates"),
