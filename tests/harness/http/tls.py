@@ -1,7 +1,8 @@
-"""Certificate of the tests, for localhost and 127.0.0.1 until 2126, signed by itself; its key is open.
+"""Certificates of the tests: one for localhost and 127.0.0.1 until 2126, signed by itself, whose key is open,
+and one of an authority that has signed nothing, whose key was never written down.
 
 Made by `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 36500 -subj /CN=localhost
--addext subjectAltName=DNS:localhost,IP:127.0.0.1`.
+-addext subjectAltName=DNS:localhost,IP:127.0.0.1`, the other with `-subj /CN=nobody -keyout /dev/null`.
 """
 
 from __future__ import annotations
@@ -10,5 +11,6 @@ from tests.harness.sources import ROOT
 
 CERTIFICATE = ROOT / "tests" / "data" / "tls_certificate.pem"
 KEY = ROOT / "tests" / "data" / "tls_key.pem"
+AUTHORITY = ROOT / "tests" / "data" / "unknown_authority.pem"
 FILES = {"ssl_certfile": str(CERTIFICATE), "ssl_keyfile": str(KEY)}
 """Settings of a server that has them."""
