@@ -47,13 +47,14 @@ test: setup
 SERVERS := tests/cpu/openai tests/cpu/http tests/cpu/guides tests/cpu/bench
 MODELS := tests/cpu/models tests/cpu/sampling tests/cpu/worker
 SIMULATION := tests/simulation tests/cpu/scheduler
+LAUNCHES := tests/cpu/launch tests/cpu/launcher
 # With ARGS it may be that a part has no test that is chosen: 5.
 TEST = $(BIN)/python -m pytest -m "not full" $(1) $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 # Beside the first part, which shows how far it is.
 define in_one_piece
 	@out=$$(mktemp); trap "rm -f $$out" EXIT; { $(1); } >$$out 2>&1; status=$$?; echo; cat $$out; exit $$status
 endef
-ELSEWHERE := $(SERVERS) $(MODELS) $(SIMULATION) tests/cpu/launch tests/cpu/triton
+ELSEWHERE := $(SERVERS) $(MODELS) $(SIMULATION) $(LAUNCHES) tests/cpu/triton
 test-rings: setup
 	@$(call TEST,tests/cpu $(ELSEWHERE:%=--ignore %))
 test-servers: setup
@@ -65,7 +66,7 @@ test-simulation: setup
 test-project: setup
 	$(call in_one_piece,$(call TEST,tests/project))
 test-launches: setup
-	$(call in_one_piece,$(call TEST,tests/cpu/launch))
+	$(call in_one_piece,$(call TEST,$(LAUNCHES)))
 test-kernels: setup
 	$(call in_one_piece,$(call TEST,tests/cpu/triton))
 test-faults: setup

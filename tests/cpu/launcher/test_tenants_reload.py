@@ -16,8 +16,8 @@ from runtime.launcher import tenants_reload
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.tenants import TenantsFile, read_tenants
 from runtime.settings.config import RuntimeConfig
+from tests.cpu.launcher.test_supervisor import started
 from tests.harness.ring.launched import wait_until
-from tests.unit.launcher.test_supervisor import started
 
 BEFORE = '[alice]\nkey = "key of alice"\n[bob]\nkey = "key of bob"\n'
 AFTER = '[alice]\nkey = "key of alice"\nrole = "admin"\n[carol]\nkey = "key of carol"\n'

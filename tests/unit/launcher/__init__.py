@@ -1,1 +1,1 @@
-"""Command line, flags of other servers, supervisor, nodes: without a model."""
+"""Command line, flags of other servers, manifests: no process is started. With processes: cpu/launcher."""

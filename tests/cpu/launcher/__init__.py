@@ -1,0 +1,1 @@
+"""The launcher with real processes and sockets, without a model. What it does alone: tests/unit/launcher."""
