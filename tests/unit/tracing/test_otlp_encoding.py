@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import string
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from carousel.server.tracing.otlp_encoding import (
@@ -29,13 +28,43 @@ from tests.harness.http.otlp_collector import attributes_of
 
 TRACE_ID, SPAN_ID, PARENT_ID = bytes(range(16)), bytes(range(8, 16)), b"p" * 8
 NO_LIMITS = TraceLimits()
-VALUES = st.one_of(
-    st.text(),
-    st.booleans(),
-    st.integers(-(2**63), 2**63 - 1),
-    st.floats(allow_nan=False),
-    st.lists(st.text(), max_size=3),
+NUM_DRAWS = 200
+NUMBERS = (0, 1, -1, 127, 128, 2**31, 2**63 - 1, -(2**63))
+FLOATS = (0.0, -0.0, 5e-324, -1.5, 1e308, float("inf"), float("-inf"))
+LETTERS = (
+    "a",
+    "Z",
+    "\0",
+    "\n",
+    '"',
+    "\x7f",
+    "\x80",
+    "é",
+    "\u2028",
+    "\ud7ff",
+    "\ue000",
+    "\uffff",
+    "𐀀",
+    "\U0010ffff",
 )
+"""Characters at both ends of each length in UTF-8, and those that have a meaning somewhere."""
+
+
+def drawn_text(rng: random.Random) -> str:
+    return "".join(rng.choices(LETTERS, k=rng.choice((0, 1, 2, 9, 130))))
+
+
+def drawn_value(rng: random.Random) -> AttributeValue:
+    kind = rng.randrange(5)
+    if kind == 0:
+        return drawn_text(rng)
+    if kind == 1:
+        return rng.random() < 0.5
+    if kind == 2:
+        return rng.choice((*NUMBERS, rng.randint(-(2**63), 2**63 - 1)))
+    if kind == 3:
+        return rng.choice((*FLOATS, rng.uniform(-1e6, 1e6)))
+    return [drawn_text(rng) for _ in range(rng.randrange(4))]
 
 
 def span_of(attributes: dict[str, Any], stamps: list[Stamp], limits: TraceLimits = NO_LIMITS) -> Any:
@@ -60,20 +89,27 @@ def span_of(attributes: dict[str, Any], stamps: list[Stamp], limits: TraceLimits
     return first
 
 
-@given(st.dictionaries(st.text(string.printable, min_size=1), VALUES, max_size=6))
-@settings(max_examples=100, deadline=None)
-def test_attributes_of_each_kind_are_read_as_they_were(attributes: dict[str, AttributeValue]) -> None:
-    read = attributes_of(span_of(attributes, []))
-    assert read == attributes
-    assert {key: type(value) for key, value in read.items()} == {k: type(v) for k, v in attributes.items()}
+def test_attributes_of_each_kind_are_read_as_they_were() -> None:
+    rng = random.Random(1)
+    for _ in range(NUM_DRAWS):
+        names = {
+            "".join(rng.choices(string.printable, k=rng.randint(1, 12))) for _ in range(rng.randrange(7))
+        }
+        attributes = {name: drawn_value(rng) for name in names}
+        read = attributes_of(span_of(attributes, []))
+        assert read == attributes
+        assert {key: type(value) for key, value in read.items()} == {
+            key: type(value) for key, value in attributes.items()
+        }
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 2**40)), max_size=64))
-@settings(max_examples=50, deadline=None)
-def test_events_are_read_as_they_were(moments: list[tuple[float, int]]) -> None:
-    span = span_of({}, [Stamp("retraction", at_s, value) for at_s, value in moments])
-    read = [(event.name, event.time_unix_nano, attributes_of(event)) for event in span.events]
-    assert read == [("retraction", round(at_s * 1e9) + 5, {"value": value}) for at_s, value in moments]
+def test_events_are_read_as_they_were() -> None:
+    rng = random.Random(2)
+    for number in range(NUM_DRAWS):
+        moments = [(rng.uniform(0.0, 1e6), rng.randrange(2**41)) for _ in range(number % 65)]
+        span = span_of({}, [Stamp("retraction", at_s, value) for at_s, value in moments])
+        read = [(event.name, event.time_unix_nano, attributes_of(event)) for event in span.events]
+        assert read == [("retraction", round(at_s * 1e9) + 5, {"value": value}) for at_s, value in moments]
 
 
 def test_what_else_a_span_has() -> None:
