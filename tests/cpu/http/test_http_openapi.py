@@ -130,8 +130,20 @@ def test_a_key_is_described_where_there_is_one(tmp_path: Any) -> None:
         assert front.http.get("/openapi.json").status_code == 401
 
 
-@pytest.mark.parametrize("max_examples", [6, pytest.param(50, marks=pytest.mark.full)])
-@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize(
+    ("front", "mode", "max_examples"),
+    [
+        # What one policy allows and the other does not is further fields: each has the mode that draws them.
+        ("warn", GenerationMode.POSITIVE, 6),
+        ("refuse", GenerationMode.NEGATIVE, 6),
+        *(
+            pytest.param(policy, mode, 50, marks=pytest.mark.full)
+            for policy in ("warn", "refuse")
+            for mode in GenerationMode
+        ),
+    ],
+    indirect=["front"],
+)
 def test_generated_requests_find_no_undocumented_answer(
     front: Front, mode: GenerationMode, max_examples: int
 ) -> None:
