@@ -1,1 +1,3 @@
-"""The grammar process: compiles guides, follows guided output, and says what may come next."""
+"""The grammar process: compiles guides, follows the output of guided sequences, and makes the masks of the
+token ids that may follow.
+"""

@@ -13,50 +13,52 @@ from runtime.wire.guide import Guide
 
 
 class Matcher(Protocol):
-    """Place of an output in its grammar."""
+    """Position of an output in its grammar."""
 
     def is_error(self) -> bool:
-        """Tell whether it cannot go on: a token did not match, or too much work is needed."""
+        """Return True if the matcher cannot go on: a token did not match, or too much work is needed."""
 
     def get_error(self) -> str:
-        """Say why; empty where it is not in error."""
+        """Return the reason of the error; empty if there is none."""
 
     def is_accepting(self) -> bool:
-        """Tell whether the output may end here."""
+        """Return True if the output may end here."""
 
     def deep_copy(self) -> Self:
-        """Return another in the same place, which goes its own way."""
+        """Return a copy at the same position, which moves independently."""
 
     def consume_token(self, token: int, /) -> bool:
-        """Go on by a token. False: it does not match, and the matcher is in error."""
+        """Move on by a token. Returns False if it does not match; the matcher is then in error."""
 
     def consume_tokens(self, tokens: list[int], /) -> bool:
-        """Go on by each of some."""
+        """Move on by several tokens. Returns False if one does not match; the matcher is then in error."""
 
 
 M = TypeVar("M", bound=Matcher)
 
 
 class BackendVocabulary(Protocol[M]):
-    """Ids with the bytes that they stand for, as one backend has them."""
+    """The tokenizer's ids and the bytes that they stand for, in the form that one backend needs."""
 
     def grammar_of(self, guide: Guide) -> str:
-        """Return a grammar that `compile` takes, though it may find it wrong. A guide may take any time, so
-        this is for processes that may be killed. Raises InvalidRequest.
+        """Return a grammar of a guide that `compile` accepts as input; `compile` may still find it wrong. A
+        guide may take any time, so this runs in processes that may be killed. Raises InvalidRequest.
         """
 
     def compile(self, grammar: str) -> M:
-        """Return a matcher at the beginning of a grammar; look whether it `is_error`. Other threads run
-        meanwhile.
+        """Return a matcher at the start of a grammar. Callers check `is_error`. Other threads
+        run meanwhile.
         """
 
     def after_one(self, matcher: M) -> M:
-        """Return the matcher after one of the tokens that may come first: one in error, if there is one. What
-        is too complex shows there, not before.
+        """Try the first few tokens that a matcher allows. Returns a copy that is in error after one of them,
+        else the matcher itself. This detects a grammar that is too complex, which compiling does not.
         """
 
     def masks(self, matchers: Sequence[M]) -> IntArray:
-        """Return [n, words]: what each allows, without the ids that end a text."""
+        """Return the masks [n, words] of the ids that each matcher allows, without the ids that end
+        a text.
+        """
 
     def timed_mask(self, matcher: M) -> tuple[IntArray, float]:
-        """Return the mask of one, and the seconds of a processor that it took."""
+        """Return the mask of one matcher, and the CPU seconds that it took."""

@@ -1,7 +1,7 @@
-"""Branches: where the hypotheses of each beam search stand in its guide.
+"""Branches: the matchers of the hypotheses of beam searches with a guide.
 
-A matcher is copied where hypotheses fork. Those of a search are told all together, and their masks, too; all
-begin where the matcher of the search does, which goes nowhere itself.
+A matcher is copied where hypotheses fork. The scheduler names all hypotheses of a search in one message, and
+gets all masks in one. All hypotheses begin at the matcher of the search, which itself does not move.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates
 class _Search:
     matchers: list[Matcher] = field(default_factory=list)
     excess_s: float = 0.0
-    """Time of the processor beyond what its tokens may take."""
+    """CPU time beyond the allowance of its tokens."""
 
 
 class Branches:
-    """By handle."""
+    """The matchers of all beam searches, by the handle of the search."""
 
     def __init__(
         self, vocabulary: BackendVocabulary[Any], on_progress: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_progress`: called before what may take a while."""
+        """`on_progress` is called before operations that may take long."""
         self._vocabulary = vocabulary
         self._on_progress = on_progress
         self._searches: dict[bytes, _Search] = {}
 
     def branch(self, start: Matcher, message: BranchMatchers) -> BranchStates | None:
-        """Go on with these hypotheses of a search, which begin at `start`. None: of an earlier grammar
-        process's. Raises GuideBroken when one cannot go on.
+        """Make matchers and masks of these hypotheses of a search, whose matcher is `start`. Returns None if
+        they continue hypotheses that only an earlier grammar process had. Raises GuideBroken if one cannot go
+        on.
         """
         search = self._searches.setdefault(message.handle, _Search())
         matchers, masks, are_complete = [], [], []

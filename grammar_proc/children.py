@@ -1,4 +1,6 @@
-"""Children that try guides, as the grammar process sees them: a nursery that forks them, and each of them."""
+"""Child processes that try guides, as the grammar process sees them: a nursery that forks them, and the
+children.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,18 @@ CLOSE_S = 0.2
 
 
 class Nursery:
-    """The process that has read the vocabulary, and forks. It is started when it is needed."""
+    """The process that has read the vocabulary and forks children. It is started when it is first needed, and
+    again if it has ended.
+    """
 
     def __init__(self, tokenizer: str, backend: str) -> None:
-        """`tokenizer`: the directory of one."""
+        """`tokenizer` is the directory of a tokenizer."""
         self._arguments = (tokenizer, backend)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
     def child(self) -> CompileChild:
-        """Ask for a child. It says itself when it is there, or its socket ends."""
+        """Ask for a child. The child reports when it is ready; if it cannot start, its socket ends."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -61,7 +65,7 @@ class Nursery:
         return ours, process
 
     def close(self) -> None:
-        """Its children end with it."""
+        """End the nursery process, and with it its children."""
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -73,22 +77,22 @@ class Nursery:
 
 
 class CompileChild:
-    """One process. It is there once it has said its number."""
+    """One child process. It is ready once it has reported its process id."""
 
     def __init__(self, link: socket.socket) -> None:
         link.setblocking(False)
         self.pid = 0
-        """Process id; 0: it is not there yet."""
+        """Process id; 0: not ready yet."""
         self.is_demoted = False
         self.key: bytes | None = None
         """Key of the guide that it tries."""
         self.guide: Guide | None = None
         self.is_wanted = True
-        """Somebody waits for that."""
+        """Somebody waits for that guide."""
         self.since = time.monotonic()
-        """When it began with it, or was asked for."""
+        """When it began with the guide, or was asked for."""
         self.charged_s = 0.0
-        """How much of its time others have given up for it."""
+        """CPU time of its guide that was charged to the credit that all guides share."""
         self._link = link
         self._pidfd = -1
         self._to_send = b""
@@ -104,7 +108,7 @@ class CompileChild:
 
     @property
     def cpu_s(self) -> float:
-        """Return the seconds for which it has had a processor for what it tries."""
+        """Return the CPU seconds that it has spent on its guide."""
         return _cpu_s(self.pid) - self._cpu_before_s
 
     def give(self, key: bytes, guide: Guide, now: float) -> None:
@@ -115,13 +119,13 @@ class CompileChild:
         self.pump()
 
     def pump(self) -> None:
-        """Send what there is room for."""
+        """Send as much of the pending data as the socket accepts."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while self._to_send:
                 self._to_send = self._to_send[self._link.send(self._to_send) :]
 
     def answer(self) -> bytes | None:
-        """Return the next frame that has come; None: none yet. Raises EOFError when there will be none."""
+        """Return the next frame that has arrived; None: none yet. Raises EOFError if no more will come."""
         try:
             while data := self._link.recv(READ_BYTES):
                 self._received += data
@@ -140,7 +144,7 @@ class CompileChild:
         return data
 
     def meet(self, data: bytes) -> None:
-        """Take what it says first. Raises EOFError when it has ended since."""
+        """Read the child's first frame, its process id. Raises EOFError if it has ended since."""
         (pid,) = PID.unpack(data)
         try:
             self._pidfd = os.pidfd_open(pid)
@@ -149,8 +153,8 @@ class CompileChild:
         self.pid = pid
 
     def demote(self) -> None:
-        """From now on it runs when nobody else needs the processor. Without privileges there is no way
-        back.
+        """Let the child run only while nobody else needs the processor (SCHED_IDLE). Without privileges this
+        cannot be undone.
         """
         self.is_demoted = True
         if not self.has_ended:
@@ -159,25 +163,27 @@ class CompileChild:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether its memory is given back, or soon will be."""
+        """Return True if the process has ended, so that its memory is, or soon will be, given back."""
         return self._pidfd < 0 or bool(select.select([self._pidfd], [], [], 0)[0])
 
     def kill(self) -> None:
-        """Does not wait: at the lowest priority its memory may take a minute to be given back."""
+        """Kill the child without waiting: at the lowest priority its memory may take a minute to be given
+        back.
+        """
         self._link.close()
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def forget(self) -> None:
-        """Forget the child, which has ended."""
+        """Release the handle of the child, which has ended."""
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
 
 
 def _cpu_s(pid: int) -> float:
-    """How long a process has had a processor; 0.0 for one that is gone."""
+    """Return the CPU seconds of a process; 0.0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -36,18 +36,18 @@ from runtime.wire.messages import ErrorInfo
 LENGTH = struct.Struct("<I")
 PID = struct.Struct("<I")
 MAX_MEMORY = 4 << 30
-"""Address space beyond what the vocabulary and its library have; a guide that needs more is refused."""
+"""Address space beyond that of the vocabulary and its library. A guide that needs more is refused."""
 
 
 class Compiled(Record, frozen=True):
-    """A grammar, or why there is none."""
+    """The grammar of a guide, or the error for which there is none."""
 
     grammar: str = ""
     error: ErrorInfo | None = None
 
 
 def try_guide(guide: Guide, vocabulary: BackendVocabulary[Any]) -> Compiled:
-    """Make a grammar of a guide and look whether any output matches it."""
+    """Make the grammar of a guide and check that some output matches it."""
     try:
         guide.validate()
         grammar = vocabulary.grammar_of(guide)
@@ -68,7 +68,7 @@ def frame(data: bytes) -> bytes:
 
 
 def try_each(vocabulary: BackendVocabulary[Any], source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer each guide that comes, until there are no more."""
+    """Answer guides from a stream until it ends."""
     sink.write(frame(PID.pack(os.getpid())))
     while True:
         sink.flush()
@@ -80,7 +80,7 @@ def try_each(vocabulary: BackendVocabulary[Any], source: BinaryIO, sink: BinaryI
 
 
 def be_child(vocabulary: BackendVocabulary[Any], fd: int, nursery_pid: int) -> NoReturn:
-    """Be one, which has the socket `fd`, and end. This process is a fork: no thread but this one is here."""
+    """Run as a child with the socket `fd`, and end. This process is a fork with a single thread."""
     code = 1
     try:
         die_with_parent(nursery_pid)
@@ -94,12 +94,12 @@ def be_child(vocabulary: BackendVocabulary[Any], fd: int, nursery_pid: int) -> N
 
 
 def _address_space() -> int:
-    """Return the bytes of it that this process has."""
+    """Return the size of this process's address space, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def main(vocabulary: BackendVocabulary[Any], control: socket.socket) -> None:
-    """Fork a child for each socket that comes, until the other end closes."""
+    """Fork a child for each socket that arrives, until the other end closes."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
     warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside a thread, which waits for faults
     own_pid = os.getpid()

@@ -1,10 +1,11 @@
-"""GuideCompiler: tries guides in children that it kills, a few at a time, and remembers what was refused.
+"""GuideCompiler: tries guides in child processes, a few at a time, kills those that take too long, and
+remembers refusals.
 
-    begin(guide) ──► waiting (8 at most) ──► a child, 3 s at most ──► grammar or refusal
+        begin(guide) ──► waiting (8 at most) ──► a child, 3 s at most ──► grammar or refusal
 
-The children have one processor less than there are. One that takes longer than the guides of most people do
-goes on only when nobody else needs the processor, and is replaced afterwards. So may its end take long, once
-it is killed: nobody waits for that, but there are never more than twice as many processes as children.
+There are as many children as processors, less one. A child whose guide takes longer than most guides do
+continues only while nobody else needs the processor, and is replaced afterwards. After it is killed, it may
+take long to end; nobody waits for that, but there are never more than twice as many processes as children.
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ from runtime.wire.messages import ErrorInfo
 
 MAX_COMPILE_S = 3.0
 MIN_CPU_S = MAX_COMPILE_S / 2
-"""A guide that has had less of a processor in that time may be a small one."""
+"""A guide that takes MAX_COMPILE_S with less CPU time than this is not called too large: it had too little of
+the processor.
+"""
 MAX_WAIT_S = 30.0
-"""For a child."""
+"""Seconds that a guide waits for a child."""
 MAX_START_S = 60.0
 RESTART_S = 1.0
-"""Between a child that could not start and the next."""
+"""Seconds between a child that could not start and the next attempt."""
 MOMENT_S = 0.2
-"""A guide that nobody wants any more may still be finished in that time."""
+"""Seconds that a guide has to finish once nobody wants it any more."""
 FAIR_CPU_S = 0.03
-"""Time of a processor that each guide gets as all other work does."""
+"""CPU seconds of each guide at normal priority."""
 MAX_CREDIT_S = 0.3
 CREDIT_SHARE = 0.02
-"""Beyond that guides together get so much of one processor, and at most MAX_CREDIT_S at once."""
+"""Share of one processor that all guides together get beyond FAIR_CPU_S, and at most MAX_CREDIT_S at once."""
 MAX_WAITING = 8
 MAX_REMEMBERED = 256
 MAX_CHILDREN = 8
@@ -47,19 +50,19 @@ RETRY_AFTER_S = 1.0
 
 
 def key_of(guide: Guide) -> bytes:
-    """Return the key by which a process remembers a guide: the same for equal guides."""
+    """Return the key of a guide, by which a process remembers it: the same for equal guides."""
     return hashlib.blake2b(msgspec.msgpack.encode(guide), digest_size=16).digest()
 
 
 class _Credit:
-    """Time of a processor that children may take from others, beyond what each guide has of it."""
+    """CPU time at normal priority that all guides share, beyond FAIR_CPU_S of each."""
 
     def __init__(self) -> None:
         self._left_s = MAX_CREDIT_S
         self._since = time.monotonic()
 
     def take(self, seconds: float, now: float) -> bool:
-        """Use so much of it. False: there is too little, and nothing was used."""
+        """Use some of the credit. Returns False if there is too little; nothing is used then."""
         self._left_s = min(MAX_CREDIT_S, self._left_s + CREDIT_SHARE * (now - self._since))
         self._since = now
         if self._left_s < seconds:
@@ -69,36 +72,38 @@ class _Credit:
 
 
 class GuideCompiler:
-    """Not for several threads."""
+    """Tries guides in children, and remembers refusals. Not thread-safe."""
 
     def __init__(self, tokenizer: str, num_children: int = 0, *, backend: str = "llguidance") -> None:
-        """`tokenizer`: the directory of one; `num_children`: as many as processors but one, where it is 0."""
+        """`tokenizer` is the directory of a tokenizer. `num_children` 0: as many as there are processors,
+        less one.
+        """
         most = num_children or max(1, len(os.sched_getaffinity(0)) - 1)
         self._max_children = min(most, MAX_CHILDREN)
         self._nursery = Nursery(tokenizer, backend)
         self._children = [self._nursery.child()]
         self._credit = _Credit()
         self._ending: list[CompileChild] = []
-        """Children that were killed."""
+        """Children that were killed and have not ended yet."""
         self._died: set[bytes] = set()
-        """Guides whose child died, and that are tried once more."""
+        """Guides whose child died, and that are tried a second time."""
         self._start_after = 0.0
         self._waiting: OrderedDict[bytes, tuple[Guide, float]] = OrderedDict()
-        """With the time since when."""
+        """Waiting guides by key, each with the time since when it waits."""
         self._refused: OrderedDict[bytes, ErrorInfo] = OrderedDict()
 
     @property
     def is_busy(self) -> bool:
-        """Something is tried, or waits for it."""
+        """Return True if a guide is being tried or waits for it."""
         return bool(self._waiting) or any(child.key is not None for child in self._children)
 
     @property
     def files(self) -> list[int]:
-        """Return what becomes readable when there is news."""
+        """Return the file descriptors that become readable when there is news."""
         return [child.fileno() for child in self._children]
 
     def wait_for_child(self) -> None:
-        """Wait until a guide could be tried, or it is known that a child does not start."""
+        """Wait until a child can try guides, or until starting one has taken too long."""
         deadline = time.monotonic() + MAX_START_S
         while not any(child.is_ready for child in self._children) and time.monotonic() < deadline:
             select.select(self.files, [], [], RESTART_S)
@@ -106,13 +111,15 @@ class GuideCompiler:
                 pass
 
     def refusal(self, key: bytes) -> ErrorInfo | None:
-        """Return why a guide was refused, if it was and that is remembered."""
+        """Return the error with which a guide was refused, if that is remembered."""
         if key in self._refused:
             self._refused.move_to_end(key)
         return self._refused.get(key)
 
     def begin(self, key: bytes, guide: Guide) -> None:
-        """Have a guide tried, unless it is on its way. Raises Overloaded when too many wait."""
+        """Have a guide tried, unless it is being tried or waits already. Raises Overloaded if too
+        many wait.
+        """
         for child in self._children:
             if child.key == key:
                 child.is_wanted = True
@@ -127,7 +134,7 @@ class GuideCompiler:
         self._hand_out()
 
     def cancel(self, key: bytes) -> None:
-        """Nobody waits for it any more."""
+        """Give up a guide for which nobody waits any more."""
         self._waiting.pop(key, None)
         self._died.discard(key)
         for child in self._children:
@@ -135,7 +142,9 @@ class GuideCompiler:
                 child.is_wanted = False  # over in a moment, or killed
 
     def poll(self) -> Iterator[tuple[bytes, Compiled]]:
-        """Return what has been tried since, and kill what takes too long."""
+        """Yield the results since the last call, kill children that take too long, and give waiting guides to
+        free ones.
+        """
         now = time.monotonic()
         for child in [child for child in self._ending if child.has_ended]:
             child.forget()
@@ -155,7 +164,9 @@ class GuideCompiler:
         self._hand_out()
 
     def _look(self, child: CompileChild, now: float) -> Compiled | None:
-        """Return what a child says of its guide, or what is to be said of one that it cannot do."""
+        """Return the result of a child's guide, if there is one: its answer, or the error if it takes too
+        long or has died.
+        """
         try:
             data = child.answer()
             if data is not None and not child.is_ready:
@@ -189,8 +200,8 @@ class GuideCompiler:
         return None
 
     def _died_of(self, child: CompileChild, now: float) -> Compiled | None:
-        """Try its guide once more: it may have died with the process that forked it, or of memory that others
-        took.
+        """Try the guide of a dead child once more: the child may have died with its nursery, or because
+        others took the memory. Returns the refusal if it was the second time.
         """
         key, guide = child.key, child.guide
         if key is None or guide is None or not child.is_wanted:
@@ -204,7 +215,9 @@ class GuideCompiler:
         return None
 
     def _charge(self, child: CompileChild, now: float) -> None:
-        """Let a child that has had its time take more of what guides have in common, or give way."""
+        """Charge a child's CPU time beyond FAIR_CPU_S to the shared credit; demote it if there is
+        too little.
+        """
         seconds = child.cpu_s - FAIR_CPU_S - child.charged_s
         if seconds > 0.0:
             if self._credit.take(seconds, now):

@@ -1,5 +1,5 @@
-"""From a guide to a grammar of llguidance's. Runs in a process that may be killed: what comes here is a
-caller's, and may take any time.
+"""Conversion of guides to grammars of llguidance. It runs in a process that may be killed, because guides
+come from callers and may take any time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from runtime.wire.format import MAX_SHORT_CHARS
 from runtime.wire.guide import Guide
 
 MAX_WHITESPACE = 20
-"""Characters between two tokens of JSON: without a bound a model may never leave them."""
+"""Characters of white space between two tokens of JSON. Without a limit, a model might never stop writing
+them.
+"""
 MAX_CHOICES = 10_000
 MAX_WORDS = MAX_SHORT_CHARS // 2
 
 
 def grammar_of(guide: Guide, special: Mapping[str, int]) -> str:
-    """Return a grammar that LLMatcher takes, though it may find it wrong. `special`: special tokens by their
-    spelling. Raises InvalidRequest.
+    """Return a grammar that LLMatcher accepts as input, though it may find it wrong. `special` has the
+    special tokens by their spelling. Raises InvalidRequest.
     """
     match guide.kind:
         case "json":
@@ -72,7 +74,7 @@ def _choices(text: str) -> str:
 
 
 def choices_of(text: str) -> list[str]:
-    """Return the texts of a choice, which `text` has as a JSON list. Raises InvalidRequest."""
+    """Return the texts of a choice from its JSON list. Raises InvalidRequest."""
     try:
         choices = json.loads(text)
     except (ValueError, RecursionError):
@@ -94,7 +96,7 @@ def _lark_of(ebnf: str) -> str:
 
 
 def refused(kind: str, words: str) -> InvalidRequest:
-    """Say why a guide is wrong, in the compiler's words."""
+    """Return the error for a wrong guide, in the compiler's words."""
     return InvalidRequest(
         f"{kind}: {words[:MAX_WORDS] or 'it cannot be compiled'}", code="invalid_guide", param=kind
     )

@@ -1,7 +1,7 @@
-"""The grammar process's work loop: guides and ids in, masks out.
+"""The grammar process's work loop: receives guides and token ids, and sends masks.
 
-A guide is tried in a child, made again here by a thread, and copied for each sequence that has it. What was
-refused once is refused at once the next time.
+A guide is tried in a child process, compiled again in this process by a thread, and copied for each sequence
+that uses it. A guide that was refused is refused at once the next time.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ MAX_DRAIN = 256
 MAX_STATES = 64
 """Most states in one message, so that the first ones need not wait for the last."""
 MAX_READY = 256
-"""Guides that are kept compiled."""
+"""Number of guides that are kept compiled."""
 MAX_READY_CHARS = 1 << 21
 """Characters of the grammars that are kept compiled. Each takes 60 to 320 bytes of memory."""
 BUSY_WAIT_S = 0.02
 COMPILE_NICENESS = 10
-"""Niceness of the thread that makes again what a child has tried. Not the least there is: it may hold the
-interpreter.
+"""Niceness of the thread that compiles guides again. Not the largest there is, because the thread may hold
+the interpreter lock.
 """
 
 
 def _give_way() -> None:
-    """Let this thread have less of a processor than others want: a tenth, where one wants all of it."""
+    """Lower the priority of this thread, so that it gets about a tenth of a processor that others want."""
     niceness = max(COMPILE_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))  # nobody may go back
     os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
 class ReadyGuides:
-    """Guides that were compiled lately, by their keys: bounded in number and memory."""
+    """Recently compiled guides, by their keys, limited in number and memory."""
 
     def __init__(self) -> None:
         self._guides: OrderedDict[bytes, tuple[Matcher, int]] = OrderedDict()
@@ -70,14 +70,16 @@ class ReadyGuides:
         return len(self._guides)
 
     def get(self, key: bytes) -> Matcher | None:
-        """Return a matcher at the beginning of a guide, if it is kept."""
+        """Return a matcher at the start of a guide; None if it is not kept."""
         if key not in self._guides:
             return None
         self._guides.move_to_end(key)
         return self._guides[key][0]
 
     def add(self, key: bytes, start: Matcher, num_chars: int) -> None:
-        """`num_chars`: length of its grammar. Who was not asked for longest goes; the newest stays."""
+        """Keep a compiled guide; `num_chars` is the length of its grammar. The least recently used guides are
+        dropped; the newest stays.
+        """
         self._guides[key] = (start, num_chars)
         self._num_chars += num_chars
         while len(self._guides) > MAX_READY or (self._num_chars > MAX_READY_CHARS and len(self._guides) > 1):
@@ -86,7 +88,7 @@ class ReadyGuides:
 
 
 class GrammarLoop:
-    """`turn` whenever something can be read."""
+    """Work loop of the grammar process. `turn` is called whenever something can be read."""
 
     def __init__(
         self,
@@ -97,8 +99,8 @@ class GrammarLoop:
         compiler: GuideCompiler,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`scheduler`: where refusals go; `masks_out`: where it waits for masks; `on_progress`: called in a
-        turn that may take long.
+        """`scheduler` receives refusals, and `masks_out` the masks. `on_progress` is called in a turn that
+        may take long.
         """
         self._inbox = inbox
         self._scheduler = KeepingOutbox[Message](scheduler.send)
@@ -109,20 +111,22 @@ class GrammarLoop:
         self._branches = Branches(vocabulary, on_progress)
         self._ready = ReadyGuides()
         self._waits: dict[bytes, dict[bytes, OpenMatcher]] = {}
-        """By the key of a guide: the sequences that wait for it, by handle."""
+        """Sequences that wait for a guide: handle to message, by the guide's key."""
         self._waiting_for: dict[bytes, bytes] = {}
-        """Key of the guide that a sequence waits for."""
+        """Key of the guide for which a sequence waits."""
         self._thread = ThreadPoolExecutor(1, "compile", initializer=_give_way)
         self._made: dict[bytes, tuple[Future[Matcher], int]] = {}
-        """With the length of the grammar."""
+        """Guides that the thread compiles, each with the length of its grammar."""
         self._memory: MaskMemory | None = None
-        """The scheduler's, where masks are written."""
+        """Memory of the scheduler in which masks are written."""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK)
         self._masks_out.send(GrammarStarted())
 
     @property
     def files(self) -> list[int]:
-        """Return what becomes readable when there is something to do, besides the inbox."""
+        """Return the file descriptors, besides the inbox, that become readable when there is something
+        to do.
+        """
         return [self._bell, *self._compiler.files]
 
     @property
@@ -130,7 +134,7 @@ class GrammarLoop:
         return len(self._matchers)
 
     def turn(self) -> float:
-        """Do what there is. Returns the seconds after which to look again if nothing comes."""
+        """Do all pending work. Returns the seconds after which to call it again if nothing arrives."""
         for message in self._inbox.drain(MAX_DRAIN):
             self._receive(message)
         for key, compiled in self._compiler.poll():
@@ -192,7 +196,7 @@ class GrammarLoop:
                 self._compiler.cancel(key)
 
     def _take(self, key: bytes, compiled: Compiled) -> None:
-        """A guide was tried."""
+        """Process the result of a guide that was tried."""
         if compiled.error is None:
             if key in self._waits:
                 self._make(key, compiled.grammar)
@@ -235,7 +239,9 @@ class GrammarLoop:
             self._refuse(message.handle, error_info(error))
 
     def _place(self, message: OpenMatcher) -> MaskPlace | None:
-        """Return where masks are to be written. None: they are to be sent, or who asked is gone."""
+        """Return the place where masks are written. None: they are sent, or the scheduler that asked
+        is gone.
+        """
         if not message.memory:
             return None
         try:

@@ -1,4 +1,4 @@
-"""The grammar process: puts the loop together and runs it until it is told to stop."""
+"""Entry point of the grammar process: builds the loop and runs it until it is told to stop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Matchers: where the output of each guided sequence stands in its guide.
+"""Matchers: the position of each guided sequence's output in its guide.
 
-A matcher's state follows from the guide and the ids alone, so whoever has those can have it made again.
+The state of a matcher follows from the guide and the ids alone, so it can be made again from these.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.guide import MatcherNews, MatcherState
 
 FAIR_STEP_S = 0.025
-"""Time of the processor that a token of one sequence may take: all others wait for it."""
+"""CPU seconds that one token of a sequence may take without being counted. All other sequences wait
+meanwhile.
+"""
 MAX_EXCESS_S = 0.5
-"""Time beyond that which the tokens of a sequence may take together. So may its guesses, apart from these."""
+"""CPU seconds beyond FAIR_STEP_S that the tokens of a sequence may take together. Its guesses have as much,
+counted separately.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,15 +34,15 @@ class _Entry:
     matcher: Matcher
     num_tokens: int
     place: MaskPlace | None
-    """Where its masks are written; None: they are sent."""
+    """Slots in which its masks are written; None: masks are sent."""
     excess_s: float = 0.0
     guesses: bytes = b""
-    """Ids that a step verifies behind its tokens, packed."""
+    """Ids [n] int32, packed: the guesses that a step verifies after its tokens."""
     guess_excess_s: float = 0.0
 
 
 class MaskPlace(NamedTuple):
-    """Slots of one sequence, for the masks of its next token and behind its guesses."""
+    """Slots of one sequence, for the mask of its next token and those after its guesses."""
 
     memory: MaskMemory
     slot: int
@@ -46,14 +50,14 @@ class MaskPlace(NamedTuple):
 
 
 class _Behind(NamedTuple):
-    """State behind a guess."""
+    """State after a guess."""
 
     mask: IntArray
     is_complete: bool
 
 
 class GuideBroken(InvalidRequest):
-    """A matcher cannot go on."""
+    """Raised when a matcher cannot go on."""
 
     def __init__(self, handle: bytes, message: str) -> None:
         super().__init__(message, code="guide_too_complex")
@@ -61,19 +65,21 @@ class GuideBroken(InvalidRequest):
 
 
 class Matchers:
-    """By handle."""
+    """The matchers of all guided sequences, by handle."""
 
     def __init__(
         self, vocabulary: BackendVocabulary[Any], on_progress: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_progress`: called before what may take a while."""
+        """`on_progress` is called before operations that may take long."""
         self._vocabulary = vocabulary
         self._on_progress = on_progress
         self._entries: dict[bytes, _Entry] = {}
         self._changed: dict[bytes, None] = {}
-        """Sequences whose state is to be told."""
+        """Handles of sequences whose state has to be sent."""
         self._times_each = False
-        """The last masks took long: time those that follow one by one, to know whose do."""
+        """True if the last masks took long: the next ones are timed one by one, to find the sequence that
+        causes it.
+        """
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -89,8 +95,8 @@ class Matchers:
         output_ids: bytes,
         place: MaskPlace | None = None,
     ) -> None:
-        """Begin where `start` is, and follow the output that there is. `place`: where masks are written;
-        None: they are sent. Raises InvalidRequest.
+        """Open a matcher at `start`, and follow the output so far. `place` is where masks are written; None:
+        they are sent. Raises InvalidRequest.
         """
         ids = _ids(output_ids)
         if ids is None:
@@ -104,7 +110,7 @@ class Matchers:
         self._changed[handle] = None
 
     def advance(self, news: MatcherNews) -> None:
-        """Follow new ids. What is of an earlier matcher changes nothing."""
+        """Follow new ids. News for an earlier matcher of the handle has no effect."""
         entry, ids = self._entries.get(news.handle), _ids(news.ids)
         if entry is None or ids is None or entry.num_tokens + len(ids) != news.num_tokens:
             return
@@ -114,7 +120,7 @@ class Matchers:
         self._changed[news.handle] = None
 
     def start_of(self, handle: bytes) -> Matcher | None:
-        """Return the matcher of a sequence, not to be changed; None: it has none."""
+        """Return the matcher of a sequence, which must not be changed; None if it has none."""
         entry = self._entries.get(handle)
         return None if entry is None else entry.matcher
 
@@ -127,8 +133,8 @@ class Matchers:
         self._changed.clear()
 
     def news(self, most: int) -> Iterator[MatcherState | GuideBroken]:
-        """Return the states of at most so many that have changed; those that cannot go on are closed. Those
-        without guesses come first, apart from the others, which take longer.
+        """Yield the states of up to `most` sequences that have changed; those that cannot go on are closed.
+        Sequences without guesses come first and by themselves, because the others take longer.
         """
         plain = [handle for handle in self._changed if not self._entries[handle].guesses]
         handles = (plain or list(self._changed))[:most]
@@ -158,10 +164,10 @@ class Matchers:
         )
 
     def _behind_guesses(self, entry: _Entry, mask: IntArray) -> Iterator[_Behind | None]:
-        """Find what may follow each guess, up to the first one that may not come itself. `mask`: what may
-        come before them. None: that takes too long, or cannot be found.
+        """Yield the state after each guess, up to the first guess that is not allowed; `mask` has the ids
+        that may come first. None: finding it takes too long or fails.
 
-        The time that it takes ends no sequence, as the guesses may be wrong.
+        This time never ends a sequence, because the guesses may be wrong.
         """
         matcher, began = entry.matcher.deep_copy(), time.thread_time()
         for guess in _ids(entry.guesses) or ():
@@ -206,7 +212,9 @@ class Matchers:
 
 
 def _kept(mask: IntArray, place: MaskPlace | None, number: int = 0) -> bytes | int:
-    """Write a mask to its slot, if there is one of this number: see MatcherState.masks."""
+    """Write a mask to the slot with this number, if there is one. Returns what MatcherState.masks has
+    for it.
+    """
     if place is not None and number < place.num_slots:
         memory, slot = place.memory, place.slot + number
         memory.write(slot, mask.view(np.uint8).data)
@@ -224,7 +232,7 @@ def _not_resumable() -> InvalidRequest:
 
 
 def _ids(packed: bytes) -> list[int] | None:
-    """None for what are no ids, which no scheduler sends."""
+    """Return the ids; None if the bytes are no ids, which a scheduler never sends."""
     if len(packed) % TOKEN_BYTES:
         return None
     ids: list[int] = unpack_ids(packed).tolist()

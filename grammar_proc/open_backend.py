@@ -1,4 +1,4 @@
-"""Open the grammar backend that the settings name."""
+"""Opening of the grammar backend that the settings name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BACKENDS = {
 
 def open_vocabulary(backend: str, directory: Path, num_threads: int) -> BackendVocabulary[Any]:
     """Read the tokenizer of a directory for a backend: one of BACKENDS, or `module:Class`, which is called
-    with the same two arguments. Raises ModelError, ConfigError.
+    with the directory and the number of threads. Raises ModelError, ConfigError.
     """
     vocabulary: BackendVocabulary[Any] = resolve("grammar backend", backend, BACKENDS)(directory, num_threads)
     return vocabulary

@@ -1,4 +1,6 @@
-"""From a structural tag to a grammar of llguidance's: one of Lark, which refers to those of its schemas."""
+"""Conversion of structural tags to grammars of llguidance: one in Lark, which refers to the grammars of its
+schemas.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ TEXT = r"/(.|\n)*/"
 
 
 class StructuralGrammar(TagWalk[str]):
-    """Expressions of Lark; "" is the empty text."""
+    """Makes expressions of Lark from the elements of a tag; "" is the empty text."""
 
     def __init__(
         self,
@@ -23,7 +25,9 @@ class StructuralGrammar(TagWalk[str]):
         json_grammar: Callable[[Any], str],
         nested_grammar: Callable[[tags.Nested], str],
     ) -> None:
-        """`special`: special tokens by their spelling; the others make grammars of schemas and guides."""
+        """`special` has the special tokens by their spelling. The other two make grammars of schemas and of
+        nested guides.
+        """
         parts = (_quoted, "<[{}]>".format, _sequence, self._choice, _repetition, self._named)
         super().__init__(special, GrammarParts(*parts, lambda each: self._refer(nested_grammar(each))))
         self._json_grammar = json_grammar
@@ -32,13 +36,15 @@ class StructuralGrammar(TagWalk[str]):
         self._number = 0
 
     def make(self, element: tags.Element) -> str:
-        """Make the grammar. Raises InvalidRequest."""
+        """Return the grammar of an element. Raises InvalidRequest."""
         self._rules.append(f"start: {self.of(element)}")
         main = {"name": "main", "lark_grammar": "\n".join(self._rules)}
         return json.dumps({"grammars": [main, *self._grammars]})
 
     def _begin(self, tag: tags.Tag) -> str:
-        """Return the beginning; that of a free text is nothing else where it may come."""
+        """Return the beginning of a tag. That of a tag of free text is a lazy rule: where it may come, the
+        text is read as nothing else.
+        """
         begin = tag.begin
         is_plain = begin and not any(spelling in begin for spelling in self._special)
         if is_plain and isinstance(tag.content, tags.AnyText):
@@ -87,7 +93,7 @@ class StructuralGrammar(TagWalk[str]):
         return name
 
     def _refer(self, grammar: str) -> str:
-        """Add a grammar, as llguidance writes one, and return a reference to it."""
+        """Add a grammar in llguidance's notation, and return a reference to it."""
         name = f"g{len(self._grammars)}"
         if grammar.startswith("{"):
             (made,) = json.loads(grammar)["grammars"]

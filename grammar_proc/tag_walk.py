@@ -1,4 +1,4 @@
-"""TagWalk: a structural tag, said by the parts that the grammars of one backend have."""
+"""TagWalk: the walk over a structural tag's elements, with the grammar parts of one backend."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, slots=True)
 class GrammarParts(Generic[Part]):
-    """Parts that any grammar has, by what makes them."""
+    """Functions that make the parts which every kind of grammar has."""
 
     fixed: Callable[[str], Part]
-    """Text of characters alone."""
+    """Makes a text of characters alone."""
     token: Callable[[int], Part]
     seq: Callable[..., Part]
     alt: Callable[[Iterable[Part]], Part]
     repeated: Callable[[Part, int, int | None], Part]
     rule: Callable[[Part], Part]
-    """The same as a rule, for what stands in several places."""
+    """Makes a rule of a part that is used in several places."""
     nested: Callable[[tags.Nested], Part]
-    """Output of a guide within."""
+    """Makes the part of a nested guide."""
 
 
 class TagWalk(ABC, Generic[Part]):
-    """Walk through the elements of a tag. What backends say each in its own way is abstract, at the end."""
+    """Walk over the elements of a tag. Methods that depend on the backend are abstract, at the end."""
 
     def __init__(self, special: Mapping[str, int], parts: GrammarParts[Part]) -> None:
-        """`special`: special tokens by their spelling."""
+        """`special` has the special tokens by their spelling."""
         self._special = special
         self._fixed, self._token, self._seq, self._alt = parts.fixed, parts.token, parts.seq, parts.alt
         self._repeated, self._rule, self._nested = parts.repeated, parts.rule, parts.nested
 
     def of(self, element: tags.Element) -> Part:
-        """Return the texts of an element. Raises InvalidRequest."""
+        """Return the part that matches the texts of an element. Raises InvalidRequest."""
         match element:
             case tags.ConstString():
                 return self._text(element.value)
@@ -109,7 +109,7 @@ class TagWalk(ABC, Generic[Part]):
         return self._text(tag.begin)
 
     def _rest(self, tag: tags.Tag) -> Part:
-        """Return what follows the beginning of a tag."""
+        """Return the part after the beginning of a tag: its content and its end."""
         if isinstance(tag.content, tags.AnyText):
             most = tag.content.most
             if most is None:
@@ -118,13 +118,13 @@ class TagWalk(ABC, Generic[Part]):
         return self._seq(self.of(tag.content), self._text(tag.end))
 
     def _behind(self, trigger: str, element: tags.TriggeredTags) -> Part:
-        """Return what may follow a trigger: the rest of each tag that begins with it."""
+        """Return the part that may follow a trigger: the rest of each tag that begins with it."""
         begun = [tag for tag in element.tags if tag.begin.startswith(trigger)]
         rests = [self._seq(self._text(tag.begin[len(trigger) :]), self._rest(tag)) for tag in begun]
         return self._rule(self._alt(rests))
 
     def _text(self, text: str) -> Part:
-        """Return a fixed text, each of its special tokens as that token."""
+        """Return a fixed text in which each special token is that token."""
         parts = []
         while text:
             found = [(text.find(spelling), -len(spelling), spelling) for spelling in self._special]
@@ -137,7 +137,7 @@ class TagWalk(ABC, Generic[Part]):
         return self._seq(*parts)
 
     def _id_of(self, spelling: str, param: str) -> int:
-        """Return the id of the special token that is spelled so. Raises InvalidRequest that names `param`."""
+        """Return the id of the special token with this spelling. Raises InvalidRequest that names `param`."""
         if spelling not in self._special:
             raise InvalidRequest(
                 f"{param}: {spelling} is no token of its own in the model's tokenizer", param=param
@@ -148,19 +148,19 @@ class TagWalk(ABC, Generic[Part]):
 
     @abstractmethod
     def _any_text(self) -> Part:
-        """Return free text, without special tokens."""
+        """Return free text without special tokens."""
 
     @abstractmethod
     def _any_tokens(self, but: int | None) -> Part:
-        """Return any tokens, special ones, too, but one of them."""
+        """Return any tokens, including special ones, except `but`."""
 
     @abstractmethod
     def _few_tokens(self, most: int) -> Part:
-        """Return free text of so many tokens at most."""
+        """Return free text of at most `most` tokens."""
 
     @abstractmethod
     def _up_to(self, end: str) -> Part:
-        """Return free text up to the first `end`, and that."""
+        """Return free text up to and including the first `end`."""
 
     @abstractmethod
     def _triggered(self, element: tags.TriggeredTags) -> Part: ...
@@ -170,7 +170,7 @@ class TagWalk(ABC, Generic[Part]):
 
     @abstractmethod
     def _schema(self, schema: Any, param: str, at: str = "") -> Part:
-        """Return the values of a schema, of the place `at` in a field of the request."""
+        """Return the values of a schema, which is at the place `at` in a field of the request."""
 
 
 def element_schema(json_schema: Raw, param: str, at: str = "", *, is_object: bool) -> Any:
@@ -184,7 +184,7 @@ def element_schema(json_schema: Raw, param: str, at: str = "", *, is_object: boo
 
 @contextmanager
 def errors_of(param: str, at: str) -> Iterator[None]:
-    """Give errors of a schema the place that it has in a request."""
+    """Add the place in the request to errors of a schema."""
     try:
         yield
     except SchemaRefused as error:

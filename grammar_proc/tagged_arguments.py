@@ -1,8 +1,8 @@
-"""tagged_arguments: the members of a tool's arguments, for families that write each as text between tags.
+"""tagged_arguments: the arguments of a tool call in families that write each argument as text between tags.
 
-What a reader makes of such a text depends on the types that the schema names: where a string is among them
-the text is that string, else it is JSON. So a string has no form but that of any text, or of texts to choose
-from; a schema that asks for another is refused.
+How a parser reads such a text depends on the types that the schema names: if a string is among them, the text
+is that string; otherwise it is JSON. So a string can be any text or one of several given texts. A schema that
+asks for another form of string is refused.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ class Argument:
     name: str
     is_required: bool
     schema: Any = None
-    """Schema of the argument's JSON. None: it is a text."""
+    """Schema of the argument's JSON. None: the argument is a text."""
     texts: tuple[str, ...] = ()
-    """Texts that the argument may be, where it is one; empty: any text."""
+    """Texts that the argument may be, if it is a text; empty: any."""
 
 
 def tagged_arguments(element: tags.TaggedArguments, schema: Any) -> list[Argument]:
-    """`schema`: the element's, as `schema_of` returns it. Raises InvalidRequest."""
+    """Return the arguments. `schema` is that of the element, as `schema_of` returns it. Raises
+    InvalidRequest.
+    """
 
     def refuse(pointer: str, why: str) -> NoReturn:
         raise InvalidRequest(
@@ -75,7 +77,7 @@ def tagged_arguments(element: tags.TaggedArguments, schema: Any) -> list[Argumen
 
 
 def _types_of(schema: Any) -> set[str] | None:
-    """Return the types that a reader sees; None where the schema does not say."""
+    """Return the types that a parser sees; None if the schema names none."""
     if not isinstance(schema, dict):
         return None
     if "type" in schema:
@@ -88,14 +90,14 @@ def _types_of(schema: Any) -> set[str] | None:
 
 
 def _is_plain(schema: dict[str, Any]) -> bool:
-    """Return True where every value of the types will do."""
+    """Return True if the schema allows every value of its types."""
     if choices := schema.get("anyOf"):
         return schema.keys() == {"anyOf"} and all(_is_plain(each) for each in choices)
     return schema.keys() == {"type"}
 
 
 def _texts_of(schema: Any) -> tuple[str, ...]:
-    """Return the texts that a schema has to choose from, if it is that alone."""
+    """Return the texts among which a schema selects, if that is all it says; else none."""
     if not isinstance(schema, dict) or schema.keys() - {"type", "enum", "const"}:
         return ()
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])

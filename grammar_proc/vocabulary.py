@@ -18,20 +18,21 @@ from runtime.wire.guide import Guide
 
 WORD_BITS = 32
 STATE_SIGN = "\n<"
-"""Sign of the parser's state, which follows what is said of an error."""
+"""Beginning of the parser's state, which follows the text of an error."""
 MAX_THREADS = 8
 MAX_STEP_ITEMS = 10_000
-"""Bound on the work of one mask. With llguidance's own, 50,000, a grammar of two lines whose texts can be
-read in many ways took 7.7 s for one; objects of 300 properties that may be left out need more than 5,000.
+"""Limit on the work for one mask. With llguidance's own, 50,000, one mask of a two-line grammar whose texts
+can be read in many ways took 7.7 s. Objects of 300 optional properties need more than 5,000.
 """
 MAX_PROBES = 16
 
 
 class GrammarVocabulary:
-    """Ids with the bytes that they stand for. Special tokens stand for none, so a guide allows one by its id
-    alone.
+    """The tokenizer's ids and the bytes that they stand for, for llguidance. Special tokens stand for no
+    bytes, so a guide allows one by its id alone.
 
-    special: their ids, by their spellings; llguidance takes every added token for one that is spelled <...>.
+    special: ids of the special tokens, by their spelling. llguidance takes every added token with a spelling
+    of the form <...> for one.
     """
 
     def __init__(self, directory: Path, num_threads: int) -> None:
@@ -46,8 +47,8 @@ class GrammarVocabulary:
         return grammar_of(guide, self.special)
 
     def compile(self, grammar: str) -> llguidance.LLMatcher:
-        """Return a matcher at the beginning of a grammar that was tried; look whether it `is_error`. Other
-        threads run meanwhile.
+        """Return a matcher at the start of a grammar that was tried. Callers check `is_error`. Other threads
+        run meanwhile.
         """
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if not matcher.is_error():
@@ -55,8 +56,8 @@ class GrammarVocabulary:
         return matcher
 
     def after_one(self, matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
-        """Return the matcher after one of the tokens that may come first: one in error, if there is one. What
-        is too complex shows there, not before.
+        """Try the first few tokens that a matcher allows. Returns a copy that is in error after one of them,
+        else the matcher itself. This detects a grammar that is too complex, which compiling does not.
         """
         (mask,) = self.masks([matcher])
         for token in probes_of(mask):
@@ -67,7 +68,9 @@ class GrammarVocabulary:
         return matcher
 
     def masks(self, matchers: Sequence[llguidance.LLMatcher]) -> IntArray:
-        """Return [n, words]: what each allows, without the ids that end a text."""
+        """Return the masks [n, words] of the ids that each matcher allows, without the ids that end
+        a text.
+        """
         n = len(matchers)
         masks = np.zeros((n, self._num_words), np.int32)
         open_ = [(matcher, i) for i, matcher in enumerate(matchers) if not matcher.is_stopped()]
@@ -80,7 +83,7 @@ class GrammarVocabulary:
         return masks
 
     def timed_mask(self, matcher: llguidance.LLMatcher) -> tuple[IntArray, float]:
-        """Return the mask of one, and the seconds of a processor that it took."""
+        """Return the mask of one matcher, and the CPU seconds that it took."""
         began = time.thread_time()  # of a single one, the work is done in this thread
         (mask,) = self.masks([matcher])
         return mask, time.thread_time() - began
@@ -105,7 +108,7 @@ def read_tokenizer(directory: Path) -> tuple[llguidance.LLTokenizer, dict[str, i
 
 
 def others_of(tokenizer: llguidance.LLTokenizer) -> IntArray:
-    """Return the mask [words] of all ids but those that are taken for the end of a text."""
+    """Return the mask [words] of all ids except those that end a text."""
     ends = np.zeros((-(-tokenizer.vocab_size // WORD_BITS), WORD_BITS), np.uint8)
     ends.flat[list(tokenizer.eos_tokens)] = 1
     others: IntArray = ~np.packbits(ends, bitorder="little").view(np.int32)
@@ -121,6 +124,6 @@ def probes_of(mask: IntArray) -> list[int]:
 
 
 def reason_of(matcher: Matcher) -> str:
-    """Say why a matcher is in error."""
+    """Return the reason for which a matcher is in error."""
     words = matcher.get_error().partition(STATE_SIGN)[0].strip()
     return "no output can match it" if words.startswith("NoExtension") else words

@@ -1,1 +1,3 @@
-"""The grammar backend xgrammar: guides become grammars in its EBNF, its matchers follow them."""
+"""The grammar backend xgrammar: converts guides to grammars in its EBNF, and follows them with
+its matchers.
+"""

@@ -1,7 +1,7 @@
-"""Schemas as alternatives of plain ones: `allOf`, `anyOf` and `$ref` beside others are worked out.
+"""Rewriting of schemas as alternatives of plain ones, without `allOf`, `anyOf` and `$ref`.
 
-A grammar has no "and", so what two schemas say of one value is put together, keyword by keyword. What cannot
-be put together is refused with its place.
+A grammar has no "and". So the keywords of two schemas for one value are merged, keyword by keyword. What
+cannot be merged is refused with its place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMBINERS = ("$ref", "$defs", "anyOf", "allOf")
 
 @dataclass(slots=True)
 class Plain:
-    """Keywords of a schema that has no schemas but those of its members and elements."""
+    """Keywords of a schema in which only members and elements have schemas."""
 
     keywords: dict[str, Any]
     places: dict[str, str]
@@ -35,8 +35,8 @@ class Plain:
 
 
 def alternatives(schema: Any, follow: Follow, trail: tuple[str, ...] = ()) -> list[Plain]:
-    """Return the plain schemas of which a value matches one exactly where it matches the schema. `trail`:
-    references that led here. Raises SchemaRefused.
+    """Return plain schemas such that a value matches at least one of them exactly if it matches the schema.
+    `trail` has the references that led here. Raises SchemaRefused.
     """
     if isinstance(schema, bool):
         return [Plain({}, {})] if schema else []
@@ -108,7 +108,7 @@ def _merged(name: str, one: Any, other: Any, place: Plain) -> Any:
 
 
 def _members(one: Plain, other: Plain) -> dict[str, Any]:
-    """Return what both say of an object's members."""
+    """Return the merged keywords about an object's members."""
     kept = [
         {name: each.keywords[name] for name in OBJECT_KEYWORDS if name in each.keywords}
         for each in (one, other)
@@ -129,7 +129,7 @@ _DEFAULTS: tuple[tuple[str, Any], ...] = (("properties", {}), ("additionalProper
 
 
 def _elements(one: Plain, other: Plain) -> dict[str, Any]:
-    """Return what both say of an array's elements."""
+    """Return the merged keywords about an array's elements."""
     kept = [
         {name: each.keywords[name] for name in ARRAY_KEYWORDS if name in each.keywords}
         for each in (one, other)
@@ -157,7 +157,7 @@ def types_of(value: Any) -> list[str]:
 
 
 def both_types(ones: list[str], others: list[str]) -> list[str]:
-    """Return the types of values that have one of each; an integer is a number."""
+    """Return the types of values that have a type of each list; an integer is a number."""
     made = []
     for one in ones:
         if one in others or (one == "integer" and "number" in others):
@@ -168,7 +168,7 @@ def both_types(ones: list[str], others: list[str]) -> list[str]:
 
 
 def canonical(value: Any) -> str:
-    """Write a value so that equal ones are equal texts: 1.0 and 1 are, 1 and true are not."""
+    """Return a text that is the same for equal values: for 1.0 and 1, but not for 1 and true."""
 
     def plain(each: Any) -> Any:
         if isinstance(each, float) and each.is_integer():

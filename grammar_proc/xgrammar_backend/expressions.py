@@ -1,8 +1,8 @@
-"""Regular expressions as nodes of a grammar, as Rust's `regex` reads them.
+"""Regular expressions of Rust's `regex`, as nodes of a grammar.
 
-Classes like `\\d` are those of ASCII, and what `\\D` and its kind leave is of ASCII, too: so what is written
-matches for whoever checks it, with Unicode's classes or without. What has no place in a grammar is refused:
-look-around, back-references, word boundaries, flags, and anchors within.
+Classes like `\\d` contain ASCII characters only, and so do `\\D` and its kind. So the output matches both
+with Unicode's classes and without. Features that a grammar cannot express are refused: look-around,
+back-references, word boundaries, flags, and anchors within.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from grammar_proc.xgrammar_backend.nodes import (
 )
 
 OfChars: TypeAlias = Callable[[Ranges], GrammarNode]
-"""Function that makes a node of one character of some."""
+"""Function that makes a node of one character from a set."""
 Length: TypeAlias = tuple[int, int | None]
 """Least and most characters; None: any number."""
 DIGITS: Ranges = ((0x30, 0x39),)
 WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 SPACE: Ranges = ((0x09, 0x0A), (0x0C, 0x0D), (0x20, 0x20))
 MAYBE_SPACE: Ranges = ((0x0B, 0x0B), (0x1C, 0x1F))
-"""Characters that only some count as white space."""
+"""Characters that only some regular expression engines count as white space."""
 ASCII: Ranges = ((0x00, 0x7F),)
 CLASSES = {"d": DIGITS, "w": WORD, "s": SPACE}
 LINE_BREAK = points("\n")
@@ -43,23 +43,23 @@ MAX_DEPTH = 100
 
 
 class ExpressionRefused(ValueError):
-    """An expression that is wrong, or of which no grammar is made."""
+    """Raised for an expression that is wrong, or that a grammar cannot express."""
 
 
 class Expression:
-    """One expression, read.
+    """A parsed regular expression.
 
-    length: least and most characters of what matches it.
+    length: least and most characters of a match.
     """
 
     def __init__(self, text: str, of_chars: OfChars) -> None:
-        """Raises ExpressionRefused."""
+        """Parse the expression. Raises ExpressionRefused."""
         self._text = text
         self._at = 0
         self._depth = 0
         self._of_chars = of_chars
         self._branches: list[tuple[bool, GrammarNode, bool]] = []
-        """Alternatives, each with whether it is anchored at its beginning and at its end."""
+        """Alternatives: anchored at the start, node, anchored at the end."""
         lengths: list[Length] = []
         while not lengths or self._takes("|"):
             begins = self._takes("^")
@@ -72,11 +72,11 @@ class Expression:
         self.is_anchored = all(begins and ends for begins, _, ends in self._branches)
 
     def whole(self) -> GrammarNode:
-        """Return the texts that match it from beginning to end."""
+        """Return the texts that match from beginning to end."""
         return alt(node for _, node, _ in self._branches)
 
     def found(self, anything: GrammarNode) -> GrammarNode:
-        """Return the texts in which something matches it. `anything`: any text."""
+        """Return the texts that contain a match. `anything` matches any text."""
         return alt(
             seq(EMPTY if begins else anything, node, EMPTY if ends else anything)
             for begins, node, ends in self._branches
@@ -262,7 +262,7 @@ class Expression:
         return self._text[self._at - 1]
 
     def _takes(self, *signs: str) -> bool:
-        """Go beyond the first of the signs that comes next, if one does."""
+        """Move past the first of the given signs that comes next. Returns False if none does."""
         for sign in signs:
             if self._text.startswith(sign, self._at):
                 self._at += len(sign)

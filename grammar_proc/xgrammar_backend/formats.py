@@ -1,4 +1,6 @@
-"""Expressions of the formats that are kept. Each matches only what the format allows, and not all of it."""
+"""Regular expressions of the supported formats. Each matches only values that the format allows, though not
+all of them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Free text in which some texts begin something, or may not come, as rules of a grammar.
+"""Free text with triggers and excluded texts, as rules of a grammar.
 
-xgrammar has such rules itself (`TagDispatch`), but theirs is a text of any bytes: it may be none of UTF-8.
+xgrammar has such rules itself (`TagDispatch`), but their text is any bytes, which may not be valid UTF-8.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ def free_text(
     *,
     is_endless: bool = False,
 ) -> GrammarNode:
-    """Return any text. `triggers`: what has to follow where one of these has come; `is_endless`: more free
-    text follows that, else it ends. `excluded`: what may not come.
+    """Return free text. After a trigger its node has to follow; then, with `is_endless`, more free text, else
+    the end. Texts in `excluded` do not occur.
 
-    A rule stands for the longest end of the text so far with which one of them may begin.
+    Each rule stands for the longest end of the text so far that is the beginning of a trigger or an excluded
+    text.
     """
     wanted = [*triggers, *excluded]
     states = {text[:length]: rules.new() for text in wanted for length in range(len(text))}

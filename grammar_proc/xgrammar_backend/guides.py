@@ -1,5 +1,5 @@
-"""From a guide to a grammar in xgrammar's EBNF. Runs in a process that may be killed: a guide is a caller's,
-and may take any time.
+"""Conversion of guides to grammars in xgrammar's EBNF. It runs in a process that may be killed, because
+guides come from callers and may take any time.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from runtime.guides.json_schema import schema_of
 from runtime.wire.guide import Guide
 
 OF_TOKENS = re.compile(r"\b(?:Token|ExcludeToken|TagDispatch|TokenTagDispatch|Regex|Substring)\s*\(")
-"""Notation that xgrammar has beyond GBNF: a guide that names tokens by their ids could have special ones."""
+"""Notation that xgrammar has beyond GBNF. It is refused: a guide that names tokens by their ids could allow
+special ones.
+"""
 CODE = re.compile(r"((?<!\\)(?:\\\\)*)\\x([0-9a-fA-F]{2})")
-"""Code of a character: GBNF's has two digits, xgrammar's any number."""
+"""Code of a character: two digits in GBNF, any number in xgrammar's EBNF."""
 WIDE = re.compile(r"\\[uU]")
 
 
 def ebnf_of(guide: Guide, special: Mapping[str, int]) -> str:
-    """Return a grammar that xgrammar takes, though it may find it wrong. `special`: special tokens by their
-    spelling. Raises InvalidRequest.
+    """Return a grammar that xgrammar accepts as input, though it may find it wrong. `special` has the special
+    tokens by their spelling. Raises InvalidRequest.
     """
     if guide.kind == "ebnf":
         return _checked(guide.text)
@@ -64,7 +66,7 @@ def _node(guide: Guide, rules: Rules, special: Mapping[str, int]) -> GrammarNode
 
 
 def _checked(ebnf: str) -> str:
-    """Return a grammar of GBNF in xgrammar's spelling. Raises InvalidRequest."""
+    """Return a GBNF grammar in xgrammar's spelling. Raises InvalidRequest."""
     found = OF_TOKENS.search(QUOTED.sub('""', ebnf))
     if found:
         raise refused("ebnf", f"{found[0].rstrip('(').strip()}(...) is not supported")

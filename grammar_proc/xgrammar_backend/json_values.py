@@ -50,7 +50,7 @@ from runtime.guides.json_schema import Schema, refuse
 
 CONTROLS: Ranges = ((0x00, 0x1F),)
 PLAIN_CHARS = without(complement(()), [*CONTROLS, *points('"\\')])
-"""Characters that stand for themselves in a string."""
+"""Characters that stand for themselves in a JSON string."""
 ESCAPES = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", '"': '"', "\\": "\\"}
 HEX = chars([*points("0123456789"), (0x41, 0x46), (0x61, 0x66)])
 # No half of a pair: two of them would be one character.
@@ -70,7 +70,7 @@ BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
 class JsonValues:
-    """JSON in one form of white space, of one grammar."""
+    """Makes the nodes of JSON values in one grammar, with one rule for white space."""
 
     def __init__(self, rules: Rules, *, any_whitespace: bool) -> None:
         self._rules = rules
@@ -93,7 +93,7 @@ class JsonValues:
         self._root: Schema = {}
 
     def of_schema(self, schema: Schema | bool) -> GrammarNode:
-        """Return the values of a schema, as `schema_of` returns it. Raises SchemaRefused."""
+        """Return the values of a schema, which is as `schema_of` returns it. Raises SchemaRefused."""
         self._refs = {}
         self._root = schema if isinstance(schema, dict) else {}
         return self._value(schema)
@@ -208,8 +208,8 @@ class JsonValues:
         return seq(FixedText('"'), Repeated(self._char, least, most) if most != 0 else EMPTY, FixedText('"'))
 
     def _pattern(self, plain: Plain, pattern: str, keyword: str) -> GrammarNode:
-        """Return the strings that an expression matches. Where their length is bounded, too, each match has
-        to be so long, and is the whole string.
+        """Return the strings that contain a match of an expression. If their length is bounded, too, every
+        match has to fit the bounds, and the match is the whole string.
         """
         expression = _expression(pattern, plain.places[keyword])
         is_whole = False
@@ -286,7 +286,9 @@ class JsonValues:
     def _members(
         self, properties: dict[str, Any], required: set[str], extra: GrammarNode, most_extra: int | None
     ) -> GrammarNode:
-        """`extra`: a member beyond the properties; `most_extra`: most of them, None for any number."""
+        """Return an object's text. `extra` is a member beyond the properties, and `most_extra` the largest
+        number of these; None: any number.
+        """
         rules, comma = self._rules, self._comma
         tail: GrammarNode = Repeated(seq(comma, extra), 0, most_extra)
         more = (
@@ -306,14 +308,14 @@ class JsonValues:
         return alt([seq(opened, head, self._space, closed), empty])
 
     def _additional(self, properties: dict[str, Any], schema: Any) -> GrammarNode:
-        """Return a member whose name is none of the properties'."""
+        """Return a member whose name is none of the properties."""
         if schema is False:
             return NEVER
         key = seq(FixedText('"'), self._other_names([name for name in properties if _is_plain(name)]))
         return self._rules.new(seq(key, self._colon, self._element(schema)))
 
     def _other_names(self, names: list[str]) -> GrammarNode:
-        """Return the rest of a name, and the sign behind it, that is none of these."""
+        """Return the rest of a name that is none of these, with the closing quote."""
         if not names:
             return self._key_rest
         heads: dict[str, list[str]] = {}
@@ -326,7 +328,7 @@ class JsonValues:
         return self._rules.new(alt(nodes))
 
     def _by_pattern(self, plain: Plain, properties: dict[str, Any]) -> GrammarNode:
-        """Return a member whose name a pattern matches."""
+        """Return a member whose name matches the pattern."""
         place, patterns = plain.places["patternProperties"], plain.keywords["patternProperties"]
         if plain.keywords.get("additionalProperties", True) is not False:
             refuse(place, "patternProperties is supported where additionalProperties is false")
@@ -345,7 +347,7 @@ class JsonValues:
 
 
 def json_text(value: Any) -> str:
-    """Write a value as short as JSON can be."""
+    """Return a value as JSON without white space."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if any(0xD800 <= ord(char) <= 0xDFFF for char in text):
         return json.dumps(value, separators=(",", ":"))
@@ -360,7 +362,7 @@ def _expression(pattern: str, place: str) -> Expression:
 
 
 def _json_chars(ranges: Ranges) -> GrammarNode:
-    """Return one character of some as a string of JSON has it."""
+    """Return one character of the ranges in the form of a JSON string."""
     escaped = [chr(code) for first, last in ranges for code in range(first, min(last, 0x1F) + 1)]
     escaped += [char for char in '"\\' if any(first <= ord(char) <= last for first, last in ranges)]
     texts = (f"\\{ESCAPES[char]}" if char in ESCAPES else f"\\u{ord(char):04x}" for char in escaped)

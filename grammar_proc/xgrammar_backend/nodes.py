@@ -1,7 +1,7 @@
-"""Nodes of a grammar, and the EBNF of xgrammar that says the same.
+"""Nodes of a grammar, and the writer of the grammar in xgrammar's EBNF.
 
-A node that no text matches is NEVER, an empty choice. What can only lead to such a node is left out when the
-grammar is written: a matcher would offer tokens after which no text can end.
+NEVER, an empty choice, is a node that no text matches. Nodes that can lead only to NEVER are left out of the
+written grammar: otherwise a matcher would allow tokens after which no text can end.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""Characters by their code points, first and last of each range."""
+"""Characters by their code points: first and last of each range."""
 MAX_CODE = 0x10FFFF
 QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*')
-"""Parts of EBNF in which nothing is the name of a rule."""
+"""Parts of EBNF that contain no rule names: strings, character sets and comments."""
 NAME = re.compile(r"[A-Za-z_][\w.-]*")
 SURROGATES = (0xD800, 0xDFFF)
 
@@ -29,11 +29,12 @@ class FixedText:
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of some; none of them a surrogate, which no text has."""
+    """One character from a set without surrogates, which no text has."""
 
     ranges: Ranges
     is_inline: bool = False
-    """Written where it stands, in a rule that goes on with itself: see _Writer."""
+    """Write the set where it stands, because its rule is one character and then the rule itself: see _Writer.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Repeated:
     node: GrammarNode
     least: int
     most: int | None
-    """None: any number."""
+    """Largest number of repetitions; None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class AnyToken:
-    """One token of any kind, with text or without."""
+    """One token of any kind, with or without text."""
 
     but: tuple[int, ...]
-    """Ids that it may not have; at least one."""
+    """Ids that the token may not have; at least one."""
 
 
 GrammarNode: TypeAlias = FixedText | Chars | Concatenation | Choice | Repeated | Rule | Token | AnyToken
@@ -107,13 +108,13 @@ def many(node: GrammarNode) -> GrammarNode:
 
 
 def chars(ranges: Iterable[tuple[int, int]]) -> GrammarNode:
-    """Return one character of the ranges, which may overlap; NEVER where there is none."""
+    """Return one character of the ranges, which may overlap; NEVER if there is none."""
     made = merged(_without_surrogates(ranges))
     return Chars(made) if made else NEVER
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return the same characters in ranges that are in order and do not touch."""
+    """Return the same characters as sorted ranges that do not touch."""
     made: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if made and first <= made[-1][1] + 1:
@@ -139,7 +140,7 @@ def without(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]
 
 
 def points(text: str) -> Ranges:
-    """Return the characters of a text."""
+    """Return the characters of a text as ranges."""
     return merged((ord(each), ord(each)) for each in text)
 
 
@@ -158,16 +159,16 @@ def _without_surrogates(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int
 
 
 class Rules:
-    """Rules of a grammar, made one after the other."""
+    """The rules of a grammar under construction."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, GrammarNode] = {}
         self._shared: dict[GrammarNode, Rule] = {}
         self._foreign: dict[str, str] = {}
-        """Grammars that are written already, by the names of their first rules."""
+        """Grammars that are already text, by the names of their first rules."""
 
     def new(self, node: GrammarNode | None = None) -> Rule:
-        """Return a new rule. `node`: None where it is `put` later, as a rule that leads to itself is."""
+        """Return a new rule. Without a node it has to be `put` later, as for a rule that refers to itself."""
         name = f"r{len(self._nodes)}"
         self._nodes[name] = NEVER if node is None else node
         return Rule(name)
@@ -176,7 +177,7 @@ class Rules:
         self._nodes[rule.name] = node
 
     def shared(self, node: GrammarNode) -> GrammarNode:
-        """Return a rule of a node: the same for each that is equal. What is small stays as it is."""
+        """Return a rule for a node, the same one for equal nodes. Small nodes are returned unchanged."""
         if isinstance(node, (FixedText, Chars, Rule, Token, AnyToken)):
             return node
         if node not in self._shared:
@@ -184,7 +185,7 @@ class Rules:
         return self._shared[node]
 
     def foreign(self, ebnf: str) -> Rule:
-        """Return a rule of a grammar that is written already, as one of the texts that it has."""
+        """Add a grammar that is already text, with its rules renamed, and return its first rule."""
         prefix = f"g{len(self._foreign)}-"
         parts, at = [], 0
         for quoted in QUOTED.finditer(ebnf):
@@ -195,7 +196,7 @@ class Rules:
         return Rule(f"{prefix}root")
 
     def ebnf(self, root: GrammarNode) -> str | None:
-        """Return the grammar that begins at a node. None: no text matches it."""
+        """Return the grammar that starts at a node as text; None if no text matches it."""
         live = self._live()
         start = _pruned(root, live)
         if start == NEVER:
@@ -215,7 +216,7 @@ class Rules:
         return "\n".join(lines)
 
     def _live(self) -> set[str]:
-        """Return the rules that a text can match."""
+        """Return the names of the rules that some text matches."""
         users: dict[str, list[str]] = {}
         for name, node in self._nodes.items():
             for used in _rules_of(node):
@@ -275,16 +276,17 @@ def _pruned(node: GrammarNode, live: set[str]) -> GrammarNode:
 
 
 class _Writer:
-    """Writer of nodes, none of which is NEVER.
+    """Writes nodes as EBNF. None of them is NEVER.
 
-    A set of characters beyond ASCII is a rule of its own. Where it stood in a series behind what may be left
-    out, masks of xgrammar 0.2.8 had tokens that its matcher then did not take. In a rule of one character
-    and then itself they are right, and fast: tokens that end within another rule are looked at one by one.
+    A set of characters beyond ASCII becomes a rule of its own. In a sequence after something optional, such a
+    set made masks of xgrammar 0.2.8 with tokens that its matcher then rejected. In a rule that is one
+    character and then the rule itself, the masks are right, and fast: tokens that end within another rule are
+    checked one by one.
     """
 
     def __init__(self) -> None:
         self.sets: dict[str, str] = {}
-        """Names of the rules of such sets, by how they are written."""
+        """Names of the rules of such sets, by their text."""
 
     def write(self, node: GrammarNode) -> str:
         match node:
@@ -333,12 +335,14 @@ def _code(code: int) -> str:
 
 
 def literals(texts: Sequence[str], rules: Rules) -> GrammarNode:
-    """Return one of some texts. Those that begin alike share that: of many alternatives each would cost."""
+    """Return a choice of texts. Common beginnings are written once, because many alternatives would
+    be slow.
+    """
     return _shared_beginnings(sorted(set(texts)), 0, rules)
 
 
 def _shared_beginnings(texts: list[str], at: int, rules: Rules) -> GrammarNode:
-    """`texts`: in order, alike up to the position `at`."""
+    """Return a choice of sorted texts that are equal up to the position `at`."""
     if len(texts) == 1:
         return FixedText(texts[0][at:])
     first, last = texts[0], texts[-1]

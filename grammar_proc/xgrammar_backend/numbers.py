@@ -1,6 +1,6 @@
-"""Numbers of JSON within bounds, as nodes of a grammar.
+"""JSON numbers within bounds, as nodes of a grammar.
 
-Where there are bounds numbers are written without an exponent, and zero without a sign.
+With bounds, numbers have no exponent, and zero has no sign.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from grammar_proc.xgrammar_backend.nodes import (
 MAX_MULTIPLES = 10_000
 """Most multiples that are written one by one."""
 MAX_DIVISOR = 100
-"""Largest divisor of numbers without a bound: each remainder is a rule."""
+"""Largest divisor of numbers without a bound, because each remainder needs a rule."""
 MAX_DIGITS = 320
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """None: there is none."""
+    """Bounds of a number; None: no bound."""
 
     least: Fraction | None = None
     most: Fraction | None = None
     is_above: bool = False
-    """The least is not among them."""
+    """True if the least itself is excluded."""
     is_below: bool = False
-    """The most is not among them."""
+    """True if the most itself is excluded."""
 
     def narrowed(self, keyword: str, value: float) -> Bounds:
-        """Return these and what a keyword says."""
+        """Return these bounds, narrowed by a keyword."""
         bound = exact(value)
         if keyword in ("minimum", "exclusiveMinimum"):
             is_open = keyword == "exclusiveMinimum"
@@ -67,7 +67,7 @@ class Bounds:
 
 
 def exact(value: float) -> Fraction:
-    """Return the number that is written so."""
+    """Return the exact value of a number as it is written in decimal."""
     return Fraction(repr(value))
 
 
@@ -101,7 +101,7 @@ def integers(bounds: Bounds) -> GrammarNode:
 
 
 def _whole(bounds: Bounds) -> tuple[int | None, int | None]:
-    """Return the least and the most integer within bounds."""
+    """Return the least and the most integer within bounds; None: no bound."""
     least = most = None
     if bounds.least is not None:
         least = math.ceil(bounds.least)
@@ -113,7 +113,7 @@ def _whole(bounds: Bounds) -> tuple[int | None, int | None]:
 
 
 def _naturals(least: int, most: int | None) -> GrammarNode:
-    """Return those from one to the other; `most`: None for no end."""
+    """Return the integers from `least` to `most`; None: without end."""
     if most is not None and least > most:
         return NEVER
     low, high = str(least), "" if most is None else str(most)
@@ -137,7 +137,7 @@ def _any(count: int) -> GrammarNode:
 
 
 def _from(low: str) -> GrammarNode:
-    """Return what has as many digits, and is not less."""
+    """Return digit strings of the same length that are not less."""
     if not low:
         return EMPTY
     first = int(low[0])
@@ -174,7 +174,7 @@ def _more(low: int, high: int, num_behind: int) -> list[GrammarNode]:
 
 
 def numbers(bounds: Bounds) -> GrammarNode:
-    """Return numbers with a fraction or without within bounds."""
+    """Return the numbers within bounds, with or without a fraction."""
     if bounds.least is None and bounds.most is None:
         return NUMBER
     nodes = []
@@ -190,7 +190,7 @@ def numbers(bounds: Bounds) -> GrammarNode:
 
 
 def _positive(bounds: Bounds) -> GrammarNode:
-    """`bounds`: none below 0; the least is there."""
+    """Return the numbers within bounds of which the lower one exists and is not negative."""
     assert bounds.least is not None
     low, low_digits = _split(bounds.least)
     if bounds.most is None:
@@ -215,7 +215,7 @@ def _positive(bounds: Bounds) -> GrammarNode:
 
 
 def _split(value: Fraction) -> tuple[int, str]:
-    """Return the whole part, and the digits behind the point."""
+    """Return the whole part of a value, and the digits after the decimal point."""
     whole, digits = int(value), ""
     rest = value - whole
     while rest:
@@ -252,7 +252,7 @@ def _fraction_up_to(high: str, is_below: bool) -> GrammarNode:
 
 
 def _digits_up_to(high: str, is_below: bool) -> GrammarNode:
-    """`high`: not empty; its last digit is not 0."""
+    """Return digits after the point up to `high`, which is not empty and does not end with 0."""
     first = int(high[0])
     lower = [seq(_digit(0, first - 1), many(DIGIT))] if first else []
     if len(high) == 1:
@@ -298,7 +298,7 @@ def _digits_between(low: str, high: str, bounds: Bounds) -> GrammarNode:
 
 
 def multiples(of: Fraction, bounds: Bounds, rules: Rules, *, is_integer: bool) -> GrammarNode | None:
-    """Return the multiples within bounds; None where there are too many to write them."""
+    """Return the multiples of a number within bounds; None if there are too many to write them."""
     if bounds.least is not None and bounds.most is not None:
         first, last = math.ceil(bounds.least / of), math.floor(bounds.most / of)
         if last - first >= MAX_MULTIPLES:
@@ -321,7 +321,7 @@ def multiples(of: Fraction, bounds: Bounds, rules: Rules, *, is_integer: bool) -
 
 
 def _divisible(divisor: int, rules: Rules) -> GrammarNode:
-    """Return the numbers above 0 that it divides: a rule for each remainder of what has been written."""
+    """Return the positive multiples of a divisor, with one rule for each remainder of the digits so far."""
     states = [rules.new() for _ in range(divisor)]
 
     def behind(remainder: int, low: int) -> GrammarNode:

@@ -1,4 +1,4 @@
-"""From a structural tag to nodes of a grammar."""
+"""Conversion of structural tags to nodes of a grammar."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class TagNodes(TagWalk[GrammarNode]):
         values: JsonValues,
         nested: Callable[[tags.Nested], GrammarNode],
     ) -> None:
-        """`special`: special tokens by their spelling; `nested`: makes nodes of guides within."""
+        """`special` has the special tokens by their spelling; `nested` makes nodes of nested guides."""
         super().__init__(special, GrammarParts(FixedText, Token, seq, alt, Repeated, rules.new, nested))
         self._rules = rules
         self._values = values
 
     def _or(self, element: tags.Or) -> GrammarNode:
-        """Refuse a tag of free text beside free text in which its beginning may stand, too: nobody could say
-        which of both a text is.
+        """Return the alternatives. Refuses a tag of free text beside free text that may contain the tag's
+        beginning: it would be ambiguous which of the two a text is.
         """
         firsts = [_first(each) for each in element.elements]
         if any(isinstance(each, (tags.AnyText, tags.TriggeredTags)) for each in firsts):
@@ -56,8 +56,8 @@ class TagNodes(TagWalk[GrammarNode]):
         return super()._or(element)
 
     def _triggered(self, element: tags.TriggeredTags) -> GrammarNode:
-        """Tokens of their own come nowhere in free text, so they need no look at it; what begins with a text
-        is found in it.
+        """Return free text with tags. Triggers that are tokens never occur in free text and need no search;
+        triggers that are text are searched for in it.
         """
         texts: dict[str, GrammarNode] = {}
         segments: list[GrammarNode] = []
@@ -101,7 +101,7 @@ class TagNodes(TagWalk[GrammarNode]):
 
 
 def _first(element: tags.Element) -> tags.Element:
-    """Return the first part of an element."""
+    """Return the first element that is no sequence."""
     while isinstance(element, tags.Sequential) and element.elements:
         element = element.elements[0]
     return element

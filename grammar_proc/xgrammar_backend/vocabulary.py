@@ -15,16 +15,18 @@ from runtime.wire.format import IntArray
 from runtime.wire.guide import Guide
 
 NO_TEXT = b"\xff"
-"""Bytes of a special token: no text has them, and a token without any could not be taken by its id either."""
+"""Bytes of a special token. No text contains them, and xgrammar could not accept a token without bytes even
+by its id.
+"""
 
 
 class XGrammarMatcher:
-    """Place of an output in a grammar of xgrammar's."""
+    """Position of an output in a grammar of xgrammar."""
 
     __slots__ = ("_error", "inner")
 
     def __init__(self, inner: xgrammar.GrammarMatcher | None, error: str = "") -> None:
-        """`inner`: None with an error."""
+        """`inner` is None if there is an error."""
         self.inner = inner
         self._error = error
 
@@ -52,9 +54,8 @@ class XGrammarMatcher:
 
 
 class XGrammarVocabulary:
-    """Ids with their bytes, as llguidance reads them of the tokenizer: so either backend allows the same.
-
-    Special tokens stand for none, so a grammar allows one by its id alone.
+    """The tokenizer's ids with their bytes, read by llguidance, so that both backends allow the same. Special
+    tokens have no text, so a grammar allows one by its id alone.
     """
 
     def __init__(self, directory: Path, num_threads: int) -> None:
@@ -115,6 +116,6 @@ class XGrammarVocabulary:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return what is said, without the time and the place in the library's source."""
+    """Return the message, without the time and the source location of the library."""
     words = str(error).strip().partition("\n")[0]
     return words.partition(": ")[2] if words.startswith("[") else words
