@@ -9,18 +9,19 @@ from runtime.wire.messages import TokenLogprobs
 
 
 class Columns:
-    """Logprobs in three packed columns, in their form on the wire."""
+    """Logprobs in packed columns, in their form on the wire."""
 
-    __slots__ = ("logprobs", "top_ids", "top_logprobs")
+    __slots__ = ("logprobs", "ranks", "top_ids", "top_logprobs")
 
     def __init__(self) -> None:
         self.logprobs = bytearray()
         self.top_ids = bytearray()
         self.top_logprobs = bytearray()
+        self.ranks = bytearray()
 
     @property
     def num_bytes(self) -> int:
-        return len(self.logprobs) + len(self.top_ids) + len(self.top_logprobs)
+        return len(self.logprobs) + len(self.top_ids) + len(self.top_logprobs) + len(self.ranks)
 
     def extend(self, record: TokenLogprobs, num_new: int) -> None:
         """Append the first `num_new` rows of a record, which has at least one."""
@@ -29,12 +30,14 @@ class Columns:
         self.logprobs += record.logprobs[: num_new * TOKEN_BYTES]
         self.top_ids += record.top_ids[:top_bytes]
         self.top_logprobs += record.top_logprobs[:top_bytes]
+        self.ranks += record.ranks[: num_new * TOKEN_BYTES]
 
     def clear(self) -> None:
         """Clear what has been sent."""
         self.logprobs.clear()
         self.top_ids.clear()
         self.top_logprobs.clear()
+        self.ranks.clear()
 
 
 class OutputLogprobs:

@@ -224,6 +224,7 @@ class TextStream:
             bytes(prompt.top_logprobs),
             0 if self._is_told else self._num_prompt_tokens,
             self._shown,
+            bytes(prompt.ranks),
         )
 
     def mark_sent(self) -> None:

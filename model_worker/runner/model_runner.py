@@ -122,7 +122,7 @@ class ModelRunner:
             plan.prompt_positions,
             hidden[num_sampled:],
             self.model.compute_logits,
-            self._sampler.logprobs_of,
+            self._sampler.prompt_logprobs_of,
             self.vocab_size,
             self._device,
         )

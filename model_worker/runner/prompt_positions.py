@@ -84,8 +84,4 @@ def score_prompt_positions(
 
 
 def _joined(parts: Sequence[Logprobs]) -> Logprobs:
-    return Logprobs(
-        torch.cat([part.chosen for part in parts]),
-        torch.cat([part.top_ids for part in parts]),
-        torch.cat([part.top for part in parts]),
-    )
+    return Logprobs(*map(torch.cat, zip(*(part.parts for part in parts), strict=True)))

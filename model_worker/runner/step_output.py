@@ -139,6 +139,7 @@ class StepOutput:
         if self.prompt is None or self.prompt.logprobs is None:
             return
         scored = self.prompt.logprobs
+        assert scored.ranks is not None
         start = 0
         for entry in plan.prompt_positions:
             end = start + len(entry.targets) // TOKEN_BYTES
@@ -146,6 +147,7 @@ class StepOutput:
                 yield ChunkLogprobs(
                     index=entry.index,
                     logprobs=_to_bytes(scored.chosen[start:end]),
+                    ranks=_to_bytes(scored.ranks[start:end]),
                     top_ids=_to_bytes(scored.top_ids[start:end, : entry.num_logprobs]),
                     top_logprobs=_to_bytes(scored.top[start:end, : entry.num_logprobs]),
                 )

@@ -49,7 +49,7 @@ class StepSampler:
         self._group = group
         self._processors = processors
         self.open_rows = self._sampler.open_rows
-        self.logprobs_of = self._sampler.logprobs_of
+        self.prompt_logprobs_of = self._sampler.prompt_logprobs_of
 
     @property
     def own(self) -> Sampler | None:

@@ -73,9 +73,9 @@ class FollowingSampler:
         tokens = torch.empty(len(who.rows_host), dtype=torch.int64, device=logits.device)
         return StepSample(self._group.broadcast(tokens))
 
-    def logprobs_of(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
+    def prompt_logprobs_of(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
         """Return log-probabilities of prompt positions: empty, because only rank 0 has their logits."""
-        return logprobs_of(logits, tokens, num_top)
+        return logprobs_of(logits, tokens, num_top, ranks=True)
 
 
 def make_sampler(

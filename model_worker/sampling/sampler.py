@@ -98,11 +98,11 @@ class Sampler:
                 capability.remember(step, sampled)
         return sampled
 
-    def logprobs_of(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """Return the log-softmax of logits [m, V] float32 at tokens [m] int64 and at the num_top most likely
-        ids.
+    def prompt_logprobs_of(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
+        """Return the log-softmax of logits [m, V] float32 at tokens [m] int64 of prompts and at the num_top
+        most likely ids, and the places of the tokens.
         """
-        return self.ops.logprobs(logits, tokens, num_top)
+        return self.ops.logprobs(logits, tokens, num_top, ranks=True)
 
     def draw_kind(self, rows_host: LongArray) -> DrawKind | None:
         """Return the kind of draw for these rows; None if they need more than a draw."""

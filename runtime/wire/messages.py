@@ -182,9 +182,7 @@ CloseReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "stop_str
 
 
 class ControlRequest(Message, frozen=True):
-    """Question or command to the ring itself. Answered by one ControlReply with the same client
-    and number.
-    """
+    """Question or command to the ring itself. One ControlReply answers it, with its client and number."""
 
     client: ClientId
     number: Count
@@ -338,12 +336,12 @@ class TokenLogprobs(Record, frozen=True):
     """Ids [n, k] int32 of the k most likely tokens at each position, most likely first."""
     top_logprobs: bytes = b""
     """Logprobs [n, k] float32 of `top_ids`."""
+    ranks: bytes = b""
+    """Places [n] int32 of the tokens among all ids, 1 for the most likely; of a prompt alone."""
 
 
 class TokenBatch(Message, frozen=True):
-    """Output of one step for a detokenizer, to be read in this order: opened, prompt logprobs, tokens,
-    closed.
-    """
+    """Output of one step for a detokenizer, read in this order: opened, prompt logprobs, tokens, closed."""
 
     step: Count
     handles: bytes = b""
@@ -503,9 +501,9 @@ class SequenceOutput(Record, frozen=True):
     num_prompt_tokens: Count = 0
     """Length of the prompt in the first output of a stream; 0 in all others."""
     hypothesis: bytes = b""
-    """All ids of the current hypothesis of a beam search; replaces earlier ones. Empty: no hypothesis is
-    shown.
-    """
+    """All ids of a beam search's current hypothesis; replaces earlier ones. Empty: none is shown."""
+    prompt_ranks: bytes = b""
+    """Places [m] int32 of the tokens of prompt_logprobs among all ids, 1 for the most likely."""
 
 
 class OutputBatch(Message, frozen=True):

@@ -400,6 +400,8 @@ class ChunkLogprobs(Record, frozen=True):
     index: Count
     logprobs: bytes
     """Logprobs [n] float32 of the targets."""
+    ranks: bytes
+    """Places [n] int32 of the targets among all ids, 1 for the most likely."""
     top_ids: bytes = b""
     """Ids [n, k] int32 of the most likely tokens at each target's position, most likely first."""
     top_logprobs: bytes = b""

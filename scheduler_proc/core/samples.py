@@ -18,6 +18,8 @@ class RowLogprobs(NamedTuple):
     """Ids [n, k] int32 of the k most likely tokens at each position, most likely first."""
     top: FloatArray
     """Logprobs [n, k] float32 of `top_ids`."""
+    ranks: bytes = b""
+    """Places [n] int32 of the tokens, packed as they came; of a prompt alone."""
 
 
 class SampledLogits(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from runtime.wire.format import pack_ids
+from runtime.wire.format import TOKEN_BYTES, pack_ids
 from runtime.wire.messages import TensorEntry, TokenLogprobs
 from scheduler_proc.core.request import NOTHING_WANTED, Request
 from scheduler_proc.core.samples import PromptResult, RowLogprobs
@@ -80,6 +80,7 @@ class PromptOutputs(RequestFeature):
                     got.chosen[first:end].tobytes(),
                     got.top_ids[first:end].tobytes(),
                     got.top[first:end].tobytes(),
+                    got.ranks[TOKEN_BYTES * first : TOKEN_BYTES * end],
                 )
             )
 

@@ -19,5 +19,6 @@ def packed(entries: PromptLogprobs) -> LogprobColumns[Any]:
         np.array([each.logprob for each in some], np.float32).tobytes(),
         pack_ids([token_id for token_id, _ in tops]),
         np.array([value for _, value in tops], np.float32).tobytes(),
+        pack_ids([each.rank for each in some if each.rank is not None]),
         num_none=len(entries) - len(some),
     )

@@ -6,7 +6,7 @@ which the garbage collector would traverse again and again during the request.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any, SupportsIndex, TypeAlias, TypeVar, cast, overload
@@ -27,6 +27,8 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """Most likely tokens as (token id, logprob), as many as were asked for, most likely first."""
+    rank: int | None = None
+    """Place of the token among all, 1 for the most likely; None in an output, of which it is not told."""
 
 
 PromptLogprobs: TypeAlias = Sequence[TokenLogprob | None]
@@ -42,7 +44,7 @@ class LogprobColumns(Sequence[E]):
     again. It equals any sequence of the same entries.
     """
 
-    __slots__ = ("_ids", "_num_none", "_top_ids", "_top_values", "_values")
+    __slots__ = ("_ids", "_num_none", "_ranks", "_top_ids", "_top_values", "_values")
 
     def __init__(
         self,
@@ -50,14 +52,17 @@ class LogprobColumns(Sequence[E]):
         values: Packed = b"",
         top_ids: Packed = b"",
         top_values: Packed = b"",
+        ranks: Packed = b"",
         *,
         num_none: int = 0,
     ) -> None:
         """ids: of n tokens, int32. values: their logprobs, float32. top_ids, top_values: [n, k], of the most
-        likely tokens. num_none: number of None entries before all others.
+        likely tokens. ranks: of the tokens, int32, or none. num_none: number of None entries before all
+        others.
         """
         assert len(ids) == len(values), "tokens without logprobs in a sequence that has some"
         self._ids, self._values, self._top_ids, self._top_values = ids, values, top_ids, top_values
+        self._ranks = ranks
         self._num_none = num_none
 
     def __len__(self) -> int:
@@ -83,16 +88,18 @@ class LogprobColumns(Sequence[E]):
         return entry
 
     def __iter__(self) -> Iterator[E]:
-        ids, values = _ids(self._ids).tolist(), _floats(self._values).tolist()
-        entries: Iterator[TokenLogprob]
+        ids = _ids(self._ids).tolist()
+        columns: list[Iterable[Any]] = [ids, _floats(self._values).tolist()]
         if self._top_ids:
             rows = [
                 column.reshape(len(ids), -1).tolist()
                 for column in (_ids(self._top_ids), _floats(self._top_values))
             ]
-            entries = map(TokenLogprob, ids, values, map(tuple, map(zip, *rows)))
-        else:
-            entries = map(TokenLogprob, ids, values)
+            columns.append(map(tuple, map(zip, *rows)))
+        if self._ranks:
+            columns += [repeat(())] * (not self._top_ids)
+            columns.append(_ids(self._ranks).tolist())
+        entries = map(TokenLogprob, *columns)
         return cast(Iterator[E], chain(repeat(None, self._num_none), entries))
 
     def __eq__(self, other: object) -> bool:
@@ -120,11 +127,13 @@ class LogprobColumns(Sequence[E]):
         if self._values:
             assert not following._num_none
             assert following.num_top == self.num_top
+            assert bool(following._ranks) == bool(self._ranks)
         self._num_none += following._num_none
         self._ids = _joined(self._ids, following._ids)
         self._values = _joined(self._values, following._values)
         self._top_ids = _joined(self._top_ids, following._top_ids)
         self._top_values = _joined(self._top_values, following._top_values)
+        self._ranks = _joined(self._ranks, following._ranks)
 
     def _part(self, start: int, stop: int) -> LogprobColumns[E]:
         first = TOKEN_BYTES * max(0, start - self._num_none)
@@ -135,6 +144,7 @@ class LogprobColumns(Sequence[E]):
             self._values[first:last],
             self._top_ids[first * num_top : last * num_top],
             self._top_values[first * num_top : last * num_top],
+            self._ranks[first:last],
             num_none=max(0, min(stop, self._num_none) - start),
         )
 

@@ -264,6 +264,7 @@ class SequenceState:
             output.prompt_logprobs,
             output.prompt_top_ids,
             output.prompt_top_logprobs,
+            output.prompt_ranks,
             num_none=num_none,
         )
         self.prompt_logprobs.extend(new)
@@ -521,6 +522,7 @@ def _joined(outputs: list[SequenceOutput]) -> SequenceOutput:
         b"".join([output.prompt_top_logprobs for output in outputs]),
         max(output.num_prompt_tokens for output in outputs),
         next((output.hypothesis for output in reversed(outputs) if output.hypothesis), b""),
+        b"".join([output.prompt_ranks for output in outputs]),
     )
 
 

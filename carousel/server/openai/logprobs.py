@@ -162,12 +162,13 @@ def _prompt_logprobs(logprobs: PromptLogprobs, token_text: TokenText, num_top: i
         if entry is None:
             body.append(None)
             continue
-        ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, 1)}
-        values = dict(entry.top[:num_top]) | {entry.token_id: entry.logprob}
+        assert entry.rank is not None
+        ranked = {each: (value, rank) for rank, (each, value) in enumerate(entry.top[:num_top], 1)}
+        ranked[entry.token_id] = entry.logprob, entry.rank
         body.append(
             {
-                str(token_id): PromptLogprob(finite(value), ranks.get(token_id), token_text(token_id))
-                for token_id, value in values.items()
+                str(token_id): PromptLogprob(finite(value), rank, token_text(token_id))
+                for token_id, (value, rank) in ranked.items()
             }
         )
     return body

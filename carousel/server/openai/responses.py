@@ -33,8 +33,8 @@ class UsageBody(Struct):
 
 class PromptLogprob(Struct, gc=False):
     logprob: float
-    rank: int | None
-    """Rank of the token, 1 for the most likely; null where it is not among those that were asked for."""
+    rank: int
+    """Place of the token among all, 1 for the most likely."""
     decoded_token: str
 
 

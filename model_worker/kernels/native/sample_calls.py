@@ -28,6 +28,7 @@ class LogprobsCall(ctypes.Structure):
         ("logits", ctypes.c_void_p),
         ("tokens", ctypes.c_void_p),
         ("chosen", ctypes.c_void_p),
+        ("ranks", ctypes.c_void_p),
         ("top_ids", ctypes.c_void_p),
         ("top", ctypes.c_void_p),
         ("num_rows", ctypes.c_int32),

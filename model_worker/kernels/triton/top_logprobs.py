@@ -1,7 +1,9 @@
 """Log-probabilities of a chosen id and of the most likely ones, without a sort and without a whole softmax.
 
-    grid   row × block of the vocabulary   `_best_of_block`: its largest logits, its part of the softmax's sum
-    grid   row                             `_merge`: the sum, the largest of the blocks' largest
+    grid   row × block of the vocabulary   `_best_of_block`: its largest logits, its part of the softmax's
+                                           sum, how many of it precede the chosen id
+    grid   row                             `_merge`: the sum, the largest of the blocks' largest,
+                                           the place of the chosen id
 
 Logit and id make one integer key, so that equal logits are in the order of their ids, as in
 model_worker.sampling.truncation. Logits are read once.
@@ -25,10 +27,12 @@ LOWEST: tl.constexpr = tl.constexpr(-(1 << 63))
 ID_MASK: tl.constexpr = tl.constexpr((1 << 32) - 1)
 
 
-def top_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+def top_logprobs(
+    logits: Tensor, tokens: Tensor, num_top: int, *, ranks: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Do what logprobs_of does: return the log-softmax at tokens [m] float32, the most likely ids [m,
-    num_top] int32, and their log-softmax. logits [m, V] float32 contiguous, tokens [m] int64, num_top at most
-    V.
+    num_top] int32, their log-softmax, and with ranks the places of tokens [m] int32. logits [m, V] float32
+    contiguous, tokens [m] int64, num_top at most V.
     """
     num_rows, vocab_size = logits.shape
     device = logits.device
@@ -39,30 +43,43 @@ def top_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, 
     chosen = torch.empty(num_rows, dtype=torch.float32, device=device)
     ids = torch.empty((num_rows, num_top), dtype=torch.int32, device=device)
     top = torch.empty((num_rows, num_top), dtype=torch.float32, device=device)
+    counts = torch.empty((num_rows, num_blocks) if ranks else 0, dtype=torch.int32, device=device)
+    places = torch.empty(num_rows if ranks else 0, dtype=torch.int32, device=device)
     if num_rows:
-        of_block, merge = _sites(num_blocks, num_top)
-        of_block.launch((num_rows, num_blocks, 1), logits, keys, highest, sums, vocab_size, num_top)
+        of_block, merge = _sites(num_blocks, num_top, ranks)
+        of_block.launch(
+            (num_rows, num_blocks, 1), logits, tokens, keys, highest, sums, counts, vocab_size, num_top
+        )
         merge.launch(
-            (num_rows, 1, 1), logits, tokens, keys, highest, sums, chosen, ids, top, vocab_size, num_blocks,
-            num_top,
+            (num_rows, 1, 1), logits, tokens, keys, highest, sums, counts, chosen, ids, top, places,
+            vocab_size, num_blocks, num_top,
         )  # fmt: skip
-    return chosen, ids, top
+    return chosen, ids, top, places if ranks else None
 
 
 @cache
-def _sites(num_blocks: int, num_top: int) -> tuple[CallSite, CallSite]:
+def _sites(num_blocks: int, num_top: int, ranks: bool) -> tuple[CallSite, CallSite]:
     num_keys = num_blocks * max(num_top, MAX_LOGPROBS)
     return (
-        CallSite(_best_of_block, BLOCK=BLOCK, num_warps=8),
+        CallSite(_best_of_block, BLOCK=BLOCK, RANKS=ranks, num_warps=8),
         CallSite(
             _merge, BLOCKS=triton.next_power_of_2(num_blocks), KEYS=triton.next_power_of_2(num_keys),
-            num_warps=4,
+            RANKS=ranks, num_warps=4,
         ),
     )  # fmt: skip
 
 
+@triton.jit
+def _place_key(x, token):
+    """int64 in the order of the floats, equals by id, the lowest last."""
+    return (_key(x).to(tl.int64) << 32) | (ID_MASK - token.to(tl.int64))
+
+
 @triton.jit(do_not_specialize=["num_top"])
-def _best_of_block(logits, keys, highest, sums, vocab_size, num_top, BLOCK: tl.constexpr):
+def _best_of_block(
+    logits, tokens, keys, highest, sums, counts, vocab_size, num_top, BLOCK: tl.constexpr,
+    RANKS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     place = row * tl.num_programs(1) + block
@@ -73,7 +90,11 @@ def _best_of_block(logits, keys, highest, sums, vocab_size, num_top, BLOCK: tl.c
     base = tl.where(largest == float("-inf"), 0.0, largest)  # of -inf alone the sum is 0
     tl.store(highest + place, largest)
     tl.store(sums + place, tl.sum(tl.exp(x - base), 0))
-    key = tl.where(inside, (_key(x).to(tl.int64) << 32) | (ID_MASK - token.to(tl.int64)), LOWEST)
+    key = tl.where(inside, _place_key(x, token), LOWEST)
+    if RANKS:
+        chosen = tl.load(tokens + row)
+        own = _place_key(tl.load(logits + row * vocab_size + chosen), chosen)
+        tl.store(counts + place, tl.sum((key > own).to(tl.int32), 0))
     for n in range(num_top):
         best = tl.max(key, 0)
         tl.store(keys + place * num_top + n, best)
@@ -82,8 +103,8 @@ def _best_of_block(logits, keys, highest, sums, vocab_size, num_top, BLOCK: tl.c
 
 @triton.jit(do_not_specialize=["num_top"])
 def _merge(
-    logits, tokens, keys, highest, sums, chosen, ids, top, vocab_size, num_blocks, num_top,
-    BLOCKS: tl.constexpr, KEYS: tl.constexpr,
+    logits, tokens, keys, highest, sums, counts, chosen, ids, top, places, vocab_size, num_blocks, num_top,
+    BLOCKS: tl.constexpr, KEYS: tl.constexpr, RANKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     b = tl.arange(0, BLOCKS)
@@ -96,6 +117,9 @@ def _merge(
     log_sum = largest + tl.log(total)
     token = tl.load(tokens + row)
     tl.store(chosen + row, tl.load(logits + row * vocab_size + token) - log_sum)
+    if RANKS:
+        before = tl.load(counts + row * num_blocks + b, mask=present, other=0)
+        tl.store(places + row, tl.sum(before, 0) + 1)
     k = tl.arange(0, KEYS)
     num_keys = num_blocks * num_top
     key = tl.load(keys + row * num_keys + k, mask=k < num_keys, other=LOWEST)

@@ -57,8 +57,10 @@ class SamplingOps(Protocol):
         [S] int64; None if these operations are not C++.
         """
 
-    def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """Return the log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
+    def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int, *, ranks: bool = False) -> Logprobs:
+        """Return the log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids;
+        with ranks, also the places of the tokens.
+        """
 
     def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
         """Apply the penalties of these rows. counts [max_rows, V] int32: see Penalties."""

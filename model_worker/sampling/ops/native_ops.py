@@ -50,12 +50,15 @@ class NativeSampling(TorchSampling):
             **self._columns_at,
         )
 
-    def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """Return the log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
+    def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int, *, ranks: bool = False) -> Logprobs:
+        """Return the log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids;
+        with ranks, also the places of the tokens.
+        """
         assert logits.is_contiguous()
         num_rows, vocab_size = logits.shape
         num_top = min(num_top, vocab_size)
         chosen = torch.empty(num_rows)
+        places = torch.empty(num_rows, dtype=torch.int32) if ranks else None
         top_ids = torch.empty(num_rows, num_top, dtype=torch.int32)
         top = torch.empty(num_rows, num_top)
         self._logprobs(
@@ -63,6 +66,7 @@ class NativeSampling(TorchSampling):
                 logits=logits.data_ptr(),
                 tokens=tokens.data_ptr(),
                 chosen=chosen.data_ptr(),
+                ranks=None if places is None else places.data_ptr(),
                 top_ids=top_ids.data_ptr(),
                 top=top.data_ptr(),
                 num_rows=num_rows,
@@ -71,7 +75,7 @@ class NativeSampling(TorchSampling):
                 num_threads=torch.get_num_threads(),
             )
         )
-        return Logprobs(chosen, top_ids, top)
+        return Logprobs(chosen, top_ids, top, places)
 
     def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
         """Apply the penalties of these rows. counts [max_rows, V] int32: see Penalties."""

@@ -117,9 +117,11 @@ class TorchSampling:
         """Return the call with which a recorded C++ step draws tokens, which is None here."""
         return None
 
-    def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """Return the log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
-        return logprobs_of(logits, tokens, num_top)
+    def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int, *, ranks: bool = False) -> Logprobs:
+        """Return the log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids;
+        with ranks, also the places of the tokens.
+        """
+        return logprobs_of(logits, tokens, num_top, ranks=ranks)
 
     def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
         """Apply penalties. The repetition penalty divides positive logits of tokens in prompt or output and

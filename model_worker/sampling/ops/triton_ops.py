@@ -50,9 +50,11 @@ class TritonSampling(TorchSampling):
             logits, rows, positions, self._columns, truncates=truncates, out=out, last_token=last_token
         )
 
-    def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-        """Return the log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids."""
-        return Logprobs(*top_logprobs(logits, tokens, min(num_top, logits.shape[1])))
+    def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int, *, ranks: bool = False) -> Logprobs:
+        """Return the log-softmax of logits [m, V] at tokens [m] int64 and at the num_top most likely ids;
+        with ranks, also the places of the tokens.
+        """
+        return Logprobs(*top_logprobs(logits, tokens, min(num_top, logits.shape[1]), ranks=ranks))
 
     def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
         """Apply the penalties of these rows. counts [max_rows, V] int32: see Penalties."""

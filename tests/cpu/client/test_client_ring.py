@@ -138,6 +138,8 @@ def test_prompt_logprobs_are_those_of_the_context_logits(client: Client) -> None
         assert entry is not None
         assert entry.token_id == IDS[position + 1]
         assert entry.logprob == pytest.approx(wanted[position, entry.token_id], abs=1e-3)
+        order = np.argsort(-logits[position], kind="stable")
+        assert entry.rank == order.tolist().index(entry.token_id) + 1
         best = np.argsort(-wanted[position], kind="stable")[:2]
         assert [token for token, _ in entry.top] == best.tolist()
     assert completion.token_ids[0] == int(logits[-1].argmax())

@@ -44,12 +44,14 @@ def ring(demo: Tokenizer) -> Ring:
 
 def test_a_prompt_s_logprobs_come_as_they_are_taken_and_not_later_than_the_tokens(ring: Ring) -> None:
     handle = ring.open(ring.handle())
-    ring.step(prompt_logprobs=(logprobs(handle, [-1.0, -2.0]),))
+    two = msgspec.structs.replace(logprobs(handle, [-1.0, -2.0]), ranks=pack_ids([1, 90]))
+    ring.step(prompt_logprobs=(two,))
     ring.step((handle, 70), prompt_logprobs=(logprobs(handle, [-3.0]),), logprobs=(logprobs(handle, [-0.5]),))
     ring.close(handle)
     values = [unpack_floats(output.prompt_logprobs).tolist() for output in ring.outputs]
     assert values == [[-1.0, -2.0], [-3.0], []]
     assert [len(output.token_ids) for output in ring.outputs] == [0, 4, 0]
+    assert unpack_ids(ring.outputs[0].prompt_ranks).tolist() == [1, 90]
     assert unpack_ids(ring.outputs[0].prompt_top_ids).tolist() == [0, 1, 0, 1]
     assert unpack_floats(ring.outputs[0].prompt_top_logprobs).tolist() == [-1.0, -2.0, -2.0, -3.0]
     assert unpack_floats(ring.outputs[1].logprobs).tolist() == [-0.5]

@@ -34,6 +34,8 @@ def prompt_part(request: GenerateRequest) -> dict[str, Any]:
     start = request.sampling.prompt_logprobs_start
     ids = unpack_ids(request.input_ids or b"").tolist()[start + 1 :]
     fields: dict[str, Any] = {"prompt_logprobs": floats(*(-1.0 - start - i for i in range(len(ids))))}
+    # The first of the most likely ones itself, where any are asked for.
+    fields["prompt_ranks"] = np.full(len(ids), 1 if num_top else 57, np.int32).tobytes()
     if num_top:
         top = [[token, 7, 8][:num_top] for token in ids]
         fields["prompt_top_ids"] = np.array(top, np.int32).tobytes()
@@ -325,6 +327,7 @@ def test_prompt_logprobs_are_by_token_id_with_their_rank(front: Front) -> None:
     assert second["7"]["rank"] == 2
     body = front.chat(prompt_logprobs=0).json()
     assert body["prompt_logprobs"][0] is None
+    assert all(each["rank"] == 57 for token in body["prompt_logprobs"][1:] for each in token.values())
     assert len(body["prompt_logprobs"]) > 1
     refused = front.complete(prompt_logprobs=0, stream=True)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")

@@ -92,10 +92,18 @@ def test_native_logprobs_are_those_of_torch(vocab: int) -> None:
     if vocab == 1:
         logits[2] = 1.0
     tokens = logits.argmax(dim=1)
+    tokens[1] = vocab - 1  # behind all of its equals
+    tokens[0] = vocab // 3
+    tokens[2] = vocab - 1  # impossible, but of a vocabulary of one
     native = sampler_with(NativeDevice(threaded=False), setup(0), vocab=vocab).ops
     for num_top in (0, 1, 5, 1000):
-        got = native.logprobs(logits, tokens, num_top)
-        expected = logprobs_of(logits, tokens, num_top)
+        assert native.logprobs(logits, tokens, num_top).ranks is None
+        got = native.logprobs(logits, tokens, num_top, ranks=True)
+        expected = logprobs_of(logits, tokens, num_top, ranks=True)
+        assert got.ranks is not None
+        assert expected.ranks is not None
+        assert torch.equal(got.ranks, expected.ranks)
+        assert got.ranks[1] == vocab
         assert torch.equal(got.top_ids, expected.top_ids)
         torch.testing.assert_close(got.chosen, expected.chosen, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(got.top, expected.top, rtol=1e-5, atol=1e-5)

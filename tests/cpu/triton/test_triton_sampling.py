@@ -13,7 +13,7 @@ from model_worker.kernels.triton.top_logprobs import BLOCK, top_logprobs
 from model_worker.sampling.capabilities.logit_bias import LogitBias
 from model_worker.sampling.capabilities.penalties import Penalties
 from model_worker.sampling.capabilities.prohibitions import Prohibitions
-from model_worker.sampling.logprobs import logprobs_of
+from model_worker.sampling.logprobs import logprobs_of, ranks_of
 from model_worker.sampling.triton.logit_edits import count_tokens, forbid_masked
 from runtime.wire.format import pack_ids
 from tests.harness.models.mask_cases import VOCABS, mask_case
@@ -114,15 +114,24 @@ def test_logprobs_of_the_chosen_and_of_the_likeliest(vocab_size: int, num_top: i
 
 def assert_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> None:
     expected = logprobs_of(logits, tokens, num_top)
-    chosen, ids, top = top_logprobs(logits, tokens, num_top)
+    chosen, ids, top, none = top_logprobs(logits, tokens, num_top)
+    assert none is None
     torch.testing.assert_close(chosen, expected.chosen, atol=2e-5, rtol=1e-6)
     assert torch.equal(ids, expected.top_ids)
     torch.testing.assert_close(top, expected.top, atol=2e-5, rtol=1e-6)
+    *also, places = top_logprobs(logits, tokens, num_top, ranks=True)
+    assert places is not None
+    assert torch.equal(places, ranks_of(logits, tokens))
+    for one, other in zip(also, (chosen, ids, top), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_no_rows_have_no_logprobs() -> None:
-    chosen, ids, top = top_logprobs(torch.empty(0, 9), torch.empty(0, dtype=torch.int64), 3)
-    assert (chosen.shape, ids.shape, top.shape) == ((0,), (0, 3), (0, 3))
+    chosen, ids, top, places = top_logprobs(
+        torch.empty(0, 9), torch.empty(0, dtype=torch.int64), 3, ranks=True
+    )
+    assert places is not None
+    assert (chosen.shape, ids.shape, top.shape, places.shape) == ((0,), (0, 3), (0, 3), (0,))
 
 
 @pytest.mark.parametrize("vocab", VOCABS)

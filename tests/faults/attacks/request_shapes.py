@@ -174,7 +174,7 @@ def answer(request: GenerateRequest) -> list[SequenceOutput]:
     if request.sampling.prompt_logprobs is not None and request.input_ids:
         count = len(request.input_ids) // 4 - 1
         tops = {"prompt_top_ids": pack_ids([5] * (20 * count)), "prompt_top_logprobs": values(20 * count)}
-        first = {"prompt_logprobs": values(count), **tops}
+        first = {"prompt_logprobs": values(count), "prompt_ranks": pack_ids([21] * count), **tops}
     parts = [SequenceOutput(request.handle, "", **first)] if first else []
     step = 100 if request.stream else asked
     for start in range(0, asked, step):

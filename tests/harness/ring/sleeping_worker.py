@@ -75,7 +75,8 @@ class SameToken:
 def _prompt_logprobs(positions: PromptPositions) -> ChunkLogprobs:
     count, num_top = len(positions.targets) // ID_BYTES, positions.num_logprobs
     top_ids = pack_ids([TOKEN] * count * num_top)
-    return ChunkLogprobs(positions.index, _same_logprobs(count), top_ids, _same_logprobs(count * num_top))
+    ranks, top = pack_ids([NUM_TOP] * count), _same_logprobs(count * num_top)
+    return ChunkLogprobs(positions.index, _same_logprobs(count), ranks, top_ids, top)
 
 
 def _same_logprobs(count: int) -> bytes:

@@ -96,6 +96,11 @@ def fake_logprobs(h: int, token: int, num_top: int = NUM_TOP) -> tuple[float, li
     )
 
 
+def fake_rank(chosen: float) -> int:
+    """Stands for the place of a token of a prompt, by its logprob."""
+    return 1 + round(-chosen * 1024)
+
+
 def prompt_hash(context: IdArray) -> int:
     """Stands for the logits at the last position of a context; nothing of the request is in it."""
     return zlib.crc32(context.tobytes())

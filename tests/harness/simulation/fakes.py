@@ -51,6 +51,7 @@ from tests.harness.simulation.fake_sampling import (
     choose,
     fake_logits,
     fake_logprobs,
+    fake_rank,
     forbidden_ids,
     hash_of,
     next_top_p_age,
@@ -505,6 +506,7 @@ class FakeExecutor:
                     ChunkLogprobs(
                         entry.index,
                         np.array([chosen for chosen, _, _ in got], np.float32).tobytes(),
+                        pack_ids([fake_rank(chosen) for chosen, _, _ in got]),
                         pack_ids([i for _, top_ids, _ in got for i in top_ids[:k]]),
                         np.array([x for _, _, top in got for x in top[:k]], np.float32).tobytes(),
                     )

@@ -11,7 +11,7 @@ from runtime.wire.format import unpack_floats, unpack_ids
 from runtime.wire.handle import client_of
 from runtime.wire.messages import Closed, ControlReply, StreamOpen, TensorBatch, TokenBatch, TokenLogprobs
 from runtime.wire.transport import Framed
-from tests.harness.simulation.fake_sampling import VOCAB_SIZE
+from tests.harness.simulation.fake_sampling import VOCAB_SIZE, fake_rank
 
 
 class FakeDetokenizer:
@@ -53,7 +53,9 @@ class FakeDetokenizer:
         for entry in message.prompt_logprobs:
             self._check_open(entry.handle)
             assert not self.tokens[entry.handle], "logprobs of a prompt after its output"
-            self.prompt_logprobs[entry.handle] += rows_of(entry)
+            rows = rows_of(entry)
+            assert unpack_ids(entry.ranks).tolist() == [fake_rank(chosen) for chosen, _, _ in rows]
+            self.prompt_logprobs[entry.handle] += rows
         handles = [message.handles[i : i + 16] for i in range(0, len(message.handles), 16)]
         for handle, token in zip(handles, unpack_ids(message.tokens).tolist(), strict=True):
             self._check_open(handle)

@@ -164,19 +164,21 @@ def test_prompt_logprobs_begin_with_none_and_come_once() -> None:
                 0,
                 "",
                 prompt_logprobs=floats(-1.0, -2.0),
+                prompt_ranks=pack_ids([3, 200]),
                 prompt_top_ids=pack_ids([5, 6]),
                 prompt_top_logprobs=floats(-0.5, -0.25),
             )
         ]
     )
     tops = {"prompt_top_ids": pack_ids([7]), "prompt_top_logprobs": floats(-0.125)}
+    tops["prompt_ranks"] = pack_ids([4])
     (last,) = state.receive([out(state, 0, "a", prompt_logprobs=floats(-3.0), finish=end(), **tops)])
     assert first.prompt_logprobs == [
         None,
-        TokenLogprob(11, -1.0, ((5, -0.5),)),
-        TokenLogprob(12, -2.0, ((6, -0.25),)),
+        TokenLogprob(11, -1.0, ((5, -0.5),), 3),
+        TokenLogprob(12, -2.0, ((6, -0.25),), 200),
     ]
-    assert last.prompt_logprobs == [TokenLogprob(13, -3.0, ((7, -0.125),))]
+    assert last.prompt_logprobs == [TokenLogprob(13, -3.0, ((7, -0.125),), 4)]
     assert state.completion().prompt_logprobs == first.prompt_logprobs + last.prompt_logprobs
 
 

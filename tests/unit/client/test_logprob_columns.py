@@ -14,18 +14,26 @@ from tests.harness.packed_logprobs import packed
 NUM_TOP = 3
 
 
-def entries(count: int, num_top: int = NUM_TOP, num_none: int = 0) -> list[TokenLogprob | None]:
+def entries(
+    count: int, num_top: int = NUM_TOP, num_none: int = 0, *, ranks: bool = False
+) -> list[TokenLogprob | None]:
     return [None] * num_none + [
-        TokenLogprob(number, -0.5 * number, tuple((number + each, -1.0 * each) for each in range(num_top)))
+        TokenLogprob(
+            number,
+            -0.5 * number,
+            tuple((number + each, -1.0 * each) for each in range(num_top)),
+            number + 2 if ranks else None,
+        )
         for number in range(count)
     ]
 
 
+@pytest.mark.parametrize("ranks", [False, True])
 @pytest.mark.parametrize("num_top", [0, 1, NUM_TOP])
 @pytest.mark.parametrize("num_none", [0, 1, 4])
 @pytest.mark.parametrize("count", [0, 1, 7])
-def test_they_read_like_a_list(count: int, num_none: int, num_top: int) -> None:
-    expected = entries(count, num_top, num_none)
+def test_they_read_like_a_list(count: int, num_none: int, num_top: int, ranks: bool) -> None:
+    expected = entries(count, num_top, num_none, ranks=ranks)
     columns = packed(expected)
     assert len(columns) == len(expected)
     assert list(columns) == list(iter(columns)) == expected
@@ -48,8 +56,9 @@ def test_they_read_like_a_list(count: int, num_none: int, num_top: int) -> None:
     assert pickle.loads(pickle.dumps(columns)) == expected
 
 
-def test_they_grow_and_slices_do_not() -> None:
-    expected = entries(9, num_none=2)
+@pytest.mark.parametrize("ranks", [False, True])
+def test_they_grow_and_slices_do_not(ranks: bool) -> None:
+    expected = entries(9, num_none=2, ranks=ranks)
     columns = packed(expected[:3])
     before = columns[:]
     for start, stop in ((3, 4), (4, 4), (4, 11)):

@@ -14,6 +14,7 @@ struct LogprobsCall {
   const float* logits;    // [num_rows, vocab_size]
   const int64_t* tokens;  // [num_rows]
   float* chosen;          // [num_rows] of the tokens
+  int32_t* ranks;         // [num_rows] places of the tokens, from 1; null: not wanted
   int32_t* top_ids;       // [num_rows, num_top] largest first, equals by id
   float* top;             // [num_rows, num_top]
   int32_t num_rows;
@@ -43,6 +44,19 @@ struct MaskCall {
   int32_t num_threads;
 };
 
+// Place of a token among all, largest logit first, equals by id. Blocks without a logit as large are passed over.
+int32_t rank_of(const LogitRow& row, float own, int32_t token) {
+  float x[LogitRow::kBlock];
+  int32_t rank = 1;
+  for (int block = 0; block < row.num_blocks(); ++block) {
+    if (row.largest()[block] < own) continue;
+    row.load_block(block, x);
+    const int32_t before = token - block * LogitRow::kBlock;
+    for (int i = 0; i < LogitRow::kBlock; ++i) rank += (x[i] > own) | ((x[i] == own) & (i < before));
+  }
+  return rank;
+}
+
 double log_sum(const LogitRow& row) {
   float x[LogitRow::kBlock];
   double total = 0;
@@ -65,11 +79,13 @@ void score(const LogprobsCall& call, int i) {
   const LogitRow row(logits, call.vocab_size, 1.0f, largest);
   if (!row.is_sound()) {
     call.chosen[i] = std::numeric_limits<float>::quiet_NaN();
+    if (call.ranks) call.ranks[i] = 1;
     for (int n = 0; n < call.num_top; ++n) ids[n] = n, top[n] = call.chosen[i];
     return;
   }
   const double sum = log_sum(row);
   call.chosen[i] = (float)(logits[call.tokens[i]] - sum);
+  if (call.ranks) call.ranks[i] = rank_of(row, logits[call.tokens[i]], (int32_t)call.tokens[i]);
   if (call.num_top == 0) return;
   collect_largest(row, call.num_top, candidates);
   keep_first(candidates, call.num_top);
