@@ -1,1 +1,1 @@
-"""TensorRT-LLM's names over the client library: GenerationExecutor, BatchManager and what belongs to them."""
+"""TensorRT-LLM's names over the client library: GenerationExecutor, BatchManager and their classes."""

@@ -1,9 +1,9 @@
 """BatchManager: the callbacks of TensorRT-LLM's batch manager over a GenerationExecutor.
 
-It adds a thread that asks for requests and hands out responses, and a book of the caller's own ids; it
-schedules nothing. One turn of the thread, an iteration:
+It adds a thread that gets requests and sends responses, and a table of the caller's own ids. It schedules
+nothing. One turn of the thread, an iteration:
 
-    get requests → submit → wait for responses, a moment at most → send → poll stop signals → report
+        get requests → submit → wait for responses (TURN_S at most) → send → poll stop signals → report
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from runtime.wire.stats import batch_manager_record
 logger = logging.getLogger(__name__)
 
 TURN_S = 0.005
-"""Seconds of a turn without responses: how soon a new request or a stop signal is seen."""
+"""Seconds that a turn waits for responses. New requests and stop signals are noticed as soon."""
 COMPLAINT_S = 1.0
-"""Seconds between two reports of a callback that raises at each turn."""
+"""Seconds between two log lines about a callback that keeps raising."""
 STATS_TIMEOUT_S = 1.0
 UNBOUNDED = -1
 MODEL_TYPES = {
@@ -51,15 +51,15 @@ MODEL_TYPES = {
 POLICIES = ("MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH")
 
 GetInferenceRequests: TypeAlias = Callable[[int], Iterable[InferenceRequest]]
-"""Callback that returns at most so many new requests; a negative number: as many as there are. Must not
-block.
+"""Callback that returns up to a number of new requests; if the number is negative, all that there are. It
+must not block.
 """
 SendResponse: TypeAlias = Callable[[int, list[NamedTensor], bool, str], None]
 """Callback of (request id, output tensors, whether it is the last response, error or "")."""
 PollStopSignal: TypeAlias = Callable[[], Collection[int]]
-"""Callback that returns ids of requests to stop; others than those in flight have no effect."""
+"""Callback that returns ids of requests to stop. Ids that are not in flight have no effect."""
 ReturnStats: TypeAlias = Callable[[str], None]
-"""Callback of statistics as a JSON object."""
+"""Callback that receives statistics as a JSON object."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,7 @@ class ActiveRequest:
 
 
 class BatchManager:
-    """Thread that calls its callbacks, one at a time. Close it, or use a `with` block."""
+    """Batch manager: a thread that calls the callbacks, one at a time. Close it, or use a `with` block."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class BatchManager:
         *,
         max_num_requests: int | None = None,
     ) -> None:
-        """Begin to call. `max_num_requests` may be in flight at a time, any number when it is negative; the
-        default is what the runtime computes at a time.
+        """Start the thread. `max_num_requests` is the maximum number of requests in flight; negative: no
+        limit. The default is the runtime's max_running_requests.
 
-        Raises: InvalidRequest for 0, RingClosed when the executor has ended.
+        Raises: InvalidRequest for 0, RingClosed if the executor has ended.
         """
         if executor.error is not None:
             raise executor.error.with_traceback(None)
@@ -97,7 +97,7 @@ class BatchManager:
             raise InvalidRequest("max_num_requests: above 0, or negative", param="max_num_requests")
         self.max_num_requests = max(max_num_requests, UNBOUNDED)
         self.error: CarouselError | None = None
-        """Error that ended the runtime, and with it all requests; None while it lives."""
+        """Error that ended the runtime, and with it all requests; None while it runs."""
         self._executor = executor
         self._owns_executor = False
         self._get = get_inference_requests
@@ -133,9 +133,9 @@ class BatchManager:
         """Start a runtime that ends with this object. The order of the arguments is GptManager's; `settings`
         are those of GenerationExecutor.create.
 
-        Raises: ConfigError for a model_type or scheduler_config that is none of MODEL_TYPES and POLICIES, for
+        Raises: ConfigError for a model_type or scheduler_config that is not in MODEL_TYPES or POLICIES, for
         V1 with another policy than STATIC_BATCH, and for a max_beam_width below 1; otherwise what
-        GenerationExecutor.create does.
+        GenerationExecutor.create raises.
         """
         settings |= _batching_settings(model_type, scheduler_config)
         if isinstance(max_beam_width, bool) or not isinstance(max_beam_width, int) or max_beam_width < 1:
@@ -158,10 +158,10 @@ class BatchManager:
         return manager
 
     def close(self, timeout: float | None = None) -> None:
-        """Ask for no more requests, wait for the end of the active ones, then end the thread. What is still
-        active after `timeout` seconds is stopped and sends what there is. Idempotent.
+        """Stop asking for requests, wait for the active ones, then end the thread. Requests that are still
+        active after `timeout` seconds are stopped and send their output so far. Idempotent.
 
-        Raises: RuntimeError when a callback calls it: it would wait for itself.
+        Raises: RuntimeError if a callback calls it, because it would wait for itself.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("close: a callback cannot wait for the end of the thread that calls it")
@@ -194,7 +194,7 @@ class BatchManager:
             self._send_error(request_id, str(self.error))
 
     def _turn(self) -> None:
-        """Raises CarouselError when the runtime has ended and all has been sent."""
+        """Do one iteration. Raises CarouselError if the runtime has ended and all has been sent."""
         if not self._is_closing:
             self._take_in()
         has_worked = bool(self._active)
@@ -223,7 +223,7 @@ class BatchManager:
                 self._send_error(request.request_id, _words(error))
 
     def _submit(self, request: InferenceRequest) -> None:
-        """Raises RequestError for what is wrong with it, RingClosed."""
+        """Submit a request to the executor. Raises RequestError for an invalid one, RingClosed."""
         request_id = request.request_id
         if request_id in self._active:
             raise InvalidRequest(
@@ -275,7 +275,7 @@ class BatchManager:
         return ids or ()
 
     def _report(self) -> None:
-        """One record for each iteration of the runtime since the last turn."""
+        """Report one record for each iteration of the runtime since the last turn."""
         report = self._return_stats
         if report is None:
             return
@@ -292,7 +292,7 @@ class BatchManager:
             self._guard("return_stats", partial(report, text))
 
     def _guard(self, name: str, call: Callable[[], Any]) -> Any:
-        """Return what a callback returns; None when it raises, which is its own affair and ends nothing."""
+        """Return what a callback returns; None if it raises, which is logged and ends nothing."""
         try:
             return call()
         except Exception:
@@ -307,12 +307,12 @@ class BatchManager:
 
 
 def _words(error: CarouselError) -> str:
-    """Return an error in words, with the arrays at fault by their names."""
+    """Return an error's message, with arrays named as the caller names them."""
     return str(respelled(error, ARRAY_NAMES) if isinstance(error, RequestError) else error)
 
 
 def _batching_settings(model_type: str, scheduler_config: str) -> dict[str, str]:
-    """Raises ConfigError that names the argument."""
+    """Return the settings for GptManager's two arguments. Raises ConfigError that names the wrong one."""
     batching = _one_of("model_type", model_type, MODEL_TYPES)
     policy = _one_of("scheduler_config", scheduler_config, POLICIES)
     if batching == "V1" and policy != "STATIC_BATCH":
@@ -321,7 +321,7 @@ def _batching_settings(model_type: str, scheduler_config: str) -> dict[str, str]
 
 
 def _one_of(name: str, value: object, known: Iterable[str]) -> str:
-    """The known one that is spelled like `value`, whatever its case and underscores."""
+    """Return the known value that `value` spells, ignoring case and underscores. Raises ConfigError."""
     for each in known:
         if _plain(value) == _plain(each):
             return each

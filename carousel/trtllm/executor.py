@@ -1,8 +1,9 @@
-"""GenerationExecutor: submit and collect later, with the semantics of TensorRT-LLM's executor.
+"""GenerationExecutor: submit requests and collect results later, with the semantics of TensorRT-LLM's
+executor.
 
-Thin over Session: a request's id is its number there, so nothing maps one to the other. Two back ends: a
-runtime of its own, or one that is already running; they differ in who stops it. RayExecutor has one of its
-own whose ranks are on the machines of a Ray cluster.
+It is a thin layer over Session: a request's id is its number there. The runtime is either its own, which it
+stops, or one that is already running. RayExecutor has a runtime of its own whose ranks are on the machines of
+a Ray cluster.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ RAY = "ray"
 
 
 class GenerationExecutor(RuntimeQuestions):
-    """Executor of requests, which any thread and any event loop may use. Make it with `create`; it ends with
-    `shutdown`, the `with` block or the process, or when it is dropped.
+    """Executor of requests, usable from any thread and any event loop. Create it with `create`. It ends with
+    `shutdown`, with its `with` block, with the process, or when it is garbage-collected.
     """
 
     def __init__(
         self, run_dir: Path, runtime: OwnRuntime | None, connect_timeout_s: float, ring_timeout_s: float
     ) -> None:
         self.run_dir = run_dir
-        """Names the runtime to other clients."""
+        """Run directory, which identifies the runtime to other clients."""
         self._submit_lock = threading.Lock()
         link = RuntimeLink(run_dir, runtime, connect_timeout_s, ring_timeout_s)
         self._link, self._session = link, link.session
@@ -56,7 +57,7 @@ class GenerationExecutor(RuntimeQuestions):
         self._end = weakref.finalize(self, _end, link, self._board)
         try:
             self.config = link.wait_open()
-            """The settings of the runtime."""
+            """Settings of the runtime."""
         except BaseException:
             self.shutdown()
             raise
@@ -84,17 +85,23 @@ class GenerationExecutor(RuntimeQuestions):
     ) -> Self:
         """Start a runtime and wait until it is ready, or attach to the one at `run_dir`.
 
-        `engine_dir` is another name of `model`, a directory in Hugging Face format or owner/name on the Hub;
-        without either the demo model runs. `tokenizer_dir` and `postprocess_tokenizer_dir` are the setting
-        `tokenizer`, of which a runtime has one; the default is the model's. `num_postprocess_workers` is the
-        number of detokenizer processes, of which there is always one. `gather_all_token_logits` is both
-        `gather_context_logits` and `gather_generation_logits`. With `enable_chunked_context=False` each
-        prompt is computed whole, in one step; one of more than max_num_tokens (8192 then, unless given) is
-        refused. `executor_config`, or two of its parts, say the same in TensorRT-LLM's objects, whose
-        defaults then hold; `preset` is launch.py's. After `ring_timeout` seconds in which the runtime lacks a
-        process that is to be replaced, requests end with RingClosed. `settings` are those of launch.py.
+        - `engine_dir` is another name of `model`: a directory in Hugging Face format, or owner/name on the
+          Hub. Without either the demo model runs.
+        - `tokenizer_dir` and `postprocess_tokenizer_dir` are the setting `tokenizer`, of which a runtime has
+          one. The default is the model's.
+        - `num_postprocess_workers` is the number of detokenizer processes; there is always at least one.
+        - `gather_all_token_logits` sets both `gather_context_logits` and `gather_generation_logits`.
+        - `enable_chunked_context=False`: each prompt is computed whole, in one step, and a prompt of more
+          than max_num_tokens (default then 8192) is refused.
+        - `executor_config`, or two of its parts, give settings as TensorRT-LLM's objects, with the defaults
+          of these.
+        - `preset` is launch.py's.
+        - `ring_timeout`: if a process of the runtime that is to be replaced is missing for so many seconds,
+          requests end with RingClosed.
+        - `settings` are those of launch.py.
+
         Raises: ConfigError for a wrong or contradictory argument, before anything is started; StartError with
-        the runtime's last words; RingClosed or ProtocolMismatch when there is none to attach to.
+        the runtime's last words; RingClosed or ProtocolMismatch if there is no runtime to attach to.
         """
         given = {
             "model": model,
@@ -119,11 +126,11 @@ class GenerationExecutor(RuntimeQuestions):
     # -- requests and their results --------------------------------------------------------------------------
 
     def submit(self, request: GenerationRequest) -> GenerationResult:
-        """Give the request its id and send it on its way; waits for nothing but weights of a lora_config that
-        the runtime has not got.
+        """Give the request its id and send it. It waits for nothing except the weights of a lora_config that
+        the runtime does not have.
 
-        Raises: InvalidRequest, Overloaded, RingClosed; the request then has no id. What the runtime refuses
-        comes from the result.
+        Raises: InvalidRequest, Overloaded, RingClosed; the request then has no id. Refusals by the runtime
+        are raised by the result.
         """
         submission = request.submission()
         with request.naming():
@@ -141,8 +148,8 @@ class GenerationExecutor(RuntimeQuestions):
         streaming: bool = False,
         **options: Any,
     ) -> GenerationResult:
-        """Submit one prompt. `options` are the other arguments of GenerationRequest. Raises what it and
-        `submit` do.
+        """Submit one prompt. `options` are the other arguments of GenerationRequest. Raises what
+        GenerationRequest and `submit` raise.
         """
         request = GenerationRequest(prompt_token_ids, sampling_params, streaming=streaming, **options)
         return self.submit(request)
@@ -172,11 +179,14 @@ class GenerationExecutor(RuntimeQuestions):
         *,
         timeout: float | None = None,
     ) -> GenerationResult | list[GenerationResult]:
-        """Generate from one prompt or from several, and wait: the results are done and in the prompts' order.
+        """Generate from one or several prompts and wait. Returns finished results, in the order of the
+        prompts.
 
-        `timeout` is in seconds and holds for the whole call. All are in flight at once, as far as the server
+        `timeout` is in seconds, for the whole call. All prompts are in flight at once, as far as the server
         queues them for one caller. The first error ends the call and aborts the rest.
-        Raises: as `submit` and `GenerationResult.result`; a prompt in a wrong form before any is submitted.
+
+        Raises: as `submit` and `GenerationResult.result`. A prompt in a wrong form raises before any is
+        submitted.
         """
         deadline = deadline_after(timeout, time.monotonic())
         single = is_single_prompt(prompt_token_ids)
@@ -218,24 +228,24 @@ class GenerationExecutor(RuntimeQuestions):
         return results
 
     def abort_request(self, request_id: int) -> None:
-        """Ask for an early end: the result still delivers what there is, with finish_reason "abort". Without
-        effect on an id that has ended or never was.
+        """Ask for an early end of a request: its result still delivers the output so far, with finish_reason
+        "abort". No effect on an id that has ended or never existed.
         """
         self._session.abort(request_id - 1)
 
     def cancel_request(self, request_id: int) -> None:
-        """Same as `abort_request`; the name that goes with `enqueue_request`."""
+        """Same as `abort_request`, under the name that belongs to `enqueue_request`."""
         self.abort_request(request_id)
 
     # -- enqueue now, await responses later ------------------------------------------------------------------
 
     def enqueue_request(self, request: GenerationRequest) -> int:
-        """Submit a request whose responses `await_responses` collects; return the id to ask for."""
+        """Submit a request whose responses `await_responses` collects. Returns its id."""
         return self.enqueue_requests([request])[0]
 
     def enqueue_requests(self, requests: Sequence[GenerationRequest]) -> list[int]:
-        """Enqueue in order and return the ids. When one is wrong in itself, none is enqueued. Raises: as
-        `submit`. An error between them, such as Overloaded, aborts those before it.
+        """Enqueue requests in order. Returns their ids. If one is invalid, none is enqueued. Raises: as
+        `submit`. An error while submitting, such as Overloaded, aborts the requests before it.
         """
         if len(set(map(id, requests))) < len(requests):
             raise InvalidRequest("requests: the same one stands there twice", param="requests")
@@ -268,9 +278,10 @@ class GenerationExecutor(RuntimeQuestions):
     ) -> list[Response] | list[list[Response]]:
         """Wait for responses to enqueued requests and collect them: of any request, of one, or of several.
 
-        At least one response (for several ids: one list for each, in their order); none when `timeout`
-        seconds are over. A response is collected once, by one caller.
-        Raises: InvalidRequest for an id that nothing is to come for, RingClosed when nothing can come at all.
+        Returns at least one response (for several ids: one list for each, in their order), or none if
+        `timeout` seconds pass. A response is collected once, by one caller.
+
+        Raises: InvalidRequest for an id with no response to come, RingClosed if no response can come at all.
         """
         if request_id is None:
             return self._board.take_any(timeout)
@@ -279,27 +290,25 @@ class GenerationExecutor(RuntimeQuestions):
         return self._board.take_of(request_id, timeout)
 
     def num_responses_ready(self, request_id: int | None = None) -> int:
-        """Return how many enqueued requests have a response to collect; of one request, 1 or 0."""
+        """Return the number of responses that could be collected now: of all enqueued requests, or of one."""
         return self._board.num_ready(request_id)
 
     # -- the whole -------------------------------------------------------------------------------------------
 
     def max_in_flight(self) -> int:
-        """Return how many sequences the runtime lets one caller have waiting without refusing any."""
+        """Return the number of sequences that the runtime queues for one caller without refusing any."""
         return self._session.max_in_flight()
 
     @property
     def error(self) -> CarouselError | None:
-        """Reason why nothing can be asked any more: what ended the runtime, or `shutdown`; None while it
-        lives.
-        """
+        """Return the error that ended the runtime, or that of `shutdown`; None while it runs."""
         if not self._end.alive:
             return RingClosed(SHUT_DOWN)
         return self._session.connection.error
 
     def get_latest_stats(self) -> ExecutorStats | None:
-        """Return the scheduler's newest figures, without asking it; None while it has said nothing. Raises:
-        RingClosed when the connection has ended.
+        """Return the scheduler's latest figures without asking it; None before the first ones. Raises:
+        RingClosed if the connection has ended.
         """
         error = self.error
         if error is not None:
@@ -307,8 +316,8 @@ class GenerationExecutor(RuntimeQuestions):
         return self._link.latest_stats()
 
     def shutdown(self) -> None:
-        """Abort what is in flight, disconnect, and stop the runtime if it is its own. Who waits gets
-        RingClosed, and so does every later call but this one.
+        """Abort all requests in flight, disconnect, and stop the runtime if it is the executor's own. Waiting
+        callers get RingClosed, and so does every later call except this one.
         """
         self._end()
 
@@ -320,18 +329,18 @@ class GenerationExecutor(RuntimeQuestions):
 
 
 class RayExecutor(GenerationExecutor):
-    """GenerationExecutor of a runtime of its own whose ranks are on machines that Ray finds, this one among
-    them. Ray places the runtime's agents and replaces machines that are lost; no request and no step goes
-    through it, and this process does not import it.
+    """GenerationExecutor with a runtime of its own whose ranks are on machines of a Ray cluster, including
+    this one. Ray places the runtime's agents and replaces lost machines. Requests and steps do not go through
+    Ray, and this process does not import it.
     """
 
     @classmethod
     def create(cls, model: str | Path | None = None, **settings: Any) -> Self:
         """Start a runtime on `nnodes` machines of the Ray cluster that runs here, or at RAY_ADDRESS, and wait
-        until it is ready. `dist_addr` is where they meet; all other arguments are those of
-        `GenerationExecutor.create` but `run_dir`.
+        until it is ready. `dist_addr` is the address where they meet. All other arguments are those of
+        `GenerationExecutor.create`, except `run_dir`.
 
-        Raises: as that; what Ray lacks is in the StartError.
+        Raises: as that; the StartError says what Ray lacks.
         """
         if settings.get("run_dir") is not None:
             raise ConfigError("run_dir: what runs there has its machines; attach with GenerationExecutor")

@@ -1,7 +1,7 @@
 """TensorRT-LLM's configuration objects of an executor, and the settings of launch.py that they stand for.
 
-Pure data: nothing is started or looked at. What is not built is refused by name, unless it holds the value of
-one who does not ask for it.
+They are plain data: nothing is started or read. A field for an unsupported feature is refused by name, unless
+it has the value that leaves the feature off.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from runtime.base.errors import ConfigError, InvalidRequest
 from runtime.sampling.table import MAX_DRAFT_TOKENS
 
 FREE_MEMORY_FRACTION = 0.9
-"""TensorRT-LLM's share of free memory for the KV cache when none is given."""
+"""TensorRT-LLM's default share of free memory for the KV cache."""
 BATCHING_TYPES = {"INFLIGHT": "inflight_fused", "STATIC": "static"}
 CHUNKING_POLICIES = (None, "FIRST_COME_FIRST_SERVED")
 MAX_INT32 = (1 << 31) - 1
 
 
 class CapacitySchedulerPolicy(Enum):
-    """Policies of who fits into the KV cache. The value is the setting of launch.py."""
+    """Capacity policies: which requests fit into the KV cache. The value is the setting of launch.py."""
 
     MAX_UTILIZATION = "max_utilization"
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"
@@ -35,12 +35,14 @@ class AskedSettings(NamedTuple):
     """Settings of launch.py, each with the name of the field that stands for it."""
 
     by_caller: dict[str, tuple[str, Any]]
-    """Settings that fields which the caller has set ask for, with these fields."""
+    """Settings for the fields that the caller has set: setting -> (field, value)."""
     by_default: dict[str, tuple[str, Any]]
-    """TensorRT-LLM's value of each field that is not set. All that the caller says goes before it."""
+    """Settings for the fields that are not set, with TensorRT-LLM's defaults. Everything that the caller
+    gives takes precedence.
+    """
 
     def add(self, field: str, setting: str, value: Any, *, is_default: bool) -> None:
-        """Take in what one field stands for."""
+        """Add the setting of one field."""
         (self.by_default if is_default else self.by_caller)[setting] = (field, value)
 
     def extend(self, other: AskedSettings) -> None:
@@ -54,18 +56,19 @@ def nothing_asked() -> AskedSettings:
 
 @dataclass(slots=True)
 class SchedulerConfig:
-    """Choice of who fits into the KV cache. `policy` is an older name of `capacity_scheduler_policy`."""
+    """Choice of the capacity policy. `policy` is an older name of `capacity_scheduler_policy`."""
 
     capacity_scheduler_policy: str | Enum = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
-    """A name, TensorRT-LLM's enum or ours, or your own as package.module:Class."""
+    """Name, member of TensorRT-LLM's enum or of ours, or your own class as package.module:Class."""
     context_chunking_policy: str | Enum | None = None
-    """FIRST_COME_FIRST_SERVED is what is done. EQUAL_PROGRESS is not built."""
+    """Order of prompt chunks: FIRST_COME_FIRST_SERVED, which is always used. EQUAL_PROGRESS is unsupported.
+    """
     dynamic_batch_config: Any = None
-    """Refused unless None: it is not built."""
+    """Unsupported: refused unless None."""
     policy: str | Enum | None = None
 
     def asked(self) -> AskedSettings:
-        """The settings that it stands for. Raises ConfigError."""
+        """Return the settings for this object. Raises ConfigError."""
         _refuse_unbuilt(self, "scheduler_config", {"dynamic_batch_config": (None,)})
         if _name(self.context_chunking_policy) not in CHUNKING_POLICIES:
             raise ConfigError(
@@ -87,21 +90,19 @@ class SchedulerConfig:
 
 @dataclass(slots=True)
 class KvCacheConfig:
-    """How large the KV cache is, and what is kept in it."""
+    """Size of the KV cache, and what it keeps."""
 
     enable_block_reuse: bool = True
-    """True to reuse whole pages, whatever the two fields about partial reuse say."""
+    """True to reuse whole pages; the two fields about partial reuse have no effect."""
     max_tokens: int | None = None
     max_attention_window: int | list[int] | None = None
-    """Window of each layer, in tokens; here they must all be the same."""
+    """Attention window of each layer, in tokens. All layers must have the same."""
     sink_token_length: int | None = None
-    """Refused unless it asks for nothing: it is not built."""
+    """Unsupported: refused unless it is neutral."""
     free_gpu_memory_fraction: float | None = None
-    """Share of the free memory that the KV cache gets; None is 0.9. On a CPU it is a share of its free
-    memory.
-    """
+    """Share of free memory for the KV cache; None is 0.9. On a CPU it is a share of the CPU's free memory."""
     host_cache_size: int | None = None
-    """Not built, nor what follows."""
+    """Unsupported, like the fields below: refused unless it is neutral."""
     onboard_blocks: bool = True
     cross_kv_cache_fraction: float | None = None
     secondary_offload_min_priority: int | None = None
@@ -110,7 +111,7 @@ class KvCacheConfig:
     copy_on_partial_reuse: bool = True
 
     def asked(self) -> AskedSettings:
-        """The settings that it stands for. Raises ConfigError."""
+        """Return the settings for this object. Raises ConfigError."""
         unbuilt = {
             "sink_token_length": (None, 0),
             "host_cache_size": (None, 0),
@@ -140,8 +141,8 @@ class KvCacheConfig:
 
 @dataclass(frozen=True)
 class GuidedDecodingConfig:
-    """Guides are kept; `backend` is LLGUIDANCE or XGRAMMAR. The server reads the tokenizer and its stop ids
-    from the model's files, so nothing of them is to be given.
+    """Backend of guided decoding: LLGUIDANCE or XGRAMMAR. The server reads the tokenizer and its stop ids
+    from the model's files, so fields for them have to be empty.
     """
 
     backend: str | Enum = "LLGUIDANCE"
@@ -150,7 +151,7 @@ class GuidedDecodingConfig:
     stop_token_ids: Any = None
 
     def checked_backend(self, field: str) -> str:
-        """Return the name of the setting's value. Raises ConfigError."""
+        """Return the value of the setting grammar_backend. Raises ConfigError."""
         for name in ("encoded_vocab", "tokenizer_str", "stop_token_ids"):
             if getattr(self, name) is not None:
                 raise ConfigError(f"{field}.{name}: the model's files say it; leave it out")
@@ -164,17 +165,15 @@ class GuidedDecodingConfig:
 
 @dataclass(frozen=True, slots=True)
 class AdditionalModelOutput:
-    """One of the names of docs/additional_outputs.md."""
+    """One additional output, by its name in docs/additional_outputs.md."""
 
     name: str
     gather_context: bool = False
-    """True to have rows of the prompt, too."""
+    """True to return rows of the prompt, too."""
 
 
 def checked_outputs(value: Any, name: str = "additional_model_outputs") -> tuple[AdditionalModelOutput, ...]:
-    """Return the names that a list of AdditionalModelOutput asks for. Raises InvalidRequest for what is
-    none.
-    """
+    """Return a list of AdditionalModelOutput as a tuple. Raises InvalidRequest for other objects."""
     if not isinstance(value, Sequence) or not all(isinstance(each, AdditionalModelOutput) for each in value):
         raise InvalidRequest(f"{name} must be a list of carousel.AdditionalModelOutput", param=name)
     return tuple(value)
@@ -182,34 +181,38 @@ def checked_outputs(value: Any, name: str = "additional_model_outputs") -> tuple
 
 @dataclass(slots=True, kw_only=True)
 class PeftCacheConfig:
-    """Caches of LoRA adapters, which are served then. Rows are ranks of all modules, added up."""
+    """Sizes of the caches of LoRA adapters; giving it enables LoRA. A row is one rank of one module in one
+    layer.
+    """
 
     num_host_module_layer: int = 0
-    """Rows of weights that came with requests; goes before host_cache_size."""
+    """Rows of weights that came with requests. It takes precedence over host_cache_size."""
     num_device_module_layer: int = 0
-    """Rows on the device; goes before device_cache_percent."""
+    """Rows on the device. It takes precedence over device_cache_percent."""
     optimal_adapter_size: int = 8
-    """Rank of an adapter that takes one page on all modules."""
+    """Rank of an adapter that takes one page if it has all modules."""
     max_adapter_size: int = 64
-    """Largest rank of an adapter; one of a larger rank is refused."""
+    """Largest rank of an adapter; adapters with a larger one are refused."""
     num_put_workers: int = 1
-    """Tokenizers, which take in the weights that come with requests."""
+    """Number of tokenizer processes, which receive the weights that come with requests."""
     num_ensure_workers: int = 1
-    """Threads that bring adapters to the device."""
+    """Number of threads that load adapters to the device."""
     num_copy_streams: int = 1
-    """One is what is built."""
+    """Number of copy streams: only 1 is supported."""
     max_pages_per_block_host: int = 24
-    """Weights on the host are files, and those on the device are allocated layer by layer: not by blocks."""
+    """No effect: weights on the host are files, and those on the device are allocated layer by layer, not by
+    blocks.
+    """
     max_pages_per_block_device: int = 24
     device_cache_percent: float | None = None
-    """Share of the memory left beside weights and KV cache. None: as many adapters as max_loras says, of the
-    largest rank.
+    """Share of the memory left beside weights and KV cache. None: room for max_loras adapters of the largest
+    rank.
     """
     host_cache_size: int | None = None
-    """Bytes of weights that came with requests; None is 1 GiB."""
+    """Bytes for weights that came with requests; None is 1 GiB."""
 
     def asked(self) -> AskedSettings:
-        """The settings that it stands for. Raises ConfigError."""
+        """Return the settings for this object. Raises ConfigError."""
         unbuilt = {
             "num_copy_streams": (1,),
             "max_pages_per_block_host": (24,),
@@ -238,44 +241,44 @@ PEFT_COUNTS = {
     "num_ensure_workers": ("lora_load_workers", 1, 1),
     "host_cache_size": ("lora_host_cache_size", 1 << 30, 1),
 }
-"""Setting that a field of PeftCacheConfig is another name of, its default, and its least value."""
+"""Fields of PeftCacheConfig -> setting, default, and least value."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ExecutorConfig:
-    """An executor's configuration as a whole. Its defaults are TensorRT-LLM's."""
+    """Configuration of an executor, with TensorRT-LLM's defaults."""
 
     max_beam_width: int = 1
-    """Most beams of a request that searches."""
+    """Maximum number of beams of a beam search."""
     scheduler_config: SchedulerConfig | None = None
-    """Choice of who fits; None is SchedulerConfig(), with static batching its static_batch."""
+    """Capacity policy; None is SchedulerConfig(), or STATIC_BATCH with static batching."""
     kv_cache_config: KvCacheConfig | None = None
     """Size of the KV cache; None is KvCacheConfig()."""
     enable_chunked_context: bool = True
-    """True to compute prompts in chunks. False: each is computed whole, in one step; one of more than
-    max_num_tokens is refused.
+    """True to compute prompts in chunks. False: each prompt is computed whole, in one step, and one of more
+    than max_num_tokens is refused.
     """
     normalize_log_probs: bool = True
-    """About sampling: logprobs are of the whole vocabulary with either value, and so are those of beams."""
+    """No effect: logprobs are over the whole vocabulary with either value, also those of beams."""
     iter_stats_max_iterations: int = 1000
     request_stats_max_iterations: int = 0
     batching_type: str | Enum = "INFLIGHT"
     """Batching type, INFLIGHT or STATIC."""
     max_batch_size: int | None = None
-    """Sequences that run at the same time: max_running_requests."""
+    """Maximum number of sequences that run at the same time (max_running_requests)."""
     max_num_tokens: int | None = None
-    """Tokens computed in one step: chunked_prefill_size."""
+    """Maximum number of tokens computed in one step (chunked_prefill_size)."""
     max_queue_size: int | None = None
-    """Requests that may wait; more are refused."""
+    """Maximum number of waiting requests; more are refused."""
     gather_generation_logits: bool = False
     guided_decoding_config: GuidedDecodingConfig | None = None
-    """Backend of guides, which are kept without it, too."""
+    """Backend of guided decoding. Guides also work without it."""
     additional_model_outputs: list[AdditionalModelOutput] | None = None
-    """Additional outputs that requests may ask for: the setting additional_output."""
+    """Additional outputs that requests may ask for (additional_output)."""
     peft_cache_config: PeftCacheConfig | None = None
-    """Sizes of the caches of LoRA adapters, which are served where it is given."""
+    """Sizes of the caches of LoRA adapters; giving it enables LoRA."""
     parallel_config: Any = None
-    """Not built, nor what follows."""
+    """Unsupported, like the fields below: refused unless it is neutral."""
     logits_post_processor_config: Any = None
     decoding_config: Any = None
     use_gpu_direct_storage: bool = False
@@ -291,7 +294,7 @@ class ExecutorConfig:
     fail_fast_on_attention_window_too_large: bool = False
 
     def asked(self) -> AskedSettings:
-        """The settings that it stands for. Raises ConfigError."""
+        """Return the settings for this object. Raises ConfigError."""
         _refuse_unbuilt(self, "executor_config", UNBUILT)
         asked = nothing_asked()
         batching = _name(self.batching_type)
@@ -361,7 +364,7 @@ COUNTS = {
     "max_num_tokens": "chunked_prefill_size",
     "max_queue_size": "max_queued_requests",
 }
-"""Setting that a field of ExecutorConfig is another name of."""
+"""Fields of ExecutorConfig -> setting."""
 UNBUILT: dict[str, tuple[Any, ...]] = {
     "parallel_config": (None,),
     "logits_post_processor_config": (None,),
@@ -378,25 +381,25 @@ UNBUILT: dict[str, tuple[Any, ...]] = {
     "enable_trt_overlap": (False,),
     "fail_fast_on_attention_window_too_large": (False,),
 }
-"""Values of a field of ExecutorConfig with which it asks for nothing."""
+"""Values of fields of ExecutorConfig that leave an unsupported feature off."""
 CONFIGS: dict[str, type[ExecutorConfig | SchedulerConfig | KvCacheConfig | PeftCacheConfig]] = {
     "executor_config": ExecutorConfig,
     "scheduler_config": SchedulerConfig,
     "kv_cache_config": KvCacheConfig,
     "peft_cache_config": PeftCacheConfig,
 }
-"""Arguments of `GenerationExecutor.create` that are such objects."""
+"""Arguments of `GenerationExecutor.create` that are configuration objects."""
 
 
 def asked_of(name: str, config: Any) -> AskedSettings:
-    """Return the settings that the argument `name` stands for. Raises ConfigError."""
+    """Return the settings for the configuration object in the argument `name`. Raises ConfigError."""
     if not isinstance(config, CONFIGS[name]):
         raise ConfigError(f"{name}: a carousel.{CONFIGS[name].__name__}, got {type(config).__name__}")
     return config.asked()
 
 
 def without_configs(given: Mapping[str, Any]) -> tuple[dict[str, Any], AskedSettings]:
-    """Return the arguments that are no such objects, and what those that are ask for. Raises ConfigError."""
+    """Return the other arguments, and the settings for the configuration objects. Raises ConfigError."""
     asked = nothing_asked()
     if given.get("executor_config") is not None:
         for name in ("scheduler_config", "kv_cache_config", "peft_cache_config"):
@@ -416,14 +419,14 @@ def _refuse_unbuilt(config: object, where: str, unbuilt: Mapping[str, tuple[Any,
 
 
 def _is_same(value: object, neutral: object) -> bool:
-    """Tell whether they are equal, and either both of them or none are true or false."""
+    """Return True if the values are equal and either both or neither are bool."""
     if isinstance(neutral, bool) or isinstance(value, bool) or neutral is None:
         return value is neutral
     return bool(value == neutral)
 
 
 def _name(value: object) -> str | None:
-    """The name of a member of an enum, whoever's it is, or in a string."""
+    """Return the name of a member of any enum, or of a string; None for anything else."""
     if isinstance(value, Enum):
         return value.name
     name = getattr(value, "name", value)  # members of a compiled library's enum are of no class of Python's
@@ -473,8 +476,8 @@ DRAFTS = "external_draft_tokens_config"
 
 
 class ExternalDraftTokensConfig:
-    """Guesses at the beginning of the output; all that are right come out of one step. They change no token,
-    logprob or text.
+    """Draft tokens: guesses at the beginning of the output. One step computes all that are right. They do not
+    change tokens, logprobs or text.
     """
 
     def __init__(
@@ -484,8 +487,8 @@ class ExternalDraftTokensConfig:
         acceptance_threshold: float | None = None,
         fast_logits: bool | None = None,
     ) -> None:
-        """Copy the tokens. Raises InvalidRequest for none, for too many, and for what would have a guess
-        accepted that is not what is sampled.
+        """Copy the tokens. Raises InvalidRequest for no tokens, for too many, and for arguments with which a
+        guess would be accepted that is not the sampled token.
         """
         for name, value in (("draft_logits", draft_logits), ("acceptance_threshold", acceptance_threshold)):
             if value is not None:

@@ -1,5 +1,5 @@
-"""TensorRT-LLM's names of an executor's settings, as settings of launch.py. Looks at directories; starts
-nothing.
+"""Conversion of TensorRT-LLM's names of an executor's settings to settings of launch.py. It looks at
+directories and starts nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.settings.config import refuse_empty, setting_of
 
 MAX_POSTPROCESS_WORKERS = 64
 WHOLE_PROMPT_TOKENS = 8192
-"""Value of TensorRT-LLM's max_num_tokens when none is given: the longest prompt that is computed whole."""
+"""Default of max_num_tokens when prompts are computed whole, as in TensorRT-LLM: the longest such prompt."""
 ALIASES = {
     "engine_dir": ("model",),
     "tokenizer_dir": ("tokenizer",),
@@ -24,14 +24,13 @@ ALIASES = {
     "enable_chunked_context": ("disable_chunked_prefill",),
     "gather_all_token_logits": ("gather_context_logits", "gather_generation_logits"),
 }
-"""Settings that TensorRT-LLM's names stand for."""
+"""TensorRT-LLM's names -> settings."""
 
 
 def runtime_settings(given: Mapping[str, Any], named_by: dict[str, str] | None = None) -> dict[str, Any]:
-    """Return the settings that `given` asks for; None stands for what was not given. `named_by` is filled
-    with the name that the caller has for each. Raises: ConfigError for a directory that is not there, for two
-    names of one setting that say different things, for a wrong number of workers, and for what a
-    configuration object asks for and is not built.
+    """Return the settings for the given arguments; None means not given. `named_by` is filled with the
+    caller's name of each. Raises: ConfigError for a missing directory, for two names of one setting with
+    different values, for a wrong number of workers, and for unsupported features of a configuration object.
     """
     plain, asked = without_configs(given)
     settings: dict[str, Any] = {}
@@ -86,7 +85,9 @@ def _directory_or_hub_name(name: str, value: Any) -> Path | str:
 
 
 def _num_detokenizers(value: Any) -> int:
-    """0 asks for work in the caller's process; here it is done by one process beside it all the same."""
+    """Return the number of detokenizer processes. 0, which asks for the work to be done in the caller's
+    process, is one process.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_POSTPROCESS_WORKERS:
         raise ConfigError(
             f"num_postprocess_workers: an integer from 0 to {MAX_POSTPROCESS_WORKERS}, got {value!r}"

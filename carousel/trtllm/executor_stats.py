@@ -1,5 +1,5 @@
-"""RuntimeQuestions: the part of a GenerationExecutor that asks its runtime, for statistics and for
-calls of ranks. Any thread may use it.
+"""RuntimeQuestions: the part of GenerationExecutor that asks its runtime for statistics and for calls of
+ranks. Thread-safe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runtime.wire.stats import IterationStats, RequestStatsPerIteration
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStats:
-    """Figures of the scheduler, at most a step old."""
+    """Figures of the scheduler, at most one step old."""
 
     num_active_requests: int
     """Number of requests that are admitted and not finished."""
@@ -31,7 +31,7 @@ class ExecutorStats:
     num_received_requests: int
     """Number of requests that the scheduler has received since its start."""
     current_batch_size: int
-    """Sequences in the newest step; 0 when there was nothing to compute."""
+    """Number of sequences in the latest step; 0 if there was nothing to compute."""
     num_free_pages: int
     num_pages: int
 
@@ -44,24 +44,24 @@ class RuntimeQuestions:
         self._requests = StatsPlace.of_requests()
 
     def get_latest_iteration_stats(self, timeout: float = CONTROL_TIMEOUT_S) -> list[IterationStats]:
-        """Return statistics of the iterations since the last call of this executor; the first time, of all
+        """Return the statistics of the iterations since this executor's last call; the first call returns all
         that are kept.
 
-        Raises: RequestError (stats_off when none are kept), RingClosed, TimeoutError.
+        Raises: RequestError (stats_off if none are kept), RingClosed, TimeoutError.
         """
         with self._stats_lock:
             return self._iterations.read(self.ask_stats(timeout))
 
     def get_latest_request_stats(self, timeout: float = CONTROL_TIMEOUT_S) -> list[RequestStatsPerIteration]:
-        """Same as `get_latest_iteration_stats`, for each live request. Kept with
+        """Return what `get_latest_iteration_stats` does, for each live request. Needs
         `request_stats_max_iterations`.
         """
         with self._stats_lock:
             return self._requests.read(self.ask_stats(timeout))
 
     def get_stats(self, timeout: float | None = None) -> StatsStream:
-        """Return an iterator over each iteration's statistics as it ends, for one thread; it ends when none
-        has come for `timeout` seconds.
+        """Return an iterator over the statistics of each iteration as it ends, for one thread. It stops when
+        none has come for `timeout` seconds.
         """
         return StatsStream(
             lambda after, limit: self._ask("iteration_stats", after, limit, wait=True), timeout
@@ -95,7 +95,7 @@ class RuntimeQuestions:
         return values
 
     def ask_stats(self, timeout: float) -> AskNow:
-        """Ask for statistics from a StatsPlace of the caller's own."""
+        """Return a call that asks for statistics, for a StatsPlace of the caller's own."""
         return lambda op, after: self._ask(op, after, timeout)
 
     def _ask(self, op: StatsOp, after: int, timeout: float | None, *, wait: bool = False) -> Any:
@@ -104,7 +104,9 @@ class RuntimeQuestions:
 
 
 def _answer(asking: AbstractContextManager[ResultMailbox], deadline: float | None) -> Any:
-    """Return the body of the one reply. Raises the error that it carries; TimeoutError at the deadline."""
+    """Return the body of the one reply. Raises the error that the reply carries, or TimeoutError at the
+    deadline.
+    """
     with asking as mailbox:
         mailbox.wait(lambda: mailbox.num_put > 0, deadline)
         return control_result(mailbox.take_now()[0])

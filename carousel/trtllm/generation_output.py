@@ -1,7 +1,7 @@
-"""GenerationOutput: what a GenerationResult hands out of one sequence.
+"""GenerationOutput: the part of a GenerationResult's output that one sequence delivers at a time.
 
-What is new is there at once. The whole of the sequence is put together when somebody asks for it, so that the
-outputs of a long one cost no more than those of a short one.
+New tokens are available at once. The whole sequence is assembled only when it is asked for, so that each
+output of a long sequence costs no more than one of a short sequence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtime.wire.format import FloatArray
 
 
 class Extent(NamedTuple):
-    """Length of a sequence so far. Sequences only grow, so this says all that there was at one moment."""
+    """Length of a sequence so far. Sequences only grow, so an extent identifies the state at one moment."""
 
     num_chars: int = 0
     num_tokens: int = 0
@@ -26,7 +26,7 @@ class Extent(NamedTuple):
     num_output_rows: int = 0
     is_end: bool = False
     num_shown: int = 0
-    """How many times a sequence of a beam search has been shown."""
+    """Number of times that a beam search's state was delivered."""
 
     @staticmethod
     def of(sequence: SequenceState) -> Extent:
@@ -42,12 +42,12 @@ class Extent(NamedTuple):
 
 
 class Owner(Protocol):
-    """The GenerationResult that an output is of."""
+    """The GenerationResult that an output belongs to."""
 
     lock: Lock
-    """Lock that whoever reads or changes its sequences holds."""
+    """Lock for reading and changing the sequences."""
     prefix: list[int]
-    """Ids that the caller wants to see in front of those that were generated."""
+    """Ids that are put in front of the generated ones."""
 
     @property
     def outputs(self) -> list[GenerationOutput]: ...
@@ -65,15 +65,13 @@ class GenerationOutput(CompletionOutput):
     __slots__ = ("_sequence", "extent", "logprobs_diff", "result")
 
     extent: Extent
-    """Extent of the sequence when this was made."""
+    """Extent of the sequence when this output was made."""
     logprobs_diff: Sequence[TokenLogprob]
-    """Log-probabilities of the new ids; empty when they were not asked for."""
+    """Log-probabilities of the new ids; empty if they were not requested."""
     result: Owner
 
     def __init__(self, result: Owner, sequence: SequenceState, index: int, taken: Extent) -> None:
-        """Take what `sequence` has by now and had not when it was `taken`. Call it under the
-        result's lock.
-        """
+        """Take what is new in `sequence` since the extent `taken`. The caller holds the result's lock."""
         finish = sequence.finish
         new_ids = sequence.token_ids[taken.num_tokens :]
         put = object.__setattr__  # frozen, as the class that it extends
@@ -93,7 +91,9 @@ class GenerationOutput(CompletionOutput):
         put(self, "trace_stamps", sequence.trace_stamps)
 
     def __getattr__(self, name: str) -> Any:
-        """Python asks here for what is not set: the first time that somebody wants the whole of something."""
+        """Assemble a field of the whole sequence on its first use. Python calls this for attributes that are
+        not set.
+        """
         put_together = _WHOLE.get(name)
         if put_together is None:
             raise AttributeError(f"{type(self).__name__} has no {name}")
@@ -104,7 +104,7 @@ class GenerationOutput(CompletionOutput):
 
     @property
     def outputs(self) -> list[CompletionOutput]:
-        """Return all sequences of the request, as far as they have come by now."""
+        """Return all sequences of the request, as far as they are received."""
         return list(self.result.outputs)
 
     @property
@@ -139,4 +139,4 @@ _WHOLE: dict[str, Callable[[GenerationOutput], Any]] = {
     "generation_logits": GenerationOutput._logits,
     "additional_generation_outputs": GenerationOutput._outputs,
 }
-"""Fields that are put together when they are asked for."""
+"""Fields that are assembled on first use."""

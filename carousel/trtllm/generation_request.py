@@ -1,5 +1,5 @@
-"""GenerationRequest: what a caller of GenerationExecutor asks, in TensorRT-LLM's words. Refuses by name what
-is not built; knows no result.
+"""GenerationRequest: a request to GenerationExecutor, in TensorRT-LLM's words. Unsupported arguments are
+refused by name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NOT_BUILT = frozenset(
         "multimodal_params",
     }
 )
-"""Arguments that callers of TensorRT-LLM's executor know and that would do nothing here."""
+"""Arguments of TensorRT-LLM's executor that would have no effect here."""
 MAX_UINT64 = (1 << 64) - 1
 _NAMES = {
     "prompt": "prompt_token_ids",
@@ -53,33 +53,51 @@ _NAMES = {
     **dict.fromkeys(get_args(GuideKind), "guided_decoding_params"),
     **dict.fromkeys((PROCESSORS, f"{PROCESSORS}[0]", f"{PROCESSORS}[0].name"), "logits_post_processor_name"),
 }
-"""Names of arguments that the client library and the runtime call otherwise."""
+"""Names of arguments that differ in the client library and the runtime."""
 _OUTPUT_NAMES = dict.fromkeys(("additional_outputs", "gather_context"), "additional_model_outputs")
 
 
 class GenerationRequest:
-    """How many sequences, and how to choose among them, is said by `n` and `best_of` of `sampling_params`.
+    """Request of one prompt. `n` and `best_of` of `sampling_params` give the number of sequences, and how
+    many of these are returned.
 
-    max_tokens: goes before the one of `sampling_params`. Without it and sampling parameters, the output may
-        go on to the end of the context.
-    query_token_ids: follow the prompt; apart from it only in that a prompt shared by many queries is written
-        once.
+    max_tokens: takes precedence over that of `sampling_params`. Without it and without sampling parameters,
+    the limit is the end of the context.
+
+    query_token_ids: appended to the prompt. A separate argument, so that a prompt shared by many queries is
+    written once.
+
     priority: an integer, higher first, as everywhere in the client library; or TensorRT-LLM's float from 0.0
-        to 1.0, of which 0.5 is the usual one.
-    client_id: any number of 64 bits; comes back with each Response, and need not be unique.
-    arrival_time: seconds since 1970, for the statistics of waiting; default: when it is submitted.
-    allotted_time_ms: when so much time is over, it ends with what there is and finish_reason "timeout".
-    return_all_generated_tokens: each Response of a stream holds all ids so far, not the new ones; those of
-        a beam search do so always.
-    kv_cache_retention_config: how firmly its KV is kept.
-    guided_decoding_params: what the output must look like.
-    external_draft_tokens_config: guesses at the beginning of the output, of each of its sequences.
-    lora_request: the adapter that it is computed with.
-    lora_config: an adapter without a directory, whose weights come with the first request that names it.
-    prompt_adapter_request: virtual tokens that stand in front of the prompt.
+    to 1.0, where 0.5 is normal.
+
+    client_id: any 64-bit number, returned with each Response. It need not be unique.
+
+    arrival_time: seconds since 1970, for the statistics of waiting; default: the time of submission.
+
+    allotted_time_ms: time limit, after which the request ends with its output so far and finish_reason
+    "timeout".
+
+    return_all_generated_tokens: each Response of a stream holds all ids so far, not only the new ones. Those
+    of a beam search always do.
+
+    kv_cache_retention_config: priorities of its pages in the KV cache.
+
+    guided_decoding_params: guide that the output must match.
+
+    external_draft_tokens_config: guesses at the beginning of the output, for each of its sequences.
+
+    lora_request: adapter to use.
+
+    lora_config: adapter without a directory, whose weights come with the first request that names it.
+
+    prompt_adapter_request: virtual tokens in front of the prompt.
+
     prompt_tuning_config: virtual tokens that come with the request.
-    logits_post_processor_name: the logits processor of the launch that its tokens are drawn with.
-    additional_model_outputs: what is wanted of the model's inside, as AdditionalModelOutput.
+
+    logits_post_processor_name: logits processor of the launch to use.
+
+    additional_model_outputs: additional outputs to return, as AdditionalModelOutput.
+
     exclude_input_from_output: False puts the input in front of the output's token ids; not in a stream.
     """
 
@@ -110,10 +128,9 @@ class GenerationRequest:
         additional_model_outputs: Sequence[AdditionalModelOutput] | None = None,
         **others: Any,
     ) -> None:
-        """Copy the prompt; nothing is checked against a model.
+        """Copy the prompt. Nothing is checked against a model.
 
-        Raises: InvalidRequest for a wrong argument or one that is not built, naming it; TypeError for an
-        unknown one.
+        Raises: InvalidRequest that names an invalid or unsupported argument; TypeError for an unknown one.
         """
         _refuse_others(others)
         self.prompt_token_ids = _copy_ids("prompt_token_ids", prompt_token_ids)
@@ -162,22 +179,24 @@ class GenerationRequest:
 
     @property
     def id(self) -> int:
-        """Number given by `submit`, from 1 on and unique in its executor; 0 before."""
+        """Return the id given by `submit`: from 1 on, and unique in its executor. 0 before."""
         return self._id
 
     @property
     def input_token_ids(self) -> list[int]:
-        """Ids that the model is given: the prompt and, behind it, the query."""
+        """Return the ids that the model is given: the prompt, then the query."""
         return self.prompt_token_ids + (self.query_token_ids or [])
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences that are generated, also of those that `best_of` does not choose."""
+        """Return the number of sequences that are generated, including those that `best_of` does
+        not select.
+        """
         sampling = self.sampling_params
         return sampling.n if sampling.use_beam_search else sampling.best_of or sampling.n
 
     def submission(self) -> Submission:
-        """Return the request as the client library takes it. Raises InvalidRequest for a query that is no
+        """Return the request in the client library's form. Raises InvalidRequest for a query that is not
         token ids.
         """
         if self.query_token_ids is not None:
@@ -212,17 +231,17 @@ class GenerationRequest:
         )
 
     def check(self) -> None:
-        """Check the request as far as that can be done without the runtime. Raises InvalidRequest."""
+        """Check what can be checked without the runtime. Raises InvalidRequest."""
         self.check_unsubmitted()
         with self.naming():
             build_request(b"", self.submission())
 
     def named(self, error: CarouselError) -> CarouselError:
-        """Return an error of the request with the argument at fault as its caller wrote it."""
+        """Return an error of the request with the argument's name as its caller wrote it."""
         return respelled(error, self._names()) if isinstance(error, RequestError) else error
 
     def naming(self) -> AbstractContextManager[None]:
-        """Return a block that an error leaves as `named` returns it."""
+        """Return a context manager that changes errors as `named` does."""
         return respelling(self._names())
 
     def _names(self) -> Mapping[str, str]:
@@ -234,8 +253,8 @@ class GenerationRequest:
         return names
 
     def set_id(self, request_id: int) -> None:
-        """Give the request its id. Raises InvalidRequest when it has one, for a request is submitted once,
-        and for no 64-bit number above 0.
+        """Give the request its id. Raises InvalidRequest if it has one, because a request is submitted once,
+        and for a number that is not above 0 and of 64 bits.
         """
         self.check_unsubmitted()
         _check_int("id", request_id, 1, MAX_UINT64)
@@ -250,7 +269,7 @@ class GenerationRequest:
 
 
 def _sampling(given: SamplingParams | None, max_tokens: int | None) -> SamplingParams:
-    """With `max_tokens`, or without a limit of its own when nothing at all was said about it."""
+    """Return the parameters with `max_tokens`; without any limit if neither argument was given."""
     if given is None:
         return SamplingParams(max_tokens=max_tokens)
     if not isinstance(given, SamplingParams):
@@ -261,7 +280,9 @@ def _sampling(given: SamplingParams | None, max_tokens: int | None) -> SamplingP
 
 
 def _with_outputs(sampling: SamplingParams, outputs: Sequence[AdditionalModelOutput]) -> SamplingParams:
-    """With their names. Raises InvalidRequest where it has names already."""
+    """Return the parameters with the names of the outputs. Raises InvalidRequest if they have
+    names already.
+    """
     if sampling.additional_outputs:
         raise InvalidRequest(
             "additional_model_outputs: sampling_params have additional_outputs; give one of them",
@@ -275,7 +296,7 @@ def _with_outputs(sampling: SamplingParams, outputs: Sequence[AdditionalModelOut
 
 
 def _priority(value: Any) -> int:
-    """The integer of a priority in either scale. The range of an integer is checked when it is submitted."""
+    """Return a priority in either scale as an integer. `submit` checks an integer's range."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest("priority must be an integer, or a float from 0.0 to 1.0", param="priority")
     if isinstance(value, int):
@@ -286,8 +307,8 @@ def _priority(value: Any) -> int:
 
 
 def _copy_ids(name: str, ids: Any) -> list[int]:
-    """From a sequence, or an array or tensor of any library. The ids themselves are checked when it is
-    submitted.
+    """Return a copy of ids from a sequence, or from an array or tensor of any library. `submit` checks the
+    ids themselves.
     """
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
@@ -312,7 +333,7 @@ def _check_int(name: str, value: Any, low: int, high: int) -> None:
 
 
 def _refuse_others(others: Mapping[str, Any]) -> None:
-    """Raises TypeError for an unknown argument, InvalidRequest for one that asks for what is not built."""
+    """Raise TypeError for an unknown argument, and InvalidRequest for one with an unsupported value."""
     for name, value in others.items():
         if name not in NOT_BUILT:
             raise TypeError(f"unexpected keyword argument {name!r}")

@@ -1,7 +1,7 @@
-"""GenerationResult: the future of one request, for any thread and any event loop, and what it delivers.
+"""GenerationResult: the future of one request, usable from any thread and any event loop, and its output.
 
-The I/O thread only puts items into the mailbox; they are folded into the request's state by whoever looks.
-Knows no connection: the executor aborts, as long as there is one.
+The I/O thread only puts items into the mailbox. Callers fold them into the request's state. The executor, not
+the result, sends aborts, while it exists.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ class GenerationResult:
         mailbox: ResultMailbox,
         executor: AbortsRequests,
     ) -> None:
-        """Holds `executor` weakly: a result keeps no runtime alive. What ends one ends the other."""
+        """Make the result of a submitted request. It holds `executor` weakly, so that it keeps no runtime
+        alive.
+        """
         self.request = request
         self._state = state
         self._mailbox = mailbox
         self._executor = weakref.ref(executor)
         self.prefix = [] if request.exclude_input_from_output else request.input_token_ids
-        """Ids that the caller wants to see in front of those that were generated."""
+        """Ids that are put in front of the generated ones."""
         self.lock = threading.Lock()
-        """Held by whoever reads or changes the sequences."""
+        """Lock for reading and changing the sequences."""
         self._error_taken = False
         self._taken = [Extent()] * state.asked.n
-        """How much of each sequence has been handed out."""
+        """Extent of each sequence that was handed out."""
         self._last_index = -1
 
     @property
@@ -58,15 +60,15 @@ class GenerationResult:
 
     @property
     def done(self) -> bool:
-        """Tell whether the end of every sequence has been received, whether or not anybody has asked for it,
-        or the error that ended them all. Never false again.
+        """Return True if the end of every sequence was received, or the error that ended them all, whether or
+        not anybody has read it. It never becomes False again.
         """
         return self._mailbox.has_failed or self._mailbox.num_ended == len(self._state.sequences)
 
     @property
     def outputs(self) -> list[GenerationOutput]:
-        """Outputs, one for each of `n`: what has been received so far, finished or not. Takes nothing away
-        from an iteration. Those that `best_of` chooses from are not there before all have ended.
+        """Return the outputs, one for each of `n`, as far as they are received. It takes nothing away from an
+        iteration. With `best_of` it is empty until all sequences have ended.
         """
         with self.lock:
             self._fold()
@@ -74,8 +76,8 @@ class GenerationResult:
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs:
-        """Log-probabilities, one for each token of the input, the first of them None; as far as they have
-        come. Empty when they were not asked for.
+        """Return the log-probabilities of the input tokens received so far; the first is None. Empty if they
+        were not requested.
         """
         with self.lock:
             self._fold()
@@ -83,14 +85,18 @@ class GenerationResult:
 
     @property
     def context_logits(self) -> FloatArray | None:
-        """Raw logits [input tokens, vocabulary] float32, as far as they have come; None when none have."""
+        """Return the raw logits [input tokens, vocabulary] float32 received so far; None if there
+        are none.
+        """
         with self.lock:
             self._fold()
             return self._state.sequences[0].tensor("context_logits")
 
     @property
     def additional_context_outputs(self) -> dict[str, FloatArray]:
-        """Additional outputs by name, [input tokens, width] float32, as far as they have come."""
+        """Return the additional outputs by name, [input tokens, width] float32, as far as they
+        are received.
+        """
         with self.lock:
             self._fold()
             return self._state.sequences[0].additional_outputs("context")
@@ -98,18 +104,19 @@ class GenerationResult:
     # -- the whole -------------------------------------------------------------------------------------------
 
     def result(self, timeout: float | None = None) -> GenerationOutput:
-        """Wait for the end of all sequences; the first one, or the best, with the others in its `outputs`.
-        May be called again, and from several threads; each time it gives the same.
+        """Wait for the end of all sequences. Returns the first or best one, which has the others in its
+        `outputs`. It may be called again, and from several threads, and always returns the same.
 
-        `timeout` is in seconds and holds for the whole wait; the request goes on when it is over.
-        Raises: TimeoutError, or what ended the request: RequestError, RingClosed.
+        `timeout` is in seconds, for the whole wait. The request goes on after it.
+
+        Raises: TimeoutError, or the error that ended the request: RequestError, RingClosed.
         """
         self._mailbox.wait(lambda: self.done, deadline_after(timeout, time.monotonic()))
         return self._final_output()
 
     async def aresult(self, timeout: float | None = None) -> GenerationOutput:
-        """Await the end like `result`. Cancelling the task that waits leaves request and result as they
-        are.
+        """Await the end, like `result`. Cancelling the waiting task does not affect the request or the
+        result.
         """
         try:
             async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
@@ -119,30 +126,32 @@ class GenerationResult:
         return self._final_output()
 
     def abort(self) -> None:
-        """Ask for an early end; what there is still comes, with finish_reason "abort". Idempotent; without
-        effect when the executor is gone.
+        """Ask for an early end. The output so far is still delivered, with finish_reason "abort". Idempotent;
+        no effect if the executor is gone.
         """
         executor = self._executor()
         if executor is not None:
             executor.abort_request(self.request.id)
 
     async def aclose(self) -> None:
-        """Abort, as one closes an iteration that was left early."""
+        """Abort the request: used to close an iteration that was left early."""
         self.abort()
 
     @property
     def queue(self) -> ResultQueue:
-        """Responses of this request, in order. An iteration over the result takes from the same ones."""
+        """Return the queue of this request's responses, in order. An iteration over the result takes from the
+        same ones.
+        """
         return ResultQueue(self, self._mailbox)
 
     # -- as it comes -----------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[GenerationOutput]:
-        """Outputs as they come, each of one sequence; of every sequence its finished one last. What has come
-        meanwhile comes as one output; several iterations of one result share them out. Leaving early leaves
-        the request running.
+        """Yield outputs as they come, each of one sequence; the last one of a sequence is its finished one.
+        What has come in the meantime is one output. Several iterations of one result share the outputs.
+        Leaving the iteration early does not stop the request.
 
-        Raises: RuntimeError unless the request is streaming; otherwise what `result` does.
+        Raises: RuntimeError unless the request is streaming; otherwise what `result` raises.
         """
         return self
 
@@ -172,8 +181,8 @@ class GenerationResult:
             await self._mailbox.wait_async(self._mailbox.has_more_than(seen))
 
     def take_output(self) -> GenerationOutput | None:
-        """Take what is new of one sequence, without waiting; None when nothing is. Sequences take turns. Of
-        one that is not streamed there is news once, when it has ended. The error that ends the request is
+        """Take what is new of one sequence without waiting; None if nothing is. Sequences take turns. A
+        sequence that is not streamed is new once, when it has ended. The error that ends the request is
         raised once, after everything else.
         """
         with self.lock:
@@ -187,7 +196,7 @@ class GenerationResult:
             return None
 
     def take_response(self) -> Response | None:
-        """Return the next response with what `take_output` gives or raises. None: nothing is new."""
+        """Return a response with what `take_output` returns or raises; None if nothing is new."""
         request = self.request
         try:
             if self._searches:
@@ -198,7 +207,7 @@ class GenerationResult:
         return None if output is None else response_of(request, output, is_final=self.is_exhausted)
 
     def num_ready(self) -> int:
-        """Return how many times `take_response` would give something now."""
+        """Return the number of responses that `take_response` would return now."""
         with self.lock:
             self._fold()
             num_errors = int(self._state.error is not None and not self._error_taken)
@@ -207,11 +216,11 @@ class GenerationResult:
 
     @property
     def is_exhausted(self) -> bool:
-        """Tell whether the last output, or the error, has been taken."""
+        """Return True if the last output, or the error, was taken."""
         return self._error_taken or all(taken.is_end for taken in self._taken)
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called when something has come, in the I/O thread; once now if it already has."""
+        """Call `listener` in the I/O thread whenever something has come, and once now if it already has."""
         self._mailbox.add_listener(listener)
         if self._mailbox.num_put:
             listener()
@@ -220,16 +229,16 @@ class GenerationResult:
 
     @property
     def _searches(self) -> bool:
-        """Its sequences are the beams of one search, which come together."""
+        """Return True if the sequences are the beams of one search, which are delivered together."""
         return self._state.request.sampling.num_beams > 1
 
     @property
     def _chooses(self) -> bool:
-        """More sequences are generated than delivered."""
+        """Return True if more sequences are generated than delivered."""
         return len(self._taken) < len(self._state.sequences)
 
     def _next_index(self) -> int | None:
-        """The next sequence with news, after the one that had its turn last."""
+        """Return the next sequence with something new, after the one that had its turn last."""
         num_sequences = len(self._taken)
         for step in range(1, num_sequences + 1):
             index = (self._last_index + step) % num_sequences
@@ -253,7 +262,7 @@ class GenerationResult:
         )
 
     def _take_beams(self) -> Response | None:
-        """Return the response with what the search has found. Raises the error that has ended it, once."""
+        """Return the response with the result of the search. Raises, once, the error that has ended it."""
         with self.lock:
             self._fold()
             if not any(self._has_news(index) for index in range(len(self._taken))):
@@ -280,7 +289,7 @@ class GenerationResult:
         return output
 
     def _output(self, sequence: SequenceState, index: int) -> GenerationOutput:
-        """With what is new since the last one that was taken."""
+        """Return an output with what is new since the last one that was taken."""
         return GenerationOutput(self, sequence, index, self._taken[index])
 
     def _final_output(self) -> GenerationOutput:
@@ -290,7 +299,7 @@ class GenerationResult:
             return self._output(self._state.chosen()[0], 0)
 
     def _fold(self) -> None:
-        """Take what has come into the state."""
+        """Apply what is in the mailbox to the state."""
         items = self._mailbox.take_now()
         if items:
             self._state.receive(items)
@@ -305,8 +314,8 @@ class GenerationResult:
 
 
 class ResultQueue:
-    """Responses of one request, for any thread and any event loop: the methods of the library's `queue.Queue`
-    that take something out, and `get_async`. Holds nothing itself.
+    """Responses of one request, for any thread and any event loop: the methods of `queue.Queue` that take
+    something out, and `get_async`. It stores nothing itself.
     """
 
     def __init__(self, result: GenerationResult, mailbox: ResultMailbox) -> None:
@@ -314,10 +323,10 @@ class ResultQueue:
         self._mailbox = mailbox
 
     def get(self, block: bool = True, timeout: float | None = None) -> Response:
-        """Wait for the next response, `timeout` seconds at most.
+        """Wait for the next response, at most `timeout` seconds.
 
-        Raises: queue.Empty when the time is over, or at once when nothing is there and `block` is False, or
-        when the final response has been taken, by whomever.
+        Raises: queue.Empty if the time is over, if nothing is there and `block` is False, or if anyone has
+        taken the final response.
         """
         deadline = deadline_after(timeout if block else 0.0, time.monotonic())
         while True:
@@ -335,7 +344,7 @@ class ResultQueue:
         return self.get(block=False)
 
     async def get_async(self, timeout: float | None = None) -> Response:
-        """Await the next response, like `get`. Cancelling the task that waits takes nothing away."""
+        """Await the next response, like `get`. Cancelling the waiting task takes no response away."""
         try:
             async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
                 while True:
@@ -348,15 +357,15 @@ class ResultQueue:
             raise queue.Empty from None
 
     def qsize(self) -> int:
-        """Return how many responses could be taken now."""
+        """Return the number of responses that could be taken now."""
         return self._result.num_ready()
 
     def empty(self) -> bool:
-        """Tell whether there is none to take now."""
+        """Return True if no response could be taken now."""
         return not self.qsize()
 
     def _take(self) -> Response | None:
-        """Raises queue.Empty when there is nothing, and nothing will be."""
+        """Return the next response; None if there is none yet. Raises queue.Empty if there will be none."""
         response = self._result.take_response()
         if response is None and self._result.is_exhausted:
             raise queue.Empty

@@ -1,6 +1,5 @@
-"""InferenceRequest: a request of the batch manager's callbacks, an id and named arrays, and what it becomes.
-
-Knows the names, types and shapes of the arrays; knows no callback and no loop.
+"""InferenceRequest: a request of the batch manager's callbacks (an id and named arrays), and its conversion
+to a GenerationRequest.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ WordList: TypeAlias = tuple[tuple[int, ...], ...]
 DTYPES = {"integer": "iu", "float": "f", "boolean": "b"}
 """NumPy's letters for each TensorKind."""
 NO_END = -1
-"""Value of `end_id`: nothing ends the output but its length."""
+"""Value of `end_id` with which no end token ends the output."""
 
 ARRAYS = tuple(p for p in PARAMETERS if p.array)
 # Name of the array -> field of SamplingParams, for those that hold one value, [1] or [1, 1].
 INTEGERS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Integer | Stopping)}
 FLOATS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Number)}
 WORD_LISTS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, WordsKind)}
-"""Names of the arrays [1, 2, n] that hold words: the ids of all words, one behind the other, and where each
-of them ends; unused places -1.
+"""Names of the arrays [1, 2, n] that hold words. The first row has the ids of all words one after the other,
+the second the end of each word; unused places are -1.
 """
 FLAGS = ("streaming", "return_log_probs", "return_context_logits", "return_generation_logits")
 OTHERS = ("input_ids", "beam_width", "beam_width_array", "end_id", "pad_id", "top_p_reset_ids")
 ADAPTERS = ("lora_task_id", "prompt_embedding_table")
 SPELLINGS = {alias: p.array for p in ARRAYS for alias in p.aliases}
-"""Other names of an array."""
+"""Other names of arrays -> name."""
 OF_DRAW = frozenset(examples(DRAWABLE))
-"""Names of the arrays without any of which the most likely id is taken."""
+"""Names of the arrays that make a draw random. If none is given, the most likely id is taken."""
 OF_BEAMS = {"length_penalty": 0.0, "early_stopping": 1, "beam_search_diversity_rate": 0.0}
-"""Field of SamplingParams that means something with beams alone -> TensorRT-LLM's default."""
+"""Fields of SamplingParams that only a beam search uses -> TensorRT-LLM's default."""
 KNOWN = frozenset({*INTEGERS, *FLOATS, *WORD_LISTS, *FLAGS, *OTHERS, *ADAPTERS})
 WRITTEN_AS = {field: name for name, field in (INTEGERS | FLOATS | WORD_LISTS).items()}
 WRITTEN_AS["stop_token_ids"] = "end_id"
@@ -58,20 +57,19 @@ ARRAY_NAMES = {
     "lora_config": "lora_task_id",
     "prompt_tuning_config": "prompt_embedding_table",
 }
-"""Name of the array that an argument of GenerationRequest or a field of SamplingParams was made of."""
+"""Arguments of GenerationRequest and fields of SamplingParams -> name of the array."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
     request_id: int
-    """Number of 64 bits, chosen by the caller; free again with the request's final response."""
+    """Id chosen by the caller, a 64-bit number. It may be used again after the request's final response."""
     inputs: Mapping[str, npt.ArrayLike]
-    """Arrays by name; the first dimension of each is 1. `input_ids` and `request_output_len` must be there.
-    """
+    """Arrays by name; the first dimension of each is 1. `input_ids` and `request_output_len` are required."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest for an id that is not of 64 bits, which no response could carry, and when
-        `inputs` has no names.
+        """Check the id and the type of `inputs`. Raises InvalidRequest for an id that is not of 64 bits, and
+        if `inputs` has no names.
         """
         number = self.request_id
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_UINT64:
@@ -83,12 +81,10 @@ class InferenceRequest:
 
 
 class InputArrays:
-    """The arrays of one request, by their first names, each checked when it is read."""
+    """Arrays of one request by their main names. Each is checked when it is read."""
 
     def __init__(self, inputs: Mapping[str, npt.ArrayLike]) -> None:
-        """Take the arrays by their names. Raises InvalidRequest for an unknown name, and for two names of one
-        array.
-        """
+        """Store the arrays. Raises InvalidRequest for an unknown name, and for two names of one array."""
         self._arrays: dict[str, npt.ArrayLike] = {}
         given: dict[str, str] = {}
         for name, value in inputs.items():
@@ -161,8 +157,8 @@ class InputArrays:
 
 
 def generation_request(arrays: InputArrays, *, has_context: bool, has_generation: bool) -> GenerationRequest:
-    """Return the request that the arrays ask for. Logits that the runtime does not gather, as the last two
-    arguments say, are left out: the response has a dummy in their place.
+    """Return the request for the arrays. Logits that the runtime does not gather, as the last two arguments
+    say, are left out: the response has a dummy in their place.
 
     Raises: InvalidRequest that names the array.
     """
@@ -199,7 +195,7 @@ def generation_request(arrays: InputArrays, *, has_context: bool, has_generation
 
 
 def _beams(arrays: InputArrays, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the arrays say of a search, all of whose beams are the result. Raises InvalidRequest."""
+    """Return the fields of a beam search, all of whose beams are returned. Raises InvalidRequest."""
     widths = arrays.ids("beam_width_array") if "beam_width_array" in arrays else []
     width = arrays.scalar("beam_width", "integer") if "beam_width" in arrays else max(widths, default=1)
     if width == 1:

@@ -1,4 +1,4 @@
-"""The output tensors of a batch manager's response: names, shapes and types, from the executor's results."""
+"""Output tensors of a batch manager's response: names, shapes and types, made from the executor's results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class NamedTensor(NamedTuple):
 
 
 class OutputTensors:
-    """Maker of the tensors of one request, over all its responses."""
+    """Makes the tensors of one request for all its responses."""
 
     def __init__(self, request: GenerationRequest, *, padding_id: int, max_len: int) -> None:
-        """Begin with nothing said. max_len: longest sequence, input and output, that the model takes."""
+        """Start without any output. max_len is the model's longest sequence, input and output together."""
         self._request = request
         self._padding_id = padding_id
         num_input = len(request.input_token_ids)

@@ -1,6 +1,6 @@
-"""ResponseBoard: what enqueued requests have ready, for callers who wait by id, by several ids, or for any.
+"""ResponseBoard: the responses of enqueued requests, for callers who wait by id, by several ids, or for any.
 
-Holds a result from its enqueueing until its last response was collected.
+It holds a result from when the request is enqueued until its last response is collected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from carousel.trtllm.responses import Response
 from runtime.base.errors import CarouselError, InvalidRequest
 
 TICK_S = 0.1
-"""Seconds after which one who waits while nothing is enqueued sees that the connection has ended."""
+"""Seconds after which a caller who waits while nothing is enqueued notices that the connection has ended."""
 
 
 class ResponseBoard:
@@ -41,19 +41,21 @@ class ResponseBoard:
                 self._changed.notify_all()
 
     def close(self, error: CarouselError) -> None:
-        """Take no more: who waits for any gets `error` when everything has been collected."""
+        """Accept no more results. Callers who wait for any response get `error` once everything was
+        collected.
+        """
         with self._changed:
             self._closed = error
             self._changed.notify_all()
 
     def num_ready(self, request_id: int | None = None) -> int:
-        """Return how many responses could be collected now: of all requests, or of one."""
+        """Return the number of responses that could be collected now: of all requests, or of one."""
         with self._changed:
             ids = list(self._ready) if request_id is None else [request_id]
             return sum(self._results[each].num_ready() for each in ids if each in self._ready)
 
     def take_any(self, timeout: float | None) -> list[Response]:
-        """Return responses of all requests that have some; at least one, or none when the time is over."""
+        """Return responses of all requests that have some: at least one, or none if the time is over."""
         deadline = deadline_after(timeout, time.monotonic())
         with self._changed:
             while True:
@@ -65,8 +67,8 @@ class ResponseBoard:
                     raise error.with_traceback(None)
 
     def take_of(self, request_ids: Sequence[int], timeout: float | None) -> list[list[Response]]:
-        """Return the responses of each id; an empty list for one that has none when the time is over. Raises:
-        InvalidRequest for an id that is unknown or whose last response was collected; nothing is then taken.
+        """Return the responses of each id; an empty list for an id without any if the time is over. Raises:
+        InvalidRequest for an id that is unknown or whose last response was collected; nothing is taken then.
         """
         deadline = deadline_after(timeout, time.monotonic())
         with self._changed:
@@ -84,7 +86,7 @@ class ResponseBoard:
         return []  # another caller has collected the last one meanwhile
 
     def _wait(self, deadline: float | None) -> bool:
-        """Until something may have changed. False: the time is over."""
+        """Wait until something may have changed. Returns False if the time is over."""
         remaining = TICK_S if deadline is None else deadline - time.monotonic()
         if remaining <= 0.0:
             return False
@@ -92,7 +94,9 @@ class ResponseBoard:
         return True
 
     def _collect(self, request_id: int) -> Iterator[Response]:
-        """All that a request has. Nothing, when what made it ready went out with an earlier response."""
+        """Yield all responses of a request. There may be none, if what made it ready was part of an earlier
+        response.
+        """
         del self._ready[request_id]
         result = self._results[request_id]
         while True:

@@ -1,4 +1,4 @@
-"""Response and Result: what is new of one enqueued request, in TensorRT-LLM's words. Pure data."""
+"""Response and Result: the new output of one enqueued request, in TensorRT-LLM's words. Plain data."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ from runtime.wire.perf_metrics import RequestPerfMetrics
 
 @dataclass(frozen=True, slots=True)
 class AdditionalOutput:
-    """Rows of one additional output: of the output under its name, of the prompt under this name behind
-    `context_`.
+    """Rows of one additional output: of the output tokens under its name, of the prompt under `context_` and
+    its name.
     """
 
     name: str
     output: FloatArray = field(compare=False)
-    """Rows [1, output tokens but the last, width], or [prompt tokens, width] of the prompt."""
+    """Rows [1, output tokens except the last, width], or [prompt tokens, width] of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Some output of one sequence. The outer lists have one entry for each beam: one, unless the request
-    searches. What it has found is one result then, best first.
+    """Output of one sequence. The outer lists have one entry for each beam: one, unless the request is a beam
+    search, whose whole output is one result, best first.
     """
 
     sequence_index: int
-    """Number of the sequence among the request's `n`; 0 of a search."""
+    """Number of the sequence among the request's `n`; 0 for a beam search."""
     is_sequence_final: bool
     """True for the last result of its sequence."""
     is_final: bool
     """True for the last result of its request."""
     output_token_ids: list[list[int]]
-    """Token ids [beams][tokens]: of a stream the new ones, unless the request returns all or searches; else
-    all.
+    """Token ids [beams][tokens]. Of a stream the new ones, unless the request returns all or is a beam
+    search; otherwise all.
     """
     text: str
-    """Text of the first beam's tokens; held back where they do not yet make whole characters, and of a search
-    before its end.
+    """Text of the first beam's tokens. It is held back while they do not form whole characters, and in a beam
+    search until the end.
     """
     log_probs: list[list[float]] | None = None
-    """Log-probabilities [beams][tokens], one for each generated token of output_token_ids; None when not
-    asked for.
+    """Log-probabilities [beams][tokens], one for each generated token of output_token_ids; None if they were
+    not requested.
     """
     cum_log_probs: list[float] | None = None
-    """Sums [beams] of log-probabilities over whole sequences, with the last result, of a search or when log
-    probs were asked for.
+    """Sums [beams] of log-probabilities over whole sequences, with the last result, for a beam search or if
+    logprobs were requested.
     """
     finish_reason: FinishReason | None = None
-    """Reason why the first beam ended, with the last result of the sequence."""
+    """Reason for which the first beam ended, with the last result of the sequence."""
     finish_reasons: list[FinishReason] = field(default_factory=list)
-    """Reasons [beams] why each beam ended, with the last result of the sequence."""
+    """Reasons [beams] for which each beam ended, with the last result of the sequence."""
     stop_reason: str | int | None = None
-    """Reason of a stop: a stop string, a stop word's text, a stop token id."""
+    """Cause of the finish_reason "stop": a stop string, the text of a stop word, or a stop token id."""
     usage: Usage | None = None
     """Usage of the sequence, or of all beams together, with its last result."""
     context_logits: FloatArray | None = field(default=None, compare=False)
-    """Raw logits [input tokens, vocabulary], with the last result of each sequence, when asked for."""
+    """Raw logits [input tokens, vocabulary], with the last result of each sequence, if requested."""
     generation_logits: FloatArray | None = field(default=None, compare=False)
-    """Raw logits [1, output tokens, vocabulary], with the last result of the sequence, when asked for."""
+    """Raw logits [1, output tokens, vocabulary], with the last result of the sequence, if requested."""
     request_perf_metrics: RequestPerfMetrics | None = None
-    """Times and pages of the sequence, with its last result, when asked for."""
+    """Times and pages of the sequence, with its last result, if requested."""
     additional_outputs: list[AdditionalOutput] = field(default_factory=list)
-    """Additional outputs of the sequence, with its last result, when asked for."""
+    """Additional outputs of the sequence, with its last result, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +77,20 @@ class Response:
 
     request_id: int
     client_id: int | None
-    """Id that the request's caller gave it."""
+    """Id that the caller gave the request."""
     error: CarouselError | None = None
     _result: Result | None = None
 
     @property
     def is_final(self) -> bool:
-        """True for the last response of its request. Exactly one is."""
+        """Return True for the last response of its request."""
         return self._result is None or self._result.is_final
 
     def has_error(self) -> bool:
         return self.error is not None
 
     def get_result(self) -> Result:
-        """Return the result. Raises the error when there is one."""
+        """Return the result. Raises the error if the request ended with one."""
         if self.error is not None:
             raise self.error.with_traceback(None)
         assert self._result is not None
@@ -103,14 +103,14 @@ class Response:
 
     @property
     def error_msg(self) -> str:
-        """Return the error's text. Raises RuntimeError when there is a result instead."""
+        """Return the error's text. Raises RuntimeError if there is a result instead."""
         if self.error is None:
             raise RuntimeError(f"request {self.request_id} has a result here, and no error")
         return str(self.error)
 
 
 def response_of(request: GenerationRequest, output: GenerationOutput, *, is_final: bool) -> Response:
-    """Return the response that an output becomes for one who awaits responses."""
+    """Return the response for an output of a sequence."""
     is_sequence_final = output.finish_reason is not None
     whole = request.return_all_generated_tokens
     logprobs = None
@@ -141,7 +141,7 @@ def response_of(request: GenerationRequest, output: GenerationOutput, *, is_fina
 def response_of_beams(
     request: GenerationRequest, beams: Sequence[GenerationOutput], usage: Usage | None
 ) -> Response:
-    """Return the one response that is made of all that a search has found, best first."""
+    """Return the response with all that a beam search has found, best first."""
     best = beams[0]
     log_probs = None
     if request.sampling_params.logprobs is not None:
@@ -165,7 +165,7 @@ def response_of_beams(
 
 
 def response_of_hypotheses(request: GenerationRequest, token_ids: list[list[int]]) -> Response:
-    """Return the response that shows what a search has so far, best first: all ids, which may change."""
+    """Return the response with the state of a running beam search, best first: all ids, which may change."""
     result = Result(
         sequence_index=0, is_sequence_final=False, is_final=False, output_token_ids=token_ids, text=""
     )
@@ -173,7 +173,7 @@ def response_of_hypotheses(request: GenerationRequest, token_ids: list[list[int]
 
 
 def _outputs(request: GenerationRequest, output: GenerationOutput) -> list[AdditionalOutput]:
-    """The additional outputs of a sequence; those of the prompt where they were asked for."""
+    """Return the additional outputs of a sequence, with those of the prompt if they were requested."""
     if not request.sampling_params.additional_outputs:
         return []
     unwanted = {each.name for each in request.additional_model_outputs if not each.gather_context}

@@ -1,6 +1,7 @@
-"""ResultMailbox: what has come for a GenerationResult and was not looked at yet; who waits is woken.
+"""ResultMailbox: items for a GenerationResult that were not read yet; it wakes those who wait.
 
-Filled by the I/O thread, read by any thread and any event loop. Knows when something ends, not what it means.
+The I/O thread fills it, and any thread and event loop may read it. It notices ends, but does not interpret
+items.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from runtime.wire.messages import SequenceOutput
 
 
 class ResultMailbox(Mailbox):
-    """Mailbox that counts what it is given, so that a waiter can ask for more than it has seen, whoever else
-    looks meanwhile.
+    """Mailbox that counts its items, so that a waiter can wait for more than it has seen, regardless of other
+    readers.
     """
 
     __slots__ = ("_changed", "_listeners", "has_failed", "num_ended", "num_put")
@@ -27,9 +28,9 @@ class ResultMailbox(Mailbox):
         super().__init__()
         self.num_put = 0
         self.num_ended = 0
-        """Sequences whose terminal has come."""
+        """Number of sequences whose terminal has come."""
         self.has_failed = False
-        """One of them was an error, or an error has come instead of them: nothing follows."""
+        """True after an error, of a sequence or instead of all; nothing follows."""
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
 
@@ -48,14 +49,14 @@ class ResultMailbox(Mailbox):
             listener()
 
     def wait(self, condition: Callable[[], bool], deadline: float | None) -> None:
-        """Wait until `condition` of this mailbox holds. Raises TimeoutError at the deadline."""
+        """Wait until `condition` of this mailbox is true. Raises TimeoutError at the deadline."""
         with self._changed:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._changed.wait_for(condition, remaining):
                 raise TimeoutError("the time limit of the call is over")
 
     async def wait_async(self, condition: Callable[[], bool]) -> None:
-        """Await what `wait` waits for, from any event loop; a wait that is cancelled takes nothing away."""
+        """Await what `wait` waits for, from any event loop. A cancelled wait takes no item away."""
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
 
@@ -74,10 +75,10 @@ class ResultMailbox(Mailbox):
                 self._listeners.remove(wake)
 
     def has_more_than(self, num_seen: int) -> Callable[[], bool]:
-        """Return a condition to wait for: more has been put in than these."""
+        """Return a condition for `wait`: more than `num_seen` items were put in."""
         return lambda: self.num_put > num_seen
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called after each item from now on, in the I/O thread."""
+        """Call `listener` in the I/O thread after each item from now on."""
         with self._changed:
             self._listeners.append(listener)

@@ -1,4 +1,6 @@
-"""RuntimeLink: the runtime behind an executor, its own or one that it is attached to, and the way there."""
+"""RuntimeLink: the connection of an executor to its runtime, which is its own or one that it is
+attached to.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,14 @@ from runtime.wire.status_page import StatusPage
 
 
 class RuntimeLink:
-    """Session with a runtime, and what its files say."""
+    """Session with a runtime, and the contents of the runtime's files."""
 
     def __init__(
         self, run_dir: Path, runtime: OwnRuntime | None, connect_timeout_s: float, ring_timeout_s: float
     ) -> None:
-        """Connect, once the runtime is ready. `runtime`: the executor's own, stopped when this fails."""
+        """Connect once the runtime is ready. `runtime` is the executor's own, which is stopped if
+        this fails.
+        """
         self._endpoints = Endpoints(run_dir)
         self.stop_runtime = _stop_nothing if runtime is None else runtime.stop
         try:
@@ -47,13 +51,13 @@ class RuntimeLink:
             raise
 
     def wait_open(self) -> RuntimeConfig:
-        """Wait until the connection stands; return the runtime's settings."""
+        """Wait until the connection is open. Returns the runtime's settings."""
         self.session.connection.opened.result()
         self._status = StatusPage(self._endpoints.status_file)
         return LaunchFile.read(self._endpoints.config_file).config
 
     def latest_stats(self) -> ExecutorStats | None:
-        """Return what the scheduler shows; None while it has said nothing."""
+        """Return the scheduler's published figures; None before the first ones."""
         status = self._status.read("scheduler")
         if status.state == "absent":
             return None
@@ -67,7 +71,7 @@ class RuntimeLink:
         )
 
     def disconnect(self, error: CarouselError) -> None:
-        """End all requests with an error, and the connection."""
+        """End all requests with an error, then the connection."""
         self.session.end_all(error)
         # The collector may have found the executor in the connection's own thread, which then ends by itself.
         with contextlib.suppress(RuntimeError):
@@ -76,7 +80,7 @@ class RuntimeLink:
 
 
 def started(given: dict[str, Any]) -> OwnRuntime:
-    """Start a runtime with an executor's arguments. Raises ConfigError that names the one at fault."""
+    """Start a runtime with an executor's arguments. Raises ConfigError that names the wrong one."""
     named_by: dict[str, str] = {}
     wanted = runtime_settings(given, named_by)
     try:
@@ -87,8 +91,8 @@ def started(given: dict[str, Any]) -> OwnRuntime:
 
 
 def attachable(run_dir: str | Path, given: dict[str, Any]) -> Path:
-    """Return a run directory to attach to. Raises ConfigError when there is a setting for a runtime that has
-    been started with its own.
+    """Return a run directory to attach to. Raises ConfigError if there are settings, which only a new runtime
+    can take.
     """
     for name, value in given.items():
         if value is not None:
@@ -99,4 +103,4 @@ def attachable(run_dir: str | Path, given: dict[str, Any]) -> Path:
 
 
 def _stop_nothing() -> None:
-    """The runtime that an executor is attached to goes on without it."""
+    """Do nothing: a runtime that an executor is attached to continues without it."""
