@@ -17,12 +17,13 @@ import msgspec
 from msgspec import inspect
 
 from carousel.conversation import TEXT_ONLY
-from carousel.server.request.field_table import EXAMPLES
+from carousel.server.request.field_table import EXAMPLES, FIELD_TABLES
 from carousel.server.request.large_fields import LARGE_FIELDS, PromptLimits, cut_fields, decode_large
 from carousel.server.request.large_json import SEGMENT_BYTES, BodyBytes, LargeJson, Span, Wait
 from carousel.server.request.unknown_fields import (
     OBJECT,
     FieldFilter,
+    has_float_for_integer,
     has_unknown_field,
     joined,
     unknown_field,
@@ -95,13 +96,18 @@ def _decode(data: bytes | bytearray, kind: type[T], fields: FieldFilter) -> T:
         try:
             return msgspec.json.decode(data, type=kind)
         except msgspec.ValidationError as error:
-            if not has_unknown_field(error, kind):
+            if not _is_for_filter(error, kind):
                 raise
             return msgspec.json.decode(fields.clean(data, kind), type=kind)
     except msgspec.ValidationError as error:
         raise field_error(str(error), kind) from None
     except DECODE_ERRORS as error:
         raise _no_json(error) from None
+
+
+def _is_for_filter(error: msgspec.ValidationError, kind: type) -> bool:
+    """Return True where the filter may mend what is wrong with a body of this type."""
+    return kind in FIELD_TABLES and (has_unknown_field(error) or has_float_for_integer(error))
 
 
 def _check_small(given: dict[str, bytes]) -> None:

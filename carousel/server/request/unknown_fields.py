@@ -1,6 +1,8 @@
-"""FieldFilter: takes out of a body the fields that its type does not declare, or refuses them by name.
+"""FieldFilter: takes out of a body the fields that its type does not declare, or refuses them by name, and
+writes 16 where one that is an integer has 16.0.
 
-What a type declares is decoded as ever; a body goes through here only where msgspec has found another field.
+What a type declares is decoded as ever; a body goes through here only where msgspec has found another field
+or such a number.
 """
 
 from __future__ import annotations
@@ -8,9 +10,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Literal, TypeAlias
 
 import msgspec
+from msgspec import inspect
 
 from carousel.server.request.field_table import FIELD_TABLES, FieldTable, check_refused, check_taken
 from runtime.base.errors import InvalidRequest
@@ -27,6 +31,10 @@ MAX_LOGGED = 1024
 EMPTY_NAME = '""'
 """Name shown for a field whose name has no characters."""
 SHORT_CHARS = 6
+MAX_NUMBER_BYTES = 32
+"""Longer than any integer that a body takes."""
+EXACT_BELOW = float(1 << 53)
+"""Floats from here on are not told apart from the integers beside them."""
 NULL = b"null"
 LIST, OBJECT = b"[{"
 
@@ -35,6 +43,8 @@ UnknownFields: TypeAlias = Literal["warn", "refuse", "ignore"]
 _INDEX = re.compile(r"\[\d+\]")
 _BEGINNING = re.compile(rb"[ \t\n\r]*\{")
 """Beginning of an object."""
+_FLOAT_FOR_INT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
+_NUMBER = re.compile(rb"(-?\d+)(?:\.(\d+))?(?:[eE][+-]?\d+)?")
 _PLAIN = re.compile(r"[\w.:/$@+-]", re.ASCII)
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -44,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class FieldFilter:
-    """Unknown fields of one body."""
+    """Unknown fields and whole numbers of one body."""
 
     def __init__(self, policy: UnknownFields) -> None:
         self._policy = policy
@@ -59,8 +69,9 @@ class FieldFilter:
         return [_escaped(name) for name in list(self._ignored)[:MAX_NAMES]]
 
     def clean(self, data: bytes | bytearray, kind: type, where: str = "") -> bytes:
-        """Return the JSON of an object without what its type and those of objects in it do not declare. What
-        is no object stays as it is. `where`: what is before the names in errors.
+        """Return the JSON of an object without what its type and those of objects in it do not declare, and
+        with 16 for 16.0 in fields that are integers. What is no object stays as it is. `where`: what is
+        before the names in errors.
 
         Raises: msgspec's errors, InvalidRequest.
         """
@@ -77,12 +88,16 @@ class FieldFilter:
         if len(given) > MAX_FIELDS:
             raise InvalidRequest(f"{where or 'the body '}has more than {MAX_FIELDS} fields")
         nested = FIELD_TABLES[kind].nested
+        integers = integer_fields(kind)
         kept = {}
         for name, raw in given.items():
             value = bytes(raw)
-            if self.keeps(kind, name, value, where):
-                inner = nested.get(name)
-                kept[name] = value if inner is None else self._clean_inside(value, inner, f"{where}{name}")
+            if not self.keeps(kind, name, value, where):
+                continue
+            if name in nested:
+                kept[name] = self._clean_inside(value, nested[name], f"{where}{name}")
+            else:
+                kept[name] = whole(value) if name in integers else value
         return joined(kept)
 
     def clean_list(self, data: bytes, kind: type, where: str, number: int = 0) -> bytes:
@@ -164,9 +179,48 @@ class IgnoredLog:
             logger.warning("%d unknown fields have been told; further ones are not", len(self._told))
 
 
-def has_unknown_field(error: msgspec.ValidationError, kind: type | None = None) -> bool:
-    """Return True if that is what is wrong with a body of a type whose fields are looked up in tables."""
-    return str(error).startswith("Object contains unknown field") and (kind is None or kind in FIELD_TABLES)
+def has_unknown_field(error: msgspec.ValidationError) -> bool:
+    """Return True if that is what is wrong with a body."""
+    return str(error).startswith("Object contains unknown field")
+
+
+def has_float_for_integer(error: msgspec.ValidationError) -> bool:
+    """Return True if that is what is wrong with a body."""
+    return _FLOAT_FOR_INT.match(str(error)) is not None
+
+
+def whole(value: bytes) -> bytes:
+    """Return the JSON of a value, of a number that is whole without a point and an exponent."""
+    if len(value) > MAX_NUMBER_BYTES or (number := _NUMBER.fullmatch(value)) is None:
+        return value
+    digits, behind_point = number.groups()
+    if number.end(2) == len(value) and not behind_point.strip(b"0"):
+        return digits
+    read = float(value)
+    return b"%d" % int(read) if read.is_integer() and abs(read) < EXACT_BELOW else value
+
+
+@cache
+def integer_fields(kind: type) -> frozenset[str]:
+    """Return the fields of a type of objects that take integers and no other numbers."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return frozenset(field.encode_name for field in info.fields if _is_integer(field.type))
+
+
+def _is_integer(kind: inspect.Type) -> bool:
+    members = {type(each) for each in _members(kind)}
+    return inspect.IntType in members and inspect.FloatType not in members
+
+
+def _members(kind: inspect.Type) -> Iterator[inspect.Type]:
+    if isinstance(kind, inspect.Metadata):
+        yield from _members(kind.type)
+    elif isinstance(kind, inspect.UnionType):
+        for each in kind.types:
+            yield from _members(each)
+    else:
+        yield kind
 
 
 def unknown_field(name: str, meant: str | None = None) -> InvalidRequest:
