@@ -32,6 +32,8 @@ class JsonSchemaBody(Struct, forbid_unknown_fields=True, kw_only=True):
 class ResponseFormatBody(Struct, forbid_unknown_fields=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaBody | None = None
+    schema: SchemaBody = field(default_factory=Raw)
+    """Schema of a json_object or json_schema, where llama.cpp and others have it."""
     format: Annotated[Raw, Meta(extra_json_schema={"type": "object"})] = field(default_factory=Raw)
     """Structural tag, in the newer form."""
     structures: Annotated[Raw, Meta(extra_json_schema={"type": "array"})] = field(default_factory=Raw)
@@ -119,6 +121,13 @@ def _of_response_format(body: ResponseFormatBody) -> StructuredOutputsParams | N
         )
     if tag:
         return StructuredOutputsParams(structural_tag=msgspec.json.encode(tag).decode())
+    if not _is_absent(body.schema):
+        if body.type not in ("json_object", "json_schema") or body.json_schema is not None:
+            raise InvalidRequest(
+                f"{name}.schema is for the types json_object and json_schema, without json_schema beside it",
+                param=f"{name}.schema",
+            )
+        return StructuredOutputsParams(json=_schema_text(body.schema))
     if (body.type == "json_schema") != (body.json_schema is not None):
         raise InvalidRequest(f"{name}: json_schema is needed with its type, and only there", param=name)
     if body.json_schema is not None:

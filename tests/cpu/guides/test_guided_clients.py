@@ -106,6 +106,7 @@ LARK = {"guided_grammar": 'start: "a" | "b"'}
 SPELLINGS: list[tuple[dict[str, Any], Any]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}}, is_schema),
     ({"response_format": {"type": "json_object"}}, is_object),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, is_schema),
     ({"structured_outputs": {"json": SCHEMA}}, is_schema),
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, is_schema),
     ({"structured_outputs": {"json_object": True}}, is_object),

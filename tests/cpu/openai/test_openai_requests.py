@@ -352,6 +352,7 @@ def test_a_completion_field_that_is_wrong_or_not_built_is_refused_by_name(
         ("response_format", {"type": "structural_tag"}, "response_format"),
         ("response_format", {"type": "json_schema"}, "response_format"),
         ("response_format", {"type": "yaml"}, "response_format.type"),
+        ("response_format", {"type": "text", "schema": {}}, "response_format.schema"),
         ("structured_outputs", {"regex": "a", "choice": ["a"]}, "structured_outputs"),
         ("structured_outputs", {"regex": ""}, "structured_outputs"),
         ("modalities", ["audio"], "modalities"),
