@@ -35,6 +35,8 @@ from carousel.server.sglang.tokenize_types import (
     TokenizeResponse,
 )
 from carousel.server.tenancy.auth import Handler
+from carousel.server.vectors.scoring import create_ranking, create_score
+from carousel.server.vectors.scoring_types import RerankBody, RerankResponse, ScoreBody, ScoreResponse
 from runtime.ring.tenants import Role
 from runtime.settings.config import RuntimeConfig
 
@@ -88,7 +90,7 @@ def _generating(path: str, handler: Any, summary: str, body: type, response: Any
     )
 
 
-def _tokenizing(path: str, handler: Any, summary: str, body: type, response: Any) -> Endpoint:
+def _for_users(path: str, handler: Any, summary: str, body: type, response: Any) -> Endpoint:
     statuses = (404, *WITH_BODY, 503)
     return Endpoint(path, handler, summary, response, ("POST",), body, statuses=statuses, role="user")
 
@@ -118,24 +120,27 @@ ENDPOINTS = (
         statuses=(*WITH_BODY, 503),
         role="user",
     ),
-    Endpoint(
+    _for_users(
         "/v1/embeddings",
         create_embedding,
         "OpenAI embeddings, of a server of --task embed",
-        EmbeddingResponse,
-        ("POST",),
         EmbeddingBody,
-        statuses=(404, *WITH_BODY, 503),
-        role="user",
+        EmbeddingResponse,
+    ),
+    *(
+        _for_users(path, create_score, "How near texts are, of --task embed", ScoreBody, ScoreResponse)
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        _for_users(path, create_ranking, "Texts by relevance, of --task embed", RerankBody, RerankResponse)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     *(
         endpoint
         for prefix in ("", "/v1")
         for endpoint in (
-            _tokenizing(
-                f"{prefix}/tokenize", tokenize, "The ids of a prompt", TokenizeBody, TokenizeResponse
-            ),
-            _tokenizing(
+            _for_users(f"{prefix}/tokenize", tokenize, "The ids of a prompt", TokenizeBody, TokenizeResponse),
+            _for_users(
                 f"{prefix}/detokenize", detokenize, "The text of ids", DetokenizeBody, DetokenizeResponse
             ),
         )

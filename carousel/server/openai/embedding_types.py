@@ -15,12 +15,10 @@ EmbeddingInputs: TypeAlias = Annotated[
 ]
 
 
-class EmbeddingBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    input: str | EmbeddingInputs
+class VectorBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of all requests that are answered from vectors."""
+
     model: str | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
-    """The first so many components, as a vector of length one."""
 
     # Beyond OpenAI, as other servers spell them.
     add_special_tokens: bool | None = None
@@ -29,6 +27,13 @@ class EmbeddingBody(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: CacheSalt | None = None
     time_limit: TimeLimit | None = None
     """Seconds."""
+
+
+class EmbeddingBody(VectorBody, forbid_unknown_fields=True, kw_only=True):
+    input: str | EmbeddingInputs
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    """The first so many components, as a vector of length one."""
 
 
 class EmbeddingUsage(Struct):

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.client.core.embedding import embedding_of, embedding_params
-from carousel.client.core.request_builder import RequestOptions
+from carousel.client.core.request_builder import Prompt, RequestOptions, Submission
 from carousel.client.core.result import Completion
 from carousel.server.openai.embedding_types import (
     MAX_INPUTS,
@@ -19,6 +19,7 @@ from carousel.server.openai.embedding_types import (
     EmbeddingItem,
     EmbeddingResponse,
     EmbeddingUsage,
+    VectorBody,
 )
 from carousel.server.request.body import read_body
 from carousel.server.request.generation import Generation
@@ -36,15 +37,25 @@ PARAM_NAMES = {"prompt": "input"}
 async def create_embedding(request: Request) -> Response:
     server: ServerState = request.app.state.server
     body = await read_body(request, EmbeddingBody)
-    server.check_model(body.model)
-    server.check_serving()
-    inputs = prompts_of(body.input, "input", MAX_INPUTS)
-    labels = request_labels(request.state.request_id, len(inputs))
-    asked = submissions_for(inputs, embedding_params(body.truncate_prompt_tokens), _options(body), labels)
+    asked = vectors_asked(request, body, prompts_of(body.input, "input", MAX_INPUTS))
     return Generation(server, asked, EmbeddingFormat(body, server.config.model_names[0]), PARAM_NAMES)
 
 
-def _options(body: EmbeddingBody) -> RequestOptions:
+def vectors_asked(request: Request, body: VectorBody, inputs: Sequence[Prompt]) -> list[Submission]:
+    """Return the requests for a vector of each input. Raises RequestError, RingClosed."""
+    server: ServerState = request.app.state.server
+    server.check_model(body.model)
+    server.check_serving()
+    labels = request_labels(request.state.request_id, len(inputs))
+    return submissions_for(inputs, embedding_params(body.truncate_prompt_tokens), _options(body), labels)
+
+
+def usage_of_prompts(completions: Sequence[Completion]) -> EmbeddingUsage:
+    num_tokens = sum(completion.usage.prompt_tokens for completion in completions)
+    return EmbeddingUsage(num_tokens, num_tokens)
+
+
+def _options(body: VectorBody) -> RequestOptions:
     options = request_options(priority=body.priority, cache_salt=body.cache_salt, time_limit=body.time_limit)
     options["task"] = "embed"
     if body.add_special_tokens is not None:
@@ -66,9 +77,8 @@ class EmbeddingFormat:
         items = JsonList()
         for index, completion in enumerate(completions):
             items.extend([EmbeddingItem(index, self._spelled(embedding_of(completion).vector))])
-        num_tokens = sum(completion.usage.prompt_tokens for completion in completions)
         data = encoded_as(list[EmbeddingItem], b"[", items.data, b"]")
-        return EmbeddingResponse(data, self._model, EmbeddingUsage(num_tokens, num_tokens))
+        return EmbeddingResponse(data, self._model, usage_of_prompts(completions))
 
     def _spelled(self, vector: FloatArray) -> list[float] | str:
         if self._body.dimensions is not None:

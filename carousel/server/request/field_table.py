@@ -29,6 +29,7 @@ from carousel.server.openai.types import (
 )
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
+from carousel.server.vectors.scoring_types import RerankBody, ScoreBody
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.table import PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
@@ -374,6 +375,8 @@ FIELD_TABLES: dict[type, FieldTable] = {
     ),
     # Nothing is generated: what is about generating changes nothing.
     EmbeddingBody: FieldTable(TAKEN, REFUSED, HINTS),
+    ScoreBody: FieldTable(TAKEN, REFUSED, HINTS),
+    RerankBody: FieldTable(TAKEN, REFUSED, HINTS),
     TokenizeBody: FieldTable(TAKEN, REFUSED, HINTS, nested=_CONVERSATION),
     DetokenizeBody: FieldTable(TAKEN, REFUSED, HINTS),
     StreamOptions: FieldTable(),

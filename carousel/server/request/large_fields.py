@@ -23,6 +23,7 @@ from carousel.server.request.unknown_fields import (
 )
 from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
+from carousel.server.vectors.scoring_types import RerankBody, ScoreBody
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import MAX_TURNS
 from runtime.wire.messages import MAX_FURTHER_BYTES, MAX_TOOLS_BYTES
@@ -89,6 +90,8 @@ LARGE_FIELDS: dict[type, dict[str, LargeField]] = {
     ChatBody: {"messages": CONVERSATION, "tools": LargeField(max_raw_bytes=MAX_TOOLS_BYTES)},
     GenerateBody: {"text": TEXTS, "input_ids": IDS},
     EmbeddingBody: {"input": LargeField(MAX_INPUTS)},
+    ScoreBody: dict.fromkeys(("text_1", "text_2"), LargeField(MAX_INPUTS, has_ids=False)),
+    RerankBody: {"documents": LargeField(MAX_INPUTS, has_ids=False)},
     TokenizeBody: {
         "prompt": LargeField(has_ids=False, is_for_model=False),
         "messages": LargeField(is_conversation=True, is_for_model=False),

@@ -47,7 +47,7 @@ from runtime.settings.config import RuntimeConfig
 from runtime.wire.sampling_params import SamplingParams
 
 PLAIN = SamplingParams()
-OPERATIONS = {"/v1/chat/completions": "chat", "/v1/embeddings": "embeddings"}
+CHAT_PATH = "/v1/chat/completions"
 CARRIED = (b"traceparent", b"tracestate", b"baggage")
 PHASE_NAMES = {
     name: encode_name(name, INTERNAL) for name in ("tokenize", "queue", "prefill", "decode", "deliver")
@@ -82,7 +82,7 @@ class OtlpTracing(Tracing):
         context = propagate.extract(carried, Context()) if carried else Context()
         parent = trace.get_current_span(context).get_span_context()
         trace_id = parent.trace_id if parent.is_valid else self._new_ids.generate_trace_id()
-        operation = OPERATIONS.get(asked.scope["path"], "text_completion")
+        operation = _operation(asked)
         attributes = _attributes(asked, operation)
         result = self._sampler.should_sample(
             context,
@@ -191,6 +191,13 @@ class OtlpRequestTrace(RequestTrace):
 
     def _wall_ns(self, at_s: float) -> int:
         return round(at_s * 1e9) + self._wall_offset_ns
+
+
+def _operation(asked: TracedRequest) -> str:
+    """Return what a request is called, by OpenTelemetry's conventions."""
+    if asked.submissions[0].options.get("task") == "embed":
+        return "embeddings"
+    return "chat" if asked.scope["path"] == CHAT_PATH else "text_completion"
 
 
 def _attributes(asked: TracedRequest, operation: str) -> dict[str, AttributeValue]:

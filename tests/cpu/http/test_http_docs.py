@@ -21,6 +21,7 @@ from carousel.server.openapi import OWN
 from carousel.server.request.field_table import TAKEN
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
+from carousel.server.vectors.scoring_types import RerankBody, ScoreBody
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.status_page import ProcessStatus
 from tests.cpu.http.test_http_control import INFO
@@ -29,7 +30,8 @@ TEXT = (Path(__file__).resolve().parents[3] / "docs" / "openai.md").read_text()
 OPENAI, _, REST = TEXT.partition("\n## /generate\n")
 GENERATE, _, REST = REST.partition("\n## /tokenize and /detokenize\n")
 TOKENIZE, _, REST = REST.partition("\n## /v1/embeddings\n")
-EMBEDDINGS = REST.partition("\n## ")[0]
+EMBEDDINGS, _, REST = REST.partition("\n## /score and /rerank\n")
+SCORING = REST.partition("\n## ")[0]
 
 
 def named_in(text: str) -> set[str]:
@@ -49,6 +51,8 @@ def named_in(text: str) -> set[str]:
         (TokenizeBody, TOKENIZE),
         (DetokenizeBody, TOKENIZE),
         (EmbeddingBody, EMBEDDINGS),
+        (ScoreBody, SCORING),
+        (RerankBody, SCORING),
     ],
 )
 def test_every_field_is_in_the_table(body: type[Struct], text: str) -> None:

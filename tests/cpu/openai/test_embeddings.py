@@ -231,9 +231,14 @@ def test_an_embedding_server_generates_nothing(launch: Launched, client: openai.
 
 def test_a_generating_server_embeds_nothing() -> None:
     with launched(module="tests.harness.ring.sleeping_worker") as launch:
-        response = httpx.post(f"{launch.url}/v1/embeddings", json={"input": "x"}, timeout=WAIT_S)
-        assert response.status_code == 400
-        assert response.json()["error"]["code"] == "task_not_served"
+        for path, body in (
+            ("/v1/embeddings", {"input": "x"}),
+            ("/score", {"text_1": "x", "text_2": "y"}),
+            ("/rerank", {"query": "x", "documents": ["y"]}),
+        ):
+            response = httpx.post(f"{launch.url}{path}", json=body, timeout=WAIT_S)
+            assert response.status_code == 400
+            assert response.json()["error"]["code"] == "task_not_served"
 
 
 async def _embed(run_dir: Path, texts: list[str]) -> list[FloatArray]:
@@ -261,3 +266,84 @@ def test_the_async_client_embeds_and_cancels(launch: Launched) -> None:
             return not info["num_running"] and not info["num_waiting"]
 
         wait_until(all_is_free, WAIT_S, "rows free after the cancelled requests")
+
+
+# -- texts compared ------------------------------------------------------------------------------------------
+
+TEXTS = ["def add(a, b):\n", "import os\n", "class Stack:\n", "def sub(a, b):\n"]
+
+
+def asked(launch: Launched, path: str, **body: object) -> Any:
+    response = httpx.post(f"{launch.url}{path}", json=body, timeout=WAIT_S)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def cosines(launch: Launched, first: list[str], second: list[str]) -> list[float]:
+    data = asked(launch, "/v1/embeddings", input=[*first, *second])["data"]
+    vectors = np.array([item["embedding"] for item in data])
+    return [float(a @ b) for a, b in zip(vectors[: len(first)], vectors[len(first) :], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(TEXTS[0], TEXTS[1]), (TEXTS[0], TEXTS[1:]), ([TEXTS[0]], TEXTS), (TEXTS[:2], TEXTS[2:])],
+    ids=["one with one", "one with several", "a list of one", "pairs"],
+)
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+def test_scores_are_the_cosines_of_vectors(launch: Launched, path: str, first: Any, second: Any) -> None:
+    answer = asked(launch, path, model="demo", text_1=first, text_2=second)
+    left, right = ([each] if isinstance(each, str) else each for each in (first, second))
+    expected = cosines(launch, left * (len(right) // len(left)), right)
+    assert [item["score"] for item in answer["data"]] == pytest.approx(expected, abs=1e-5)
+    assert [item["index"] for item in answer["data"]] == list(range(len(right)))
+    assert answer["usage"]["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_texts_are_ranked_by_their_nearness_to_the_query(launch: Launched, path: str) -> None:
+    documents = [*TEXTS, TEXTS[1]]
+    scores = cosines(launch, [TEXTS[0]] * 5, documents)
+    results = asked(launch, path, query=TEXTS[0], documents=documents)["results"]
+    assert [item["document"]["text"] for item in results] == [documents[item["index"]] for item in results]
+    ranked = [item["relevance_score"] for item in results]
+    assert ranked == sorted(ranked, reverse=True)
+    assert ranked == pytest.approx([scores[item["index"]] for item in results], abs=1e-5)
+    assert sorted(item["index"] for item in results) == list(range(5))
+    assert (results[0]["index"], results[0]["relevance_score"]) == (0, pytest.approx(1.0, abs=1e-5))
+    two = asked(launch, path, query=TEXTS[0], documents=documents, top_n=2, return_documents=False)["results"]
+    assert [item["index"] for item in two] == [item["index"] for item in results[:2]]
+    assert all(set(item) == {"index", "relevance_score"} for item in two)
+
+
+def test_many_long_texts_are_compared(launch: Launched) -> None:
+    texts = [f"{number} " + "x = 1\n" * 400 for number in range(80)]
+    results = asked(launch, "/rerank", query=texts[3], documents=texts, truncate_prompt_tokens=8, top_n=0)
+    assert len(results["results"]) == 80
+    pairs = asked(launch, "/score", text_1=texts, text_2=texts, truncate_prompt_tokens=8)
+    assert [item["score"] for item in pairs["data"]] == pytest.approx([1.0] * 80, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1", "as many as text_2"),
+        ("/score", {"text_1": "a"}, "text_2", "missing"),
+        ("/score", {"text_1": [], "text_2": "a"}, "text_1", "length"),
+        ("/score", {"text_1": ["a"] * 1500, "text_2": ["a"] * 1500}, "text_2", "2048 texts in all"),
+        ("/score", {"text_1": "", "text_2": "a"}, "text_1, text_2", "empty"),
+        ("/rerank", {"documents": ["a"]}, "query", "missing"),
+        ("/rerank", {"query": "a", "documents": ["a"] * 2048}, "documents", "2048 texts in all"),
+        ("/rerank", {"query": "a", "documents": [{"text": "a"}]}, "documents[0]", "Expected `str`"),
+        ("/rerank", {"query": "a", "documents": ["x = 1\n" * 9000]}, "query, documents", ""),
+        ("/rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "top_n", ""),
+    ],
+)
+def test_what_cannot_be_compared_is_a_400_that_names_it(
+    launch: Launched, path: str, body: object, param: str, words: str
+) -> None:
+    response = httpx.post(f"{launch.url}{path}", json=body, timeout=WAIT_S)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]

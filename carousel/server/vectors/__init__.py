@@ -1,0 +1,1 @@
+"""Answers that are made from vectors of texts: scores and rankings."""
