@@ -23,6 +23,28 @@ ROUTING = {
     405: "the path does not take this method; the Allow header names those it takes",
 }
 """Words for a caller at the wrong place, by status."""
+_CHATS = "send conversations to /v1/chat/completions"
+_VECTORS = "a server of --task embed has /v1/embeddings, /v1/score and /v1/rerank"
+_OPENAI = "this server speaks OpenAI's API below /v1"
+_TEXT_ONLY = "this server takes and gives text only"
+NOT_BUILT = {
+    "/v1/responses": _CHATS,
+    "/v1/messages": _CHATS,
+    "/v1/assistants": _CHATS,
+    "/v1/threads": _CHATS,
+    "/api": _OPENAI,
+    "/openai": _OPENAI,
+    "/v1/batches": "send the requests themselves; completions take up to 1,024 prompts in one",
+    "/v1/files": "send requests themselves, and texts in them",
+    "/v1/moderations": _CHATS,
+    **dict.fromkeys(("/classify", "/v1/classify", "/pooling", "/v1/pooling"), _VECTORS),
+    **dict.fromkeys(("/sleep", "/wake_up", "/update_weights_from_disk"), "weights are those of the launch"),
+    "/reset_prefix_cache": "send POST /flush_cache",
+    "/ping": "ask /health",
+    "/load": "ask /get_load",
+    **dict.fromkeys(("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"), _TEXT_ONLY),
+}
+"""Advice for who asks for a path that OpenAI, Anthropic, vLLM, SGLang or Ollama has, and all below it."""
 
 
 class ErrorDetail(msgspec.Struct):
@@ -71,9 +93,21 @@ def error_response(error: RequestError) -> Response:
     return Response(error_body(error), error.status, error_headers(error), media_type="application/json")
 
 
-async def handle_error(_: Request, error: Exception) -> Response:
+def _not_found(path: str, error: RequestError) -> RequestError:
+    """Return the error for a path that there is not, with advice where others have it."""
+    for known, advice in NOT_BUILT.items():
+        if path == known or path.startswith(f"{known}/"):
+            message = f"{known} is not built: {advice}; /openapi.json lists the paths there are"
+            return RequestError(message, code=error.code, status=error.status)
+    return error
+
+
+async def handle_error(request: Request, error: Exception) -> Response:
     """The exception handler of the application."""
-    response = error_response(as_request_error(error))
+    told = as_request_error(error)
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
+        told = _not_found(request.scope["path"], told)
+    response = error_response(told)
     if isinstance(error, HTTPException):
         # A refused method must be answered with those that are allowed.
         response.headers.update(error.headers or {})

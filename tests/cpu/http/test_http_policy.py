@@ -120,3 +120,23 @@ def test_probes_are_not_logged(front: Front, caplog: pytest.LogCaptureFixture) -
     assert len(lines) == 1
     assert "/v1/completions" in lines[0]
     assert json.dumps("x") not in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/responses", "/v1/chat/completions"),
+        ("/v1/responses/resp_1/cancel", "/v1/chat/completions"),
+        ("/v1/messages", "/v1/chat/completions"),
+        ("/v1/audio/transcriptions", "text only"),
+        ("/v1/classify", "/v1/score"),
+        ("/v1/batches", "completions take up to"),
+    ],
+)
+def test_a_path_of_others_that_is_not_built_says_what_to_use(front: Front, path: str, words: str) -> None:
+    response = front.post(path, input="x")
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (404, "not_found")
+    assert "is not built" in error["message"]
+    assert words in error["message"]
+    assert "is not built" not in front.post("/v1/responsess", input="x").text

@@ -303,5 +303,6 @@ HTTP_CASES = (
         param="X-Request-Id",
     ),
     HttpCase("no such path", "/v1/nothing", {}, 404, "not_found"),
+    HttpCase("a path of others", "/v1/responses", {"input": "hi"}, 404, "not_found"),
     HttpCase("no such method", COMPLETIONS, b"", 405, "method_not_allowed", method="GET", headers={}),
 )
