@@ -22,13 +22,14 @@ logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25
 MAX_CLIENTS = 4096
-# Of them, places that only clients of the run directory may take: more than a launch has HTTP servers.
+# Number of these places that only clients of the run directory may take: more than a launch has HTTP servers.
 NUM_LOCAL_ONLY = 128
-# Places that every tenant may take while there are any: more only as long as as many are free as it has.
+# Clients that a tenant may have while any place is free. Beyond this it needs as many free places as it has
+# clients.
 NUM_OF_EACH_TENANT = 32
-# Of greetings and pings in a turn, which takes no more than 2 ms longer for them.
+# Greetings and pings handled in a turn, which takes at most 2 ms for them.
 MAX_DRAIN = 128
-# Far below what a client's socket accepts in one frame.
+# Far below the size of one frame that a client's socket accepts.
 MAX_BATCH_BYTES = 8 << 20
 STATUS_S = 1.0
 
@@ -135,8 +136,8 @@ class Clients:
         """Handle the messages of clients."""
         for peer, frame, tenant in self._channel.drain(MAX_DRAIN):
             try:
-                # A routing id is ours, so nothing older than this process comes with one; but a first Hello
-                # cannot know the epoch yet.
+                # This process makes the routing ids, so no greeting with one is older than the process. But a
+                # first Hello cannot know the epoch yet.
                 message = self._incoming.decode(frame, any_epoch=True)
             except ProtocolMismatch as error:
                 self.bad_frames.add(error)
@@ -148,7 +149,7 @@ class Clients:
                 continue
             client = self._by_peer.get(peer)
             if client is not None and client.tenant != tenant:
-                self.drop(client)  # its key is another tenant's now
+                self.drop(client)  # its key belongs to another tenant now
             elif isinstance(message, Hello):
                 self._greet(peer, message, tenant, now)
             elif client is not None:
@@ -178,8 +179,8 @@ class Clients:
 
     def deliver(self, client: ConnectedClient, now: float) -> bool:
         """Send waiting output. Returns False if not all of it could be sent; the rest stays."""
-        # What a client has not read is encoded again with each try, so ask with something small whether it
-        # reads.
+        # Output that a client has not read is encoded again with each attempt, so a small message first
+        # checks whether it reads.
         if client.blocked_since is not None and not self._send(client, Ping(client.id), now):
             return False
         while client.replies:
@@ -295,10 +296,10 @@ class Clients:
             self.bad_frames.add(ValueError(fault))
             return None
         if claimed % self._shape.num_detokenizers != self._shape.index:
-            claimed = 0  # of another detokenizer: it would get nobody's output
+            claimed = 0  # id of another detokenizer: no output would come to it here
         holder = self._by_id.get(claimed)
         if holder is not None:
-            # Asked, because a connection that was lost is noticed only when something is sent on it.
+            # Ping it, because a lost connection is noticed only when something is sent on it.
             self._send(holder, Ping(holder.id), now)
             if claimed in self._by_id:
                 return None

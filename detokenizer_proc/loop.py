@@ -41,15 +41,17 @@ from runtime.wire.transport import DECODE_ERRORS, BadFrames, Frame, Framed, Inbo
 logger = logging.getLogger(__name__)
 
 MAX_DRAIN = 256
-# Terminals and replies that a client may leave unread: more than any sensible queue holds.
+# Number of terminals and replies that a client may leave unread: more than any sensible queue holds.
 MAX_UNREAD = 1 << 16
-# Raw logits and logprobs of prompts that a client may leave unread: what four sequences may have, by default.
+# Bytes of raw logits and prompt logprobs that a client may leave unread: enough for four sequences by
+# default.
 MAX_UNREAD_BYTES = 1 << 30
-# Logprobs of a prompt that are kept for the next piece of an output: what a client unpacks in about 10 ms,
-# for which all its other callers wait.
+# Bytes of prompt logprobs that are kept for the next piece of an output: a client unpacks them in about 10
+# ms, for which all its other callers wait.
 MAX_KEPT_BYTES = 1 << 18
-# What nobody waits for piece by piece goes out in larger ones all the same: its client keeps them, so no more
-# than one is made again when a process dies, and nothing grows here with the length of an output.
+# Number of tokens after which output is sent although the caller does not stream: the client keeps the
+# pieces, so at most one piece is generated again when a process dies, and the memory here does not grow with
+# the length of an output.
 PIECE_TOKENS = 64
 _HANDLES = struct.Struct(f"{HANDLE_BYTES}s")
 _IDS = struct.Struct(f"{TOKEN_BYTES}s")
@@ -259,7 +261,7 @@ class DetokenizerLoop:
                 continue
             stream, client = live
             if stream.matched is not None:
-                continue  # what comes after a stop string is dropped
+                continue  # output after a stop string is dropped
             try:
                 if stops and index in stops:
                     stream.push_stop_token(token, id_bytes)
@@ -301,10 +303,10 @@ class DetokenizerLoop:
                 continue
             stream, client = live
             if stream.matched is not None and entry.name.startswith("generation_"):
-                # A row of an additional output is that of the token before the one that it came with.
+                # A row of an additional output belongs to the token before the one that it came with.
                 num_kept = stream.num_tokens - (entry.name != "generation_logits")
                 if entry.start >= num_kept:
-                    continue  # came with a token after the stop string
+                    continue  # it came with a token after the stop string
             self._tensors.add(client, entry, frame)
             clients[client] = self._unsent[client] = None
         for client in clients:
@@ -435,5 +437,6 @@ class DetokenizerLoop:
                 self._forget(handle)
             self._unsent.pop(client, None)
             self._tensors.forget(client)
-            # Not all of the client's: by another connection it may make them again, and those are to go on.
+            # Abort these handles only: the client may send its other sequences again by another connection,
+            # and those have to go on.
             self._mail.abort(handles)

@@ -66,12 +66,12 @@ def main(context: ProcessContext) -> None:
             recovery_ns=recovery_ns,
         )
 
-    # What a client makes again may reach a tokenizer before the next turn.
+    # A request that a client sends again may reach a tokenizer before the next turn.
     clients.on_return = partial(beat, force=True)
     num_live = 0
     while not context.stop.is_set():
         loop.turn(time.monotonic())
-        # That nothing is left is shown at once.
+        # Show at once that no sequence is left.
         beat(force=num_live > 0 and not loop.num_live)
         num_live = loop.num_live
         tenants.refresh(time.monotonic())

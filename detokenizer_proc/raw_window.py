@@ -26,7 +26,7 @@ class RawWindow:
 
     def add(self, peer: bytes, tracker: Tracker, num_bytes: int) -> None:
         if peer not in self._sent:
-            # Of a peer that has gone nobody asks again.
+            # Peers that are gone never call is_open again, so clean up here.
             for other in list(self._sent):
                 self._forget_done(other)
             self._sent[peer] = deque()

@@ -12,11 +12,11 @@ from detokenizer_proc.raw_window import RawWindow
 from runtime.ring.tenants import OWNER
 from runtime.wire.transport import BadFrames, Frame, bind_private, key_of, skip_more
 
-# What a client has not read yet is kept by its streams, joined to one message, not in the socket: enough for
-# the steps of a short stall is enough here.
+# Messages of a client that the socket holds. Further unread output is kept, merged, by the client's streams,
+# so the socket needs room only for the steps of a short stall.
 MAX_UNREAD_MESSAGES = 64
 MAX_FRAME_BYTES = 1 << 16
-# Raw frames that the socket holds for a peer: enough to keep it busy between two turns of the loop.
+# Bytes of raw frames that the socket holds for a peer: enough to keep it busy between two turns of the loop.
 MAX_UNREAD_RAW_BYTES = 64 << 20
 
 
@@ -116,7 +116,7 @@ class RouterChannel:
     def _send_raw(self, peer: bytes, frame: bytes, more: Sequence[Frame]) -> Delivery:
         if not self._window.is_open(peer):
             return Delivery.FULL
-        # The last of a message goes last, so it stands for all.
+        # The last frame of a message is sent last, so tracking it tracks all.
         last = zmq.Frame(more[-1], track=True, copy=False)
         self.socket.send_multipart((peer, frame, *more[:-1], last), zmq.NOBLOCK, copy=False)
         self._window.add(peer, last.tracker, sum(memoryview(raw).nbytes for raw in more))

@@ -61,7 +61,8 @@ class StopWordMatcher:
         self._strings = strings
         self._word_text = word_text
         self._state = 0
-        # Of the last tokens, as many as a word can have: where the text of each begins, and their ids.
+        # For the last tokens, as many as a word can have: the place where the text of each begins, and their
+        # ids.
         self._starts: deque[int] = deque(maxlen=self._automaton.max_len)
         self._tokens: deque[int] = deque(maxlen=self._automaton.max_len)
         self._num_chars = 0

@@ -9,7 +9,7 @@ from detokenizer_proc.clients import Clients, ConnectedClient
 from runtime.wire.messages import TensorBatch, TensorEntry
 from runtime.wire.transport import Frame
 
-# One message is sent as a whole or not at all, so it is short of what a client may leave unread.
+# A message is sent as a whole or not at all, so it is smaller than what a client may leave unread.
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_MESSAGE_FRAMES = 1024
 

@@ -67,7 +67,7 @@ class Committer:
             memory = slots.memory_name
         began_s = self._now_s()
         masked = batch.masked()
-        for scheduled in masked:  # of all before somebody waits
+        for scheduled in masked:  # all of them, before the first wait
             if scheduled.guesses and scheduled.note_guesses is not None:
                 scheduled.note_guesses(scheduled.guesses)
         for scheduled in masked:

@@ -58,7 +58,8 @@ class SchedulerLoop:
         """Take one turn. Returns the seconds to wait for a message before the next one; 0.0: there is more
         work.
         """
-        # Who has no room for answers is asked nothing: requests then pile up where they are refused.
+        # While there is no room for answers, no message is read: requests then pile up where they can be
+        # refused.
         self._reads = not self._scheduler.output.is_full
         messages = self._port.drain(MAX_MESSAGES_PER_STEP) if self._reads else []
         worked = self._scheduler.step(messages)
@@ -101,7 +102,7 @@ class SchedulerLoop:
         except AssertionError:
             self.num_failed_checks += 1
             logger.exception("self-check failed (%d so far); going on", self.num_failed_checks)
-        gc.collect()  # switched off while busy; the scheduler itself leaves no cycles, what it uses might
+        gc.collect()  # automatic collection is off; the scheduler leaves no cycles, but libraries may
 
     def now_s(self) -> float:
         """Return the time of the last turn."""

@@ -36,8 +36,8 @@ from scheduler_proc.intake.worker_calls import CalledRanks
 from scheduler_proc.loop import SchedulerLoop
 from scheduler_proc.port import Port
 
-# By device: where the worker runs. On a CPU it needs a process of its own; each entry is
-# `create(context, on_wait)`, which returns once the worker is ready.
+# Where the worker runs, by device. On a CPU it needs a process of its own. Each entry is `create(context,
+# on_wait)`, which returns once the worker is ready.
 EXECUTORS = {
     "cpu": "model_worker.executors.process:create",
     "cuda": "model_worker.executors.inproc:create",
@@ -136,9 +136,8 @@ def main(context: ProcessContext) -> None:
     scheduler.profile.on_change = heartbeat.show_profile
     loop = SchedulerLoop(scheduler)
     waiter = Waiter([inbox.socket, context.stop_wake.fd])
-    # Collections in the middle of a step double its 99th percentile; nothing that comes and goes ends in a
-    # cycle
-    # (tests/cpu/scheduler/test_no_cycles.py).
+    # A collection in the middle of a step doubles the 99th percentile of step times, and no object of a
+    # request ends in a cycle (tests/cpu/scheduler/test_no_cycles.py).
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -202,7 +202,7 @@ def _names_left(cls: Callable[..., Any], args: tuple[object, ...]) -> frozenset[
     except (
         TypeError,
         ValueError,
-    ):  # a class in C need not say what it takes; wrong arguments are its to refuse
+    ):  # a class in C need not declare its arguments; it refuses wrong ones itself
         return frozenset()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = signature.parameters.values()

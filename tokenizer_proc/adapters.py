@@ -78,7 +78,7 @@ class InlineAdapters:
             if piece.folder:
                 shutil.rmtree(
                     incoming / name, ignore_errors=True
-                )  # begun by the question whether it is there
+                )  # the question whether the weights are there has begun it
                 source = incoming / piece.folder
                 if source.parent != incoming or not piece.folder[0].isalnum() or not source.is_dir():
                     raise _refused(piece, "there is no such directory")
@@ -103,7 +103,7 @@ class InlineAdapters:
         if there == piece.offset:
             with file.open("ab") as out:
                 out.write(piece.data)
-        elif there < piece.offset + len(piece.data):  # else it is made again after a restart
+        elif there < piece.offset + len(piece.data):  # if not less, the piece was sent again after a restart
             raise _refused(piece, "the pieces are not in order; send them again")
         if piece.offset + len(piece.data) < piece.size:
             return {"is_resident": False, "offset": piece.offset + len(piece.data)}
@@ -240,7 +240,7 @@ class AdapterTable:
         path = str(self._inline.path_of(kind, asked.id, tenant))
         try:
             known = self._known(path, kind, PARAMS[kind])
-        except InvalidRequest:  # it was removed a moment ago
+        except InvalidRequest:  # it was removed meanwhile
             raise not_resident(kind, asked.id) from None
         return _with_files(AdapterRef(f"{TASK[kind]}-{asked.id}", asked.id, "", path), known)
 

@@ -46,7 +46,7 @@ class SentCount:
         epochs = (scheduler.epoch, *self._epochs_elsewhere())
         if epochs != self._epochs:
             ahead = total - scheduler.num_received
-            # In the place of one that died: the scheduler has received more than this one has sent.
+            # This process replaces one that died: the scheduler has received more than this one has sent.
             self._offset = min(0, ahead) if self._epochs is None else ahead
             self._epochs = epochs
         return total - self._offset

@@ -29,18 +29,18 @@ next one finds room.
 """
 MAX_TENANT_MESSAGES = 8192
 """Most waiting messages of one tenant. A further request is refused."""
-# Not even that: so many come from somebody who waits for no answers.
+# Number beyond which refusals are not even sent: a tenant with so many does not wait for answers.
 MAX_TENANT_REFUSALS = 1 << 16
-# What a message costs in a chat template, as characters to encode: 3 us (measured with the demo's).
+# Cost of a message in a chat template, in characters to encode: 3 us (measured with the demo's).
 CHARS_PER_MESSAGE = 4
-# A sequence, or a message that is only passed on: some 50 us.
+# Cost of a sequence, or of a message that is only passed on, in characters: some 50 us.
 CHARS_PER_SEQUENCE = 64
 LONG_RETRY_S = 5.0
-# An abort is one message for thousands of sequences, and looked for by the scheduler, which is everybody's.
-# So who has asked for a sequence may abort it, and once more for good measure.
+# One abort message may name thousands of sequences, and the scheduler, which all tenants share, looks for
+# each. So a tenant gets credit to abort each sequence that it has asked for, twice.
 MAX_CREDIT = 1 << 16
 CREDIT_OF_SEQUENCE = 2
-# The abort of all that a client has takes the scheduler up to 0.3 ms.
+# Price of aborting all sequences of a client, which takes the scheduler up to 0.3 ms.
 PRICE_OF_ALL = 256
 PRICE_OF_REFUSAL = 64
 

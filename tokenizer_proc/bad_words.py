@@ -21,7 +21,7 @@ def with_bad_words_as_ids(
     """
     if not sampling.bad_words:
         return sampling
-    # A dict, so that each is there once and their order does not depend on hashes.
+    # A dict, because it has no duplicates and its order does not depend on hashes.
     words = dict.fromkeys(sampling.bad_words_ids)
     for word in sampling.bad_words:
         spellings = _spellings(word, tokenizer)

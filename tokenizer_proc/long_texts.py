@@ -20,7 +20,7 @@ from tokenizer_proc.sequences import Job
 from tokenizer_proc.turns import Turns
 from tokenizer_proc.validation import PromptField
 
-# Less than a second of work: longer ones wait for each other.
+# Less than a second of work. Longer texts wait for each other.
 MAX_SHORTER_CHARS = 1 << 20
 
 

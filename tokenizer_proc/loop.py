@@ -34,7 +34,8 @@ from tokenizer_proc.validation import PromptField, Validator, may_ask, template_
 logger = logging.getLogger(__name__)
 
 MAX_DRAIN = 256
-# Of a turn, and so of the refusals in it, which the detokenizer takes in its own pace.
+# Sequences of a turn, which also limits the refusals in it, because the detokenizer reads them at its own
+# pace.
 MAX_TURN_SEQUENCES = 256
 # About 50 ms of encoding (1.3 M characters a second and core, measured with the demo's tokenizer): longer
 # texts are encoded by a thread, so that neither short prompts nor the heartbeat wait for them.
@@ -264,7 +265,7 @@ class TokenizerLoop:
 
     def _check_text(self, prompt: _TextPrompt) -> None:
         if prompt.job.sampling.truncate_prompt_tokens is not None:
-            return  # how much of it is left is known when it is encoded
+            return  # how much of the text is left is known only after encoding
         max_len = self._admission.max_len
         self._validator.check_text(prompt.field, prompt.text, self._max_token_chars, max_len)
 
@@ -291,7 +292,7 @@ class TokenizerLoop:
             try:
                 encoded = self._encode(prompts)
             except Exception:
-                # One of them cannot be encoded: alone it fails alone.
+                # One of them cannot be encoded. Encoded alone, only that one fails.
                 for prompt in prompts:
                     self._guard(prompt.job.request, partial(self._encode_alone, prompt))
                 continue
@@ -331,7 +332,7 @@ class TokenizerLoop:
             first = self._validator.vocab_size
             ids = np.concatenate([np.arange(first, first + job.num_in_front, dtype=np.int32), ids])
         self._validator.check_prompt(field, ids, max_len)
-        # All are made before the first is sent: a request is refused as a whole or not at all.
+        # All are made before the first is sent, so that a request is refused as a whole or not at all.
         first = self._validator.vocab_size
         sequences = list(self._sequences.make(job, ids, job.trace_at(self._clock().monotonic_s), first))
         self._admission.on_way.pass_on(job.request.tenant, len(sequences))

@@ -39,7 +39,7 @@ def main(context: ProcessContext) -> None:
     num_sent = 0
     while not context.stop.is_set():
         has_more = loop.turn()
-        # The other tokenizers admit by this number, so a change of it is shown at once.
+        # The other tokenizers admit requests by this number, so they see a change at once.
         context.beat(
             force=loop.num_sent != num_sent,
             num_sent=loop.num_sent,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-# A request that has been on its way for longer than this was stamped by a clock that is wrong.
+# A request that seems to have been on its way for longer than this has a stamp of a wrong clock.
 MAX_AGE_S = 3600.0
 
 

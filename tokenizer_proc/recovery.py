@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from runtime.wire.status_page import StatusPage
 
-# As long as a client waits for a ring of which something is missing
+# The time that a client waits for a ring with a missing process
 # (carousel.client.core.ring_state.RING_TIMEOUT_S).
 RECOVERY_S = 120.0
 

@@ -22,7 +22,7 @@ from tokenizer_proc.receipt import Receipt
 NO_BOUND = 1 << 31
 NAMESPACE_BYTES = 16
 TENANT_BYTES = 8
-# Of a handle's index, which has two bytes.
+# Largest index in a handle, which has two bytes for it.
 MAX_INDEX = (1 << 16) - 1
 
 

@@ -317,7 +317,7 @@ class QueueBound:
             raise Overloaded(
                 f"{num_ahead} sequences are running or waiting; {may}", retry_after_s=RETRY_AFTER_S
             )
-        # What others have is not said.
+        # The message does not say how much other tenants have.
         if num_accepted + num_new <= limit:
             raise RateLimited(
                 f"{num_on_way} sequences of this key have just been sent; of all, {may}",

@@ -35,6 +35,7 @@ def is_client_of(client: int, tenant: str, secret: bytes) -> bool:
 
 
 def _tag(random: int, tenant: str, secret: bytes) -> int:
-    # The length of the random part is fixed, so no two pairs of it and a name are one text.
+    # The random part has a fixed length, so two different pairs of random part and name never give the same
+    # text.
     text = b"client" + random.to_bytes(4, "little") + tenant.encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=TAG_BYTES, key=secret).digest(), "little")

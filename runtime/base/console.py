@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 STDERR_FD = 2
-# What a pipe that can be written takes at once.
+# Number of bytes that a writable pipe accepts at once.
 MAX_WRITE_BYTES = select.PIPE_BUF
 LogFormat: TypeAlias = Literal["text", "json"]
 log_context: ContextVar[Mapping[str, str]] = ContextVar("log_context", default=MappingProxyType({}))
@@ -104,7 +104,7 @@ def configure_logging(role: str, level: str, log_format: LogFormat = "text") -> 
     if log_format == "json":
         _write_json_alone(role, handler)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Of a record that cannot be formatted the traceback would go to standard error, past the handler.
+    # The traceback of a record that cannot be formatted would go to standard error, past the handler.
     logging.raiseExceptions = False
     for noisy in NOISY_LIBRARIES:
         logging.getLogger(noisy).setLevel(logging.WARNING)

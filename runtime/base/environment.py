@@ -34,7 +34,7 @@ def visible_gpus() -> list[str] | None:
 def default_run_root() -> Path:
     """Return the directory that holds the run directories of this user's launches."""
     runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
-    # After `sudo -E` it may be another user's, where nothing of this one's belongs.
+    # After `sudo -E` it may belong to another user, and must not get files of this one.
     if runtime_dir and Path(runtime_dir).is_dir() and Path(runtime_dir).stat().st_uid == os.getuid():
         return Path(runtime_dir) / "carousel"
     return Path("/tmp") / f"carousel-{os.getuid()}"
@@ -50,7 +50,7 @@ def starter_variables(names: Collection[str]) -> dict[str, str]:
 def kernel_cache_dir() -> Path:
     """Return the directory of compiled CPU kernels, for this user and all launches."""
     cache_home = os.environ.get("XDG_CACHE_HOME")
-    # The specification of that variable: a relative path is to be ignored.
+    # The specification of that variable says that a relative path is to be ignored.
     root = Path(cache_home) if cache_home and Path(cache_home).is_absolute() else Path.home() / ".cache"
     return root / "carousel"
 
@@ -85,8 +85,8 @@ def child_environment() -> dict[str, str]:
     # processes: with two spinners beside it a step took 83 ms this way, over a second without (2 cores, EPYC,
     # 2026-11).
     environment.setdefault("GOMP_SPINCOUNT", "1000")
-    # Ranks are on one machine. NCCL has them meet over the first interface that is not this one, which other
-    # machines may reach, and which need not be one over which this machine reaches itself.
+    # All ranks are on one machine. By default NCCL lets them meet over the first interface other than
+    # loopback, which other machines may reach, and over which this machine need not reach itself.
     environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
     return environment
 

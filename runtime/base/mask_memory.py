@@ -35,7 +35,7 @@ class MaskMemory:
         """
         fd = os.memfd_create("carousel-masks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, _ALIGNMENT + num_slots * _stride(slot_bytes))
-        # Nobody who has it mapped can be killed by its becoming shorter.
+        # Sealed, because a process that has it mapped would be killed if it became shorter.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         nonce = os.urandom(_NONCE_BYTES)
         os.pwrite(fd, _HEADER.pack(nonce, slot_bytes), 0)

@@ -24,5 +24,5 @@ def random_id() -> str:
             _drawn.extend(digits[at : at + 2 * ID_BYTES] for at in range(0, len(digits), 2 * ID_BYTES))
 
 
-# A child would give the same ones.
+# After a fork, the child would otherwise make the same ids.
 os.register_at_fork(after_in_child=_drawn.clear)

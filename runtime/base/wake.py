@@ -16,7 +16,7 @@ class Wake:
 
     def set(self) -> None:
         self._is_set = True
-        with suppress(OSError, ValueError):  # it is closed, its number is -1: nobody waits any more
+        with suppress(OSError, ValueError):  # closed (its number is -1): nobody waits any more
             os.eventfd_write(self.fd, 1)
 
     def take(self) -> bool:

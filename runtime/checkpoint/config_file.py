@@ -24,7 +24,7 @@ from runtime.checkpoint.rope_config import PositiveFloat, PositiveInt
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
-# The end of the names under which transformers has models that continue a text.
+# Ending of the class names of transformers' models that continue a text.
 HEADLESS_SUFFIX = "Model"
 """Suffix of architecture names that end with the final norm, as embedding models are published."""
 _DECODER_SUFFIXES = ("ForCausalLM", "LMHeadModel")
@@ -74,7 +74,7 @@ class OptionalKeys(msgspec.Struct, kw_only=True):
     window_rope_theta: PositiveFloat | None = None
     sliding_window_pattern: PositiveInt = 2
     attention_scale: PositiveFloat | None = None
-    attention_scale_dim: PositiveFloat | None = None  # the scale is one over its square root
+    attention_scale_dim: PositiveFloat | None = None  # the scale is one over the square root of this
     attention_softcap: PositiveFloat | None = None
     logits_softcap: PositiveFloat | None = None
     logits_multiplier: PositiveFloat | None = None

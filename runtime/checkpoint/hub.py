@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 MAX_HUB_ID = 96
 """Most characters of a model's name on the Hub."""
-# No pickle and no code; what other programs keep beside it (onnx/, original/) stays where it is.
+# No pickle files and no code. Files of other programs (onnx/, original/) are not downloaded.
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
 MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
 _NOT_WANTED = ["onnx/*", "openvino/*", "original/*", "*consolidated*", "coreml/*"]
@@ -73,7 +73,7 @@ def download(hub_id: str, revision: str, patterns: list[str], cache_dir: str = "
     stderr. revision: branch, tag or commit; empty for the main branch. cache_dir: used instead of the Hub's
     own cache. Raises ModelError, which says what to do.
     """
-    # Imported here: a model in a directory needs nothing of it, and it takes the better part of a second.
+    # Imported here: a model in a directory does not need it, and importing it takes most of a second.
     from huggingface_hub import errors, snapshot_download
 
     logger.info("model %s: looking in the local cache and on the Hugging Face Hub", hub_id)
@@ -98,7 +98,7 @@ def download(hub_id: str, revision: str, patterns: list[str], cache_dir: str = "
             f"{hub_id} is neither a directory here nor a model on the Hub that can be seen. If it is "
             "private, log in (hf auth login) or set HF_TOKEN."
         ) from error
-    # It raises OSError and its own kinds, and those of the HTTP library that it happens to use.
+    # The library raises OSError, its own exceptions, and those of its HTTP library.
     except Exception as error:
         raise ModelError(
             f"{hub_id} is not a directory here, not in the local cache, and cannot be had from the Hub "

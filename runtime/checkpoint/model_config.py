@@ -53,11 +53,11 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
     norm_eps: float
     tie_word_embeddings: bool
     rope: RopeConfig
-    window_rope: RopeConfig | None  # that of layers with a window, where theirs is another
+    window_rope: RopeConfig | None  # that of layers with a window, if it is another one
     sliding_windows: tuple[int | None, ...]  # per layer: keys a token sees, itself included; None sees all
-    max_attention_window: int = 0  # the setting: no layer sees more of them; 0: as the checkpoint says
+    max_attention_window: int = 0  # the setting: limit of all windows; 0: as the checkpoint says
     attention_bias: bool
-    attention_scale: float  # of query times key
+    attention_scale: float  # factor of the product of query and key
     attention_softcap: float | None
     qk_norm: bool
     mlp_bias: bool
@@ -65,7 +65,7 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
     experts: ExpertsConfig | None
     expert_layers: tuple[bool, ...]  # which layers have experts in place of one feed-forward layer
     embedding_multiplier: float
-    residual_multiplier: float  # of what each half of a layer adds
+    residual_multiplier: float  # factor of the output of each half of a layer
     logits_multiplier: float
     logits_softcap: float | None  # after the multiplier
 

@@ -126,7 +126,7 @@ def _put_theta_where_it_is_read(raw: dict[str, Any], overrides: dict[str, Any]) 
     """Move theta among the rotary parameters if the file has it there. These win over a key beside them."""
     parameters = overrides.get("rope_parameters", raw.get("rope_parameters"))
     if not isinstance(parameters, dict) or not parameters:
-        return  # what reads a file that has something else there says so
+        return  # the reader of the file reports anything else
     _refuse_kinds("hf_overrides", parameters)
     overrides["rope_parameters"] = parameters | {"rope_theta": overrides["rope_theta"]}
 
@@ -157,7 +157,7 @@ def _stretch(
     kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
     context = raw.get(context_key)
     if kind not in STRETCHING or not isinstance(factor, int | float) or not isinstance(context, int):
-        return  # what reads it says what is wrong, if anything is
+        return  # the reader reports what is wrong, if anything is
     if kind == "yarn":
         context = scaling.setdefault("original_max_position_embeddings", context)
     if isinstance(context, int) and factor > 0:

@@ -16,7 +16,7 @@ PoolingKind = Literal["last", "mean"]
 T = TypeVar("T")
 
 MODULES_FILE = "modules.json"
-# What a module of modules.json may be; the rest has weights of its own or changes the vector otherwise.
+# Modules that modules.json may have. Others have weights of their own or change the vector in another way.
 TRANSFORMER, POOLING, NORMALIZE = "Transformer", "Pooling", "Normalize"
 
 

@@ -117,7 +117,7 @@ def read_rope(spelled: Mapping[str, Any], context: RopeContext) -> RopeConfig:
         case "dynamic":
             if rope.rotary_dim == 2:
                 raise ModelError("config.json: rope type dynamic needs more than one pair of dimensions.")
-            # Relative to the length that the model itself names.
+            # Relative to the length that the model itself declares.
             return _with(rope, raw, "factor", original=context.max_position_embeddings)
         case "llama3":
             return _llama3(rope, raw, context)

@@ -33,7 +33,8 @@ def text_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
         assert row is not None
         _check_kind(TEXT_PARTS[name], text)
         keys.update(row.defaults)
-    # The newer library asks the whole, the older one text_config; a head in the files outdoes both.
+    # Newer versions of the library read it from the whole config, older ones from text_config. A head in the
+    # files takes precedence over both.
     asked = [source[_TIED] for source in (raw, text) if source.get(_TIED) is not None]
     if _TIED not in raw and _TIED in keys:
         asked.append(keys[_TIED])

@@ -58,7 +58,7 @@ def weight_files(model_path: Path) -> list[Path]:
                 "checkpoint."
             )
         return [model_path / name for name in names]
-    # Some checkpoints carry the same weights again as "consolidated", in their authors' own layout.
+    # Some checkpoints contain the same weights again as "consolidated", in their authors' own layout.
     files = [path for path in sorted(model_path.glob("*.safetensors")) if "consolidated" not in path.name]
     if not files:
         kind = kind_of_others(model_path)

@@ -262,7 +262,7 @@ class _Walk:
     def _number(self, made: Schema, schema: Schema, value: Any, at: str) -> None:
         keyword = at.rpartition("/")[2]
         if isinstance(value, bool) and keyword.startswith("exclusive") and self._is_old:
-            # Draft 4: it says of the bound beside it that it is not allowed itself.
+            # Draft 4: a boolean which says that the bound beside it is itself excluded.
             bound = "minimum" if keyword == "exclusiveMinimum" else "maximum"
             if value and bound in schema:
                 made[keyword] = schema[bound]
@@ -294,7 +294,7 @@ class _Walk:
     def _format(self, made: Schema, schema: Schema, value: Any, at: str) -> None:
         if value not in FORMATS if isinstance(value, str) else True:
             if "string" not in _types_of(schema.get("type", "string")):
-                return  # says nothing of other values
+                return  # says nothing about values of other types
             refuse(at, f"{str(value)[:50]!r} is none of {', '.join(sorted(FORMATS))}")
         made["format"] = value
 

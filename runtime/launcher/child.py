@@ -27,7 +27,7 @@ def raise_oom_score(by: int) -> None:
     """Raise this process's OOM score by `by`, up to the maximum, so that the kernel kills it sooner when
     memory is short. Does nothing where /proc is read-only.
     """
-    with contextlib.suppress(OSError):  # where /proc is read-only; nothing depends on it
+    with contextlib.suppress(OSError):  # fails if /proc is read-only; nothing depends on it
         inherited = int(OOM_SCORE_FILE.read_text())
         OOM_SCORE_FILE.write_text(str(min(MAX_OOM_SCORE, inherited + by)))
 
@@ -47,7 +47,7 @@ def _take_fault() -> None:
     info = signal.sigwaitinfo(FAULTS)
     name = signal.Signals(info.si_signo).name
     if info.si_code <= 0 and info.si_pid != os.getpid():
-        import logging  # by now the process has said how its log looks
+        import logging  # imported late: the process has configured its log by now
 
         logging.getLogger(__name__).warning("process %d has sent %s", info.si_pid, name)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -59,7 +59,7 @@ if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
     raise_oom_score(int(sys.argv[2]))
     tell_faults_apart()
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it writes to a terminal whose foreground is the launcher
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may write to a terminal as a background process
     module = sys.argv[3]
     del sys.argv[1:4]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

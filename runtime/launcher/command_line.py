@@ -70,7 +70,7 @@ def parse_command_line(argv: Sequence[str] | None = None, *, prog: str | None = 
     words, files = without_files(sys.argv[1:] if argv is None else argv)
     words = [*_options_of_files(files, parser), *_spelled(words, parser)]
     preset = _preset_parser().parse_known_args(words)[0].preset
-    # As defaults, so that what is said on the command line wins.
+    # As defaults, so that flags of the command line take precedence.
     defaults = PRESETS[preset] if preset else {}
     namespace, rest = parser.parse_known_args(words, argparse.Namespace(notes={}, **defaults))
     if rest:
@@ -178,7 +178,7 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
         description="Serve a language model over HTTP (OpenAI compatible) and over ZMQ.",
         epilog=EPILOG,
         formatter_class=_HelpFormatter,
-        allow_abbrev=False,  # the beginning of one of ours may be a flag of a peer's
+        allow_abbrev=False,  # an abbreviation of one of our flags may be a flag of another server
     )
     parser.add_argument(
         "--version", action="version", version=f"carousel {_version()}", help="print the version and exit"
@@ -247,7 +247,7 @@ def _add_peer_flag(parser: argparse.ArgumentParser, flag: PeerFlag, own: set[str
     options: dict[str, Any] = {"action": _PeerAction, "flag": flag, "dest": argparse.SUPPRESS}
     names = [name for name in flag.names if name not in own]
     if names and flag.has_value:
-        # What is refused is refused however many words follow it.
+        # A flag that is refused may have any number of values.
         num_words = None if flag.taken or flag.understood else "+"
         parser.add_argument(*names, **options, nargs=num_words, help=argparse.SUPPRESS)
     elif names:

@@ -57,7 +57,7 @@ class Guardian:
 
 
 def main(run_dir: Path, lock_fd: int) -> None:
-    # It has to outlive whoever sends these to all processes of a launch.
+    # It has to outlive a signal that is sent to all processes of a launch.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if os.read(0, 1) == DONE:

@@ -36,7 +36,7 @@ class LaunchNames:
         nothing left behind.
         """
         if config.curve_dir:
-            ServerKeys.read(Path(config.curve_dir))  # the processes read them too; here nothing runs yet
+            ServerKeys.read(Path(config.curve_dir))  # checked before any process reads them
         self.run_dir = RunDir(config.run_dir)
         self.endpoints = self.run_dir.endpoints
         with ExitStack() as held:

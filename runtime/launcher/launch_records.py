@@ -122,7 +122,7 @@ class LaunchRecords:
         try:
             write_atomically(self._state_file, data)
         except OSError as error:
-            # Whoever reads it may miss something; whoever is served need not.
+            # Readers of the file may miss something, but requests are served all the same.
             logger.warning("state.json is not up to date: %s", error)
 
 

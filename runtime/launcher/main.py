@@ -54,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         choose_cpu_isa(config.cpu_isa)
         if config.model_spec:
             find_users_modules()
-            own_row(config.model_spec)  # a wrong one is said before a model is downloaded
+            own_row(config.model_spec)  # reports a wrong one before a model is downloaded
         config = localize(config)
-        # The path's own expanduser raises for a user that does not exist.
+        # Path.expanduser raises for a user that does not exist.
         model_path = Path(os.path.expanduser(config.model)) if config.model else DEMO_MODEL
         config, model = read_overridden(config, model_path)
         config = resolve(

@@ -193,7 +193,7 @@ class Supervisor:
         over_tcp = f" and {config.zmq_bind}" if config.zmq_bind else ""
         ready = f"ready: {config.model_names[0]} on {where}{over_tcp}"
         if names.http and not logger.isEnabledFor(logging.INFO):
-            write_line(ready)  # with port 0 nothing else says where
+            write_line(ready)  # with port 0, only this line says which port it is
         else:
             logger.info(ready)
 
@@ -232,7 +232,7 @@ class Supervisor:
             self._keys_are_due = False
         self._beat()
         if self.config.parent_pid and not Path(f"/proc/{self.config.parent_pid}").exists():
-            self._num_signals += 2  # nobody is left whose requests could finish
+            self._num_signals += 2  # no process is left whose requests could finish
 
     def _read_messages(self) -> None:
         for message in [*self.names.inbox.drain(), *(self._nodes.take_news() if self._nodes else ())]:
@@ -326,7 +326,7 @@ class Supervisor:
             self._children.kill(other)
         for other in others:
             while not self._children.has_ended(other, POLL_S):
-                self._beat()  # a large process takes longer than others wait for a sign of life
+                self._beat()  # a large process may take longer to end than the heartbeat allows
             self._reap(other)
         # Now that none of them changes the roster, and if they had taken in anything at all.
         if unit == ENGINE and died_by_itself and was_ready:

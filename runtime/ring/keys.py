@@ -99,7 +99,7 @@ def make_keys(directory: Path, names: Sequence[str] = (CLIENT,)) -> None:
             raise ConfigError(f"there is a client {name!r} in {directory} already")
     _check(directory)
     _check(directory / CLIENTS)
-    # zmq.auth writes with the process's own mask, and a secret key is for its owner alone.
+    # zmq.auth writes with the process's umask, but a secret key must be readable by its owner only.
     mask = os.umask(0o077)
     try:
         (directory / CLIENTS).mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _read_secret(directory: Path, name: str) -> tuple[bytes, bytes]:
     this user can change. Raises ConfigError.
     """
     path = directory / f"{name}.key_secret"
-    _check(directory, others_may_add=True)  # secrets may be mounted so
+    _check(directory, others_may_add=True)  # mounted secrets may have such permissions
     public, secret = _read(path)
     if secret is None:
         raise ConfigError(f"curve_dir: {path} has no secret key")
@@ -141,7 +141,7 @@ def _check(path: Path, *, is_secret: bool = False, others_may_add: bool = False)
     try:
         fault = fault_of(path, is_secret=is_secret, others_may_add=others_may_add)
     except FileNotFoundError:
-        return  # who reads it says so
+        return  # the reader reports a missing file
     except OSError as error:
         raise ConfigError(f"curve_dir: {error}") from None
     if fault is not None:

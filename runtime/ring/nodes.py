@@ -35,7 +35,7 @@ DOMAIN = "carousel-nodes"
 OWN_SECRET = "nodes.key"
 HANDSHAKE_MS = 2000
 SHUTDOWN_LINGER_MS = 200
-# A machine that is gone says nothing. The kernel gives a connection up after these.
+# A machine that is gone sends nothing. After these settings the kernel gives the connection up.
 KEEPALIVE_S = 2
 MAX_UNACKNOWLEDGED_MS = 15_000
 
@@ -108,7 +108,7 @@ class NodeKeys:
         socket.curve_publickey = self.server_public
         socket.curve_secretkey = self._server_secret
         socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
-        # Without it, a context in which nobody authenticates lets everybody in.
+        # Without an authenticator, ZMQ accepts every peer.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def connect(self, socket: zmq.Socket[Any]) -> None:
@@ -234,7 +234,7 @@ def _own_secret() -> bytes:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(os.urandom(SECRET_BYTES).hex().encode())
             with contextlib.suppress(FileExistsError):
-                os.link(new, path)  # whoever comes second takes the first one's
+                os.link(new, path)  # the second process uses the file of the first
             new.unlink()
     except OSError as error:
         fault = str(error)

@@ -172,7 +172,7 @@ def run_process(role: str, main: Callable[[ProcessContext], None]) -> NoReturn:
         context.failed(f"{type(error).__name__}: {error}" if code == EXIT_INTERNAL else str(error), code)
     context.close()
     for stream in (sys.stdout, sys.stderr):
-        # What a library has printed; there may be nobody to read it.
+        # Output of a library; there may be no reader.
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)

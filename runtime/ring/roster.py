@@ -40,7 +40,7 @@ class Roster:
         size = max(1, num_places) * KEY_BYTES
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
+            # Allocated, not a hole: on a full disk the first write to a hole would raise SIGBUS.
             os.posix_fallocate(fd, 0, size)
             return Roster(mmap.mmap(fd, size))
         except OSError as error:

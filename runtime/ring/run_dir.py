@@ -29,15 +29,15 @@ from runtime.ring.endpoints import Endpoints
 
 logger = logging.getLogger(__name__)
 
-# Everything that a launch makes in its directory. Of the processes of which there may be several, each has a
-# socket or a file with its number.
+# All files that a launch makes in its directory. Processes of which there may be several have a numbered
+# socket or file each.
 OURS = re.compile(
     r"(config|state|tenants)\.(json|new)|tokenizer\.(json|\d+)|events\.jsonl|lock|status(\.new)?|launcher_in|scheduler_in|step_results"
     r"|profile-[\d-]+\.json|keys|nodes(\.new)?|roster|suspects(\.new)?"
     r"|(client_out|detokenizer_in|metrics|rank_in|ranks|tokenizer_in)\d*"
 )
-# A client that looks which launches are alive holds a lock for a moment; the guardian of a launch that was
-# killed as long as it takes to clean up.
+# Others hold the lock for a moment: clients that check which launches are alive, and the guardian of a killed
+# launch while it cleans up.
 NUM_TRIES = 200
 RETRY_S = 0.01
 
@@ -67,7 +67,8 @@ class RunDir:
         self.path = path
         self.endpoints = Endpoints(path)
         names = {entry.name for entry in _own_directory(path).iterdir()}
-        # A launch's own keys lie beside its lock; others are somebody's who wants to keep them.
+        # The keys of a launch are beside its lock. A "keys" without a lock belongs to somebody who wants to
+        # keep it.
         ours = {name for name in names if OURS.fullmatch(name) and (name != "keys" or "lock" in names)}
         if names - ours:
             raise ConfigError(
@@ -78,7 +79,7 @@ class RunDir:
         if fd is None:
             raise AddressInUse(f"run_dir: {path} belongs to a launch that is alive")
         self._lock_fd = fd
-        self._empty()  # of what a killed launch has left
+        self._empty()  # files of a killed launch
 
     def _empty(self) -> None:
         for entry in self.path.iterdir():
@@ -96,7 +97,8 @@ class RunDir:
 
     def clear(self) -> None:
         """Remove the directory; the lock is still held."""
-        # The lock's name goes last: whoever takes the directory over must not lose files to us.
+        # The lock's name is removed last: a process that takes the directory over must not lose its files to
+        # this one.
         with contextlib.suppress(OSError):
             self._empty()
         shutil.rmtree(self.path, ignore_errors=True)
@@ -126,7 +128,7 @@ def is_held(run_dir: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
-        # Shared, so that those who look do not see one another.
+        # Shared, so that several processes may check at once without noticing each other.
         return not _try_flock(fd, fcntl.LOCK_SH)
     finally:
         os.close(fd)

@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 DOMAIN = "carousel"
 BACKLOG = 1024
-# A peer that connects and then says nothing is dropped after this time.
+# Time after which a peer that connects and then sends nothing is dropped.
 HANDSHAKE_MS = 5000
-# One that has vanished without a word is noticed by these, as the silence of a client is.
+# These notice a peer that has vanished, as the silence of a client is noticed.
 HEARTBEAT_MS = 5000
 HEARTBEAT_TIMEOUT_MS = 15000
 LINGER_MS = 100
-# Messages of one peer that ZMQ holds: with one on its way, 5 times the longest.
+# Messages of one peer that ZMQ holds: with the one on its way, 5 times the longest.
 MAX_UNREAD = 4
 
 
@@ -122,7 +122,7 @@ class TcpGate:
         socket.curve_publickey = self._keys.public
         socket.curve_secretkey = self._keys.secret
         socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
-        # Without it, a context in which nobody authenticates lets everybody in.
+        # Without an authenticator, ZMQ accepts every peer.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         try:
             socket.bind(address)

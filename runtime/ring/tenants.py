@@ -122,7 +122,7 @@ def read_tenants(config: RuntimeConfig) -> Tenants:
             raise ConfigError("api_key_file: there is an api_key as well; give one of them")
         keys = [_key_of_file(Path(config.api_key_file))]
     sections = _read_sections(config) if config.api_keys else {}
-    # The only key there is needs no name: nobody else is there to be told from. The others have names that no
+    # A single key needs no name, because there is no other to confuse it with. The others have names that no
     # section and no key over TCP can have.
     names = [OWNER] if len(keys) == 1 else [f"key:{number}" for number in range(1, len(keys) + 1)]
     tenants = [Tenant(name, "admin", None, (_digest(key),)) for name, key in zip(names, keys, strict=True)]

@@ -37,7 +37,8 @@ _NEUTRAL = tuple(p.neutral for p in _OF_DEVICE)
 _INDICES = range(len(_OF_DEVICE))
 _NEUTRAL_PARAMS = SimpleNamespace(**{p.name: p.neutral for p in PARAMETERS})
 _NEUTRAL_NUMBERS = tuple(c.value(_NEUTRAL_PARAMS, Stay()) for c in (*FLOATS, *INTEGERS))
-# Of each: its feature, the features of its neutral value, and the place and value of its columns.
+# For each parameter: its feature function, the features of its neutral value, and (place, value function) of
+# its columns.
 _ROWS = tuple(
     (p.feature, p.feature(p.neutral), tuple((_PLACES[c.name], c.value) for c in p.columns))
     for p in _OF_DEVICE

@@ -163,7 +163,7 @@ class Number(Kind):
     def check(self, name: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidRequest(f"{name} must be a number, got {type(value).__name__}", param=name)
-        # Written so that what is not a number is outside, too.
+        # Written so that NaN is outside, too.
         if not self.low <= value <= self.high or (self.above and value == self.low):
             bounds = (
                 f"above {self.low} and at most {self.high}"

@@ -428,7 +428,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         neutral=0.0,
         step="9",
         doc="Lower limit of the decay of top_p.",
-        # Only a decay is limited by it.
+        # It limits only a decay.
         columns=(
             Column("top_p_min", "float32", lambda p, stay: p.top_p_min if p.top_p_decay != 1.0 else 0.0),
         ),

@@ -57,7 +57,7 @@ class Automaton(Generic[Pattern]):
         """Read symbols; with `until_match` only up to the first match. Returns (new state, number of symbols
         read, length of the longest pattern that ends there or 0).
         """
-        # `step`, but for what is rare: most of the time of a text with stop strings is spent here.
+        # `step`, written out for the usual case: most of the time for a text with stop strings is spent here.
         forks, labels, links, match_lens = self._forks, self._labels, self._links, self._match_lens
         first = forks[0]
         for num_read, symbol in enumerate(symbols, 1):
@@ -132,7 +132,8 @@ class Automaton(Generic[Pattern]):
         depths = array("i", range(self.max_len + 1))
         zeros = array("i", [0]) * len(depths)
         previous = self._labels
-        # Of the states of `previous`, the runs with numbers in a row: depth and number of each one's first.
+        # Runs of consecutive numbers among the states of `previous`: depth and number of each run's first
+        # state.
         runs: list[tuple[int, int]] = []
         for pattern in sorted(patterns):
             num_shared = _num_shared(previous, pattern)

@@ -36,7 +36,7 @@ _VARIABLES = "chat_template_kwargs"
 _PARAMS = {name: name for name in ("continue_final_message", "tools")}
 """Names of the request fields for options of a rendering that are not variables of the caller."""
 _TOO_DEEP = "lists and maps are nested too deeply"
-# Variables that a template gets in other ways, and options of its rendering.
+# Variables that a template gets otherwise, and options of its rendering.
 _ARGUMENTS = frozenset(
     {
         "messages",
@@ -119,7 +119,7 @@ class ChatTemplate:
             prompt = self._render(messages, add_generation_prompt, options)
         except _ERRORS as error:
             param = self._param_at_fault(messages, add_generation_prompt, options)
-            # What follows in the library's own message quotes the whole conversation.
+            # The rest of the library's message quotes the whole conversation.
             reason = str(error).partition("Final message to continue:")[0]
             if isinstance(error, RecursionError):
                 reason = _TOO_DEEP

@@ -25,7 +25,8 @@ from runtime.text.codec import ForkingDecoder
 from runtime.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
-# A character takes at most four byte tokens: what ends in a replacement character after eight will stay so.
+# A character has at most four byte tokens: a text that still ends in a replacement character after eight will
+# stay so.
 MAX_PENDING_TOKENS = 8
 
 
@@ -95,7 +96,7 @@ class ByteLevelDecoder:
         self._texts = table.texts
         self._size = len(table.pieces)
         self._pending = b""
-        # A prompt may end inside a character, which the output then completes.
+        # A prompt may end inside a character that the output then completes.
         for token in prompt_tail:
             self.push(token)
 

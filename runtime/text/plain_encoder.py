@@ -109,7 +109,7 @@ def _without_pieces(model: Model, pieces: set[str]) -> Model:
     """Return the same model without the ability to form `pieces` from other characters. Ids stay the same."""
     state: dict[str, Any] = json.loads(model.__getstate__())
     kept = {state.get("unk_token")}
-    # Nobody can write the new names, since nobody knows them.
+    # The new names are random, so no text contains them.
     names = {piece: f"{ESCAPE}{secrets.token_hex(16)}" for piece in pieces - kept}
     vocab = state["vocab"]
     if isinstance(vocab, dict):

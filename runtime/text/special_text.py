@@ -51,12 +51,13 @@ class SpecialText:
         forms = {spelling.lower() for spelling in spellings if spelling}
         firsts, lasts = _cases(form[0] for form in forms), _cases(form[-1] for form in forms)
         chars = [*sorted(firsts | lasts), ESCAPE]
-        # A caller's own ESCAPE is marked, too, and read last: nothing that it then stands beside is a mark.
+        # A caller's own ESCAPE is marked, too, and read last, so that no text after it is taken for a mark.
         self.marks = {char: ESCAPE + chr(FIRST_LETTER + n) for n, char in enumerate(chars)}
         """Mark of each character, in the order in which marks must be read."""
         self._starts = re.compile(_starts_pattern(forms), re.IGNORECASE)
         self._any_first, self._any_last, self._any_end = map(_one_of, (firsts, lasts, firsts | lasts))
-        # Parts of letters alone are no sign of one, and templates compare such texts: role == "user".
+        # Parts that consist of letters alone are not marked, because templates compare such texts, as in
+        # role == "user".
         prefixes = {form[:end] for form in forms for end in range(1, len(form))}
         suffixes = {form[start:] for form in forms for start in range(1, len(form))}
         self._prefixes = {part for part in prefixes if not part.isalnum()}
@@ -225,7 +226,7 @@ def _starts_pattern(forms: set[str]) -> str:
     trie: Trie = {}
     for form in sorted(forms):
         if any(form[:end] in forms for end in range(1, len(form))):
-            continue  # the shorter one, which is found, begins it
+            continue  # the shorter one, which was found, is its beginning
         node = trie
         for char in form:
             node = node.setdefault(char, {})

@@ -52,14 +52,14 @@ class ByteLevelSpelling:
         U+0100 on.
         """
         self.byte_of.update({chr(256 + n): byte for n, byte in enumerate(others)})
-        # What spells no byte must not pass for one.
+        # A spelling that stands for no byte must not be taken for one.
         self._to_latin_1 = dict.fromkeys(others, NO_BYTE) | {ord(c): b for c, b in self.byte_of.items()}
 
     def bytes_of(self, token: str) -> bytes:
         try:
             return token.translate(self._to_latin_1).encode("latin-1")
         except UnicodeEncodeError:
-            return token.encode()  # an added token is spelled as it reads
+            return token.encode()  # an added token is spelled as its text
 
 
 class SentencePieceSpelling:

@@ -25,8 +25,8 @@ def max_token_chars(backend: Backend) -> int | None:
     if factor is None or not _keeps_all(_state(backend.pre_tokenizer)) or not _spells_all(backend):
         return None
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
-        return None  # such a token takes all the space beside it
-    # Byte level, a token has as many characters as bytes, so no fewer than those of its text.
+        return None  # such a token takes any amount of white space beside it
+    # In a byte-level vocabulary a token has as many characters as bytes, so at least as many as its text.
     return factor * max(map(len, backend.get_vocab(with_added_tokens=True)))
 
 

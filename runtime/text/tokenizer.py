@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from runtime.text.chat_template import ChatTemplate
 
-# Imported when it is needed: transformers, and what takes half a second to import with it.
+# Imported when it is needed: transformers and its imports take half a second.
 
 
 class _ProcessorTemplate(msgspec.Struct):
@@ -234,7 +234,7 @@ def load(
 def _leave(backend: Backend, prepared: Path) -> None:
     """Write the prepared tokenizer. Several processes may do so at the same time."""
     new = prepared.with_suffix(f".{os.getpid()}")
-    # Without it a restart takes longer, no more. The library raises plain Exception where it cannot write.
+    # Without the file a restart only takes longer. The library raises plain Exception if it cannot write.
     with suppress(Exception):
         backend.save(str(new), pretty=False)
         new.replace(prepared)

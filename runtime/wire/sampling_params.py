@@ -29,7 +29,7 @@ WITHOUT_BEAMS = (
 )
 """Values that callers write who do not search."""
 
-# What callers may write; the client library makes of them what the fields say.
+# Types that callers may use; the client library converts them to those of the fields.
 Texts: TypeAlias = str | Sequence[str] | None
 Ids: TypeAlias = Sequence[int] | None
 Words: TypeAlias = Sequence[Sequence[int]] | None
@@ -236,7 +236,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         """
         values = msgspec.structs.astuple(self)
         for value, neutral, parameter in zip(values, _NEUTRAL, PARAMETERS, strict=True):
-            # What was not given is mostly the very object that stands for it.
+            # An argument that was not given is mostly the default object itself.
             if value is not neutral and (type(value) is not type(neutral) or value != neutral):
                 parameter.check(value)
         self._check_together()
@@ -276,7 +276,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             return num_tokens
         room = max_len - 1
         if wanted == -1:
-            # Who asks for as many as fit in all has asked for no share of them.
+            # A max_tokens of the whole context or more asks for all the room there is, and none is kept.
             if self.max_tokens is not None and self.max_tokens < max_len:
                 room = max_len - self.max_tokens
             wanted = room if max_prompt_len is None else min(room, max_prompt_len)
@@ -292,7 +292,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             self,
             n=1,
             seed=None if self.seed is None else (self.seed + number) % SEEDS,
-            # They belong to the prompt, which all share: the first one brings them.
+            # They belong to the prompt, which all sequences share: the first one brings them.
             prompt_logprobs=None,
             prompt_logprobs_start=0,
             return_context_logits=False,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from runtime.wire.handle import NO_HANDLE
 
-# Native, so that it is written at once; with a byte order it would be byte by byte.
+# Native, so that the counter is written in one go; with a byte order struct would write byte by byte.
 _COUNTER = struct.Struct("@Q")
 _FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQIQ16s?xxxf??")
 MAGIC = b"CRSP"
@@ -157,7 +157,7 @@ def _make(path: Path, counts: Mapping[str, int]) -> None:
     new = path.with_suffix(".new")
     fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
+        # Allocated, not a hole: on a full disk the first write to a hole would raise SIGBUS.
         os.posix_fallocate(fd, 0, HEADER_BYTES + sum(numbers) * SLOT_BYTES)
         os.pwrite(fd, _HEADER.pack(MAGIC, VERSION, *numbers), 0)
     finally:

@@ -33,13 +33,14 @@ bytes.
 """
 USER_ID = "User-Id"
 """Property that ZMQ attaches to a frame: the sender's public key in Z85, as set by zmq.auth."""
-# The processes start together and senders may connect before a receiver has bound; the default of 100 ms
-# would be felt.
+# The processes start together, so a sender may connect before the receiver has bound; the default interval of
+# 100 ms would be noticeable.
 RECONNECT_MS = 10
-# Between scheduler and worker a message means something only to the two that were started together. Elsewhere
-# the handle's attempt says what is stale, and what a process that has been replaced sent may still be valid.
+# Messages between scheduler and worker are valid only between the two that were started together. Elsewhere
+# the handle's attempt says what is stale, and messages of a process that has been replaced may still be
+# valid.
 ENGINE_SOCKETS = frozenset(("rank_in", "step_results"))
-# msgspec raises more than its own errors on hostile input: invalid UTF-8, deep nesting, lengths that
+# On hostile input msgspec raises more than its own errors: for invalid UTF-8, deep nesting, and lengths that
 # overflow.
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError, OverflowError)
 
@@ -191,7 +192,7 @@ def receive_all(
         if num_bytes >= MAX_DRAIN_BYTES:
             break
         try:
-            # Only a frame that is not copied knows whose it is; of small ones a copy takes less time.
+            # Only a frame that is not copied knows its peer; for small ones a copy is faster.
             received: Any = socket.recv(zmq.NOBLOCK, copy=stamp is None)
         except zmq.Again:
             break

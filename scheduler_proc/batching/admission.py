@@ -115,7 +115,7 @@ class Admission:
         if not newcomers:
             return ()
         positions = {req.seq: at for at, req in enumerate(lifecycle.waiting)}
-        # A row that was taken back may have put one of them behind another one of its tenant.
+        # A retracted request may have moved one of them behind another request of its tenant.
         return [positions[req.seq] for req in newcomers if req.seq in positions]
 
     def prefix_if_it_may_start(self, req: Request) -> Prefix | None:
@@ -161,6 +161,6 @@ class Admission:
         except InvalidOrder as error:
             logger.error("schedule policy: its answer is not an order: %s; first come, first served", error)
         except Exception:
-            # A user's own policy may raise anything; requests must not suffer for it.
+            # A user's own policy may raise any exception; requests must not suffer for it.
             logger.exception("schedule policy raised; first come, first served")
         return range(len(view))

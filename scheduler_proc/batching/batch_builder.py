@@ -141,7 +141,7 @@ class BatchBuilder:
         if not candidates:
             return False
         if self._rows.num_running == 1:
-            # Nobody is left to wait for: it would be retracted and admitted for ever.
+            # There is no other row to wait for: the request would be retracted and admitted for ever.
             error = ErrorInfo("the KV cache is too small for this request", "kv_cache_exhausted", None, 503)
             self._lifecycle.finish(candidates[0], "error", error=error)
             return True

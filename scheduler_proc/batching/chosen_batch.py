@@ -66,7 +66,7 @@ class ChosenBatch:
                 self._scheduler.schedule_request(list(active), in_flight), active, in_flight
             )
         except Exception as error:
-            # A user's own scheduler may raise anything; the engine goes on, with other requests.
+            # A user's own scheduler may raise any exception; the engine goes on with other requests.
             reason = str(error) if isinstance(error, InvalidSchedule) else f"{type(error).__name__}: {error}"
             logger.exception("the scheduler failed: the %d requests of this call end", len(active))
             self._fail(list(active.values()), reason)

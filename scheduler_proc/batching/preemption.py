@@ -90,7 +90,7 @@ class Preemption:
             is_prepared = self._admission.is_prepared(req)
             return self._admission.prefix_if_it_may_start(req) if is_prepared else None
         except RequestError:
-            return None  # it fails where it would be admitted
+            return None  # the error is raised again when it is admitted
 
     def _victims_of(self, req: Request, *, only_own: bool) -> list[Request]:
         """Return the running requests that may be retracted for req, only those of its own tenant if only_own

@@ -185,7 +185,7 @@ class PrefillAdder:
         num_new = self._chunk_len(req, start, num_left) if self._request_budget > 0 else 0
         if not num_new and not self._capacity.closes_batches:
             return False
-        # Locked before the room is counted: its own prefix is not there for it to evict.
+        # Locked before the room is counted, so that the request's own prefix does not count as evictable.
         kv.cache.lock(prefix.node)
         if not self._capacity.try_promise(req, prefix, cost.pages):
             self.was_withheld = kv.guard.num_withheld(prefix.node, kv.num_pages_for(req.max_len)) > 0
@@ -247,7 +247,7 @@ class PrefillAdder:
         if group is self._reserved:
             return True
         rows = np.array([beam.row for beam in group.beams], np.intp)
-        rows = rows[self._rows.num_tokens[rows] > self._rows.kv_len[rows]]  # others are done with this step
+        rows = rows[self._rows.num_tokens[rows] > self._rows.kv_len[rows]]  # others end in this step
         if self._guards_growth and not self._capacity.may_grow(rows, self._rows.kv_len[rows] + 1):
             return False
         if not self._kv.try_reserve_next(rows):
@@ -307,7 +307,7 @@ class PrefillAdder:
         for feature in features:
             feature.plan_row(scheduled)
         if scheduled.make_masks is not None and scheduled.note_guesses is None:
-            scheduled.guesses = ()  # nobody makes masks behind them
+            scheduled.guesses = ()  # no masks are made for the places after guesses
         if scheduled.guesses:
             room = self._room_for_guesses(self.num_to_come)
             if len(scheduled.guesses) > room:

@@ -42,7 +42,7 @@ def seat_others(kv: KVCacheManager, group: RowGroup) -> int:
     for other in others:
         rows.acquire(other, 0)
         row = other.row
-        rows.num_tokens[row] = 0  # it is not ready until something is forked to it
+        rows.num_tokens[row] = 0  # it is not ready until a hypothesis is forked to it
         rows.max_len[row] -= shared_len
         kv.cache.lock(root)
         other.lease = root
@@ -73,7 +73,7 @@ def go_on(kv: KVCacheManager, group: RowGroup, beams: Sequence[tuple[int, int]])
             after.append(other)
     if after:
         tokens, num_tokens = kv.rows.tokens, kv.rows.num_tokens
-        at = num_tokens.item(after[0].row)  # of all of them
+        at = num_tokens.item(after[0].row)  # the same for all of them
         for beam, (_, token) in zip(after, beams, strict=True):
             row = beam.row
             tokens[row, at] = token

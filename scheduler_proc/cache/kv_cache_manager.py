@@ -337,10 +337,10 @@ class KVCacheManager:
         """
         row, size, lease, rows = req.row, self.page_size, req.lease, self.rows
         if self.num_gone.item(row):
-            return  # without their beginning they are the KV of no prefix
+            return  # without their beginning, these pages are the KV of no prefix
         first = self.num_shared.item(row)
         upto = min(rows.kv_len.item(row), rows.num_tokens.item(row))
-        if req.group is not None:  # its output is a hypothesis, which nobody may ever see
+        if req.group is not None:  # its output is a hypothesis, which may never be returned
             upto = min(upto, rows.num_given.item(row))
         upto //= size
         if upto <= first:

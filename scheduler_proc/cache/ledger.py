@@ -43,18 +43,19 @@ class Ledger:
         it.
         """
         self._accounts: dict[bytes, CacheAccount] = {}
-        self._noted: list[CacheAccount] = []  # of whom something has changed
-        self._must_divide = True  # somebody came or went, or has another share
-        self._num_equals = 0  # present, without a share of their own; and how many there were, with what part
+        self._noted: list[CacheAccount] = []  # accounts that have changed
+        self._must_divide = True  # a tenant came or went, or its share changed
+        self._num_equals = 0  # present, without an own share; below: at the last division
         self._num_divided = 0
         self._equal_part = 0
         self._shares_version = 0
-        self._look_at_s = math.inf  # when somebody present may have been away for long enough
+        self._look_at_s = math.inf  # time at which a present tenant may have been away for long enough
         self._with_rows: list[CacheAccount] = []
         self._num_protected = 0
         self.alone: CacheAccount | None = None
         """Account of the only tenant present, or None if there are several. Valid once settled."""
-        # Who is over, the most over first; and who is not present, by the first leaf of each.
+        # Tenants above their share, the one furthest above first; and absent tenants, by the first leaf of
+        # each.
         self._over: LazyHeap[tuple[float, float, float, float], CacheAccount] = LazyHeap()
         self._idle: LazyHeap[LeafKey, CacheAccount] = LazyHeap()
 
@@ -76,7 +77,7 @@ class Ledger:
             self._count_present(account, 1)
             if not self._must_divide:
                 self._noted.append(account)
-                if len(self._noted) > 2 * len(self._accounts):  # while nobody asks they come and go
+                if len(self._noted) > 2 * len(self._accounts):  # tenants come and go meanwhile
                     self._noted = [each for each in self._noted if each.num_roots or each is account]
         account.num_roots += 1
         return account
@@ -202,7 +203,8 @@ class Ledger:
         for account, share in own_shares:
             account.entitled = int(share / max(1.0, total) * self.pool_pages)
         self._num_equals = self._num_divided = len(equals)
-        # Enough for those that may yet come before it is divided again: shares are never more than the pool.
+        # Leaves a part for tenants that may come before the next division: shares never add up to more than
+        # the pool.
         num_equals = len(equals) + len(equals) // COARSENESS
         self._equal_part = int(max(0.0, 1.0 - total) * self.pool_pages) // max(1, num_equals)
         for account in equals:

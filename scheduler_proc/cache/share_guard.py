@@ -59,7 +59,7 @@ class ShareGuard:
         holders = self._rows.holders()
         if len(holders) > self._rows.num_running:
             heads = {id(req): at for at, req in enumerate(holders)}
-            for at, req in enumerate(holders):  # a group is one row, with the pages of all
+            for at, req in enumerate(holders):  # a group counts as one row, with the pages of all
                 if req.head is not req:
                     private[heads[id(req.head)]] += private[at]
             own = [at for at, req in enumerate(holders) if req.head is req]

@@ -102,7 +102,7 @@ class InlineStore:
         if adapter.path in self._kept:
             self._kept.move_to_end(adapter.path)
             return
-        self.put(adapter.path)  # a tokenizer ended before it could say so
+        self.put(adapter.path)  # a tokenizer ended before it could report this
 
     def note_failure(self, adapter: AdapterRef, message: str) -> str:
         """Forget an adapter that the device cannot load. Returns the message with the run directory's paths

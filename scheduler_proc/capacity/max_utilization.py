@@ -41,7 +41,7 @@ class MaxUtilization:
         self._initial = min(1.0, INITIAL_RATIO * conservativeness)
         self._floor = self._initial * FLOOR_OF_INITIAL
         self._decay = (self._initial - self._floor) / DECAY_STEPS
-        self._promised_pages = -1  # to those that run, beyond what they hold; -1: not counted in this step
+        self._promised_pages = -1  # to running requests, beyond what they hold; -1: not counted yet
         self.new_token_ratio = self._initial
 
     @property
@@ -55,7 +55,7 @@ class MaxUtilization:
     def try_promise(self, req: Request, prefix: Prefix, extra_pages: int) -> bool:
         num_missing = self.pages_for(req) - prefix.num_pages + extra_pages
         if not self._rows.num_running:
-            # Alone, it may use everything: intake has seen to it that it can never need more.
+            # Alone, it may use everything: intake made sure that it never needs more.
             self._promised_pages = num_missing
             return True
         if self._promised_pages < 0:

@@ -79,11 +79,11 @@ class Outlook:
         """
         order = np.argsort(-self.tokens_left)
         count = np.arange(1, len(order) + 1)
-        # The last page of each is full but for one token at the worst.
+        # In the worst case the last page of each has a single token.
         until = self.tokens_left[order] + self._kv.page_size - 1
         if self._kv.window is None:
             tokens = np.cumsum(self.own_tokens[order]) + count * until
-        else:  # none of them ever holds more than its final pages
+        else:  # a request never holds more than its final pages
             limit = (self.final - self.shared)[order] * self._kv.page_size
             each = np.minimum(self.own_tokens[order] + until[:, None], limit)
             tokens = np.tril(each).sum(axis=1)
@@ -96,7 +96,7 @@ class Outlook:
         need.
         """
         missing = np.maximum(self.final - self.shared - self.private, 0)
-        order = np.argsort(-missing)  # the last to end first: when one ends, those before it here are alive
+        order = np.argsort(-missing)  # the last to end first: when one ends, those before it run
         pages = np.cumsum(self.private[order]) + self._cumulated_shared(order) + missing[order]
         return int(pages.max())
 
@@ -110,9 +110,9 @@ class GuaranteedNoEvict:
     def __init__(self, kv: KVCacheManager) -> None:
         self._rows = kv.rows
         self._kv = kv
-        self._final_pages = -1  # of all that run, shared pages once for each; -1: not counted in this step
-        self._is_roomy = True  # all that run could reach their last token at the same time
-        self._slack = 0  # pages that may be taken before the running requests are looked at again
+        self._final_pages = -1  # of running requests, shared pages once; -1: not counted in this step
+        self._is_roomy = True  # all running requests could reach their last token at the same time
+        self._slack = 0  # pages that may be taken before the running requests are checked again
 
     def admits(self) -> bool:
         self._final_pages = -1
@@ -126,7 +126,7 @@ class GuaranteedNoEvict:
         final_pages = self._final_pages + own_final_pages
         num_withheld = kv.guard.num_withheld(prefix.node, own_final_pages - prefix.num_pages)
         num_pages = kv.pages.num_pages - extra_pages - num_withheld
-        # Alone, it may use everything: intake has seen to it that it can never need more.
+        # Alone, it may use everything: intake made sure that it never needs more.
         is_roomy = final_pages <= num_pages or not rows.num_running
         if not is_roomy:
             outlook = Outlook(kv, req, prefix)

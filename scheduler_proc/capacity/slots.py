@@ -217,7 +217,7 @@ class SlotPool:
             return None
         self.counts.num_evicted += len(going)
         for slot in going:
-            # Loading empties a slot, too; only what nothing is loaded to needs to be told.
+            # Loading an adapter empties its slot, too, so only slots without a load have to be dropped.
             if free or slot is not going[-1]:
                 self._drop(slot)
             else:

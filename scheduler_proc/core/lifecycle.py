@@ -173,7 +173,7 @@ class Lifecycle:
                 self.num_paused -= 1
         account, num_tokens = req.account, req.num_tokens
         if req.group is not None:
-            num_tokens += req.group.has_ended  # what it has chosen last is in none of its rows
+            num_tokens += req.group.has_ended  # the token that it chose last is in none of its rows
         self.accounts.discard(req, num_tokens)
         req.status = Status.FINISHED
         if req.row >= 0 or req.num_retractions:
@@ -191,13 +191,13 @@ class Lifecycle:
         if req.features:
             for feature in req.features:
                 feature.release()
-            req.features = ()  # they may point back at it: leave no cycle for the collector
+            req.features = ()  # they may point back at the request: leave no cycle for the collector
 
     def _give_back_row(self, req: Request) -> None:
         if req.group is not None:
             release_others(self.kv, req.group)
         self.kv.release(req)
-        if req.group is not None:  # what it has found it finds again, to the same result
+        if req.group is not None:  # a search starts again, and comes to the same result
             req.forget_output()
         if req.slots:
             self.slots.give_back(req.slots)

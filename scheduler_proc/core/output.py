@@ -149,7 +149,8 @@ class OutputLane:
 
     @property
     def is_full(self) -> bool:
-        # Only what arrivals leave here is counted: the rest is bounded by what lives and what is in flight.
+        # Only output of arrivals is counted: the rest is bounded by the live requests and the steps in
+        # flight.
         num_left = len(self._opened) + len(self._replies)
         return num_left >= MAX_BACKLOG or self._opened_bytes >= MAX_BACKLOG_BYTES
 

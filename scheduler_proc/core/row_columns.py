@@ -34,42 +34,44 @@ class RowColumns:
 
     def __init__(self, max_rows: int, max_len: int) -> None:
         self.max_rows = max_rows
-        # Prompt and committed output.
+        # Prompt and committed output of each row.
         self.tokens: IntArray = np.zeros((max_rows, max_len), np.int32)
-        # The same memory, all rows one behind the other: a request's tokens go in and out as bytes, which
-        # numpy takes three times as long for.
+        # The same memory as bytes, row after row: numpy takes three times as long to copy a request's tokens
+        # in and out.
         self._token_bytes = memoryview(self.tokens.data).cast("B")
         self._row_bytes = max_len * TOKEN_BYTES
         self.num_tokens: IntArray = np.zeros(max_rows, np.int32)
-        # Tokens that the request came to its row with: to compute these is prefill.
+        # Number of tokens with which the request came to its row: computing these is prefill.
         self.num_given: IntArray = np.zeros(max_rows, np.int32)
-        # num_tokens at which the request ends, and the position below which no stop id ends it.
+        # Value of num_tokens at which the request ends, and position below which no stop id ends it.
         self.max_len: IntArray = np.zeros(max_rows, np.int32)
         self.min_len: IntArray = np.zeros(max_rows, np.int32)
-        # Tokens whose KV is written by launched plans, and tokens sampled by them but not yet committed.
+        # Number of tokens whose KV launched plans write, and of tokens that they sample and that are not yet
+        # committed.
         self.kv_len: IntArray = np.zeros(max_rows, np.int32)
         self.in_flight: IntArray = np.zeros(max_rows, np.int32)
         self.stop_ids: IntArray = np.full((MAX_STOP_IDS, max_rows), -1, np.int32)
-        # So many of them, the first ones, were ever used: the others are not looked at.
+        # Number of leading columns of stop ids that were ever used. The others are not read.
         self.num_stop_columns = 1
-        # Has features, or too many stop ids for the columns: never a plain decode.
+        # True for a row with features, or with too many stop ids for the columns: it is never decoded
+        # plainly.
         self.needs_python: BoolArray = np.zeros(max_rows, np.bool_)
-        # Nothing is attached to it but guesses that are made and verified for many rows at once: GuessLane.
+        # True if the row's only feature is guessing that is done for many rows at once (GuessLane).
         self.only_guesses: BoolArray = np.zeros(max_rows, np.bool_)
-        # Guesses of this stay that were right.
+        # Number of right guesses of this stay.
         self.num_accepted: IntArray = np.zeros(max_rows, np.int32)
         self.urgency: IntArray = np.zeros(max_rows, np.int32)
         self.handle: npt.NDArray[np.void] = np.zeros(max_rows, "V16")
-        # Rows that are decoded plainly though their requests have features, and of their last tokens, if any
-        # was: when it was here, and by which step.
+        # Rows that are decoded plainly although their requests have features; and time and step of their last
+        # token, if they have one.
         self.timed: set[int] = set()
         self.token_s: npt.NDArray[np.float64] = np.zeros(max_rows, np.float64)
         self.token_step: npt.NDArray[np.int64] = np.zeros(max_rows, np.int64)
-        # Number of this stay, never used twice; 0: nobody holds the row.
+        # Number of this stay, never used twice; 0: the row is free.
         self.stay: StayArray = np.zeros(max_rows, np.int64)
         self._running: RowArray | None = None
         self._planned_when_committed: set[tuple[int, Hashable]] = set()
-        # The same mark, of rows whose guesses are made for many at once.
+        # The same mark for rows whose guesses are made for many rows at once.
         self._guesses_when_committed: BoolArray = np.zeros(max_rows, np.bool_)
         self._has_marked_many = False
         self._pieces: dict[int, npt.NDArray[np.void]] = {}
@@ -239,7 +241,7 @@ class RowColumns:
         """
         num_rows = len(rows)
         num_each, rest = divmod(len(tokens), num_rows)
-        # None has more kept than it has got, so with these sums all have got so many.
+        # No row keeps more tokens than it got, so if these sums agree, all kept what they got.
         if rest or not all_of(kept == num_each):
             return False
         is_stop_id = self.stop_ids[: self.num_stop_columns, rows, None] == tokens.reshape(num_rows, num_each)

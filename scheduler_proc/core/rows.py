@@ -20,8 +20,8 @@ class Rows(RowColumns):
         self.holder: list[Request | None] = [None] * max_rows
         self._free = list(range(max_rows))[::-1]
         self._num_stays = 0
-        self._num_further = 0  # rows of groups besides the first of each
-        self._stops: list[StopIds | None] = [None] * max_rows  # whose column `stop_ids` has
+        self._num_further = 0  # rows of groups, beyond the first of each
+        self._stops: list[StopIds | None] = [None] * max_rows  # whose ids are in `stop_ids`
         self._setups: dict[int, RowSetup] = {}
         self.guess_lane: GuessLane | None = None
         """Makes guesses for many rows at once; None if no request uses speculation."""
@@ -66,7 +66,7 @@ class Rows(RowColumns):
             self.num_stop_columns = max(self.num_stop_columns, req.stops.num_columns)
         is_plain = not req.features and req.group is None and req.stops.fit_the_column
         self.needs_python[row] = not is_plain
-        if not is_plain:  # else these say nothing
+        if not is_plain:  # for plain rows these have no meaning
             self.token_step[row] = 0
             self.only_guesses[row] = False
         if req.group is not None:

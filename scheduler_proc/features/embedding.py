@@ -19,7 +19,7 @@ class EmbeddingFeature(RequestFeature):
     def __init__(self, req: Request, pooling: PoolingKind, emit: EmitTensor) -> None:
         self._handle = req.handle
         self._emit = emit
-        if pooling == "mean":  # every position counts, so the cache can spare it none
+        if pooling == "mean":  # every position counts, so none can come from the cache
             req.wanted_from = 0
 
     def accept(self, sampled: Sampled) -> list[int]:

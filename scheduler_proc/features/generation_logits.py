@@ -31,7 +31,7 @@ class GenerationLogits(RequestFeature):
                 start = kept.start - req.num_prompt
                 self._emit(TensorEntry(req.handle, "generation_logits", "float32", shape, start), kept.frame)
         for name, rows in sampled.outputs:
-            # A row is that of the token before the one that was sampled from it.
+            # A row of logits belongs to the token before the one that was sampled from it.
             kept = rows.upto(end - 1)
             if kept is not None:
                 shape = (kept.num_positions, kept.vocab_size)
@@ -44,7 +44,7 @@ def attach_generation_logits(emit: EmitTensor) -> Callable[[Request], RequestFea
     """Return a feature factory that gives GenerationLogits to each request that asked."""
 
     def attach(req: Request) -> RequestFeature | None:
-        if req.group is not None:  # a search reads them itself
+        if req.group is not None:  # a beam search reads them itself
             return None
         sampling = req.sampling
         wants_rows = sampling.return_generation_logits or sampling.additional_outputs

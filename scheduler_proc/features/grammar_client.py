@@ -132,7 +132,7 @@ class GrammarClient:
     def close(self, handle: bytes) -> None:
         del self._sequences[handle]
         self._searches.pop(handle, None)
-        # Whoever gets the slot next is opened after this: it is not written for two.
+        # The slot's next owner is opened after this message, so no slot is written for two sequences.
         self._outbox.send(CloseMatcher(handle))
         self._let_go(handle)
 

@@ -83,11 +83,11 @@ class Guided(RequestFeature):
 
     def accept(self, sampled: Sampled) -> list[int]:
         req, ids = self._req, sampled.ids
-        # Behind an output that is complete, or cannot go on, something was drawn without a mask.
+        # Tokens after the last mask, where the output is complete or cannot go on, were drawn without one.
         ids = ids if len(ids) <= self._num_masked else ids[: self._num_masked]
         num_tokens = req.num_tokens + len(ids)
         is_over = num_tokens >= req.max_len or req.stops_at(ids[-1], num_tokens - 1)
-        if not is_over:  # a stop id is no text of the guide's
+        if not is_over:  # a stop id is no text of the guide
             self._told = b""
             self._client.advance(MatcherNews(self.handle, num_tokens - req.num_prompt, pack_ids(ids)))
         return ids
@@ -196,7 +196,7 @@ def attach_guide(client: GrammarClient | None) -> Callable[[Request], RequestFea
     """
 
     def attach(req: Request) -> RequestFeature | None:
-        if req.guide is None or req.group is not None:  # a search keeps to its guide itself
+        if req.guide is None or req.group is not None:  # a beam search follows its guide itself
             return None
         if client is None:
             raise no_backend(req.guide)

@@ -37,7 +37,7 @@ def attach_logprobs(emit: Callable[[TokenLogprobs], None]) -> Callable[[Request]
 
     def attach(req: Request) -> RequestFeature | None:
         num_logprobs = req.sampling.logprobs
-        if num_logprobs is None or req.group is not None:  # those of a search are reported with what has won
+        if num_logprobs is None or req.group is not None:  # a search reports its own at the end
             return None
         return LogprobsFeature(req.handle, num_logprobs, emit)
 

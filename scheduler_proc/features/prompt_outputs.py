@@ -28,12 +28,13 @@ class PromptOutputs(RequestFeature):
         self._req = req
         self._emit_logprobs = emit_logprobs
         self._emit_tensor = emit_tensor
-        # Output is delivered after all rows of the prompt: who resumes with some has those too.
+        # Output is delivered after all rows of the prompt, so a request that resumes with output has those
+        # already.
         self._wants_logits = req.sampling.return_context_logits and not req.num_output
         self._wants_outputs = wants_context(req) and not req.num_output
         wants_rows = self._wants_logits or self._wants_outputs
         self._num_logprobs = -1 if req.sampling.prompt_logprobs is None else req.sampling.prompt_logprobs
-        # The last position has logits, but no next token in the prompt whose logprob they would tell.
+        # The last position has logits, but no next token of the prompt to give a logprob for.
         self._end = req.num_prompt if wants_rows else req.num_prompt - 1
         self._first = req.sampling.prompt_logprobs_start + req.num_prompt_logprobs
         """First position whose logprob is wanted and was not delivered by an earlier attempt."""

@@ -72,10 +72,10 @@ class Intake:
         key = sequence_key(handle)
         earlier, cached_tokens = lifecycle.requests.get(key), -1
         if earlier is not None:
-            # Whoever names another tenant's sequence is not to take its place, nor to end its stream.
+            # A caller who names another tenant's sequence must not replace it or end its stream.
             if attempt_of(earlier.handle) >= attempt_of(handle) or earlier.tenant != message.tenant:
                 return
-            cached_tokens = earlier.cached_tokens  # its own prompt is in the cache by now
+            cached_tokens = earlier.cached_tokens  # the sequence's own prompt is in the cache by now
             lifecycle.replace(earlier)
         if self._tombstones.try_take(handle, message.tenant):
             lifecycle.refuse(handle, message.stream_open, "abort", None, message.more_opens)

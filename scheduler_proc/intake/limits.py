@@ -181,7 +181,7 @@ def check_ids(name: str, packed: bytes, vocab_size: int) -> None:
     if not packed:
         return
     ids = np.frombuffer(packed, np.uint32)  # unsigned, so that a negative id is a large one
-    if ids.item(ids.argmax()) >= vocab_size:  # the maximum itself takes four times as long
+    if ids.item(ids.argmax()) >= vocab_size:  # max() would take four times as long as argmax()
         raise InvalidRequest(f"{name}: an id is not below the vocabulary size {vocab_size}", param=name)
 
 
@@ -202,7 +202,7 @@ def make_limits(
     of_client = QueueShare(
         max_of_client,
         most_live,
-        # Alone it may have had the whole queue, unless a limit was set.
+        # A client that is alone may have the whole queue, unless a limit was set.
         most=max_of_client if is_set else most_live,
         is_lifted=lambda: not is_set and is_client_alone(),
         is_set=is_set,

@@ -70,7 +70,7 @@ class RequestMaker:
             num_prompt,
             limits.last_len(num_prompt, sampling.max_tokens),
             num_prompt + sampling.min_tokens if sampling.min_tokens else 0,
-            # A beam search is made again whole: what has come of it comes again.
+            # A beam search starts again from its prompt, and comes to the same result.
             message.input_ids
             if is_search or not message.output_ids
             else message.input_ids + message.output_ids,
@@ -113,12 +113,13 @@ class RequestMaker:
         num_live = len(lifecycle.requests)
         if message.tenant != OWNER:
             self.tenant_limits.check(message, num_live)
-        # What was accepted by the engine before this one is not refused because new ones have come first.
+        # Sequences that the previous engine accepted are not refused because new ones have come first.
         max_live = limits.max_live * (1 if is_new else 2)
         if num_live >= max_live:
             raise Overloaded(f"{max_live} sequences run or wait already")
         share = limits.client_share
-        # An HTTP server is one client for many tenants: none of them is refused for what another one has.
+        # An HTTP server is one client for many tenants, and none of them is refused for the sequences of
+        # another.
         if share is None or (message.tenant != OWNER and not share.is_set):
             return
         client, account = message.handle[:CLIENT_BYTES], lifecycle.accounts.of(message.tenant)
@@ -166,7 +167,7 @@ class RequestMaker:
             if features:
                 self._check_cost(combined_cost(features, req.contents))
         except RequestError:
-            for feature in features:  # what they have begun elsewhere ends
+            for feature in features:  # releases what they have begun elsewhere
                 feature.release()
             raise
         req.features = features

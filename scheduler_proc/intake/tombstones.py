@@ -23,7 +23,7 @@ class Tombstones:
 
     clock: Callable[[], float]
     max_handles: int = MAX_TOMBSTONES
-    # A plain dictionary would walk over all that it has deleted to find the oldest.
+    # A plain dict would walk over all its deleted entries to find the oldest.
     _expires_at: OrderedDict[tuple[bytes, str], float] = field(default_factory=OrderedDict)
 
     def add(self, handle: bytes, tenant: str = OWNER) -> None:

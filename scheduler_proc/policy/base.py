@@ -164,7 +164,7 @@ def sort_key_of(policy: SchedulePolicy, kv: KVCacheManager) -> SortKey:
                 return value
             logger.error("schedule policy: the key %r is not a number; first come, first served", value)
         except Exception:
-            # A user's own policy may raise anything; requests must not suffer for it.
+            # A user's own policy may raise any exception; requests must not suffer for it.
             logger.exception("schedule policy raised; first come, first served")
         return 0
 

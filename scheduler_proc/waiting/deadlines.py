@@ -36,7 +36,8 @@ class Deadlines:
         """live: live sequences by sequence key. time_of: returns the due time of a request."""
         self._live = live
         self._time_of = time_of
-        # By handle, so that what has ended is not kept in memory; of equal times, in the order of arrival.
+        # By handle, so that ended requests are not kept in memory. Equal deadlines are in the order of
+        # arrival.
         self._heap: list[Entry] = []
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ class FairOrder:
         so that a tenant that was away has saved nothing up.
         """
         account, tag = req.account, self.virtual_time
-        # Comparisons instead of max(): this and what follows is done for every request.
+        # Comparisons instead of max(), because this runs for every request.
         if account.next_tag > tag:
             tag = account.next_tag
         if account.last_tag > tag:

@@ -111,7 +111,7 @@ class Agent:
                 child.kill()
 
     def _turn(self) -> None:
-        # Its socket changes when the connection is made anew.
+        # The socket is another one after a reconnection.
         self._poller.register(self._link.socket, zmq.POLLIN)
         fired = [source for source, _ in self._poller.poll(int(BEAT_S * 1000))]
         self._wake.take()
@@ -155,7 +155,7 @@ class Agent:
     def _on_exit(self, child: Child) -> None:
         code = self._children.reap(child)
         if code > 0:
-            # What it said last may take longer than the news of its end.
+            # The process's last message may arrive after the news of its end.
             self.names.inbox.socket.poll(LAST_WORDS_MS)
         self._forward()
         logger.warning("%s %s", child.place.name, describe_exit(code))

@@ -114,7 +114,7 @@ class AgentLink:
         self._socket.close(linger=0)
 
     def _send(self, frame: bytes) -> None:
-        # Where there is no room node 0 has heard nothing for minutes, and has given this node up.
+        # If there is no room, node 0 has not read for minutes, and has given this node up.
         with suppress(zmq.Again):
             self._socket.send(frame, zmq.NOBLOCK)
 
@@ -142,7 +142,7 @@ class AgentLink:
         self._refused_since = None
 
     def _has_lost_connection(self) -> bool:
-        # Imported here: it brings zmq's asyncio parts into the launcher otherwise.
+        # Imported here, because it would bring zmq's asyncio parts into the launcher.
         from zmq.utils.monitor import recv_monitor_message
 
         lost = False

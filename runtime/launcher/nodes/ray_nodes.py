@@ -128,7 +128,7 @@ class RayNodes:
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is the launcher's
+            start_new_session=True,  # Ctrl-C is for the launcher only
         )
 
     def _place(self) -> None:

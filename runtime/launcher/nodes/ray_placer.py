@@ -50,7 +50,7 @@ def take_oom_score_of(raylet: int) -> None:
     wanted = Path(f"/proc/{raylet}/oom_score_adj").read_text()
     try:
         OOM_SCORE_FILE.write_text(wanted)
-    except OSError:  # not this user's to lower, or /proc is read-only
+    except OSError:  # this user may not lower it, or /proc is read-only
         _say(
             f"the agent has the OOM score {OOM_SCORE_FILE.read_text().strip()} of Ray's workers, so the "
             "kernel ends it first when memory is short, and this user may not lower it; set "
@@ -136,7 +136,7 @@ class Placer:
             addresses: list[str] = ray.get([actor.address.remote() for actor in actors], timeout=STARTED_S)
         except ray.exceptions.RayError as error:
             raise ConfigError(f"ray: the agents' actors do not start: {error}") from None
-        # Kept, so that Ray keeps the actors.
+        # A reference that makes Ray keep the actors.
         self._running = [
             (actor, actor.run.remote(self._words(number), asked.is_loopback))
             for number, actor in enumerate(actors, start=1)

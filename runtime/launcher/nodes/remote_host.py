@@ -149,7 +149,7 @@ class RemoteHost:
             if child.beat is None or child.beat.heartbeat_ns != rank.heartbeat_ns:
                 child.heard_ns = now_ns
             child.beat = rank
-            # No pid: on this machine the number is somebody else's.
+            # No pid: on this machine the number would name another process.
             status = ProcessStatus(rank.epoch, 0, STATES[rank.state], child.heard_ns, loaded=rank.loaded)
             slots.append((rank.index, status))
         return slots

@@ -49,7 +49,7 @@ class Strangers:
         """Return the addresses from which a wrong key was used since the last call. Call it again soon for
         attempts that the kernel has not listed yet.
         """
-        # Imported here: it brings zmq's asyncio parts into the launcher otherwise.
+        # Imported here, because it would bring zmq's asyncio parts into the launcher.
         from zmq.utils.monitor import recv_monitor_message
 
         was_waiting, num_knocks, num_failed = self._num_waiting > 0, self._num_waiting, 0

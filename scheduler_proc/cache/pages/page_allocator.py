@@ -23,7 +23,7 @@ class PageAllocator:
         self.num_pages = num_pages
         self.num_free = num_pages
         self._stack: IntArray = np.arange(num_pages, 0, -1, dtype=np.int32)
-        # Owners of each page besides one; rows of a group share pages, nobody else does.
+        # Owners of each page beyond the first. Only rows of a group share pages.
         self.num_more_owners: IntArray = np.zeros(num_pages + 1, np.int32)
         self._num_shared = 0
 

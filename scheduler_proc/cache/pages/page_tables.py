@@ -28,12 +28,12 @@ class PageTables:
     def __init__(self, max_rows: int, max_pages: int) -> None:
         self.pages: IntArray = np.zeros((max_rows, max_pages), np.int32)
         self.num_pages: IntArray = np.zeros(max_rows, np.int32)
-        # How many of them, from the first on, the cache owns.
+        # Number of leading pages that the cache owns.
         self.num_shared: IntArray = np.zeros(max_rows, np.int32)
-        # How many, from the first on, were given back, since no later token sees them; then none is shared.
+        # Number of leading pages that were given back because no later token sees them; none is shared then.
         self.num_gone: IntArray = np.zeros(max_rows, np.int32)
         self.copies: list[tuple[int, int, int]] = []  # row, source page, target page
-        # First entry that the device was not told of.
+        # First entry of each row that the device does not have yet.
         self._dirty_from: IntArray = np.full(max_rows, CLEAN, np.int32)
 
     def start(self, row: int, num_shared: int, pages: IntArray) -> None:

@@ -52,7 +52,7 @@ class RadixCache:
         self._roots: dict[bytes, Node] = {}
         self._sizes = NodeSizes()
         self._clock = 0
-        # What will be retained no longer, at its time.
+        # Nodes whose retention expires, by the time.
         self._expiring: LazyHeap[tuple[float], Node] = LazyHeap()
         self.ledger = Ledger(clock, idle_s)
         self._fair = FairEviction(self.ledger, self._take)
@@ -62,7 +62,7 @@ class RadixCache:
     def match(self, tokens: bytes, num_tokens: int, namespace: bytes) -> Match:
         root = self._roots.get(namespace)
         if root is None:
-            root = make_root(namespace)  # becomes the namespace's with its first lock
+            root = make_root(namespace)  # it becomes the namespace's root with its first lock
         node, found = self._walk(root, tokens, num_tokens * TOKEN_BYTES)
         return Match(node, found)
 

@@ -64,7 +64,7 @@ def attach_beam_search(
 
     def attach(req: Request) -> RequestFeature | None:
         sampling = req.sampling
-        if not sampling.use_beam_search:  # as nearly all
+        if not sampling.use_beam_search:  # the usual case
             return None
         width = sampling.num_beams
         if width == 1:

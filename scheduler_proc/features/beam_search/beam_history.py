@@ -32,7 +32,7 @@ class BeamHistory:
         """Number of tokens that decide, together with the next one, whether an n-gram repeats."""
         self._bans_all = rules.ngram == 1
         self.table: IntArray = np.zeros((width, vocab_size), np.int32)
-        words = prompt[prompt < vocab_size]  # virtual tokens are none of the vocabulary
+        words = prompt[prompt < vocab_size]  # virtual tokens are not in the vocabulary
         self.table[:, words] = IN_PROMPT
         self._flat = self.table.reshape(-1)
         self._cells = self._flat.data

@@ -135,7 +135,7 @@ class BeamSearch(RequestFeature):
     def release(self) -> None:
         if self._guide is not None:
             self._guide.close()
-        self._req.group = None  # it points back at the request: leave no cycle for the collector
+        self._req.group = None  # the group points back at the request: leave no cycle for the collector
 
     def _winners(self) -> Sequence[Hypothesis]:
         return self._ranks(self._hypotheses.ended)
@@ -213,7 +213,7 @@ class BeamSearch(RequestFeature):
 
     def _closed(self, number: int, closed: Closed, winners: Sequence[Hypothesis]) -> Closed:
         handle = next_sibling(self._req.handle, number)
-        if number >= len(winners):  # of an end from outside, and where rules let no more be found
+        if number >= len(winners):  # if the end came from outside, or the rules left fewer hypotheses
             return msgspec.structs.replace(closed, handle=handle)
         won = winners[number]
         links = won.path.from_the_first()

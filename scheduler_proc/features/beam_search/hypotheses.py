@@ -170,7 +170,7 @@ class Hypotheses:
         """
         settings, width = self._settings, self._settings.width_at(self.num_tokens)
         num_candidates, forbidden = settings.num_candidates(width), self._forbidden()
-        # Nobody knows how many of the best are forbidden.
+        # With forbidden tokens, it is not known how many of the best candidates are forbidden.
         found = self._candidates(next_tokens, None if forbidden else num_candidates)
         ids, parents, logprobs = found.ids.tolist(), found.parents.tolist(), found.logprobs.tolist()
         before, num_top, stop_ids = self._paths, settings.num_top, self._stop_ids
@@ -191,8 +191,8 @@ class Hypotheses:
                 continue
             rank += 1
             if rank >= width and (rank >= num_candidates or is_last or len(running) == width):
-                break  # it could neither end nor go on
-            by_stop = token in stop_ids  # it stands for no text
+                break  # it can neither end nor go on
+            by_stop = token in stop_ids  # the token stands for no text
             if self._looks_back and not by_stop:
                 by_stop, texts[place] = self._look_at(parents[place], token)
             if not by_stop and not is_last:
@@ -207,7 +207,8 @@ class Hypotheses:
             return []
         num_beams = self.num_beams = len(running)
         are_first = running[-1] == num_beams - 1
-        # A row that has run goes on, for nothing where there are fewer beams: it has the pages for it.
+        # If there are fewer beams than rows, the other rows go on without a purpose: they have their pages
+        # already.
         running += running[:1] * (num_rows - num_beams)
         self._paths = [path_of(place) for place in running]
         if are_first and len(running) == num_beams:  # nearly always

@@ -141,7 +141,7 @@ def _score(searches: Sequence[RuledSearch]) -> None:
     at = scores.shape[1] - num_best
     least = np.partition(scores, at, axis=1)[:, at] if at > 0 else np.full(len(scores), -np.inf, np.float32)
     kept = scores >= np.maximum(least, np.float32(LEAST_SCORE))[:, None]
-    # Whatever is not in the pool has no better score than its logprob, which is no better than the last.
+    # A token outside the pool has no better score than its logprob, which is not better than the pool's last.
     is_enough = least > limits
     counts = kept.sum(axis=1)
     for beam in (counts > num_best).nonzero()[0].tolist():
@@ -183,7 +183,7 @@ def _pools(searches: Sequence[RuledSearch], sizes: Sequence[int]) -> tuple[IntAr
     further = np.concatenate(further_of).reshape(len(rows), -1)
     each = [row.take(those) for row, those in zip(logits, further_of, strict=True)]
     rest = np.concatenate(each).reshape(further.shape) - shifts[:, None]
-    # In one column all are in order, as they are in each row.
+    # Sorted as one column, because the ids are sorted within each row.
     firsts_of_rows = np.arange(len(rows))[:, None] * len(logits[0])
     column, wanted = (further + firsts_of_rows).reshape(-1), ids + firsts_of_rows
     places = np.minimum(column.searchsorted(wanted), len(column) - 1)

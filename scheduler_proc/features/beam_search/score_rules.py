@@ -126,8 +126,8 @@ class ScoreRules(NamedTuple):
             return scores
 
         values = scores_of(pool)
-        # Whatever is not in the pool has no better score than its logprob, which is no better than the last;
-        # but of what processors have made of it nothing is known.
+        # A token outside the pool has no better score than its logprob, which is not better than the pool's
+        # last; but this does not hold for scores that processors have changed.
         limit = top_logprobs[-1] if processed is None else np.inf
         if not is_whole and not _least_of_best(values, num_best) > limit:
             pool = np.arange(len(logits))
@@ -153,7 +153,7 @@ class ScoreRules(NamedTuple):
             scores[places] += np.array([value for _, value in self.bias], np.float32)[found]
         if self.repetition != 1.0:
             was_seen = np.zeros(vocab_size, np.bool_)
-            was_seen[tokens[tokens < vocab_size]] = True  # virtual tokens are none of the vocabulary
+            was_seen[tokens[tokens < vocab_size]] = True  # virtual tokens are not in the vocabulary
             places = np.flatnonzero(was_seen[ids])
             values, penalty = scores[places], np.float32(self.repetition)
             scores[places] = np.where(values < 0, values * penalty, values / penalty)

@@ -66,7 +66,7 @@ class DraftLength:
             likely *= rate
         if expected < least:
             count = 0
-        if count or bar >= 1.0:  # then not even a guess that is sure to be right is worth it
+        if count or bar >= 1.0:  # otherwise not even a guess that is sure to be right is worth it
             return count
         is_over = LOWEST_BAR * (self.pause - self.wait) >= bar * self.pause
         return min(1, most) if is_over and self.wait <= 0 else 0
@@ -130,7 +130,7 @@ class DraftLengths:
         likely[:1] = rate
         for at in range(1, len(likely)):
             np.multiply(likely[at - 1], rate, out=likely[at])
-        # Each is at most as likely as the one before it.
+        # A guess is at most as likely as the one before it.
         count = np.add.reduce((likely >= bar).view(np.int8), axis=0, dtype=np.int8)
         count = np.minimum(count, limit)
         if least > 0.0:

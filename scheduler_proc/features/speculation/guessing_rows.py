@@ -146,7 +146,7 @@ class GuessingRows:
         else:
             self._num_foretold[rows] = 0
         self._lengths.note(rows, num_drafted, num_accepted)
-        self._counted_with[rows] = 0  # what they have learnt makes it another number
+        self._counted_with[rows] = 0  # the number was counted with older success rates
         was_right = num_accepted > 0
         is_wanted = was_right
         if not all_of(was_right):
@@ -161,7 +161,7 @@ class GuessingRows:
             if np.count_nonzero(is_due):
                 self._look_for(rows[is_due], some_are_foretold)
             found = self._found[rows]
-        # Where one was right there is likely more to guess.
+        # After a right guess there is likely more to guess.
         self._rows.plan_all_when_committed(rows, was_right | (is_wanted & (found >= 0)))
 
     def _follow(self, rows: RowArray, num_drafted: IntArray, is_foretold: BoolArray) -> BoolArray:

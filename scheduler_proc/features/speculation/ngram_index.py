@@ -47,7 +47,7 @@ class NgramIndex:
         """max_len: expected number of tokens, for which the table is sized. slots: memory for it, a power of
         two; None: the index allocates its own.
         """
-        self.tokens = array("i")  # not a list: its ints would be all over the memory
+        self.tokens = array("i")  # not a list, whose ints would be scattered over the memory
         self.mask = (1 << (SLOTS_A_TOKEN * max_len - 1).bit_length()) - 1 & MAX_SLOTS - 1
         if slots is None:
             self._table = np.zeros(self.mask + 1, np.int32)
@@ -81,7 +81,7 @@ class NgramIndex:
                 slots[h] = at
             if len(end) < MAX_NGRAM:
                 end = [h * FACTOR + token & mask for h in (EMPTY, *end)]
-            else:  # the same written out: half as long
+            else:  # the same, written out: half the time
                 a, b, c, d, e, f, g, _ = end
                 end = (
                     EMPTY * FACTOR + token & mask,
@@ -185,7 +185,8 @@ class NgramIndex:
         if num_tokens - first > MAX_BULK:
             first = num_tokens - MAX_BULK
         seen = np.array(self.tokens[first:], np.int64)
-        # [i, n - 1] is of the n tokens before first + i. Of equal slots the last position is written last.
+        # [i, n - 1] belongs to the n tokens before first + i. If slots are equal, the last position is
+        # written last.
         places = np.empty((len(seen), MAX_NGRAM), np.int64)
         h = np.full(len(seen) + 1, EMPTY)
         end: list[int] = []

@@ -108,7 +108,7 @@ class NgramTable:
         them.
         """
         num_positions, num_rows = len(seen) - MAX_NGRAM + 1, len(rows)
-        # Of 32 bits, of which the mask takes the lowest.
+        # Products have 32 bits, of which the mask takes the lowest.
         tokens = np.add(seen.view(np.uint32), MORE, order="C")
         of_row, of_token, token = 4, 4 * num_rows, (MAX_NGRAM - 1) * 4 * num_rows
         shape, strides = (MAX_NGRAM, num_positions, num_rows), (-of_token, of_token, of_row)

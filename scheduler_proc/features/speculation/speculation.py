@@ -85,7 +85,7 @@ class Speculation(RequestFeature):
         if self._is_together:
             self._leave()
         if self._lane is not None:
-            self._index = None  # its memory is the row's
+            self._index = None  # the memory belongs to the row
 
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         req = self._req
@@ -235,11 +235,11 @@ def attach_speculation(
     lane = rows.guess_lane = GuessingRows(rows, cost, settings.min_together) if has_lane else None
 
     def attach(req: Request) -> RequestFeature | None:
-        if req.group is not None:  # whose next tokens are known when all its rows have theirs
+        if req.group is not None:  # its next tokens are known only when all its rows have theirs
             return None
         wanted = req.sampling.speculative_num_draft_tokens
         if not most_of_server and wanted is None and not req.prediction_ids and not req.draft_ids:
-            return None  # as nearly all where nothing guesses
+            return None  # the usual case if nothing guesses
         most = most_of_server
         if wanted is not None and wanted > most:
             has = f"with at most {most}" if most else "without --speculative-algorithm NGRAM"
@@ -256,7 +256,7 @@ def attach_speculation(
             )
             raise InvalidRequest(f"prediction: nothing looks in it, as {has}", param="prediction")
         if req.prompt_table is not None:
-            most = 0  # what its index finds may be virtual tokens, which nothing samples
+            most = 0  # its index may find virtual tokens, which are never sampled
         return Speculation(req, most, cost, lane) if most or req.draft_ids else None
 
     return attach

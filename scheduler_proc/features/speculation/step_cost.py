@@ -141,7 +141,7 @@ class StepCost:
 
     def note_step(self, num_rows: int, num_guesses: int, seconds: float) -> None:
         """Record a finished step that computed no prompt."""
-        self._rate = self.rate  # now: of what several steps have verified the last counts the most
+        self._rate = self.rate  # read now: if several steps have verified guesses, the last one counts most
         size = num_rows if num_rows <= EXACT_ROWS else EXACT_ROWS - num_rows // -EXACT_ROWS
         kept = self._measured.get(size)
         if kept is None:
