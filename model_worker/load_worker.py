@@ -69,7 +69,7 @@ def load_worker(
     on_progress is called after each tensor that was read; on_loaded is called before it, with the share of
     weights that is loaded. Raises ModelError, ConfigError or GroupError.
     """
-    # On the stream that will use it: memory of another stream would have to be waited for.
+    # On the stream that will use the memory: memory of another stream would have to be waited for.
     progress = LoadProgress(on_progress, on_loaded)
     load = device.forward_stream.launch(lambda: _load_runner(config, device, progress, member))
     worker = ModelWorker(*load.wait())
@@ -95,7 +95,7 @@ def _load_runner(
         model, ops, checkpoint, rows = load_served_model(config, device, progress.note, group, layout.stage)
     tables = None if rows is None else _prompt_tables(config, checkpoint, device)
     kv_layout = model.kv_layout
-    world.smallest(0)  # all weights are there: what is free now is free for KV
+    world.smallest(0)  # all ranks have loaded their weights, so the memory that is free now is free for KV
     sizes = graph_sizes(config) if device.replays_launches and config.task == "generate" else ()
 
     def make_pool(num_pages: int) -> MHATokenToKVPool:
@@ -133,7 +133,7 @@ def _load_runner(
     num_sharing = 1 if device.has_own_memory else config.ranks_per_node
     if layout.num_stages > 1 and not device.has_own_memory:
         assert isinstance(checkpoint, ModelConfig), "settings with stages are refused for any other"
-        # Stages of different sizes come out of one memory: a token takes what it takes in all ranks here.
+        # Stages of different sizes share one memory: a token takes the bytes of all ranks on this machine.
         bytes_per_token = bytes_per_token // kv_layout.num_layers * _num_layers_here(config, checkpoint)
         num_sharing = 1
     num_pages = size_kv_pool(
@@ -145,7 +145,7 @@ def _load_runner(
         host_bytes=None if device.has_own_memory else memory_bytes(),
         num_sharing=num_sharing,
     )
-    # A plan names pages that every rank has.
+    # A plan names pages by numbers that every rank must have.
     num_pages = world.smallest(num_pages)
     kv_pool = make_pool(num_pages)
     kv_bytes = (num_pages + 1) * kv_pool.bytes_per_page()

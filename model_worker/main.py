@@ -68,7 +68,8 @@ class WorkerLoop:
     def run(self) -> None:
         """Serve until the scheduler or the launcher ends it. Raises ExecutorError when a step fails."""
         while not self._stopping and not self._context.stop.is_set():
-            # One at a time: on a CPU a plan is computed in here, and its result should leave before the next.
+            # One at a time: on a CPU a plan is computed in this call, and its result should be sent before
+            # the next.
             messages = self._inbox.drain(limit=1)
             for message in messages:
                 self._receive(message)
@@ -99,7 +100,7 @@ class WorkerLoop:
             case SampleMasks(step) if step == self._num_steps and self._awaits_masks:
                 self._worker.sample(self._steps[-1], message)
             case BatchPlan() | SampleMasks():
-                # The scheduler numbers its steps, so it was not the scheduler who sent this.
+                # The scheduler numbers its steps, so the message did not come from the scheduler.
                 out_of_order = f"{type(message).__name__} of step {message.step} after step {self._num_steps}"
                 self._inbox.bad_frames.add(ValueError(out_of_order))
             case LoadAdapter():
@@ -148,7 +149,7 @@ def main(context: ProcessContext) -> None:
         pin_to_share(local_rank, config.ranks_per_node)  # the group counts all cores
     worker = load_worker(config, device, context.beat, member, context.note_loaded)
     if config.device == "cpu":
-        keep_freed_memory()  # what loading gave back has gone by now
+        keep_freed_memory()  # the memory that loading freed has been returned by now
     view = RankView(rank, layout.num_ranks, worker.model, context.beat)
     methods = load_methods(config.worker_extension_cls, view)
     limits = worker.limits

@@ -55,7 +55,7 @@ ALONE = Membership.of_one_stage(SOLO)
 
 def join_ranks(context: ProcessContext, device: Device, on_wait: Callable[[], None]) -> Membership:
     """Connect to the other ranks of this process's launch. Raises GroupError."""
-    # The scheduler's process has rank 0 where it has one.
+    # If the scheduler's process has a rank, it is rank 0.
     rank = context.index if context.role == "worker" else 0
     folder = context.endpoints.ranks_dir(context.epoch)
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -89,7 +89,7 @@ def _by_transformers(
     device: Device,
     progress: Progress,
 ) -> WorkerModel:
-    # Imported here: the library takes seconds, and a model with a spec does without it.
+    # Imported here: the library takes seconds, and a model with a spec does not need it.
     from model_worker.transformers_backend.checked_model import load_checked_model
 
     model, ops = load_checked_model(

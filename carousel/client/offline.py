@@ -33,7 +33,7 @@ class LLM(Client):
         ConfigError for an unknown or wrong setting, StartError with the runtime's last messages.
         """
         runtime = OwnRuntime(model, settings)
-        # Also called when this object is dropped, and at exit.
+        # Also called when this object is garbage-collected, and at exit.
         self._stop_runtime = weakref.finalize(self, runtime.stop)
         try:
             runtime.wait_ready()

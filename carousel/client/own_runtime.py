@@ -47,7 +47,7 @@ class OwnRuntime:
         self._owner_pid = os.getpid()
         self._state_file = Endpoints(self.run_dir).state_file
         self._last_lines: deque[str] = deque(maxlen=20)
-        # Its own session: Ctrl-C is for this process, which then decides what becomes of its runtime.
+        # A session of its own: Ctrl-C reaches this process only, which decides what happens to its runtime.
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "runtime.launcher.main"),
@@ -55,7 +55,7 @@ class OwnRuntime:
                 "--no-http",
                 f"--run-dir={self.run_dir}",
                 f"--parent-pid={os.getpid()}",
-                "--drain-timeout=0",  # whoever stops it is its only caller
+                "--drain-timeout=0",  # the process that stops it is its only caller
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -126,7 +126,7 @@ class Client(ChatCalls):
             for each, sampling, its_options in zip(prompts, all_sampling, all_options, strict=True)
         ]
         if len(submissions) == 1:
-            # Nothing else could wait for it, so a refusal is the caller's to see.
+            # Nothing else waits for it, so the caller has to see a refusal.
             completion = ResultStream(self._session, submissions[0], deadline).completion()
             on_completion(completion)
             return completion if single else [completion]

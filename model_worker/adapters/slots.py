@@ -94,7 +94,7 @@ class AdapterSlots:
         for _ in range(num_threads):
             self._threads.submit(_be_nice, all_begun)
         all_begun.wait()
-        torch.set_num_threads(num_own)  # for threads to come, which take the last number that was set
+        torch.set_num_threads(num_own)  # for later threads, which take the number set last
         self.on_news: Callable[[], None] = lambda: None
         """Called, in another thread, when there is an answer."""
 
@@ -175,7 +175,7 @@ class AdapterSlots:
             result = str(error)
         except OSError as error:
             result = f"the adapter in {ref.path} cannot be read: {error.strerror}"
-        except Exception as error:  # the worker serves others, and the scheduler waits for an answer
+        except Exception as error:  # the worker serves other requests, and the scheduler waits for an answer
             logger.exception("an adapter cannot be loaded")
             result = f"the adapter in {ref.path} cannot be loaded: {type(error).__name__}: {error}"
         self._read.put((load, result))

@@ -115,7 +115,7 @@ class AdapterFile:
         entry: StoredTensor = self._tensors[name]
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         self._file.seek(self._behind_header + entry.data_offsets[0])
-        # Memory that nobody has written to: its pages come with the data, while other threads run.
+        # Untouched memory: its pages are taken while data is read into it, and other threads run meanwhile.
         view = tensor.view(-1).view(torch.uint8).numpy().data
         while view:
             num_read = self._file.readinto(view)  # type: ignore[attr-defined]

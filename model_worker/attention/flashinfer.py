@@ -26,9 +26,9 @@ from model_worker.memory.kv_pool import MHATokenToKVPool
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128, 256)
-# What the library's documentation recommends.
+# The size that the library's documentation recommends.
 WORKSPACE_BYTES = 128 << 20
-# A plan is copied to the device from memory that the next one overwrites, and two steps are in flight.
+# A plan is copied to the device from memory that the next plan overwrites, and two steps are in flight.
 NUM_PLANS = 2
 
 
@@ -65,7 +65,7 @@ class _Planned:
 
     def plan(self, kind: _Kind, step: _Step, page_size: int, dtype: torch.dtype) -> None:
         if self._left is not None:
-            self._left.synchronize()  # of two steps ago: it has
+            self._left.synchronize()  # the step before the last, which has finished with it
         self.wrapper.plan(
             step.query_start,
             step.page_start,
@@ -77,7 +77,7 @@ class _Planned:
             page_size,
             causal=True,
             sm_scale=kind.scale,
-            # The library's does not count the token itself.
+            # The library's window does not count the token itself.
             window_left=-1 if kind.sliding_window is None else kind.sliding_window - 1,
             logits_soft_cap=kind.softcap,
             q_data_type=dtype,
@@ -142,7 +142,7 @@ class FlashInferAttention:
         if self._workspace is None:
             self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=step.page_indices.device)
         plans = self._plans[kind]
-        # Those of one stream share their working memory: they run one after the other.
+        # Wrappers of one stream share their working memory, because they run one after the other.
         planned = _Planned(self._workspace) if len(plans) < NUM_PLANS else plans.pop(0)
         plans.append(planned)
         planned.plan(kind, step, page_size, dtype)

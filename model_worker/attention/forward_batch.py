@@ -25,15 +25,15 @@ class ForwardBatch:
     rows: Tensor  # [B] int64, index into page_table
     page_table: Tensor  # [max_rows, max_pages] int32, the device table, addressed by row
     page_size: int  # tokens
-    num_decodes: int  # the first num_decodes sequences have exactly one new token
-    output_indices: Tensor | None  # [W] int64, whose final hidden states are wanted; W may be 0; None: all
-    rows_repeat: bool = False  # a row may come several times among the decodes, for tokens in a row
+    num_decodes: int  # each of the first num_decodes sequences has exactly one new token
+    output_indices: Tensor | None  # [W] int64, tokens with final hidden states; W may be 0; None: all
+    rows_repeat: bool = False  # a row may occur several times among the decodes, for consecutive tokens
     decode_lens: Tensor | None = None  # [num_decodes] int64, kv_lens on the device; None: see positions
-    adapter_rows: Tensor | None = None  # [T] int64, each token's row; None: none has an adapter
-    attn_metadata: object | None = None  # set and read by the attention backend alone
-    arrived: tuple[Tensor, Tensor] | None = None  # see Decoder.forward; of a pipeline stage but the first
-    virtual: tuple[Tensor, Tensor] | None = None  # virtual tokens: where they stand, and their vectors
-    taps: StepTaps | None = None  # where the model hands named tensors to; None: nobody wants any
+    adapter_rows: Tensor | None = None  # [T] int64, each token's row; None: no row has an adapter
+    attn_metadata: object | None = None  # set and read by the attention backend only
+    arrived: tuple[Tensor, Tensor] | None = None  # see Decoder.forward; set in later pipeline stages
+    virtual: tuple[Tensor, Tensor] | None = None  # virtual tokens: their places, and their vectors
+    taps: StepTaps | None = None  # receives named tensors of the model; None: none are needed
 
     @property
     def batch_size(self) -> int:

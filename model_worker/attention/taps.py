@@ -26,7 +26,7 @@ class StepTaps:
 
     def take(self, name: str, rows: Tensor) -> None:
         """Keep rows [m, width] that were picked."""
-        # At once: of a long chunk, all outputs may not fit the device together.
+        # Downloaded at once, because all outputs of a long chunk may not fit the device together.
         self.values[name] = self._download(rows.float())
 
     def take_outputs(self, name: str, hidden: Tensor) -> None:

@@ -90,8 +90,8 @@ class TritonAttention:
         k_pool, v_pool = kv_pool.layer(layer.layer_id)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         num_decodes, chunks = batch.num_decodes, step.chunks
-        # Decodes come first. Kernels are given all tokens, and where theirs begin or end: views of them would
-        # take the host as long as the launches.
+        # Decodes come first. Kernels are given all tokens and the range that they compute, because making
+        # views would take the host as long as the launches.
         new: NewTokens | None = NewTokens(k, v, batch.out_slots, cos_sin, head_norms)
         if batch.rows_repeat:
             assert chunks is None, "rows repeat in batches of decodes alone"

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 CGROUP = Path("/sys/fs/cgroup")
 NO_LIMIT = 1 << 62
-# Of malloc.h; and the most that glibc takes for them.
+# Numbers of these options in malloc.h, and the largest values that glibc accepts.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MAX_TRIM_THRESHOLD, MAX_MMAP_THRESHOLD = (1 << 31) - 1, 32 << 20
 
@@ -58,7 +58,7 @@ class CpuTicket(Outcome[T]):
         assert self._fn is not None
         try:
             self._value = self._fn()
-        except BaseException as error:  # whatever it is, whoever waits must learn of it
+        except BaseException as error:  # whatever it is, the waiting thread must learn of it
             self._error = error
         finally:
             self._fn = None
@@ -84,7 +84,7 @@ class DoneTicket(Outcome[T]):
         self._error: BaseException | None = None
         try:
             self._value = fn()
-        except BaseException as error:  # whatever it is, whoever waits must learn of it
+        except BaseException as error:  # whatever it is, the waiting thread must learn of it
             self._error = error
 
     def done(self) -> bool:

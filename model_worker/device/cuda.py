@@ -19,11 +19,11 @@ from runtime.base.errors import ConfigError
 
 T = TypeVar("T")
 
-# bf16 in the matrix units, and asynchronous copies into shared memory: Ampere and later.
+# Oldest generation with bf16 in its matrix units and asynchronous copies to shared memory: Ampere.
 MIN_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (8, 9)
 FP8_NEEDS = "a GPU of compute capability 8.9 (Ada) or later"
-# Those that Triton looks for where CC names none (triton/runtime/build.py).
+# Compilers that Triton looks for if CC names none (triton/runtime/build.py).
 COMPILERS = ("gcc", "clang")
 
 
@@ -63,7 +63,7 @@ class CudaTicket(Outcome[T]):
     def run(self, fn: Callable[[], T]) -> None:
         try:
             self._value = fn()
-        except Exception as error:  # as on CPU, whoever waits learns of it
+        except Exception as error:  # as on CPU, the waiting thread must learn of it
             self._error = error
 
     def done(self) -> bool:
@@ -120,7 +120,7 @@ class CudaDevice:
             torch.zeros(1, device=self.torch_device)  # has this torch kernels for this GPU?
             self.forward_stream = CudaStream(self.torch_device)
             self.copy_stream = CudaStream(self.torch_device)
-        except RuntimeError as error:  # whatever CUDA says: the GPU is full, another process's alone, too new
+        except RuntimeError as error:  # of any kind: the GPU is full, used exclusively, or too new
             raise ConfigError(f"device: GPU {index} cannot be used: {first_line(error)}") from error
 
     def free_bytes(self, *, cached: bool = True) -> int:
@@ -130,7 +130,7 @@ class CudaDevice:
         return int(free)
 
     def host_block(self, size: int) -> Tensor:
-        # The pinned allocator hands a block out again only after the copies that read it.
+        # The pinned allocator reuses a block only after the copies that read it.
         return torch.empty(size, dtype=torch.int64, pin_memory=True)
 
     def upload(self, host: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class CudaDevice:
     def download(self, tensor: Tensor) -> Tensor:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         host.copy_(tensor, non_blocking=True)
-        # Its memory belongs to the stream that computed it and must not be reused before this copy.
+        # The memory belongs to the stream that computed it, and must not be reused before this copy.
         tensor.record_stream(torch.cuda.current_stream(self.torch_device))
         return host
 
@@ -150,11 +150,11 @@ class CudaDevice:
         return torch.cuda.current_stream(self.torch_device).cuda_stream
 
     def capture(self, fn: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        # What is done once (compiling a kernel, a library's workspace) cannot be recorded.
+        # Run once first: one-time work (compiling a kernel, a library's workspace) cannot be recorded.
         fn()
         if not self._graphs:
             # Graphs are replayed one after the other and keep nothing in the pool between replays, so they
-            # share one. It ends with the last of them: torch takes no other into it.
+            # share one. The pool ends with its last graph, and torch accepts no other graph afterwards.
             self._graph_pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(self.torch_device)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from runtime.base.errors import ConfigError
 
-# Only torch's own allocator has an exception of its own for it. CUDA, NCCL and Triton's launcher say "out of
-# memory", libraries ALLOC_FAILED, the CPU's allocator the third.
+# Only torch's own allocator raises an exception of its own. CUDA, NCCL and Triton's launcher say "out of
+# memory", libraries ALLOC_FAILED, and the CPU's allocator the third text.
 WORDS = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Rows of the vocabulary are cut in blocks of this many, which is what the packed CPU kernel works on.
+# Rows of a block, in which the vocabulary is cut: the packed CPU kernel works on blocks of this size.
 VOCAB_BLOCK = 16
 
 

@@ -50,7 +50,7 @@ class NetworkGivingEnd:
         self._due.put(_Step(step, num_rows, lay(parts, slot), slot))
 
     def _send_all(self) -> None:
-        # gloo raises nothing else, whether the other end is gone or the network is.
+        # the only exception of gloo, whether the other end or the network is gone
         with suppress(RuntimeError):
             while (given := self._due.get()) is not None:
                 self._send([given.step, given.num_rows, given.num_bytes])

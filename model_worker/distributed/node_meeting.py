@@ -55,5 +55,5 @@ class NodeMeeting:
     def _try(self, join: Callable[[], Any]) -> Any:
         try:
             return join()
-        except RuntimeError as error:  # all that torch raises here
+        except RuntimeError as error:  # the only exception that torch raises here
             raise GroupError(f"ranks on other machines do not come: {error}") from error

@@ -25,9 +25,10 @@ from model_worker.distributed.group import LATE_S, GroupError
 from model_worker.kernels.native.library import DTYPES, ExchangeCall, NativeKernels, SumCall
 
 COUNTER_BYTES = 64
-# One rank's data of one round; more goes in several. Small enough for the cache of a core. Arbitrary.
+# Bytes of one rank's data in one round; more data takes several rounds. Small enough for a core's cache.
+# Arbitrary.
 SLOT_BYTES = 1 << 20
-# A futex and its wake-up take some 50 us; by then the others are usually there.
+# A futex wait and wake-up takes some 50 us; by then the other ranks have usually come.
 SPIN_NS = 20_000
 SLICE_S = 0.05
 LOOK_S = 0.005
@@ -76,7 +77,8 @@ class SharedMemoryGroup:
         self._call = ExchangeCall(
             region=self._region,
             slot_bytes=SLOT_BYTES,
-            # A rank that spins beside more ranks than there are cores keeps the one it waits for from coming.
+            # With more ranks than cores, a rank that spins would keep the core from the rank that it waits
+            # for.
             spin_ns=SPIN_NS if size <= len(os.sched_getaffinity(0)) else 0,
             wait_ns=int(SLICE_S * 1e9),
             rank=rank,
@@ -104,7 +106,7 @@ class SharedMemoryGroup:
         assert x.is_contiguous()
         rows, own_width = x.shape
         gathered = x.new_empty(rows, self.size, own_width) if self.rank == 0 else None
-        # By rows, or, of rows that do not fit, by parts of them.
+        # Row by row; rows that do not fit are sent in parts.
         columns = min(own_width, SLOT_BYTES // x.element_size())
         at_a_time = max(1, SLOT_BYTES // (max(1, columns) * x.element_size()))
         for start in range(0, rows, at_a_time):
@@ -163,7 +165,7 @@ class SharedMemoryGroup:
     def _wait_on(self, call: ExchangeCall) -> None:
         for _ in range(max(1, round(self._patience_s / SLICE_S))):
             self._on_wait()
-            # Looked at before the wait: what an ended rank has left behind still counts.
+            # Checked before the wait, because data that an ended rank has left still counts.
             ended = [rank for rank, pidfd in self._pidfds.items() if _has_ended(pidfd)]
             self._kernels.exchange(call)
             if call.missing < 0:

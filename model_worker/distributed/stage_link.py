@@ -63,7 +63,7 @@ class StageLink:
         self.layout = layout
         self._sizes = sizes
         deadline = time.monotonic() + join_timeout_s
-        # A step may lie behind as many others as there are stages.
+        # Up to as many other steps as there are stages may be ahead of a step.
         waiting = Waiting(on_wait, late_s * (layout.num_stages + 1))
         stages = {
             GIVER: (layout.stage + 1) % layout.num_stages,
@@ -81,8 +81,8 @@ class StageLink:
                 self._next: GivingEnd = MemoryGivingEnd(
                     end, *slots_given, stage=stages[GIVER], waiting=waiting
                 )
-            # Each link has the number of the rank that gives. All ranks take theirs in the order of their
-            # numbers, so nobody waits for one who waits for him.
+            # Each link has the number of the rank that sends. All ranks open their links in the order of
+            # these numbers, so no two ranks wait for each other.
             for number, role in sorted([(layout.rank, GIVER), (layout.rank_before, TAKER)]):
                 if not is_far[role]:
                     continue

@@ -101,7 +101,7 @@ class TorchGroup:
         """Gather as in RankGroup.gather."""
         if not len(x):  # a step that samples nothing
             return x.new_empty(0, width) if self.rank == 0 else None
-        # Its own part is where it is: anywhere else it would be copied to.
+        # Rank 0's own part is gathered in place: elsewhere it would be copied.
         parts = [x, *(torch.empty_like(x) for _ in range(1, self.size))] if self.rank == 0 else []
         self._finish(lambda: self._group.gather([parts] if parts else [], [x], self._gather))
         if not parts:
@@ -139,7 +139,7 @@ class TorchGroup:
     def _call(self, collective: Callable[[], Any]) -> Any:
         try:
             return collective()
-        except RuntimeError as error:  # all that torch raises here, whether a rank is gone or late
+        except RuntimeError as error:  # all that torch raises, for a lost and a late rank
             if is_out_of_memory(error):
                 raise
             raise GroupError(f"tensor-parallel rank {self.rank} has lost the others: {error}") from error

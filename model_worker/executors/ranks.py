@@ -30,7 +30,7 @@ class Ranks:
             if not context.config.node_of_rank(rank):
                 try:
                     pidfd = os.pidfd_open(context.status.read("worker", rank).pid)
-                except (ProcessLookupError, ValueError) as error:  # ValueError: there never was one
+                except (ProcessLookupError, ValueError) as error:  # ValueError: it had none
                     self.close()
                     raise ExecutorError(f"{name} has died") from error
                 self._names[pidfd] = name

@@ -36,6 +36,6 @@ def mix_experts(
             outputs[own] = run_expert(expert, hidden[tokens[own]])
             start += count
     outputs *= weights.flatten()[by_expert].unsqueeze(1)
-    # Each token's outputs side by side again: summed in the order of its experts, whatever the batch is.
+    # Each token's outputs, side by side again, are summed in the order of its experts, whatever the batch is.
     places = by_expert.argsort()
     return outputs[places].view(-1, num_per_token, hidden.shape[1]).sum(1)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-# How torch says that there is no product with a scale for each row. On Hopper cuBLAS (since 12.9) has none
-# for some large weights and few rows (pytorch/ao issue 4582), and CUTLASS for some devices.
+# Torch's message if there is no product with a scale for each row. On Hopper cuBLAS (since 12.9) lacks it for
+# some large weights and few rows (pytorch/ao issue 4582), and CUTLASS for some devices.
 REFUSALS = (
     "CUBLAS_STATUS_NOT_SUPPORTED",
     "CUBLAS_STATUS_INVALID_VALUE",
@@ -72,7 +72,7 @@ class Fp8Linear:
         self._refused[shape] = num_rows
 
     def _one_on(self, device: torch.device) -> Tensor:
-        # NOTE: made before anything is recorded: Device.capture computes first what it records.
+        # NOTE: not made while recording, because Device.capture first computes what it records.
         if self._one is None:
             self._one = torch.ones((), dtype=torch.float32, device=device)
         return self._one

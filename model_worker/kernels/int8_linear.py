@@ -27,7 +27,8 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def sums_on_cpu(x: Tensor, weight: Tensor) -> Tensor:
     """Return the exact sums of products [T, N] for x [T, K] and weight [N, K], both int8."""
     if cpu_isa() != machine_isa():
-        # Torch takes oneDNN's product by what the machine has; held back, that one saturates sums of pairs.
+        # Torch selects oneDNN's product by the CPU. Limited to a lower level, that product saturates sums of
+        # pairs.
         return x.double() @ weight.t().double()
     return sums(x, weight)
 

@@ -16,11 +16,11 @@ from runtime.base.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
-# Behind the name of a layer's attention, as compressed-tensors, ModelOpt, AutoFP8 and its predecessor write
-# them, and who fuses projections; the last stands for both.
+# Endings of names after a layer's attention, as written by compressed-tensors, ModelOpt, AutoFP8 and its
+# predecessor, and by tools that fuse projections. The last one is for both keys and values.
 K_SCALES = ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "qkv_proj.k_scale", "kv_scale")
 V_SCALES = ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "qkv_proj.v_scale", "kv_scale")
-# compressed-tensors writes them although they are zero.
+# compressed-tensors writes these although they are zero.
 ZERO_POINTS = ("k_zero_point", "v_zero_point")
 # Queries are not quantised.
 UNUSED = ("q_scale", "q_zero_point")

@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # tensors loaded so far, tensors in all
 
-# Of a file, before it is opened anew: what is mapped counts as this process's memory. Arbitrary.
+# Bytes read of a file before it is opened again, because mapped bytes count as this process's memory.
+# Arbitrary.
 MAPPED_BYTES = 64 << 20
 _MAX_ELEMENT_BYTES = 4
 _DUMMY_STD = 0.02
@@ -67,12 +68,12 @@ def fill_from_files(
                 unexpected.append(name)
             continue
         if name not in missing:
-            continue  # a second copy
+            continue  # a second copy of the tensor
         shape, wanted = list(tensor.get_shape()), list(targets[name][0].shape)
         if shape != wanted:
             misshapen.append(f"{name} {shape} instead of {wanted}")
         else:
-            while targets[name]:  # a piece keeps the memory alive that its layer may give back
+            while targets[name]:  # a reference to the piece would keep memory alive that its layer may free
                 piece = targets[name].pop()
                 piece.memory.copy_(tensor[piece.where])
                 del piece

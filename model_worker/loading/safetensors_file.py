@@ -36,7 +36,7 @@ def open_safetensors(path: Path, rename: Rename | None = None) -> Iterator[Any]:
     """Open the file with the safetensors library, with tensors renamed by `rename`, as a context manager.
     Raises ModelError if it cannot be read, now or later in the block.
     """
-    # Here, because models of random weights are measured where the library need not be installed.
+    # Imported here, because models of random weights are measured where the library may not be installed.
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -36,7 +36,7 @@ def targets_of(model: CausalLM, own_name: str, weight: Weight) -> Iterator[tuple
 
 def checkpoint_name(model: CausalLM, name: str) -> str:
     """Return a tensor's name in the checkpoint's spelling."""
-    # A decoder that was saved without a head has the same names, but for the module around it.
+    # A decoder that was saved without a head has the same names without the outer module.
     prefix = "" if model.config.has_head else "model."
     return model.spec.checkpoint_name(name).removeprefix(prefix)
 

@@ -94,7 +94,7 @@ class SparseMLP(BoundLayer):
 
     def __init__(self, parts: Parts, experts: ExpertsConfig) -> None:
         super().__init__()
-        # Its output is as wide as a kernel wants it; what is behind the experts is nobody's.
+        # The router's output is padded to the kernel's width; the columns after the experts are unused.
         self.router = parts.linear(
             parts.config.hidden_size, padded(experts.num_experts), bias=False, quantized=False
         )

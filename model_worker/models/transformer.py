@@ -100,7 +100,7 @@ class CausalLM(nn.Module):
         """Compute through `ops` from now on. Call it once, when the weights are loaded: some Ops rearrange
         them in place.
         """
-        for module in reversed(list(self.modules())):  # what is made of other layers comes behind them
+        for module in reversed(list(self.modules())):  # containers come after their layers
             if isinstance(module, BoundLayer):
                 module.bind(ops)
         self._combine = ops.combine

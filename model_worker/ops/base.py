@@ -96,7 +96,7 @@ class LinearWeight:
     """Weight of a linear layer, a head or an embedding, in its stored form."""
 
     rows: Tensor  # [N, K] of dtype, or int8 or float8_e4m3fn
-    dtype: torch.dtype  # of what is multiplied with it, or made of its rows
+    dtype: torch.dtype  # dtype of the inputs of a product, or of the embeddings
     scale: Tensor | None = None  # [N, 1] float32, of 8 bits
     packed: bool = False  # another product or head of the same Ops packs it
 

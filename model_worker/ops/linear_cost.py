@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 SHAPE = (2048, 1024)
 NUM_WEIGHTS = 8  # one behind the other: more than the caches of most CPUs hold
 MANY = 64
-MIN_RATIO = 1.1  # below, it may be what else runs on the machine
+MIN_RATIO = 1.1  # below, it may be other work on the machine
 MAX_RUNS, MAX_RUN_S = 5, 0.1
 
 
@@ -115,7 +115,7 @@ def measure_linear_costs(ops: Ops, dtype: torch.dtype) -> LinearCosts:
 @torch.inference_mode()
 def _measure(ops: Ops, dtype: torch.dtype) -> LinearCosts:
     own = _cost(ops, dtype)
-    # Two numbers of 16 bits are read as one: of those torch has no quick sum.
+    # Two 16-bit numbers are read as one, because torch sums 16-bit numbers slowly.
     weights = [_weight(dtype).view(torch.float32) for _ in range(NUM_WEIGHTS)]
     return LinearCosts(
         own=own,

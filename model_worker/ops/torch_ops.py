@@ -66,7 +66,7 @@ class ConvertedHead:
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Return logits for hidden states; see Head."""
         logits = self._multiply(hidden, self._weight, None)
-        # The copy is the conversion: a buffer to write to costs nothing more.
+        # The conversion copies anyway, so an output buffer costs nothing.
         return logits.float() if out is None else out.copy_(logits)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from model_worker.kernels.fp8_rows import FP8
 from model_worker.quant.base import QuantMethod
 
-# torch._scaled_mm wants products' inner dimension and columns in multiples of it.
+# torch._scaled_mm needs the inner dimension and the columns of a product in multiples of this.
 MULTIPLE = 16
 
 

@@ -15,12 +15,12 @@ from runtime.checkpoint.quantization import CheckpointQuantization
 
 logger = logging.getLogger(__name__)
 
-# What a checkpoint's quantised weights are computed with as they are: (their dtype, the device) -> method.
+# Methods for checkpoints' quantised weights, used as they are: (dtype of the weights, device) -> method.
 AS_STORED: dict[tuple[str, str], Callable[[], QuantMethod]] = {
     ("int8", "cpu"): partial(Int8, stored=True),
     ("float8_e4m3fn", "cuda"): Fp8,
 }
-# What --quantization makes of any other weights when they are loaded.
+# Methods that --quantization applies to other weights when they are loaded.
 AT_LOAD: dict[str, QuantMethod] = {"int8": Int8(stored=False)}
 
 

@@ -16,7 +16,7 @@ from runtime.base.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# KV cache of a runner that only shows what it takes besides.
+# Tokens of the KV cache of a trial runner, which only measures the other memory.
 TRIAL_TOKENS = 16
 # The host's memory belongs to other programs too. Arbitrary.
 MAX_CPU_KV_BYTES = 8 << 30
@@ -69,9 +69,9 @@ def free_beside_steps(
             trial.warm_up()
         beside_cache = device.free_bytes(cached=False)
         left.append(device.free_bytes())
-        step = max(0, left[-1] - beside_cache)  # kept by the allocator
+        step = max(0, left[-1] - beside_cache)  # memory that the allocator kept
         del trial
-        gc.collect()  # tables and recordings know each other
+        gc.collect()  # tables and recordings refer to each other
     each = max(0, left[0] - left[-1])
     remaining = left[-1] - each * max(0, len(sizes) - len(left)) - step
     logger.info(

@@ -17,8 +17,8 @@ from model_worker.sampling.logprobs import Logprobs
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.plan import PromptPositions
 
-# Of a block's logits. Small enough to be forgotten beside a model, large enough that reading the head's
-# weight for each block costs little: 55 positions of a vocabulary of 152,000. Arbitrary within that.
+# Bytes of the logits of a block. Small beside a model, but large enough that reading the head's weight for
+# each block costs little: 55 positions of a vocabulary of 152,000. Otherwise arbitrary.
 BLOCK_BYTES = 32 << 20
 FLOAT_BYTES = 4
 
@@ -70,14 +70,15 @@ def score_prompt_positions(
     for begin in range(0, hidden.shape[0], block):
         logits = compute_logits(hidden[begin : begin + block])
         if not len(logits):
-            continue  # rank 0 counts on this rank's part in each block
+            continue  # computed all the same: rank 0 needs this rank's part of each block
         if targets is not None:
             scored.append(logprobs_of(logits, targets[begin : begin + block], num_top))
         for n, (entry, end) in enumerate(zip(entries, ends, strict=True)):
             start = end - num_positions(entry)
             low, high = max(begin, start), min(begin + block, end)
             if entry.returns_logits and low < high:
-                # At once, on the stream that computes: a chunk's logits may not fit the device together.
+                # Downloaded at once, on the stream that computes, because a chunk's logits may not fit the
+                # device together.
                 part = device.download(logits[low - begin : high - begin])
                 kept.append(PromptLogits(n, low - start, part))
     return PromptOutput(_joined(scored) if scored else None, kept)

@@ -46,7 +46,8 @@ class StageRunner(ModelRunner):
         self._program: StageRecording | None = None
         self._num_steps = 0
         self._arrived: tuple[Tensor, Tensor] | None = None
-        # Of the first stage: steps whose tokens have not come, and the last step that samples each row.
+        # Only in the first stage: steps whose tokens have not arrived, and the last step that samples each
+        # row.
         self._awaited: deque[tuple[int, SampleRows]] = deque()
         self._sampled_in = np.zeros(self.max_rows, np.int64)
 
@@ -97,7 +98,7 @@ class StageRunner(ModelRunner):
             output, who = made
         self._link.give_hidden(self._num_steps, output)
         if self._layout.is_first:
-            # Copied: a program lays the next plan out in the same memory.
+            # Copied, because a program writes the next plan to the same memory.
             kept = SampleRows(who.rows.clone(), who.positions, who.rows_host.copy(), who.positions_host)
             self._awaited.append((self._num_steps, kept))
             self._sampled_in[kept.rows_host] = self._num_steps

@@ -23,7 +23,7 @@ from runtime.wire.plan import PROCESSED_SCORES, BatchPlan, ChunkLogprobs, StepRe
 if TYPE_CHECKING:  # a step is measured where ZMQ need not be installed
     from runtime.wire.transport import Frame
 
-# What one message part may carry; a receiver handles others in between.
+# Bytes of one message part; a receiver handles other messages in between.
 MAX_FRAME_BYTES = 16 << 20
 
 

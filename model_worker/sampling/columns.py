@@ -64,7 +64,7 @@ class SamplingColumns:
         self._packed = np.zeros(max_rows, ROW_DTYPE)
         host_columns = (*self._packed["floats"].T, *self._packed["integers"].T)
         self.host = {c.name: values for c, values in zip((*FLOATS, *INTEGERS), host_columns, strict=True)}
-        # On the device the last row is nobody's, for the padding of a batch: greedy and harmless.
+        # On the device the last row belongs to no request. It pads batches: greedy and harmless.
         self.floats = torch.ones((max_rows + 1, len(FLOATS)), device=device.torch_device)
         self.integers = torch.zeros(
             (max_rows + 1, len(INTEGERS)), dtype=torch.int64, device=device.torch_device
@@ -87,7 +87,7 @@ class SamplingColumns:
             if setup.stop_ids:
                 stop_ids = self.known_ids(setup.stop_ids)
                 if len(stop_ids) >= self._vocab_size and len(np.unique(stop_ids)) == self._vocab_size:
-                    self.features[setup.row] &= ~np.uint16(MIN_LEN)  # nothing would be left
+                    self.features[setup.row] &= ~np.uint16(MIN_LEN)  # it would leave nothing
 
     def known(self, ids: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return a mask of the ids that are in the vocabulary. An index outside it would stop the whole

@@ -15,7 +15,7 @@ from model_worker.sampling.philox import LANES, token_words
 
 LOWEST = -math.log(25 * math.log(2))
 HIGHEST = 24 * math.log(2)
-# An id whose logit is further below the largest one loses whatever the noise; the margin covers rounding.
+# An id whose logit is this far below the largest cannot win, whatever its noise; the margin covers rounding.
 PRUNE_BELOW = HIGHEST - LOWEST + 0.01
 # Ten rounds touch a dozen buffers of this many int64; on a CPU they should stay in the cache.
 COUNTERS_AT_A_TIME = {"cpu": 1 << 14, "cuda": 1 << 22}

@@ -105,7 +105,7 @@ def candidates(
         keep = (before < budget) | (top_p.unsqueeze(1) >= 1.0)
         keep &= (rank < top_k) & (values >= lowest)
         keep[:, 0] = True
-        # A row whose last candidate is kept might keep more, unless there are no more within its k.
+        # If the last candidate of a row is kept, more may have to be, unless its k allows no more.
         if one_pass:
             return values.masked_fill_(~keep, -torch.inf), ids
         if width == vocab_size or not bool((keep[:, -1:] & (top_k > width)).any()):

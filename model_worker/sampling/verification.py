@@ -64,7 +64,7 @@ def _joined(tokens: Tensor, turns: list[tuple[LongArray, StepSample]], device: D
     joined = StepSample(tokens)
     if reports := [(places[s.logprobs_of], s.logprobs) for places, s in turns if s.logprobs is not None]:
         joined.logprobs_of, order = _in_order([of for of, _ in reports], device)
-        # The first turn has all rows, so none has more of the likeliest.
+        # The first turn has all rows, so no other turn reports more of the most likely ids.
         num_top = reports[0][1].top.shape[1]
         each = [(r.chosen, _widened(r.top_ids, num_top), _widened(r.top, num_top)) for _, r in reports]
         joined.logprobs = Logprobs(*(torch.cat(parts)[order] for parts in zip(*each, strict=True)))
@@ -72,7 +72,7 @@ def _joined(tokens: Tensor, turns: list[tuple[LongArray, StepSample]], device: D
     if raw := [(places[s.logits_of], s.logits) for places, s in turns if s.logits is not None]:
         joined.logits_of, order = _in_order([of for of, _ in raw], device)
         joined.logits = torch.cat([logits for _, logits in raw])[order]
-    # All rows that processors are called for are in the first turn.
+    # All rows with processors are in the first turn.
     if turns and turns[0][1].scores is not None:
         places, first = turns[0]
         joined.scores, joined.scores_of = first.scores, places[first.scores_of]

@@ -53,7 +53,7 @@ class PagedAttention:
         layer = self._layers[module]
         width = value.shape[-1]
         if width < layer.head_dim:
-            # The cache has one width for keys and values. What is added is zero in the output too.
+            # The cache has one width for keys and values. The added columns are zero in the output, too.
             value = F.pad(value, (0, layer.head_dim - width))
         inputs = AttentionInputs(_by_token(query), _by_token(key), _by_token(value))
         attended = self._backend.forward(layer, inputs, self._batch, self._kv_pool)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _KINDS_OF_LAYER = {"full_attention", "sliding_attention"}
-# They turn a token by the longest position of the whole batch: beside a longer sequence it would differ.
+# These rotate a token by the longest position of the whole batch, so it would depend on other sequences.
 _BATCH_ROTATIONS = {"dynamic", "longrope"}
 _DUMMY_STD = 0.02
 
@@ -54,7 +54,7 @@ def load_transformers_model(
     hf_config._attn_implementation = ATTENTION_NAME
     for wish in ("output_attentions", "output_hidden_states", "output_router_logits"):
         if hasattr(hf_config, wish):
-            setattr(hf_config, wish, False)  # for training; nobody would read them
+            setattr(hf_config, wish, False)  # for training only
     if load_format == "dummy":
         hf: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=dtype).to(device)
         _fill_dummy(hf)
@@ -130,7 +130,7 @@ def _from_files(
     device: torch.device,
     progress: Progress | None,
 ) -> PreTrainedModel:
-    weight_files(model_path)  # refuses what is no safetensors checkpoint, in our words
+    weight_files(model_path)  # refuses a checkpoint without safetensors files, with a message of our own
     if (model_path / "adapter_config.json").is_file():
         raise ModelError(f"{model_path} holds an adapter (adapter_config.json); pass the model itself.")
     hf: PreTrainedModel
@@ -150,7 +150,7 @@ def _from_files(
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"The weights in {model_path} cannot be loaded: {error}") from error
     _refuse_info(model_path, info)
-    # The library loads to a device by itself only with accelerate; so all of it is in host memory once.
+    # Without accelerate the library loads to host memory only, so the whole model is there once.
     moved: PreTrainedModel = hf.to(device)
     return moved
 

@@ -20,8 +20,8 @@ from runtime.base.errors import ModelError
 
 _NUM_TOKENS = 5
 
-# Arguments of an attention call that say nothing which is not said elsewhere: positions are applied to query
-# and key before the call, dropout is for training, the rest asks for what nobody reads.
+# Arguments of an attention call that can be ignored: positions are applied to query and key before the call,
+# dropout is for training, and the rest asks for unused outputs.
 _WITHOUT_EFFECT = {
     "dropout",
     "position_ids",

@@ -20,8 +20,8 @@ from model_worker.transformers_backend.attention import ATTENTION_NAME
 from model_worker.transformers_backend.model import TransformersModel
 from runtime.base.errors import ModelError
 
-# Of the norm of the reference's logits. Sums run in another order; in 16 bits each layer rounds anew, and a
-# router between two nearly equal experts may choose the other one.
+# Relative to the norm of the reference's logits. Sums run in another order, 16-bit types round in each layer,
+# and a router may choose the other of two nearly equal experts.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 
 _LENGTHS = (26, 9)  # of the two sequences
@@ -81,7 +81,7 @@ def verify(
                 for ids, done, size in zip(reference.sequences, before, sizes, strict=True)
             ]
             if not any(map(len, work)):
-                continue  # the sequences that are served end before
+                continue  # the served sequences end before
             got.append(pages.step(work))
             expected += [
                 logits[done : done + len(ids)]

@@ -45,7 +45,7 @@ from runtime.wire.transport import DECODE_ERRORS, HIGH_WATER_MARK, BadFrames, Fr
 
 logger = logging.getLogger(__name__)
 
-# What callers may have waiting for one tokenizer; as much again fits into each end of the socket.
+# Messages that callers may have waiting for one tokenizer; each end of the socket holds as many again.
 MAX_UNSENT = HIGH_WATER_MARK
 FAREWELL_LINGER_MS = 200
 JOIN_TIMEOUT_S = 2.0
@@ -92,7 +92,7 @@ class Connection:
         self._requests = MessageCodec(ToTokenizer, 0)
         self._bad_frames = BadFrames("client_out")
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Reentrant: a destructor that aborts its request may interrupt one that holds it.
+        # Reentrant, because a destructor that aborts its request may interrupt a call that holds it.
         self._wake_lock = threading.RLock()
         self._pid = os.getpid()
         self._stop = False
@@ -190,7 +190,7 @@ class Connection:
             self._serve()
         except CarouselError as error:
             self._end(error)
-        except Exception as error:  # a thread that ends in silence would leave every caller waiting
+        except Exception as error:  # a thread that ends silently would leave every caller waiting
             logger.exception("the connection to the runtime has failed")
             self._end(
                 RingClosed(f"the connection to the runtime has failed: {type(error).__name__}: {error}")
@@ -210,7 +210,7 @@ class Connection:
         ProtocolMismatch.
         """
         deadline = time.monotonic() + self._connect_timeout_s
-        self._ring.see(self._watch.status())  # so that who is replaced from now on is known to have been
+        self._ring.see(self._watch.status())  # later replacements are noticed from here on
         first = self._open_lane(context, 0, deadline)
         for index in range(1, first.num_detokenizers):
             self._open_lane(context, index, deadline)
@@ -237,7 +237,7 @@ class Connection:
                 ack = lane.read_ack()
                 if ack is not None:
                     return ack
-            if now >= greet_at:  # the first one may have died with the process that had received it
+            if now >= greet_at:  # the first greeting may have died with its receiver
                 greet_at = now + ring_state.PING_S
                 lane.greet()
             self._ring.check_gone(self._watch.why_gone())
@@ -312,7 +312,7 @@ class Connection:
     def _replace_lane(self, index: int) -> None:
         old = self._lanes[index]
         if old.is_open:
-            for message in old.receive():  # its last words may say that the ring ends
+            for message in old.receive():  # its last messages may say that the ring ends
                 self._take(message)
         self._poller.unregister(old.socket)
         old.close()

@@ -157,7 +157,7 @@ class Lane:
         if not isinstance(ack, HelloAck) or (self.client_id and ack.client != self.client_id):
             return None
         if self._link is not None:
-            self._link.forgive()  # what was lost before the answer came was made again
+            self._link.forgive()  # messages that were lost before the answer were sent again
         self.client_id = ack.client
         self.is_open = True
         self._codec = MessageCodec(ToClient, ack.epoch)
@@ -179,7 +179,7 @@ class Lane:
         if not self.is_open:
             self.greet()
             return
-        # A server that does not read will be known by its silence.
+        # A server that does not read is noticed by its silence.
         with contextlib.suppress(zmq.Again):
             self.socket.send(self._codec.encode(Ping(self.client_id)), zmq.NOBLOCK)
 
@@ -215,7 +215,7 @@ class TokenizerWay:
 
     def _send(self, message: EncodedMessage) -> bool:
         try:
-            # Whoever else runs in this process waits for a copy of a long one.
+            # Copying a long message would hold up the process's other threads.
             self.socket.send(message, zmq.NOBLOCK, copy=len(message) < LONG_FRAME_BYTES)
         except zmq.Again:
             return False

@@ -80,7 +80,8 @@ class PageWatch:
                     self._pidfd = os.pidfd_open(pid)
                 except ProcessLookupError:
                     return True
-            # Looked at after it is open: a launcher that holds the lock now is the process that was opened.
+            # Checked after it is open: a launcher that holds the lock now is the process whose page was
+            # opened.
             if not is_held(self._run_dir):
                 return True
             if not pid:

@@ -186,7 +186,7 @@ def _keys_of_own_launch(port: int) -> Path | None:
         try:
             zmq_bind = read_zmq_bind(endpoints.state_file)
         except (OSError, msgspec.MsgspecError):
-            continue  # it has ended, or has not begun
+            continue  # it has ended, or is not ready yet
         if zmq_bind.endswith(f":{port}") and keys.is_dir():
             return keys
     return None
@@ -216,7 +216,7 @@ def _node_of(endpoints: Endpoints) -> _NodeOfLaunch:
     """Return the number of this node in a launch over several machines."""
     try:
         return msgspec.json.decode(endpoints.config_file.read_bytes(), type=_Launch).config
-    except (OSError, msgspec.MsgspecError):  # it has ended, has not begun, or is of another version
+    except (OSError, msgspec.MsgspecError):  # it has ended, is not ready yet, or has another version
         return _NodeOfLaunch()
 
 

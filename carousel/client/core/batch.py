@@ -19,8 +19,8 @@ from carousel.client.core.result import Completion
 from carousel.client.core.session import Session
 from runtime.base.errors import Overloaded
 
-# How often a batch that found no room on the way to the server looks for some again; far below the time of
-# one forward step of a loaded server.
+# Interval at which a batch that found no room on the way to the server tries again: far below the time of one
+# forward step of a loaded server.
 ROOM_POLL_S = 0.005
 MAX_IN_FLIGHT = 4096
 """Most sequences in flight. Arbitrary: enough for any server, and their prompts fit into memory."""
@@ -57,7 +57,7 @@ class CompletionBatch:
         max_in_flight = min(self._session.max_in_flight(), MAX_IN_FLIGHT)
         try:
             while self._waiting or self._open:
-                # One moment for both: what `_has_room` puts off, `_receive` wakes up for.
+                # One clock reading for both, so that `_receive` wakes up for what `_has_room` postpones.
                 now = time.monotonic()
                 while self._waiting and self._has_room(max_in_flight, now):
                     self._submit_next(now)
@@ -85,7 +85,7 @@ class CompletionBatch:
         put = self._queue.put
         try:
             state = self._session.submit(self._submissions[number], lambda item: put((number, item)))
-        except Overloaded:  # another thread took the room
+        except Overloaded:  # another thread has taken the room
             self._next_open_at = now + ROOM_POLL_S
             return
         self._waiting.popleft()
@@ -107,7 +107,7 @@ class CompletionBatch:
             return
         state = self._open.get(number)
         if state is None:
-            return  # what came after an error of its request
+            return  # news after an error of its request
         state.receive([item])
         if isinstance(state.error, Overloaded):
             self._close(number)

@@ -31,4 +31,4 @@ class LabelBook:
     def release(self, tenant: str, label: str, holder: object) -> None:
         """Release a label; no effect unless this holder has it."""
         if self._holders.get((tenant, label)) == holder:
-            self._holders.pop((tenant, label), None)  # another thread may have been faster
+            self._holders.pop((tenant, label), None)  # another thread may have removed it

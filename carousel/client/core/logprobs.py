@@ -154,7 +154,7 @@ NO_LOGPROBS: LogprobColumns[Any] = LogprobColumns()
 
 
 def _ids(packed: Packed) -> IntArray:
-    return unpack_ids(bytes(packed))  # a view of what grows would keep another thread from letting it grow
+    return unpack_ids(bytes(packed))  # a view of a growing buffer would keep other threads from growing it
 
 
 def _floats(packed: Packed) -> FloatArray:

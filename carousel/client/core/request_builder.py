@@ -165,7 +165,7 @@ def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
     if isinstance(prompts, np.ndarray):
         return prompts.ndim == 1
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
-        return True  # what is no prompt at all is refused as one
+        return True  # anything that is no prompt is refused as one prompt
     return len(prompts) > 0 and isinstance(prompts[0], int | np.integer | Mapping)
 
 
@@ -200,7 +200,7 @@ def options_per_prompt(options: RequestOptions, num_prompts: int) -> Sequence[Re
     """
     adapters = options.get("lora_request")
     if not isinstance(adapters, Sequence) or isinstance(adapters, str | bytes):
-        return [options] * num_prompts  # what is no adapter at all is refused as one
+        return [options] * num_prompts  # anything that is no adapter is refused as one adapter
     if len(adapters) != num_prompts:
         raise InvalidRequest(
             f"lora_request: {len(adapters)} for {num_prompts} prompts; give one, or one for each",
@@ -373,10 +373,10 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
     changes = {
         name: accept(name, value)
         for (name, accept, default), value in zip(_REWRITTEN, _rewritten_of(sampling), strict=True)
-        if value is not default  # as most are: None, or the one empty tuple
+        if value is not default  # most are the default: None, or the one empty tuple
     }
     numbers = _numbers_of(sampling)
-    if set(map(type, numbers)) != {float}:  # of most requests they all are
+    if set(map(type, numbers)) != {float}:  # in most requests all are floats
         changes |= {p.name: p.kind.accept(p.name, each) for p, each in zip(NUMBERS, numbers, strict=True)}
     seed = sampling.seed
     if seed is None or seed == -1:

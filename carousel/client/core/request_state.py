@@ -95,7 +95,7 @@ class SequenceState:
         self.num_shown = 0
         """Number of times that its hypothesis was shown."""
         self._pieces: list[str] = []
-        # Which of them the server has kept is not said.
+        # The server does not say which ids it has kept.
         is_cut = request.sampling.truncate_prompt_tokens is not None
         self._prompt_ids = None if is_cut else request.input_ids
         self._wants_logprobs = wants_logprobs
@@ -108,7 +108,7 @@ class SequenceState:
         """Record the logprobs of an output that has arrived."""
         self._num_prompt_logprobs += len(output.prompt_logprobs) // TOKEN_BYTES
         if output.logprobs:
-            # One after the other, in float64, as the detokenizer adds them: the sum is the same to the bit.
+            # Added one by one in float64, as the detokenizer does, so that the sum has the same bits.
             values = unpack_floats(output.logprobs).astype(np.float64)
             for value in values.tolist():
                 self._cumulative_logprob += value
@@ -376,7 +376,7 @@ class RequestState:
         """Receive items of a mailbox in order, and return one delta for each sequence with new output. Rows
         of tensors are kept and give no delta; an error is kept in `error`.
         """
-        if len(items) == 1 and isinstance(items[0], SequenceOutput):  # by far the most frequent
+        if len(items) == 1 and isinstance(items[0], SequenceOutput):  # the most frequent case by far
             return self._receive_output(items[0])
         outputs: dict[bytes, list[SequenceOutput]] = {}
         for item in items:
@@ -450,7 +450,7 @@ class RequestState:
             return self.sequences
         if not self.ended:
             return []
-        # `sorted` is stable: of equals the first one generated.
+        # `sorted` is stable: among equals the first one generated comes first.
         return sorted(self.sequences, key=_rank)[:num_wanted]
 
     def total_usage(self) -> Usage:
@@ -489,7 +489,8 @@ class _RowCollector:
             self.num_rows += len(rows) - num_known
 
     def array(self) -> FloatArray:
-        # Also of one part: the caller gets memory of his own, and the received frame is let go.
+        # Joined even if there is one part, so that the caller gets memory of its own and the received frame
+        # is freed.
         if len(self._parts) > 1 or not self._parts[0].flags.owndata:
             self._parts = [np.concatenate(self._parts)]
         return self._parts[0]
@@ -528,7 +529,7 @@ def _joined(outputs: list[SequenceOutput]) -> SequenceOutput:
 
 def _unpack_ids(data: bytes) -> list[int]:
     """Unpack ids as runtime.wire.format does, directly to ints."""
-    if len(data) == TOKEN_BYTES:  # by far the most frequent
+    if len(data) == TOKEN_BYTES:  # the most frequent case by far
         return [int.from_bytes(data, "little")]
     ids: list[int] = memoryview(data).cast("i").tolist()
     return ids

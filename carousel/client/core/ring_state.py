@@ -116,7 +116,7 @@ class RingState:
             if process.epoch == known or not process.is_ready:
                 continue
             self._epochs[role, index] = process.epoch
-            # Over TCP the connections of the others are lost, which says it sooner and is no hearsay.
+            # Over TCP, the loss of a connection shows it earlier and more reliably.
             if role == "engine" or not self._is_remote:
                 commands.append(self._replace(index) if role == "detokenizer" else self._restart(role, index))
         return commands
@@ -149,7 +149,8 @@ class RingState:
             commands += map(SendPing, range(self._num_lanes))
             commands += map(RetryLink, sorted(self._broken_links))
         commands += self.see(status)
-        # One that hangs will be replaced; one that could not hear us for so long has forgotten us.
+        # A process that hangs will be replaced, and one that could not hear us for so long has forgotten this
+        # client.
         commands += [
             self._replace(lane)
             for lane, heard_at in list(self._heard_at.items())

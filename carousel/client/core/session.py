@@ -137,7 +137,7 @@ class Session(Generic[M]):
         labels: book of labels in flight, if it is shared. Raises what `connect` does.
         """
         self._new_mailbox = new_mailbox
-        # Whoever takes a request out of `_requests` ends it: it happens once, whichever threads try.
+        # Taking a request out of `_requests` ends it, which happens once, whichever threads try.
         self._requests: dict[int, RequestState] = {}
         self._sequences: dict[bytes, tuple[RequestState, SequenceState]] = {}
         """Sequences without a terminal message, by the handle of the newest attempt."""
@@ -145,9 +145,9 @@ class Session(Generic[M]):
         self._controls: dict[int, OpenControl] = {}
         self._request_numbers = itertools.count()
         self._control_numbers = itertools.count()
-        # Sequences whose callers have left and whose end has not been heard of yet.
+        # Sequences whose callers have left and whose end has not arrived yet.
         self._left: dict[bytes, int] = {}
-        # So that of one sequence the attempts are sent in their order. Not taken by what a destructor calls.
+        # Keeps the attempts of a sequence in order. Calls from a destructor do not take it.
         self._sending = threading.Lock()
         self._clock = clock
         self.connection = connect(
@@ -222,7 +222,7 @@ class Session(Generic[M]):
         """End a request whose caller has left. No effect on one that has ended."""
         request = self._requests.get(number)
         if request is not None and self._end(request):
-            # For another thread or task that still waits for it.
+            # Wakes another thread or task that still waits for it.
             request.put(RequestAborted("the stream was closed while it was read"))
             self._send_last_abort(request)
 
@@ -241,7 +241,8 @@ class Session(Generic[M]):
     def _send_abort(self, request: RequestState) -> None:
         handles = request.open_handles
         if handles:
-            # Where the connection has ended, its closing or the server's silence timer aborts all of ours.
+            # If the connection has ended, its closing or the server's silence timer aborts all sequences of
+            # this client.
             with contextlib.suppress(CarouselError):
                 self.connection.abort(handles, request.number)
 
@@ -328,10 +329,11 @@ class Session(Generic[M]):
                     sequence.note_logprobs(output)
             else:
                 sequence.is_open = False
-                sequence.ids.clear()  # it is not made again
+                sequence.ids.clear()  # the sequence is not sent again
                 request.num_open -= 1
                 sequences.pop(output.handle, None)
-                # The books are closed before the caller can see the end: he may use the label again at once.
+                # The request is removed before the caller can see the end, because the caller may use the
+                # label again at once.
                 if not request.num_open:
                     self._end(request)
                 elif output.finish.reason == "error" and self._end(request):
@@ -355,7 +357,7 @@ class Session(Generic[M]):
             if not self._concerns(restart, control.lane):
                 continue
             if control.request.op == "collective_rpc":
-                # Made again, a method that ends its process would end the next one, too.
+                # Not sent again: a method that ends its process would end the next one, too.
                 self._controls.pop(control.request.number, None)
                 control.put(_unanswered(restart))
             else:
@@ -375,7 +377,7 @@ class Session(Generic[M]):
             request.generation = restart.generation
             for sequence in request.sequences:
                 if not sequence.is_open or (restart.role == "tokenizer" and sequence.is_with_scheduler):
-                    continue  # it has ended, or is long with the scheduler
+                    continue  # it has ended, or reached the scheduler long ago
                 old = sequence.handle
                 message = request.next_attempt(sequence, self._clock())
                 if message is None:

@@ -45,7 +45,7 @@ class StatsPlace(Generic[R]):
     def take(self, body: Any) -> list[R]:
         """Return the records of an answer, and move the position behind them."""
         page = msgspec.convert(body, self._page)
-        if page.newest < self.after:  # the scheduler was started again and counts anew
+        if page.newest < self.after:  # the scheduler was restarted and counts from the beginning
             self.after = 0
         elif self._has_begun:
             self.num_dropped += page.num_dropped

@@ -137,7 +137,7 @@ class AsyncResultStream(_Stream):
 
     async def __anext__(self) -> Delta:
         while self._closed or not self._deltas:
-            # Spelled out here, and not asked of a property, as often as tokens come.
+            # Written out instead of calling a property, because this runs for every token.
             if self._closed or (self.state is not None and self.state.is_complete):
                 raise StopAsyncIteration
             if self._is_awaited:

@@ -43,7 +43,7 @@ def phases_of(stamps: Sequence[Stamp], start_s: float, end_s: float) -> Iterator
             phase.events.append(stamp)
             continue
         if name == "prefill" and has_tokens:
-            name = "decode"  # what it had is computed again, beside nothing new
+            name = "decode"  # tokens that it had are computed again, and no first token follows
         at_s = min(max(stamp.at_s, phase.start_s), end_s)
         phase.end_s = at_s
         yield phase

@@ -53,7 +53,7 @@ class RequestSpan:
         parent = trace.set_span_in_context(span)
         for index, finish in ended:
             stamps = () if finish.trace is None else finish.trace.stamps
-            # Of another machine's clock nothing can be said here.
+            # Stamps of another machine's clock cannot be compared here.
             if stamps and self._began_s <= stamps[0].at_s <= end_s:
                 for phase in phases_of(stamps, self._began_s, end_s):
                     child = self._tracer.start_span(

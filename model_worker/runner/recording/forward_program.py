@@ -33,14 +33,14 @@ from runtime.wire.plan import BatchPlan
 
 logger = logging.getLogger(__name__)
 
-# Of a batch, at most. Memory for that many activations and rows of logits is reserved, but taken only when a
-# batch needs it. Arbitrary, but that larger batches than these are rare.
+# Limits of a recorded batch. Memory for so many activations and rows of logits is reserved, but taken only
+# when a batch needs it. Arbitrary, except that larger batches are rare.
 MAX_TOKENS = 8192
 MAX_SEQS = 256
-# Places at which tokens are sampled: as many rows with three guesses each, or with all that one may have.
+# Places at which tokens are sampled: 256 rows with three guesses each, or fewer rows with up to 64.
 MAX_PLACES = 1024
 PLACES_OF_A_ROW = 65
-# Of the recording.
+# Sizes of the batch that is recorded.
 NUM_TOKENS, NUM_OUTPUTS, NUM_SEQS = 3, 2, 3
 
 Forward = Callable[[ForwardBatch], Tensor]
@@ -175,7 +175,7 @@ def record(parts: StepParts, on_progress: Callable[[], None]) -> ForwardProgram 
     """
     model, backend, sampler = parts.model, parts.ops.attention, parts.sampler
     if parts.num_ranks > 1 or sampler is None:
-        return None  # a program does not know of other ranks
+        return None  # a program cannot compute with other ranks
     assert isinstance(backend, CpuNativeAttention), "what C++ records reads batches as its attention does"
     batch = parts.lay_out(parts.example)
 

@@ -48,7 +48,8 @@ from runtime.wire.plan import BatchPlan
 
 logger = logging.getLogger(__name__)
 
-# Of a step with guesses that is recorded, unless there are more rows. Arbitrary: it takes rows of logits.
+# Most tokens of a recorded step with guesses, unless there are more rows. Arbitrary: each takes a row of
+# logits.
 MOST_TOKENS = 256
 NUM_COLUMNS = 5  # of the block: ids, positions, rows, table entries, pages
 
@@ -244,8 +245,8 @@ class GraphRunner:
             positions=starts,
             out_slots=slots,
             query_start=list(range(size + 1)),
-            # Not known when this is recorded: the backend must read lengths on the device, and be prepared
-            # for these.
+            # Unknown at recording time: the backend must read lengths on the device, and be prepared for
+            # these.
             kv_lens=[self._max_len] * size,
             rows=rows,
             page_table=table.page_table,

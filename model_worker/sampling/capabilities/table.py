@@ -22,7 +22,7 @@ CAPABILITIES: tuple[type[SamplingCapability], ...] = (
     LogitBias,
     AllowedIds,
     GrammarMasks,
-    # They may yield, so they must see what is left.
+    # Prohibitions yield where they would leave nothing, so they come after those that do not yield.
     Prohibitions,
     TopPDecay,
 )

@@ -128,7 +128,7 @@ class ProcessorRunner:
         self._call_batched([each for each in asked if not each.error], stream)
         failed = [each for each in asked if each.error]
         for each in failed:
-            each.logits.zero_()  # what is drawn counts for nothing, but is drawn
+            each.logits.zero_()  # the row is drawn all the same, but the token does not count
         errors = [(place, each.error) for each in failed for place in each.places]
         searches = [each for each in asked if each.row.searches]
         if not searches:
