@@ -1,4 +1,4 @@
-"""The ASGI application: routes, and what stands in front of them."""
+"""The ASGI application: its routes and middleware."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _route(endpoint: Endpoint, config: RuntimeConfig) -> Route:
 
 
 def _middleware(server: ServerState, endpoints: Sequence[Endpoint]) -> list[Middleware]:
-    """The outermost first."""
+    """Return the middleware, the outermost first."""
     config = server.config
     middleware = [Middleware(RequestIdMiddleware)]
     if config.root_path:

@@ -1,5 +1,6 @@
-"""/metrics, /stats and what is below it, /snapshot, /server_info, /flush_cache, /pause_generation,
-/continue_generation, /start_profile, /stop_profile: what operators ask and tell the runtime.
+"""Routes with which operators ask and control the runtime: /metrics, /stats and its subpaths, /snapshot,
+/timelines, /server_info, /flush_cache, /pause_generation, /continue_generation, /start_profile,
+/stop_profile.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SECRETS = frozenset({"api_key"})
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus' text. 503 while the runtime does not answer."""
+    """Answer with metrics in Prometheus' text format. 503 if the runtime does not answer."""
     server: ServerState = request.app.state.server
     info = await server.runtime_info()
     text = server.metrics.render(server.status.read("scheduler"), info, _processes(server))
@@ -33,7 +34,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def stats(request: Request) -> Response:
-    """The status page: answered from memory, whatever state the processes are in."""
+    """Answer with the status page. It is in memory, so this works in any state of the processes."""
     server: ServerState = request.app.state.server
     load = server.status.read("scheduler")
     return _json(
@@ -51,19 +52,21 @@ async def stats(request: Request) -> Response:
 
 
 async def iteration_stats(request: Request) -> Response:
-    """The records of the iterations that the scheduler keeps; with ?after=N those after number N."""
+    """Answer with the statistics of the iterations that the scheduler keeps; with ?after=N those after number
+    N.
+    """
     server: ServerState = request.app.state.server
     return _json(await server.statistics(client_of(request).iteration_stats, _after(request)))
 
 
 async def request_stats(request: Request) -> Response:
-    """Same as `iteration_stats`, for the requests that lived then."""
+    """Answer as `iteration_stats`, for the requests that lived in each iteration."""
     server: ServerState = request.app.state.server
     return _json(await server.statistics(client_of(request).request_stats, _after(request)))
 
 
 def _after(request: Request) -> int:
-    """Raises InvalidRequest."""
+    """Return the number of the query ?after=N. Raises InvalidRequest."""
     text = request.query_params.get("after", "0")
     if not (text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS):
         raise InvalidRequest(f"after: the number of an iteration, got {text[:32]!r}", param="after")
@@ -71,16 +74,16 @@ def _after(request: Request) -> int:
 
 
 async def snapshot(request: Request) -> Response:
-    """Answer with what the scheduler holds at this moment, at most a quarter of a second ago: the answer is
-    shared by all who look.
+    """Answer with what the scheduler holds, at most a quarter of a second old: all callers share
+    one answer.
     """
     server: ServerState = request.app.state.server
     return Response(await server.snapshots.read(), media_type="application/json")
 
 
 async def timeline(request: Request) -> Response:
-    """The moments of the sampled sequences of a request that have ended, by its X-Request-Id. Raises
-    RequestError (404) where there are none.
+    """Answer with the time stamps of the ended, sampled sequences of a request, by its X-Request-Id. Raises
+    RequestError (404) if there are none.
     """
     server: ServerState = request.app.state.server
     found = await server.statistics(client_of(request).timeline, request.path_params["request_id"])
@@ -92,7 +95,7 @@ async def timeline(request: Request) -> Response:
 
 
 async def server_info(request: Request) -> Response:
-    """The scheduler's account of itself, and the settings of the launch but for its secrets."""
+    """Answer with the scheduler's information about itself, and the launch's settings without secrets."""
     server: ServerState = request.app.state.server
     info = await server.ask(client_of(request).server_info)
     settings = msgspec.structs.asdict(server.config)
@@ -100,13 +103,13 @@ async def server_info(request: Request) -> Response:
 
 
 async def flush_cache(request: Request) -> Response:
-    """Forget every cached prefix that no running request uses."""
+    """Free all cached prefixes that no running request uses."""
     server: ServerState = request.app.state.server
     return _json(await server.ask(client_of(request).flush_cache))
 
 
 async def pause_generation(request: Request) -> Response:
-    """Launch no more steps; what comes waits."""
+    """Stop launching steps; new requests wait."""
     server: ServerState = request.app.state.server
     body = await read_optional_body(request, PauseBody)
     return _json(await server.ask(client_of(request).pause_generation, body.mode or "in_place"))
@@ -119,7 +122,7 @@ async def continue_generation(request: Request) -> Response:
 
 
 async def start_profile(request: Request) -> Response:
-    """Where the file goes is the launch's to say (`--profile-dir`), never a request's."""
+    """Start a profile. The launch decides where the file goes (`--profile-dir`), never a request."""
     server: ServerState = request.app.state.server
     body = await read_optional_body(request, ProfileBody)
     return _json(await server.ask(client_of(request).start_profile, body.num_steps))
@@ -132,13 +135,13 @@ async def stop_profile(request: Request) -> Response:
 
 
 def client_of(request: Request) -> AsyncClient:
-    """Return the runtime's client in the name of who asks: only an admin is answered."""
+    """Return the runtime's client for the caller's tenant. Only admins may call the runtime with it."""
     server: ServerState = request.app.state.server
     return server.client.of_tenant(tenant_of(request.scope).name)
 
 
 def _processes(server: ServerState) -> dict[str, ProcessStatus]:
-    """The slots of the status page, by the names of the processes."""
+    """Return the slots of the status page by the names of the processes."""
     return {
         process_name(role, index, server.config): server.status.read(role, index)
         for role, index in server.status.slots()

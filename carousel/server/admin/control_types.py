@@ -11,13 +11,13 @@ from runtime.wire.messages import MAX_PROFILE_STEPS, PauseMode
 
 class PauseBody(Struct, forbid_unknown_fields=True, kw_only=True):
     mode: PauseMode | None = None
-    """Default: in_place, which loses nothing."""
+    """Way to pause; default: in_place, which loses nothing."""
 
 
 class ProfileBody(Struct, forbid_unknown_fields=True, kw_only=True):
     num_steps: Annotated[int, Meta(ge=1, le=MAX_PROFILE_STEPS)] | None = None
-    """Default: until /stop_profile."""
+    """Number of steps to profile; default: until /stop_profile."""
 
 
 class EmptyBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """No field."""
+    """Body without fields."""

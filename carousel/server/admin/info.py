@@ -1,5 +1,5 @@
-"""/, /version, /model_info, /get_load: what routers and load generators of SGLang and vLLM ask before they
-send anything. Answered from memory, whatever state the processes are in.
+"""Routes /, /version, /model_info and /get_load, which routers and load generators of SGLang and vLLM ask
+before they send requests. They are answered from memory, in any state of the processes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from carousel.server.server_state import ServerState
 
 
 class Index(msgspec.Struct):
-    """The answer of `/` to all but browsers, which get the page."""
+    """Answer of `/` to clients other than browsers, which get the page."""
 
     name: str
     version: str
     models: list[str]
     openapi: str
-    """Path of the description of the API, below this one's."""
+    """Path of the API description, relative to this one."""
     page: bool
-    """True if browsers get one here."""
+    """True if browsers get a page here."""
 
 
 class Version(msgspec.Struct):
@@ -34,13 +34,13 @@ class Version(msgspec.Struct):
 class ModelInfo(msgspec.Struct):
     model_path: str
     tokenizer_path: str
-    """Empty without a tokenizer."""
+    """Directory of the tokenizer; empty without one."""
     is_generation: bool
     max_model_len: int
 
 
 class Load(msgspec.Struct):
-    """In SGLang's names; `num_tokens`: KV cache in use, and prompts that wait."""
+    """Load in SGLang's names. `num_tokens` counts the KV cache in use and waiting prompts."""
 
     dp_rank: int
     num_reqs: int
@@ -49,7 +49,7 @@ class Load(msgspec.Struct):
 
 
 async def index(request: Request) -> Response:
-    """Answer who asks for no page."""
+    """Answer a client that does not ask for the page."""
     server: ServerState = request.app.state.server
     config = server.config
     return _json(Index("carousel", _version(), list(config.model_names), "openapi.json", not config.no_page))
@@ -67,7 +67,7 @@ async def model_info(request: Request) -> Response:
 
 
 async def get_load(request: Request) -> Response:
-    """A list, as there may be several engines elsewhere: one entry."""
+    """Answer with a list of one entry: servers with several engines have one for each."""
     server: ServerState = request.app.state.server
     load = server.status.read("scheduler")
     num_used_pages = load.num_pages - load.num_free_pages

@@ -1,5 +1,6 @@
-"""/v1/load_lora_adapter, /v1/unload_lora_adapter in vLLM's words, /load_lora_adapter, /unload_lora_adapter in
-SGLang's: adapters that come and go while the server runs. Off without --allow-lora-updates.
+"""Routes that load and unload adapters while the server runs: /v1/load_lora_adapter and
+/v1/unload_lora_adapter as in vLLM, /load_lora_adapter and /unload_lora_adapter as in SGLang. Off without
+--allow-lora-updates.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from runtime.wire.plan import NO_LORA
 from runtime.wire.sampling_params import SamplingParams
 
 TRIAL_TIMEOUT_S = 60.0
-"""Timeout of the request of one token that is made of an adapter before it is said to be loaded."""
+"""Seconds for the trial request of one token, which a new adapter has to compute before it counts as loaded.
+"""
 TRIAL_PRIORITY = 1000
 MAX_PATH_CHARS = 4096
 
@@ -37,11 +39,11 @@ AdapterName = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
 class LoadAdapterBody(Struct, forbid_unknown_fields=True, kw_only=True):
     lora_name: AdapterName
     lora_path: Annotated[str, Meta(min_length=1, max_length=MAX_PATH_CHARS)]
-    """Directory below --lora-dir; relative to it, or absolute."""
+    """Directory below --lora-dir, relative to it or absolute."""
     load_inplace: bool | None = None
-    """Take the place of an adapter that has the name."""
+    """Replace an adapter that has the name."""
     pinned: bool | None = None
-    """Keep it on the device until it is unloaded."""
+    """Keep the adapter on the device until it is unloaded."""
 
 
 class UnloadAdapterBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -51,11 +53,11 @@ class UnloadAdapterBody(Struct, forbid_unknown_fields=True, kw_only=True):
 class UpdateAnswer(Struct):
     success: bool
     loaded_adapters: dict[str, str]
-    """Directories by name, of all that are served."""
+    """Directories of all adapters that can be named, by name."""
 
 
 async def load_adapter(request: Request) -> Response:
-    """Serve an adapter by a name. It is there, and fits the model, when the answer comes."""
+    """Serve an adapter under a name. When the answer comes, it is on the device and fits the model."""
     body = await read_body(request, LoadAdapterBody)
     server = _allowed(request)
     name = body.lora_name
@@ -84,7 +86,7 @@ async def load_adapter(request: Request) -> Response:
 
 
 async def unload_adapter(request: Request) -> Response:
-    """Serve an adapter no longer: new requests are refused, those that run end, then its memory is free."""
+    """Stop serving an adapter: new requests are refused, running ones end, then its memory is free."""
     body = await read_body(request, UnloadAdapterBody)
     server = _allowed(request)
     name = body.lora_name
@@ -104,7 +106,9 @@ async def unload_adapter(request: Request) -> Response:
 
 
 def _allowed(request: Request) -> ServerState:
-    """Raises Forbidden where nobody may, or not who asks; InvalidRequest where no adapters are served."""
+    """Check that adapters may be changed, and by this caller. Raises Forbidden; InvalidRequest if no adapters
+    are served.
+    """
     server: ServerState = request.app.state.server
     config = server.config
     if not config.enable_lora:
@@ -131,7 +135,7 @@ def _check_name(server: ServerState, name: str) -> None:
 
 
 def _check_room(server: ServerState, listed: Mapping[str, ListedAdapter], name: str) -> None:
-    """Raises InvalidRequest where one more pinned adapter would leave no slot for all others."""
+    """Raise InvalidRequest if one more pinned adapter would leave no slot for all others."""
     pinned = [other for other, each in listed.items() if each.pinned and other != name]
     if len(pinned) + 1 >= server.config.max_loras:
         raise InvalidRequest(
@@ -143,7 +147,7 @@ def _check_room(server: ServerState, listed: Mapping[str, ListedAdapter], name: 
 
 
 def _checked_path(server: ServerState, given: str) -> str:
-    """Return the directory, which is below --lora-dir with all its files, and can be read. Raises
+    """Return the adapter's directory, which is readable and below --lora-dir with all its files. Raises
     InvalidRequest.
     """
     allowed = os.path.realpath(server.config.lora_dir)
@@ -162,7 +166,7 @@ def _checked_path(server: ServerState, given: str) -> str:
 
 
 async def _try(server: ServerState, name: str) -> None:
-    """Make one token with it, so that what does not fit the model is found now. Raises RequestError."""
+    """Compute one token with an adapter, to find out whether it fits the model. Raises RequestError."""
     try:
         await server.client.generate(
             [0],

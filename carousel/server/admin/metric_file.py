@@ -1,8 +1,8 @@
 """MetricFile: counters and histograms of one HTTP process, in a small file that the others can read.
 
-Each process adds to its own file only, so there are no locks; whoever is scraped adds up all files of the
-launch. A cell is a float64 that is written at once; a reader may see a histogram's sum a moment behind its
-buckets.
+Each process writes only its own file, so there are no locks. A process that is scraped adds up all files of
+the launch. A cell is a float64 that is written in one go. A reader may see a histogram's sum a moment later
+than its buckets.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class CounterSpec(NamedTuple):
     text: str
     prefix: str = "sglang:"
     labels: tuple[tuple[str, str], ...] = ()
-    """Labels of its own, beside those that all have. Counters of one name follow one another."""
+    """Labels of its own, beside the common ones. Counters with the same name follow one another."""
 
 
 class HistogramSpec(NamedTuple):
     name: str
     text: str
     bounds: tuple[float, ...]
-    """Upper bounds of the buckets but for the last, which has none."""
+    """Upper bounds of the buckets except the last, which has none."""
 
 
 class Counter:
@@ -61,17 +61,19 @@ class Histogram:
 
 class HistogramTotal(NamedTuple):
     counts: list[float]
-    """Counts of each bucket by itself."""
+    """Counts of each bucket by itself, not cumulative."""
     sum: float
 
 
 class MetricFile:
-    """The layout: every counter, then of every histogram its buckets and its sum."""
+    """File of counters and histograms. Its layout: all counters, then the buckets and the sum of each
+    histogram.
+    """
 
     def __init__(
         self, folder: Path, index: int, counters: Sequence[CounterSpec], histograms: Sequence[HistogramSpec]
     ) -> None:
-        """Make or go on with the file of process `index`. Raises OSError."""
+        """Create or continue the file of process `index`. Raises OSError."""
         self._folder = folder
         self._num_counters = len(counters)
         self._histograms = histograms
@@ -92,7 +94,7 @@ class MetricFile:
             at += len(each.bounds) + 2
 
     def totals(self) -> tuple[list[float], list[HistogramTotal]]:
-        """Counters and histograms, over all processes of the launch."""
+        """Return counters and histograms, added up over all processes of the launch."""
         size = self._num_cells * CELL_BYTES
         files = [path.read_bytes() for path in self._folder.glob("metrics*")]
         # One that has just been made is still empty.

@@ -1,7 +1,7 @@
-"""Metrics of SGLang and of vLLM, and what becomes of each here: the table that emits vLLM's names
-(`--metrics-names vllm`) and of which docs/metrics.md is written:
+"""Metrics of SGLang and vLLM, and the corresponding ones here. `--metrics-names vllm` emits vLLM's names from
+this table, and docs/metrics.md is written from it by
 
-    python -m carousel.server.admin.metric_names
+        python -m carousel.server.admin.metric_names
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MARKER = "Written by python -m carousel.server.admin.metric_names"
 
 class PeerMetric(NamedTuple):
     name: str
-    """Without what Prometheus adds to it (_total, _bucket ...)."""
+    """Name without Prometheus' endings (_total, _bucket ...)."""
     how: How
     ours: str = ""
-    """The metric here that says it, or comes near."""
+    """Our metric with the same or nearly the same meaning."""
     note: str = ""
     renamed: tuple[tuple[str, str], ...] = ()
-    """Labels that it has for ours."""
+    """Labels with another name than in ours."""
 
 
 def _same(name: str, ours: str, note: str = "", *renamed: tuple[str, str]) -> PeerMetric:
@@ -144,7 +144,7 @@ SGLANG: tuple[PeerMetric, ...] = (
     *_absent("the log says it", "engine_startup_time", "engine_load_weights_time"),
 )
 ALIASES = tuple(metric for metric in VLLM if metric.how == "same")
-"""Emitted with --metrics-names vllm, beside ours."""
+"""Metrics that are emitted with --metrics-names vllm, beside ours."""
 
 
 def table(prefix: str, metrics: tuple[PeerMetric, ...]) -> Iterator[str]:
@@ -156,7 +156,7 @@ def table(prefix: str, metrics: tuple[PeerMetric, ...]) -> Iterator[str]:
 
 
 def written(text: str) -> str:
-    """The page with its lists as the table has them now."""
+    """Return the page with the lists replaced by the table's."""
     head, marker, _ = text.partition(f"<!-- {MARKER} -->\n")
     lines = ["## vLLM", "", *table("vllm:", VLLM), "", "## SGLang", "", *table("sglang:", SGLANG)]
     return head + marker + "\n".join(["", *lines, ""])

@@ -1,8 +1,8 @@
-"""Metrics: what an operator's Prometheus reads, under SGLang's names.
+"""Metrics for an operator's Prometheus, under SGLang's names.
 
-The counters and latencies are of the sequences that came over HTTP, as their clients see them, whichever
-process of the HTTP server they came to; the gauges and the queue times are of the whole runtime, as its
-scheduler tells them at the moment of the scrape.
+Counters and latencies are about sequences that came over HTTP, as their clients see them, whichever process
+of the HTTP server they came to. Gauges and queue times are about the whole runtime, as the scheduler reports
+them at the moment of the scrape.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from runtime.wire.status_page import ProcessStatus
 PREFIX = "sglang:"
 VLLM_PREFIX = "vllm:"
 OWN_PREFIX = "carousel:"
-"""Prefix of what SGLang has no name for."""
+"""Prefix of metrics for which SGLang has no name."""
 LABELS = ("model_name",)
 EndReason: TypeAlias = Literal["stop", "length", "timeout", "abort", "error"]
 REASONS: tuple[EndReason, ...] = ("stop", "length", "timeout", "abort", "error")
@@ -77,10 +77,10 @@ HISTOGRAMS = (
 
 
 class Metrics:
-    """Owned by the event loop; one for each API process."""
+    """Metrics of one API process. Owned by the event loop."""
 
     def __init__(self, model: str, folder: Path, index: int = 0, *, has_vllm_names: bool = False) -> None:
-        """`folder` is the same for all API processes of a launch, `index` is this one's number."""
+        """`folder` is the same for all API processes of a launch; `index` is this one's number."""
         self._model = model
         self._has_vllm_names = has_vllm_names
         self._file = MetricFile(folder, index, COUNTERS, HISTOGRAMS)
@@ -96,7 +96,7 @@ class Metrics:
             self.spans_dropped,
         ) = self._file.counters
         self.ended: dict[EndReason, Counter] = dict(zip(REASONS, ended, strict=True))
-        """Sequences by how they ended."""
+        """Number of sequences by how they ended."""
         self.time_to_first_token, self.inter_token_latency, self.e2e_latency = self._file.histograms
 
     def render(
@@ -105,8 +105,8 @@ class Metrics:
         info: Mapping[str, Any],
         processes: Mapping[str, ProcessStatus] = MappingProxyType({}),
     ) -> bytes:
-        """The text that Prometheus reads, with the scheduler's status and its server_info. `processes`: the
-        slots of the status page, by the names of the processes.
+        """Return the text that Prometheus reads. `status` and `info` are the scheduler's status and its
+        server_info; `processes` has the slots of the status page by the names of the processes.
         """
         registry = CollectorRegistry(auto_describe=False)
         families = _Families(self._model)
@@ -127,8 +127,8 @@ class Metrics:
 
 
 class RequestTimer:
-    """Timer of one prompt from `received_s`, by time.perf_counter(), when its request had been read, to the
-    end of its sequences; those that have not finished when it is left count as aborted.
+    """Timer of one prompt, from `received_s` (time.perf_counter(), when its request had been read) to the end
+    of its sequences. Sequences that have not finished when the timer is left count as aborted.
     """
 
     __slots__ = ("_last_s", "_metrics", "_num_sequences", "_num_unfinished", "_received_s")
@@ -139,7 +139,7 @@ class RequestTimer:
         self._num_sequences = num_sequences
         self._num_unfinished = num_sequences
         self._last_s = [0.0] * num_sequences
-        """When the last token of each came; 0 before the first."""
+        """Time of the last token of each sequence; 0 before the first."""
 
     def __enter__(self) -> Self:
         self._metrics.requests.inc(self._num_sequences)
@@ -154,7 +154,7 @@ class RequestTimer:
             self._metrics.ended["error" if is_failure else "abort"].inc(self._num_unfinished)
 
     def note_delta(self, delta: Delta) -> None:
-        """Something came of a stream."""
+        """Record that a delta of a stream has come."""
         num_new = len(delta.token_ids)
         if num_new:
             now = time.perf_counter()
@@ -171,7 +171,7 @@ class RequestTimer:
             self._metrics.ended[delta.finish_reason or "error"].inc()
 
     def note_finished(self, usage: Usage, reasons: Sequence[EndReason]) -> None:
-        """All sequences have come to their end at once; `reasons` of each."""
+        """Record that all sequences have ended at once, with the reason of each."""
         self._note_ended(usage, self._num_sequences)
         for reason in reasons:
             self._metrics.ended[reason].inc()
@@ -186,7 +186,7 @@ class RequestTimer:
 
 
 class _Families(Collector):
-    """Prometheus' form of what one scrape shows."""
+    """Metrics of one scrape in the form of Prometheus' client."""
 
     def __init__(self, model: str) -> None:
         self._labels = [model]
@@ -229,7 +229,7 @@ class _Families(Collector):
         self.add_counter("restarts", text, newest - FIRST_EPOCH, OWN_PREFIX)
 
     def add_vllm_names(self) -> None:
-        """Give those that mean the same under vLLM's names, too."""
+        """Add the metrics with the same meaning under vLLM's names."""
         by_name = {family.name: family for family in self._families}
         for alias in ALIASES:
             ours, renamed = by_name[alias.ours], dict(alias.renamed)
@@ -254,7 +254,9 @@ class _Families(Collector):
     def add_histogram(
         self, name: str, text: str, bounds: Sequence[float], counts: Sequence[float], total: float
     ) -> None:
-        """`counts`: of each bucket by itself, one more than there are bounds."""
+        """Add a histogram. `counts` has the count of each bucket by itself, one more than there
+        are bounds.
+        """
         family = HistogramMetricFamily(PREFIX + name, text, labels=LABELS)
         edges = [*map(str, map(float, bounds)), "+Inf"]
         family.add_metric(self._labels, list(zip(edges, accumulate(counts), strict=True)), total)

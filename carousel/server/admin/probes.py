@@ -1,5 +1,5 @@
-"""/live, /ready, /health: what the operator's probes ask, answered from the status page. /health_generate
-sends a request of its own through the whole ring.
+"""Probes of operators: /live, /ready and /health, answered from the status page, and /health_generate, which
+sends a request through the whole ring.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from runtime.wire.status_page import StatusPage
 
 STALLED_S = 2.5
 PROBE_TIMEOUT_S = 20.0
-"""Timeout of /health_generate, which is SGLang's."""
+"""Seconds until /health_generate gives up, as in SGLang."""
 PROBE_PRIORITY = 1000
-"""The highest, so that it does not wait behind what others have asked for."""
+"""The highest priority, so that the probe does not wait behind other requests."""
 ROLES = ("launcher", "worker", "scheduler", "tokenizer", "detokenizer")
 Problem: TypeAlias = tuple[str, str]
-"""Process that is not ready, and why; both empty when all are."""
+"""Process that is not ready, and the reason; both empty if all are ready."""
 
 
 class ProbeAnswer(msgspec.Struct, omit_defaults=True):
     status: Literal["live", "ready", "not ready"]
     role: str | None = None
-    """Role of the process in the way."""
+    """Role of the process that is not ready."""
     reason: str | None = None
-    """Problem of the process in the way."""
+    """Reason for which it is not ready."""
     loaded: float | None = None
-    """Share of the weights that is there, 0 to 1, while they are loaded."""
+    """Share of the weights that is loaded, 0 to 1, while they are being loaded."""
 
 
 async def live(_: Request) -> Response:
-    """This process answers; it says nothing of the others."""
+    """Answer that this process is alive. It says nothing about the others."""
     return Response(msgspec.json.encode(ProbeAnswer("live")), media_type="application/json")
 
 
 async def ready(request: Request) -> Response:
-    """200 when a request would be served, else 503 with the process that is in the way."""
+    """Answer 200 if a request would be served, else 503 with the process that is not ready."""
     server: ServerState = request.app.state.server
     return _answer(*_seen(server), loaded=_loaded(server.status, server.config))
 
 
 async def health_generate(request: Request) -> Response:
-    """Answer as `ready`, after one token has been generated (by an embedding server: one vector made) to show
-    it. Who asks while one is on its way waits for that one: a crowd that asks makes no crowd of requests.
+    """Answer as `ready`, after one token has been generated (by an embedding server: one vector). Callers who
+    come while a probe is running share its answer, so that many probes do not make many requests.
     """
     server: ServerState = request.app.state.server
     role, problem = _seen(server)
@@ -77,7 +77,9 @@ async def _try_a_request(server: ServerState) -> Problem:
 
 
 async def _go_round(server: ServerState) -> None:
-    """A request of one token id, which every vocabulary has. Raises CarouselError, TimeoutError."""
+    """Send a request of one token id that every vocabulary has, and wait for its end. Raises CarouselError,
+    TimeoutError.
+    """
     if server.config.task == "embed":
         await server.client.embed([0], timeout=PROBE_TIMEOUT_S, priority=PROBE_PRIORITY)
     else:
@@ -86,7 +88,7 @@ async def _go_round(server: ServerState) -> None:
 
 
 def _seen(server: ServerState) -> Problem:
-    """Same as `_problem`, with this process's own connection."""
+    """Return what `_problem` does, and also consider this process's own connection."""
     role, problem = _problem(server.status, server.config)
     if not role and not server.client.is_connected:
         return "api", "not connected"
@@ -94,7 +96,7 @@ def _seen(server: ServerState) -> Problem:
 
 
 def _loaded(page: StatusPage, config: RuntimeConfig) -> float | None:
-    """Share of the weights that the rank with the fewest has; None while nobody loads any."""
+    """Return the smallest share of loaded weights among the ranks; None if no rank is loading."""
     # The first rank's part of the model is in the scheduler's process, but for a CPU's.
     loaders = [("worker", index) for index in range(page.counts["worker"]) if index or config.device == "cpu"]
     if config.device != "cpu":
@@ -112,7 +114,7 @@ def _answer(role: str, problem: str, loaded: float | None = None) -> Response:
 
 
 def _problem(page: StatusPage, config: RuntimeConfig) -> Problem:
-    """Return the first process that is not ready, and why."""
+    """Return the first process that is not ready, and the reason."""
     scheduler = page.read("scheduler")
     slots = [(role, index) for role in ROLES for index in range(page.counts[role])]
     for role, index in slots:

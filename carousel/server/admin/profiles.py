@@ -1,6 +1,6 @@
-"""/profiles/{file}: a profile of steps as the scheduler has written it, with the requests that went through
-the processes meanwhile. Every file of the launch's directory for profiles that has a profile's name may be
-had, and no other.
+"""Route /profiles/{file}: a profile of steps that the scheduler has written, with the requests that went
+through the processes meanwhile. It serves the files with a profile's name in the launch's directory for
+profiles, and no others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"profile-[0-9]{8}-[0-9]{6}-[0-9]{1,9}\.json")
 
 
 async def profile(request: Request) -> Response:
-    """Answer with a Chrome trace for Perfetto. Raises RequestError (404) where there is no such file."""
+    """Answer with a Chrome trace for Perfetto. Raises RequestError (404) if there is no such file."""
     server: ServerState = request.app.state.server
     name = request.path_params["file"]
     file = server.profile_dir / name if _NAME.fullmatch(name) else None

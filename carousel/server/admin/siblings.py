@@ -1,5 +1,5 @@
-"""Siblings: what the HTTP processes of a launch tell each other. Each one listens on a socket in the run
-directory, which nobody but the launch's own user can open.
+"""Siblings: messages between the HTTP processes of a launch. Each listens on a socket in the run directory,
+which only the launch's own user can open.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _decode = msgspec.json.Decoder(AbortOrder).decode
 
 
 class Siblings:
-    """Belongs to one event loop."""
+    """Connection of this HTTP process to the others. It belongs to one event loop."""
 
     def __init__(self, places: list[Path], index: int, take: Callable[[AbortOrder], None]) -> None:
-        """Listen at `places[index]`, which a process that was here before may have left. `take` is called
-        with what the others say. Raises OSError.
+        """Listen at `places[index]`, where an earlier process may have left its socket. `take` is called with
+        the orders of the others. Raises OSError.
         """
         self._others = [str(place) for number, place in enumerate(places) if number != index]
         self._take = take
@@ -37,7 +37,7 @@ class Siblings:
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
     async def tell(self, order: AbortOrder) -> None:
-        """Pass an order on. Raises Overloaded when one of them does not read."""
+        """Send an order to all others. Raises Overloaded if one of them does not read."""
         data = msgspec.json.encode(order)
         for place in self._others:
             await self._send(data, place)

@@ -1,4 +1,4 @@
-"""SharedSnapshot: the scheduler's snapshot for all who look at it through this process."""
+"""SharedSnapshot: one snapshot of the scheduler for all who ask this process."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 import msgspec
 
 INTERVAL_S = 0.25
-"""Between two questions to the scheduler, whoever looks. With nobody looking there is none."""
+"""Least seconds between two questions to the scheduler."""
 
 
 class SharedSnapshot:
-    """Belongs to one event loop."""
+    """Snapshot that is asked for when it is read, and shared. It belongs to one event loop."""
 
     def __init__(
         self, ask: Callable[[], Awaitable[dict[str, Any]]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`ask`: the question to the scheduler."""
+        """`ask` asks the scheduler."""
         self._ask = ask
         self._clock = clock
         self._answer: asyncio.Task[bytes] | None = None
         self._asked_at = 0.0
 
     async def read(self) -> bytes:
-        """Return the answer as JSON: one that is on its way, one that was asked for less than INTERVAL_S ago,
-        or a new one. Raises what `ask` does.
+        """Return the snapshot as JSON: one that is on its way, one that was asked for less than INTERVAL_S
+        ago, or a new one. Raises what `ask` raises.
         """
         answer, now = self._answer, self._clock()
         if answer is None or (answer.done() and now - self._asked_at >= INTERVAL_S):

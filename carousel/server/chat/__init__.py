@@ -1,1 +1,1 @@
-"""Chat: the tools of a request, and what an answer is made of: text, reasoning, calls of tools."""
+"""Chat: the tools of a request, and the parts of an answer: text, reasoning and tool calls."""

@@ -1,4 +1,4 @@
-"""AnswerParser: one sequence's text to the events of its items. Knows no endpoint's spelling."""
+"""AnswerParser: turns the text of one sequence into events of its items, for any endpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from carousel.server.chat.tools import NO_TOOLS, ToolSet
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """Plan of how the answers to one request are read."""
+    """How the answers to one request are parsed."""
 
     tool_format: ToolFormat | None = None
     tools: ToolSet = NO_TOOLS
@@ -20,16 +20,18 @@ class AnswerPlan:
     reasoning_format: ReasoningFormat | None = None
     thinking: Thinking = "none"
     left_out: Markers = NO_MARKERS
-    """Special tokens that are in the text only because others are needed to read it."""
+    """Special tokens that are in the text only because the parser needs others."""
 
     shows_reasoning: bool = True
-    """False leaves it out of the answer."""
+    """False leaves reasoning out of the answer."""
     is_calls_alone: bool = False
-    """True where calls are all that may be written: what has broken off before its arguments is left out."""
+    """True if the answer must consist of calls alone: a call that breaks off before its arguments is left
+    out.
+    """
 
     @property
     def special(self) -> tuple[str, ...]:
-        """Spellings needed to read an answer, which a tokenizer may leave out of its text."""
+        """Return spellings that the parser needs, and that a tokenizer may leave out of its text."""
         reasoning = self.reasoning_format
         tags = (
             ()
@@ -59,18 +61,18 @@ class AnswerParser:
 
     @property
     def is_thinking(self) -> bool:
-        """The text so far ends in reasoning."""
+        """Return True if the text so far ends within reasoning."""
         return self._reader.is_thinking
 
     def is_plain(self, text: str) -> bool:
-        """Return True where the next text is a delta of the text item as it is: it need not be pushed."""
+        """Return True if the next text is unchanged text of the text item, so that it need not be pushed."""
         markers, left_out = self._reader.quiet, self._left_out
         if markers is None or self._held:
             return False
         return markers.leave(text) and (left_out is NO_MARKERS or left_out.leave(text))
 
     def push(self, text: str) -> list[Event]:
-        """Take the next text; return what it tells."""
+        """Parse the next text. Returns the new events."""
         if not text:
             return []
         if self._left_out is not NO_MARKERS:
@@ -78,7 +80,7 @@ class AnswerParser:
         return self._read(text)
 
     def end(self) -> list[Event]:
-        """Take the end of the text."""
+        """End the text. Returns the last events."""
         self._reader.ended = True
         events = self._read(self._held)
         self._reader.end()

@@ -1,6 +1,7 @@
-"""CALL_TAGS: how families write calls, as structural tags, which hold a model to them.
+"""CALL_TAGS: the tool call formats as structural tags, which constrain a model to them.
 
-A family writes the arguments of a call between two fixed texts, the first of which has the name of the tool.
+A format writes the arguments of a call between two fixed texts, the first of which contains the name of the
+tool.
 """
 
 from __future__ import annotations
@@ -16,33 +17,31 @@ from runtime.guides import structural_tag as tags
 NO_PARAMETERS = Raw(b'{"type":"object","properties":{},"additionalProperties":false}')
 ANY_OBJECT = Raw(b"{}")
 NUMBER = "$NUMBER"
-"""Stands for the number of a call, which may be any."""
+"""Placeholder for the number of a call, which may be any."""
 _DIGITS = r"[0-9]{1,3}"
 
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
     begin: str
-    """Text before the arguments of a call, with tags.NAME where its name stands."""
+    """Text before the arguments of a call, with tags.NAME in place of the tool's name."""
     end: str
     separator: str = ""
     section: tuple[str, str, str] = ("", "", "")
-    """Texts before all calls, before the first of them, where a space may stand between the two, and behind
-    the last.
-    """
+    """Texts before all calls (in front of and behind an optional space), and after the last call."""
     triggers: tuple[str, ...] = ()
-    """Texts that begin calls behind other text; none where calls are the whole answer."""
+    """Texts that begin calls after other text; empty if calls can only be the whole answer."""
     argument: tuple[str, str] = ("", "")
-    """Texts around each argument, with tags.NAME where its name stands; empty where all are one object. Only
-    calls with schemas can be held then.
+    """Texts around each argument, with tags.NAME in place of its name; empty if the arguments are one object.
+    With these only calls with schemas can be held.
     """
 
     is_single: bool = False
-    """The model ends its answer behind a call."""
+    """True if the model ends its answer after one call."""
 
     @property
     def holds_any(self) -> bool:
-        """Return True if a call can be held whose arguments are any."""
+        """Return True if a call with arbitrary arguments can be held."""
         return not self.argument[0]
 
 
@@ -97,19 +96,21 @@ CALL_TAGS: dict[str, CallTags] = {
 
 
 def call_tags(parser: str, special: Collection[str]) -> CallTags | None:
-    """Return the tags of a family; None where its calls cannot be held. `special`: special tokens of the
-    tokenizer, which tell the newer form of Mistral's calls from the older.
+    """Return the tags of a format; None if its calls cannot be held. `special` has the special tokens of the
+    tokenizer, which distinguish the newer form of Mistral's calls from the older one.
     """
     return _MISTRAL_ARGS if parser == "mistral" and "[ARGS]" in special else CALL_TAGS.get(parser)
 
 
 def calls_alone(family: CallTags, tools: ToolSet, *, one: bool, all_held: bool) -> tags.Element:
-    """Return an answer of calls, with arguments held to their schemas: those of strict tools, or all."""
+    """Return an answer of calls alone. The arguments of strict tools, or of all, are held to
+    their schemas.
+    """
     return _section(family, _calls(family, tools, all_held=all_held), one=one)
 
 
 def calls_in_text(family: CallTags, tools: ToolSet, *, one: bool) -> tags.Element:
-    """Return an answer of text and calls, the arguments of strict tools held to their schemas."""
+    """Return an answer of text and calls, with the arguments of strict tools held to their schemas."""
     calls = _calls(family, tools, all_held=False)
     section = _section(family, calls, one=one)
     begun = [section, *calls] if isinstance(section, tags.Tag) else calls

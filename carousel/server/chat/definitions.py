@@ -1,4 +1,4 @@
-"""Definitions of tools in a body: what must be right of them, and what an answer is read by."""
+"""Tool definitions in a body: their checks, and what the parser of answers needs of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from runtime.wire.transport import DECODE_ERRORS
 
 MAX_TOOLS = 1024
 MAX_PARTS = 1 << 17
-"""Most parts of all definitions, by the brackets and commas in their JSON: 20 ms of work."""
+"""Maximum number of parts in all definitions, counted as brackets and commas in their JSON: 20 ms of work."""
 
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$(?!\n)")]
 
 
 class FunctionDefinition(Struct):
-    """Further fields go to the chat template as they are."""
+    """Definition of a function. Further fields go to the chat template unchanged."""
 
     name: ToolName
     description: str | None = None
@@ -35,14 +35,14 @@ class ToolDefinition(Struct):
 
 
 class _Schema(Struct):
-    """The part of a JSON Schema that is looked at: what may be large must be an object."""
+    """The checked part of a JSON Schema: parts that may be large must be objects."""
 
     type: Literal["object"] | None = None
     properties: Raw = field(default_factory=Raw)
 
 
 def read_tools(tools: bytes) -> ToolSet:
-    """Return the tools of a body's field. Raises InvalidRequest that names what is wrong."""
+    """Return the tools of a body's field. Raises InvalidRequest that names the fault."""
     if len(tools) > MAX_TOOLS_BYTES:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS_BYTES} bytes, got {len(tools)}", param="tools")
     if sum(map(bytes(tools).count, (b"[", b"{", b","))) > MAX_PARTS:
@@ -67,7 +67,7 @@ def read_tools(tools: bytes) -> ToolSet:
 
 
 def _check_schema(schema: bytes, where: str) -> None:
-    """Raises InvalidRequest."""
+    """Check a schema. Raises InvalidRequest."""
     decoded: _Schema | None = _decode(schema, _Schema | None, where)
     properties = b"" if decoded is None else bytes(memoryview(decoded.properties)[:1])
     if properties not in (b"", b"{", b"n"):

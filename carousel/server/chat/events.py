@@ -1,7 +1,7 @@
-"""Events of an answer: its items (text, reasoning, calls of tools) as they begin, grow and end.
+"""Events of an answer: its items (text, reasoning, tool calls) as they begin, grow and end.
 
-Parsers make them and the formats of endpoints spell them; usage and the end of a sequence are with the delta
-that they were made of.
+Parsers make them, and endpoints spell them in their formats. Usage and the end of a sequence come with the
+delta from which the events were made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ItemKind: TypeAlias = Literal["text", "reasoning", "tool_call"]
 class ItemBegun(Struct, frozen=True):
     kind: ItemKind
     id: str = ""
-    """The id and the name of a call."""
+    """Id of a call; its name follows."""
     name: str = ""
 
 

@@ -1,6 +1,7 @@
-"""TOOL_FORMATS and REASONING_FORMATS: how the families of models write calls of tools, and reasoning.
+"""TOOL_FORMATS and REASONING_FORMATS: how families of models write tool calls and reasoning.
 
-A row for each name of `runtime.checkpoint.chat_formats`, which recognises them by their chat templates.
+There is a row for each name of `runtime.checkpoint.chat_formats`, which recognises the formats by chat
+templates.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from carousel.server.chat.thoughts import read_thoughts
 
 CallReader: TypeAlias = Callable[[Reader], Steps[None]]
 Thinking: TypeAlias = Literal["open", "may begin", "none"]
-"""How the answer begins: in reasoning, since the prompt ends in its opening tag; perhaps with that tag; or
-after all reasoning.
+"""How the answer begins: inside reasoning, because the prompt ends with its opening tag; perhaps with that
+tag; or after all reasoning.
 """
 
 
@@ -46,7 +47,9 @@ after all reasoning.
 class ToolFormat:
     read: CallReader
     special: tuple[str, ...] = ()
-    """Spellings that a tokenizer may have as special tokens, which are in no text otherwise."""
+    """Spellings that a tokenizer may have as special tokens, and that would otherwise be left out of the
+    text.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +57,19 @@ class ReasoningFormat:
     begin: str
     end: str
     also_end: tuple[str, ...] = ()
-    """Markers of calls, which end reasoning as well."""
+    """Markers of calls, which also end reasoning."""
     ends_at_call: bool = False
-    """A call between <tool_call> tags ends it as well."""
+    """True if a call between <tool_call> tags also ends reasoning."""
     special: tuple[str, ...] = ()
     """Parts of the tags that a tokenizer may have as special tokens."""
     read: CallReader | None = None
     """Reader of a format in which reasoning, text and calls are messages."""
     next_message: str = ""
-    """Text that begins a message behind another."""
+    """Text between two messages."""
     content: str = ""
     """Text that begins the message of the content."""
     behind: CallReader | None = None
-    """Reader of what follows, where more reasoning may."""
+    """Reader of the text after reasoning, in a format with more reasoning there."""
 
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
@@ -110,7 +113,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
 def read_answer(
     r: Reader, tools: ToolFormat | None, reasoning: ReasoningFormat | None, thinking: Thinking
 ) -> Steps[None]:
-    """Read an answer: reasoning, if there is some, and then text and calls."""
+    """Parse an answer: reasoning, if there is any, and then text and calls."""
     if reasoning is not None and reasoning.read is not None:
         yield from reasoning.read(r)
         return
@@ -123,7 +126,7 @@ def read_answer(
 
 
 def _read_reasoning(r: Reader, tags: ReasoningFormat, *, is_open: bool) -> Steps[None]:
-    """Read reasoning. The line breaks beside its tags belong to them, as in chat templates."""
+    """Parse reasoning. Line breaks beside its tags belong to the tags, as in chat templates."""
     r.mark()
     yield from r.space()
     if (yield from r.take(tags.begin)):

@@ -17,7 +17,7 @@ THOUGHT = f"{CHANNEL}thought"
 _QUOTES = Markers(QUOTE)
 _NUMBER = re.compile(r"[-+.0-9eE]*")
 _OPEN_NUMBER = re.compile(r"-?\d+\.", re.ASCII)
-"""Python's spelling of a whole number as a float, which is no JSON."""
+"""A float with a whole value as Python writes it, which is not JSON."""
 _KEY = re.compile(r"[^\s:{}\[\],\"<]*")
 
 
@@ -28,7 +28,7 @@ def gemma4(r: Reader) -> Steps[None]:
 
 
 def gemma4_behind_reasoning(r: Reader) -> Steps[None]:
-    """Read text, calls and more reasoning. Tags that nothing belongs to are left out."""
+    """Parse text, calls and more reasoning. Tags without a counterpart are left out."""
     markers = Markers(CHANNEL, THOUGHT_END, *((BEGIN,) if r.tools.names else ()))
     while marker := (yield from r.until(markers)):
         if marker == BEGIN:
@@ -43,7 +43,7 @@ def gemma4_behind_reasoning(r: Reader) -> Steps[None]:
 
 
 def _call(r: Reader) -> Steps[None]:
-    """Read a call from behind its marker; what is none is text."""
+    """Parse a call after its marker. If it is none, it is text."""
     yield from r.space()
     if (yield from r.take("call:")):
         yield from r.space()
@@ -58,7 +58,7 @@ def _call(r: Reader) -> Steps[None]:
 
 
 def _value(r: Reader, sink: Sink, depth: int) -> Steps[bool]:
-    """Read a value and give it to `sink` as JSON. False: there is none, or it breaks off."""
+    """Parse a value and give it to `sink` as JSON. Returns False if there is none or it breaks off."""
     yield from r.space()
     if (yield from r.take(QUOTE)):
         return (yield from _quoted(r, sink))
@@ -92,7 +92,7 @@ def _value(r: Reader, sink: Sink, depth: int) -> Steps[bool]:
 
 
 def _number(r: Reader, sink: Sink) -> Steps[bool]:
-    """Read a number and give it to `sink` as JSON spells it."""
+    """Parse a number and give it to `sink` as JSON."""
     number = written = yield from r.run(_NUMBER)
     if _OPEN_NUMBER.fullmatch(number):
         number += "0"
@@ -104,7 +104,7 @@ def _number(r: Reader, sink: Sink) -> Steps[bool]:
 
 
 def _key(r: Reader, sink: Sink) -> Steps[bool]:
-    """Read the name of a member, which needs no quotes, and the colon."""
+    """Parse the name of a member, which needs no quotes, and the colon."""
     parts: list[str] = []
     if (yield from r.take(QUOTE)):
         is_there = yield from _quoted(r, parts.append)
@@ -121,7 +121,7 @@ def _key(r: Reader, sink: Sink) -> Steps[bool]:
 
 
 def _quoted(r: Reader, sink: Sink) -> Steps[bool]:
-    """Read the rest of a string in the family's own quotes."""
+    """Parse the rest of a string in the format's own quotes."""
     sink('"')
     marker = yield from r.until(_QUOTES, lambda text: sink(json.dumps(text, ensure_ascii=False)[1:-1]))
     r.settle()

@@ -1,7 +1,8 @@
-"""gpt-oss: an answer is messages, each with a header that says its channel and, of a call, the function.
+"""gpt-oss: an answer is a sequence of messages, each with a header that names its channel and, for a call,
+the function.
 
-<|channel|>analysis<|message|>reasoning<|end|><|start|>assistant<|channel|>commentary to=functions.f
-<|constrain|>json<|message|>{...}<|call|>, and the channel `final` for the text.
+        <|channel|>analysis<|message|>reasoning<|end|><|start|>assistant<|channel|>commentary to=functions.f
+        <|constrain|>json<|message|>{...}<|call|>, and the channel `final` for the text.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _IS_REASONING = re.compile(r"<\|channel\|>\s*analysis\b")
 
 
 def harmony(r: Reader, *, has_reasoning: bool = False) -> Steps[None]:
-    """Read messages; text outside of any is text. `has_reasoning`: what is in the channel `analysis` is told
-    apart; else it is text, too.
+    """Parse messages. Text outside messages is text. With `has_reasoning` the channel `analysis` is
+    reasoning, otherwise it is text, too.
     """
     # The prompt ends in the first header, which may go on with a function.
     r.mark()
@@ -52,14 +53,14 @@ def harmony(r: Reader, *, has_reasoning: bool = False) -> Steps[None]:
 
 
 def _text(r: Reader) -> Steps[str]:
-    """Read text up to the next marker; return that, or "" at the end."""
+    """Parse text up to the next marker. Returns the marker, or "" at the end."""
     marker = yield from r.until(_ENDS)
     r.settle()
     return marker
 
 
 def _message(r: Reader, header: str, *, has_reasoning: bool) -> Steps[str]:
-    """Read what follows a header; return the marker that ends it, or "" at the end."""
+    """Parse a message after its header. Returns the marker that ends it, or "" at the end."""
     found = _FUNCTION.search(header)
     if found is not None and r.tools.names:
         r.mark()

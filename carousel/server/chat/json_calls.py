@@ -1,4 +1,4 @@
-"""Families whose calls are JSON: an object with name and arguments, or a name and then the arguments."""
+"""Formats with calls in JSON: an object with name and arguments, or a name and then the arguments."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError)
 
 
 def json_call(r: Reader, *, is_known: bool = False) -> Steps[bool]:
-    """Read {"name": ..., "arguments": {...}}, in any order. False: it is no call, and none has begun.
-    `is_known`: only the name of a tool of the request, and arguments, make it one.
+    """Parse {"name": ..., "arguments": {...}}, in any order. Returns False if it is no call; none has begun
+    then. With `is_known` it is a call only with the name of one of the request's tools and with arguments.
     """
     yield from r.space()
     if not (yield from r.take("{")):
@@ -52,7 +52,7 @@ def json_call(r: Reader, *, is_known: bool = False) -> Steps[bool]:
 
 
 def _rest(r: Reader) -> Steps[None]:
-    """Read the object of a call to its end, behind the arguments. What is not well formed there is text."""
+    """Parse the object of a call to its end, after the arguments. Malformed JSON there is text."""
     r.mark()
     while (yield from _continues(r)) and not (yield from _closes(r)):
         key = yield from _key(r)
@@ -62,7 +62,7 @@ def _rest(r: Reader) -> Steps[None]:
 
 
 def _key(r: Reader) -> Steps[str]:
-    """Read the name of a member, and the colon; "" where there is none."""
+    """Parse the name of a member, and the colon. Returns "" if there is none."""
     key = yield from _text(r)
     yield from r.space()
     if not (yield from r.take(":")):
@@ -72,7 +72,7 @@ def _key(r: Reader) -> Steps[str]:
 
 
 def _continues(r: Reader) -> Steps[bool]:
-    """Pass over the comma behind a member, if another one follows, or see that the object ends."""
+    """Move past the comma after a member if another one follows. Returns False if the object ends."""
     yield from r.space()
     return (yield from r.take(",")) or (yield from r.peek()) == "}"
 
@@ -83,7 +83,7 @@ def _closes(r: Reader) -> Steps[bool]:
 
 
 def _text(r: Reader) -> Steps[str]:
-    """Read a JSON string and return what it says; "" if it is none, or empty."""
+    """Parse a JSON string. Returns its value; "" if it is none, or empty."""
     parts: list[str] = []
     if (yield from r.peek()) != '"' or not (yield from r.json_value(parts.append)):
         return ""
@@ -98,8 +98,8 @@ def _decode_text(value: str) -> str:
 
 
 def _object_of(value: str) -> str:
-    """Return the arguments as an object, which some models write as a text, or null for none; "" where they
-    are none.
+    """Return the arguments as the JSON of an object: some models write this object as a string, or null for
+    none. Returns "" for anything else.
     """
     if value.startswith('"'):
         value = _decode_text(value)
@@ -111,7 +111,9 @@ def _object_of(value: str) -> str:
 
 
 def named_call(r: Reader, name: str) -> Steps[bool]:
-    """Read the arguments of a call whose name has been read. False: they are none, and no call has begun."""
+    """Parse the arguments of a call after its name. Returns False if there are none; no call has
+    begun then.
+    """
     yield from r.space()
     if not name or (yield from r.peek()) != "{":
         return False
@@ -121,7 +123,7 @@ def named_call(r: Reader, name: str) -> Steps[bool]:
 
 
 def _calls_in_list(r: Reader, *, is_known: bool = False) -> Steps[bool]:
-    """Read calls, as `json_call` does, from behind the bracket that begins a list of them. False: there is
+    """Parse a list of calls after its opening bracket, each as `json_call` does. Returns False if there is
     none.
     """
     is_any = False
@@ -137,7 +139,7 @@ def _calls_in_list(r: Reader, *, is_known: bool = False) -> Steps[bool]:
 
 
 def hermes(r: Reader) -> Steps[None]:
-    """<tool_call>{"name": "f", "arguments": {...}}</tool_call>, or a list of such objects."""
+    """Parse <tool_call>{"name": "f", "arguments": {...}}</tool_call>, or a list of such objects."""
     markers = Markers("<tool_call>")
     while (yield from r.until(markers)):
         yield from r.space()
@@ -151,10 +153,11 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 def llama3_json(r: Reader) -> Steps[None]:
-    """{"name": "f", "parameters": {...}}, as all of the text or behind a tag; several with ";" between them,
-    or in a list.
-    Of JSON without a tag only the name of a tool tells that it is a call; behind other text, its arguments
-    must come next.
+    """Parse {"name": "f", "parameters": {...}}, as the whole text or after a tag; several with ";" between
+    them, or in a list.
+
+    JSON without a tag is a call only if it has the name of a tool. After other text, its arguments have to
+    come next.
     """
     markers = Markers(PYTHON_TAG, "{")
     r.mark()
@@ -182,7 +185,7 @@ def llama3_json(r: Reader) -> Steps[None]:
 
 
 def _is_known_call(r: Reader) -> Steps[bool]:
-    """Return True behind the brace of {"name": "f", "parameters": {...}} with the name of a tool."""
+    """Return True after the brace of {"name": "f", "parameters": {...}} with the name of a tool."""
     yield from r.space()
     if (yield from _key(r)) != "name" or (yield from _text(r)) not in r.tools.names:
         return False
@@ -194,7 +197,7 @@ def _is_known_call(r: Reader) -> Steps[bool]:
 
 
 def mistral(r: Reader) -> Steps[None]:
-    """[TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...], or [TOOL_CALLS]f[ARGS]{...} for each call.
+    """Parse [TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...], or [TOOL_CALLS]f[ARGS]{...} for each call.
     Models also leave out the brackets around one call, or write the marker twice.
     """
     markers = Markers("[TOOL_CALLS]")
@@ -221,8 +224,9 @@ DEEPSEEK_MARKERS = (_BEGIN, _END, _CALL, _SEPARATOR, _CALL_END)
 
 
 def deepseek(r: Reader) -> Steps[None]:
-    """V3.1: a begin marker, and for each call NAME, a separator and the arguments between two markers; V3 has
-    `function`, the separator and NAME, and the arguments in a block of Markdown.
+    """Parse DeepSeek's sections of calls. V3.1: a begin marker, and for each call NAME, a separator and the
+    arguments between two markers. V3: `function`, the separator and NAME, and the arguments in a block of
+    Markdown.
     """
     yield from _section(r, _BEGIN, _CALL, _END, _deepseek_call)
 
@@ -230,7 +234,7 @@ def deepseek(r: Reader) -> Steps[None]:
 def _section(
     r: Reader, begin: str, call: str, end: str, read_call: Callable[[Reader], Steps[bool]]
 ) -> Steps[None]:
-    """Read text and sections of calls. `read_call`: from behind the marker of a call to that of its end."""
+    """Parse text and sections of calls. `read_call` parses from the marker of a call to that of its end."""
     markers = Markers(begin, call)
     while marker := (yield from r.until(markers)):
         yield from r.space()
@@ -274,7 +278,7 @@ _KIMI_NAME = re.compile(r"(?:functions\.)?(?P<name>.*?)(?::\d+)?")
 
 
 def kimi_k2(r: Reader) -> Steps[None]:
-    """A section of calls, each functions.NAME:NUMBER and its arguments behind a marker."""
+    """Parse a section of calls, each functions.NAME:NUMBER and its arguments after a marker."""
     yield from _section(r, _SECTION, _KIMI_CALL, _SECTION_END, _kimi_call)
 
 

@@ -1,4 +1,6 @@
-"""output_guide: the one guide of an answer, of its reasoning, its content and its calls."""
+"""output_guide: the one guide of an answer, made of the guides of its reasoning, its content and
+its calls.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +18,28 @@ from runtime.wire.guide import Guide, GuideKind
 KIND: GuideKind = "structural_tag"
 BUDGET = "thinking_token_budget"
 LINE_BREAKS = r"\n{1,2}"
-"""Between the end of reasoning and the answer."""
+"""Line breaks between the end of reasoning and the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldCalls:
-    """Calls that an answer has to have, or may have."""
+    """Calls that an answer must or may have."""
 
     parser: str
     tools: ToolSet = NO_TOOLS
-    """Names of the tools that may be called."""
+    """Tools that may be called."""
     choice: Literal["auto", "required", "named"] = "auto"
     one: bool = False
-    """At most one call."""
+    """True for at most one call."""
     family: CallTags | None = None
-    """None: calls of the family cannot be held."""
+    """Tags of the format; None: its calls cannot be held."""
 
     @property
     def is_forced(self) -> bool:
         return self.choice != "auto"
 
     def check(self, grammar_backend: str, *, has_guide: bool) -> None:
-        """Check what the request asks of its calls. Raises InvalidRequest where that cannot be held."""
+        """Check that the request's calls can be held. Raises InvalidRequest."""
         if self.is_forced:
             param = "tool_choice"
             what = f"{param}: {'required' if self.choice == 'required' else 'a named function'}"
@@ -67,8 +69,8 @@ def output_guide(
     thinking: Thinking,
     budget: int | None = None,
 ) -> Guide | None:
-    """Return what holds an answer; None for nothing. `params`: the guide of its content. `budget`: tokens of
-    reasoning between its tags, at most. Raises InvalidRequest.
+    """Return the guide of a whole answer; None for no guide. `params` has the guide of the content. `budget`
+    is the maximum number of tokens of reasoning between its tags. Raises InvalidRequest.
     """
     guide = guide_for_wire(params)
     content = _content(guide, calls, "" if reasoning is None else reasoning.content)
@@ -103,7 +105,7 @@ def output_guide(
 
 
 def _content(guide: Guide | None, calls: HeldCalls, begin: str) -> tags.Element | None:
-    """Return the answer behind reasoning; None where it may be any. `begin`: text before content."""
+    """Return the answer after reasoning; None if it may be anything. `begin` is the text before content."""
     family, tools = calls.family, calls.tools
     nested: tags.Element | None = None
     if guide is not None and guide.kind == KIND:

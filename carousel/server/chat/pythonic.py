@@ -1,4 +1,4 @@
-"""Calls written as Python: [f(a=1, b="x"), g()]."""
+"""The format `pythonic`: calls written as Python, [f(a=1, b="x"), g()]."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 _OPEN, _CLOSE = "([{", ")]}"
 MAX_DEPTH = 64
 MAX_OUTSIDE = 1 << 14
-"""Most characters of an argument outside of its strings: 0.1 s of work, during which nobody is served."""
+"""Maximum number of characters of an argument outside its strings: 0.1 s of work, during which no request is
+served.
+"""
 START, END = "<|python_start|>", "<|python_end|>"
 
 
 def pythonic(r: Reader) -> Steps[None]:
-    """[f(a=1, b="x"), g()] as the beginning of the text, of tools of the request."""
+    """Parse [f(a=1, b="x"), g()] at the beginning of the text, for tools of the request."""
     r.mark()
     yield from r.space()
     yield from r.take(START)
@@ -46,7 +48,7 @@ def pythonic(r: Reader) -> Steps[None]:
 
 
 def _call(r: Reader) -> Steps[bool]:
-    """Read f(a=1, ...). False: it is no call, and none has begun."""
+    """Parse f(a=1, ...). Returns False if it is no call; none has begun then."""
     yield from r.space()
     name = yield from r.run(_NAME)
     if name not in r.tools.names or not (yield from r.take("(")):
@@ -82,7 +84,7 @@ def _call(r: Reader) -> Steps[bool]:
 
 
 def _argument(r: Reader) -> Steps[tuple[str, str | None]]:
-    """Read name=value up to a comma or a bracket that follows it; return both, the value as JSON."""
+    """Parse name=value up to the comma or bracket after it. Returns both, the value as JSON."""
     yield from r.space()
     key = yield from r.run(_NAME)
     yield from r.space()
@@ -115,7 +117,7 @@ def _argument(r: Reader) -> Steps[tuple[str, str | None]]:
 
 
 def _string(r: Reader, parts: list[str]) -> Steps[bool]:
-    """Read a string of Python, of one quote or three."""
+    """Parse a string of Python, with one or three quotes."""
     quote = yield from r.peek()
     if (yield from r.take(quote * 3)):
         quote *= 3
@@ -145,7 +147,7 @@ def _string(r: Reader, parts: list[str]) -> Steps[bool]:
 
 
 def literal_as_json(literal: str) -> str | None:
-    """Return a literal of Python as JSON; None where it is none."""
+    """Return a Python literal as JSON; None if it is none."""
     try:
         with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # "\\d", which is taken
             node = ast.parse(literal.strip(), mode="eval").body
@@ -155,7 +157,7 @@ def literal_as_json(literal: str) -> str | None:
 
 
 def _value(node: ast.expr) -> Any:
-    """Raises ValueError for what JSON does not have."""
+    """Return the value of a literal. Raises ValueError for values that JSON does not have."""
     match node:
         case ast.Constant(value=str() | int() | float() | None as value):
             return value
