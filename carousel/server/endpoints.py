@@ -1,5 +1,5 @@
-"""ENDPOINTS: every path of the HTTP server, what it takes and what it answers. Routes and the description of
-the API are made from this table.
+"""ENDPOINTS: every path of the HTTP server, with its bodies and answers. The routes and the API description
+are made from this table.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ METRICS = "/metrics"
 WITH_BODY = (400, 408, 413, 415, 500)
 RUNTIME = (500, 503)
 STATS = (400, *RUNTIME)
-"""Statuses of paths that ask the runtime: it may be gone, not ready, or have no room."""
+"""Statuses of paths that ask the runtime: it may be gone, not ready, or full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     path: str
-    """Path as Starlette spells it."""
+    """Path in Starlette's form."""
     handler: Handler
     summary: str
     response: Any
@@ -59,25 +59,25 @@ class Endpoint:
     body: type | None = None
     body_is_optional: bool = False
     streams: bool = False
-    """Answers `stream: true` with events."""
+    """True if `stream: true` is answered with events."""
     statuses: tuple[int, ...] = ()
-    """Statuses of its errors, beside those that every path has. Each has the shape of OpenAI's."""
+    """Statuses of its errors, beside those that every path has. All have the shape of OpenAI's errors."""
     answers_503: Any = None
-    """Type of the body of a 503 that is no error."""
+    """Type of the body of a 503 that is not an error."""
     role: Role | None = "admin"
-    """Role of the keys with which it may be asked, beside admins'; None: it needs no key."""
+    """Role of the keys that may ask, beside admins; None: no key is needed."""
     get_needs_key: bool = False
-    """The GET of this endpoint changes something. Any web page can have a browser send one, so that there is
-    none without a key, which no browser adds by itself.
+    """True if the GET of this endpoint changes something. Any web page can make a browser send a GET, so
+    without keys there is no GET; a browser adds no key by itself.
     """
 
     def role_with(self, config: RuntimeConfig) -> Role | None:
-        """The role that a server with these settings asks for; None: none, and no key."""
+        """Return the role that a server with these settings requires; None: no key."""
         is_open = not config.has_api_keys or (self.path == METRICS and config.metrics_open)
         return None if is_open else self.role
 
     def methods_with(self, *, has_key: bool) -> tuple[str, ...]:
-        """The methods that a server with or without an API key takes."""
+        """Return the methods that a server with or without API keys accepts."""
         if self.get_needs_key and not has_key:
             return tuple(method for method in self.methods if method != "GET")
         return self.methods

@@ -1,8 +1,8 @@
 """GarbageWatch: runs a full garbage collection when the process has grown, and not before.
 
-Python's collector looks through what is new each time that some hundred objects more have been made than
-freed, and every so often through all that lives: a turn of the event loop that takes half a microsecond for
-each object. Requests and connections end with their last owner here and leave nothing to find.
+Python's collector checks new objects each time that some hundred more have been made than freed, and
+sometimes all live objects, which takes half a microsecond for each and holds up the event loop. Requests and
+connections end with their last owner here, so it would find nothing.
 """
 
 from __future__ import annotations
@@ -14,27 +14,32 @@ from collections.abc import Callable
 from pathlib import Path
 
 NEW_OBJECTS = 2000
-"""Objects made and not freed after which Python collects its first generation, which takes 1 ms."""
+"""Number of new objects after which Python collects its first generation, which takes 1 ms."""
 NEW_COLLECTIONS = 3
 """Collections of the first generation after which the second one is collected, too."""
 NEVER = 1 << 30
-"""Collections of the second generation after which Python would collect the third one by itself."""
+"""Collections of the second generation after which Python would collect the third one by itself: never."""
 LOOKED_AT = 8
-"""Collections of the second generation after which objects of the third one are counted. That takes
-a tenth of the time of a full collection.
+"""Collections of the second generation after which the objects of the third one are counted. Counting takes a
+tenth of the time of a full collection.
 """
 OLD_OBJECTS = 50_000
-"""Growth of the third generation that starts a full collection, if it has at least doubled, too."""
+"""Growth of the third generation that starts a full collection, if the generation has also at least doubled.
+"""
 GROWN_BYTES = 48 << 20
-"""Growth of resident memory, in bytes, that starts one: garbage may be a few objects with large bodies."""
+"""Growth of resident memory, in bytes, that starts a full collection: garbage may be a few objects with large
+bodies.
+"""
 REST_S = 1.0
-"""Seconds from a full collection to one because of bytes, at least: all of them may be in use."""
+"""Least seconds between a full collection and one that is due to memory, because all of the memory may be in
+use.
+"""
 STATM = Path("/proc/self/statm")
 
 
 def collect_new_objects_alone() -> None:
-    """Freeze what is there now, and have Python collect its first two generations alone. The third one is
-    left to a GarbageWatch.
+    """Freeze the objects that exist now, and let Python collect only its first two generations. A
+    GarbageWatch collects the third one.
     """
     gc.collect()
     gc.freeze()
@@ -46,7 +51,7 @@ def resident_bytes() -> int:
 
 
 class GarbageWatch:
-    """Watch over a process that collects new objects alone."""
+    """Watch over a process in which Python collects new objects only."""
 
     def __init__(
         self,
@@ -55,21 +60,23 @@ class GarbageWatch:
         resident: Callable[[], int] = resident_bytes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """bytes_in_use: gives how many of the process are known to be in use, which are not counted."""
+        """`bytes_in_use` returns the number of bytes of the process that are known to be in use, which do not
+        count as growth.
+        """
         self._bytes_in_use = bytes_in_use
         self._resident = resident
         self._clock = clock
         self._num_living = 0
-        """Objects that the last collection of all has left."""
+        """Number of objects that the last full collection has left."""
         self._num_looked_at = 0
-        """Collections of new objects when the old ones were last counted."""
+        """Number of collections of new objects when the old ones were last counted."""
         self._fewest_bytes = 0
-        """Fewest since the last collection of all."""
+        """Least number of bytes since the last full collection."""
         self._collected_s = 0.0
         self._note_collection()
 
     def look(self) -> None:
-        """Collect if it is time. Takes some microseconds where it is not."""
+        """Run a full collection if it is due. Takes some microseconds if it is not."""
         num_bytes = self._num_bytes()
         self._fewest_bytes = min(self._fewest_bytes, num_bytes)
         has_rested = self._clock() - self._collected_s >= REST_S

@@ -1,7 +1,8 @@
-"""Guides of a body: the fields of OpenAI, vLLM and SGLang that say what the output must look like, as one.
+"""Guides in bodies: the fields of OpenAI, vLLM and SGLang that constrain the output, as one guide.
 
-`response_format`, `structured_outputs` and `guided_*` stand in the bodies of both OpenAI endpoints, SGLang's
-`json_schema`, `regex`, `ebnf` and `structural_tag` there and in the `sampling_params` of /generate.
+`response_format`, `structured_outputs` and `guided_*` are fields of both OpenAI endpoints. SGLang's
+`json_schema`, `regex`, `ebnf` and `structural_tag` are fields there, too, and in the `sampling_params` of
+/generate.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from carousel.structured_outputs import StructuredOutputsParams
 from runtime.base.errors import InvalidRequest
 
 SchemaBody: TypeAlias = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "boolean", "string"]})]
-"""A JSON schema, or a text that is one."""
+"""A JSON schema, as JSON or as a string that contains it."""
 TagBody: TypeAlias = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "string"]})]
-"""A structural tag, or a text that is one."""
+"""A structural tag, as JSON or as a string that contains it."""
 
 
 class JsonSchemaBody(Struct, forbid_unknown_fields=True, kw_only=True):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    """A schema is always kept to."""
+    """No effect: output always follows the schema."""
     schema: SchemaBody = field(default_factory=Raw)
 
 
@@ -33,13 +34,13 @@ class ResponseFormatBody(Struct, forbid_unknown_fields=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaBody | None = None
     schema: SchemaBody = field(default_factory=Raw)
-    """Schema of a json_object or json_schema, where llama.cpp and others have it."""
+    """Schema of a json_object or json_schema, at the place where llama.cpp and others have it."""
     format: Annotated[Raw, Meta(extra_json_schema={"type": "object"})] = field(default_factory=Raw)
-    """Structural tag, in the newer form."""
+    """Structural tag in the newer form."""
     structures: Annotated[Raw, Meta(extra_json_schema={"type": "array"})] = field(default_factory=Raw)
-    """Tags of the older form."""
+    """Tags in the older form."""
     triggers: list[str] | None = None
-    """Texts that begin the tags of the older form."""
+    """Texts that begin the tags in the older form."""
 
 
 class StructuredOutputsBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -53,7 +54,7 @@ class StructuredOutputsBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class GuideFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of the OpenAI bodies."""
+    """Fields of guides in the OpenAI bodies."""
 
     response_format: ResponseFormatBody | None = None
     structured_outputs: StructuredOutputsBody | None = None
@@ -70,12 +71,12 @@ class GuideFields(Struct, forbid_unknown_fields=True, kw_only=True):
 class AskedGuide(NamedTuple):
     params: StructuredOutputsParams | None
     names: dict[str, str]
-    """How the body calls what errors name."""
+    """Names in errors -> names in the body."""
 
 
 TAG_FIELDS = ("format", "structures", "triggers")
 ONE_OF = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-"""Fields of structured_outputs, one of which is the guide."""
+"""Fields of structured_outputs, of which exactly one is the guide."""
 KINDS = ("json", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag", "structured_outputs")
 
 
@@ -83,7 +84,7 @@ _guides_of = attrgetter(*GuideFields.__struct_fields__)
 
 
 def asked_guide(body: GuideFields) -> AskedGuide:
-    """Return the one guide of a body. Raises InvalidRequest where there are two."""
+    """Return the one guide of a body. Raises InvalidRequest if there are two."""
     given: dict[str, StructuredOutputsParams] = {}
     for name, value in zip(GuideFields.__struct_fields__, _guides_of(body), strict=True):
         if value is None or _is_absent(value):
@@ -95,7 +96,9 @@ def asked_guide(body: GuideFields) -> AskedGuide:
 
 
 def one_guide(given: dict[str, StructuredOutputsParams], where: str = "") -> AskedGuide:
-    """`given`: by field. `where`: what stands before the names of fields. Raises InvalidRequest."""
+    """Return the one guide among those given by field; `where` comes before the names of fields in errors.
+    Raises InvalidRequest.
+    """
     if not given:
         return AskedGuide(None, {})
     first, *others = given
@@ -157,7 +160,7 @@ def _of_structured_outputs(body: StructuredOutputsBody) -> StructuredOutputsPara
 
 
 def _schema_text(raw: Raw) -> str:
-    """Return the text of a schema or a structural tag, which may come as a text in JSON."""
+    """Return the text of a schema or a structural tag, which may be a string in the JSON."""
     text = bytes(raw).decode()
     return msgspec.json.decode(text, type=str) if text.startswith('"') else text
 
@@ -178,7 +181,7 @@ SGLANG_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 def asked_guide_of_sampling(sampling: Any) -> AskedGuide:
-    """Return the guide of SGLang's sampling parameters. Raises InvalidRequest where there are two."""
+    """Return the guide in SGLang's sampling parameters. Raises InvalidRequest if there are two."""
     values = {name: getattr(sampling, name) for name in SGLANG_FIELDS}
     made = {name: _MAKERS[name](value) for name, value in values.items() if value is not None}
     given = {name: params for name, params in made.items() if params is not None}

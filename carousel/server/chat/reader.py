@@ -1,7 +1,7 @@
-"""Reader: the text of an answer as it comes, for parsers.
+"""Reader: gives parsers the text of an answer as it comes.
 
-A parser is a generator that yields where it needs more text, and leaves what it has found in `events`. That
-depends on the text alone, not on how it was cut into pieces.
+A parser is a generator that yields when it needs more text, and adds what it has found to `events`. The
+events depend on the text alone, not on how it was cut into pieces.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from carousel.server.chat.tools import ToolSet
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
-"""Yields where more text is needed."""
+"""Generator that yields when more text is needed."""
 Sink: TypeAlias = Callable[[str], None]
 
 MAX_RUN = 4096
-"""Characters of a name, of a number or of the like, at most."""
+"""Maximum number of characters of a name, a number or the like."""
 MAX_DEPTH = 512
-"""Depth of nested lists and objects in the arguments of a call, at most."""
+"""Maximum depth of nested lists and objects in the arguments of a call."""
 NUM_ID_BYTES = 12
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -37,7 +37,7 @@ _Expected: TypeAlias = Literal["value", "value or end", "key", "key or end", "co
 
 
 class Markers:
-    """Spellings that a format gives a meaning to, none of which begins another."""
+    """Spellings that have a meaning in a format. None of them begins another."""
 
     def __init__(self, *spellings: str) -> None:
         pattern = re.compile("|".join(map(re.escape, spellings)) or "(?!)")
@@ -49,14 +49,16 @@ class Markers:
         self._max = max(map(len, self._prefixes), default=0)
 
     def leave(self, text: str) -> bool:
-        """Return True where a text has no marker in it, and may not end with the beginning of one."""
+        """Return True if a text contains no marker, and does not end with what may be the beginning
+        of one.
+        """
         if self._search_first(text) is None:
             return True
         return self.search(text) is None and not self.num_held(text, 0)
 
     def num_held(self, text: str, start: int) -> int:
-        """Return how many characters at the end of a text, from `start` on, may be the beginning of a
-        marker.
+        """Return the number of characters at the end of a text, from `start` on, that may be the beginning of
+        a marker.
         """
         if self._search_first(text, max(start, len(text) - self._max)) is None:
             return 0
@@ -92,36 +94,36 @@ class Reader:
     )
 
     def __init__(self, tools: ToolSet, *, max_calls: int | None = None) -> None:
-        """`max_calls`: those beyond it are left out of the answer."""
+        """`max_calls`: calls beyond this number are left out of the answer."""
         self.text = ""
-        """Text that has not been read, from `pos` on."""
+        """Text that is not parsed yet, from `pos` on."""
         self.pos = 0
         self.ended = False
-        """Nothing follows `text`."""
+        """True if nothing follows `text`."""
         self.tools = tools
         self.quiet: Markers | None = None
-        """Where nothing is held back and the item is text: what alone would change that."""
+        """If nothing is held back and the item is text: the only markers that would change that."""
         self.has_reasoning = False
         self.is_thinking = False
-        """It is in reasoning, which has not ended."""
+        """True inside reasoning that has not ended."""
         self.num_whole_calls = 0
         self.last_is_whole = False
-        """The arguments of the last call are complete."""
+        """True if the arguments of the last call are complete."""
         self._max_calls = max_calls
         self._tried: list[str] | None = None
-        """Pieces of what is tried, before those in `text`; None where nothing is."""
+        """Pieces of the attempted call, before those in `text`; None if there is no attempt."""
         self._begun = 0
-        """Where what is tried begins in `text`."""
+        """Place in `text` where the attempted call begins."""
         self._marker = ""
-        """Marker at the beginning of what is tried."""
+        """Marker at the beginning of the attempted call."""
         self._events: list[Event] = []
         self._parts: list[str] = []
-        """New text of the item, behind the events."""
+        """New text of the item, after the events."""
         self._item: ItemKind | None = None
         self._call = 0
-        """Calls that have begun."""
+        """Number of calls that have begun."""
         self._space: list[str] | None = [] if tools.names else None
-        """Space that belongs to the text only if more of it follows: before the first, and after a call."""
+        """White space that belongs to the text only if more text follows: at the start, and after a call."""
 
     def feed(self, text: str) -> None:
         if self._tried is not None:
@@ -131,7 +133,7 @@ class Reader:
         self.pos = 0
 
     def take_events(self) -> list[Event]:
-        """Return what was found since the last time."""
+        """Return the events since the last call."""
         self._tell()
         events, self._events = self._events, []
         return events
@@ -139,7 +141,7 @@ class Reader:
     # -- what was found --------------------------------------------------------------------------------------
 
     def say(self, text: str, kind: ItemKind = "text") -> None:
-        """Add to the text, or to the reasoning."""
+        """Add text, or reasoning."""
         if not text:
             return
         if kind == "text" and self._space is not None:
@@ -151,7 +153,7 @@ class Reader:
         self._parts.append(text)
 
     def begin_call(self, name: str) -> None:
-        """Begin a call, whose arguments follow. What was tried is one."""
+        """Begin a call, whose arguments follow. The attempt has turned out to be a call."""
         self._tried = None
         self._call += 1
         if self._is_shown:
@@ -161,7 +163,7 @@ class Reader:
         self._space = []
 
     def add(self, arguments: str) -> None:
-        """Add to the JSON of the arguments of the call."""
+        """Add to the JSON of the call's arguments."""
         if self._is_shown and arguments:
             self._parts.append(arguments)
 
@@ -178,7 +180,7 @@ class Reader:
             self._item = None
 
     def end(self) -> None:
-        """End the answer. Space that is all there is is its text."""
+        """End the answer. If white space is all there is, it is the text."""
         if self._space and not self._call:
             text, self._space = "".join(self._space), None
             self.say(text)
@@ -203,11 +205,11 @@ class Reader:
     # -- what is tried ---------------------------------------------------------------------------------------
 
     def mark(self, marker: str = "") -> None:
-        """Begin to try: what follows, with the marker at its beginning, may be a call."""
+        """Begin an attempt: the following text, after the marker, may be a call."""
         self._tried, self._begun, self._marker = [], self.pos, marker
 
     def rewind(self) -> None:
-        """Read again what was tried, with the marker at its beginning."""
+        """Go back to the beginning of the attempt, with its marker."""
         if self._tried is None:
             return
         if self._tried:
@@ -216,12 +218,12 @@ class Reader:
         self.pos, self._tried = self._begun, None
 
     def settle(self) -> None:
-        """Take what was tried for what it seemed to be."""
+        """Accept the attempt."""
         self._tried = None
 
     def give_up(self, say: Sink | None = None) -> None:
-        """Take what was tried for no call: the marker at its beginning is text, and what follows is read
-        again. Does nothing once the call has begun.
+        """Give up the attempt: the marker at its beginning is text, and the rest is parsed again. No effect
+        once the call has begun.
         """
         if self._tried is not None:
             self.rewind()
@@ -231,7 +233,9 @@ class Reader:
     # -- what is read ----------------------------------------------------------------------------------------
 
     def until(self, markers: Markers, say: Sink | None = None) -> Steps[str]:
-        """Pass on text up to the next marker, which is tried from then on. Return it, or "" at the end."""
+        """Pass text on up to the next marker, with which an attempt begins. Returns the marker, or "" at the
+        end.
+        """
         is_text = say is None
         say = say or self.say
         while True:
@@ -255,7 +259,7 @@ class Reader:
             yield
 
     def space(self) -> Steps[None]:
-        """Pass over space."""
+        """Move past white space."""
         while True:
             self.pos = self._after_space()
             if self.pos < len(self.text) or self.ended:
@@ -269,7 +273,7 @@ class Reader:
         return self.text[self.pos : self.pos + 1]
 
     def take(self, literal: str) -> Steps[bool]:
-        """Pass over `literal` if it is what follows."""
+        """Move past `literal` if it comes next. Returns False if it does not."""
         while True:
             rest = self.text[self.pos : self.pos + len(literal)]
             if rest == literal:
@@ -280,7 +284,7 @@ class Reader:
             yield
 
     def follows(self, literals: tuple[str, ...]) -> Steps[bool]:
-        """Return True if one of these comes next, or begins there when the text ends."""
+        """Return True if one of these comes next, or if the text ends within the beginning of one."""
         longest = max(map(len, literals))
         while True:
             rest = self.text[self.pos : self.pos + longest]
@@ -292,8 +296,8 @@ class Reader:
             yield
 
     def run(self, pattern: re.Pattern[str], *, most: int = MAX_RUN) -> Steps[str]:
-        """Return the next characters up to the first that is not of a class, `most` of them at most.
-        `pattern` matches any number of the class.
+        """Return the next characters up to the first that is not in a class, at most `most`. `pattern`
+        matches any number of characters of the class.
         """
         size = 0
         while True:
@@ -306,16 +310,16 @@ class Reader:
             yield
 
     def here(self, pattern: re.Pattern[str]) -> str:
-        """Return the match with the text that is there already; "" for none."""
+        """Return the match at this place with the text that is there already; "" for none."""
         found = pattern.match(self.text, self.pos)
         text = "" if found is None else found.group()
         self.pos += len(text)
         return text
 
     def json_value(self, sink: Sink) -> Steps[bool]:
-        """Read one JSON value and give its text to `sink` as it comes: of an object from its first character
-        on. False: there is none, or it breaks off. Control characters in strings, and backslashes that escape
-        nothing, are escaped.
+        """Parse one JSON value and give its text to `sink` as it comes; of an object from its first character
+        on. Returns False if there is none or it breaks off. Control characters in strings, and backslashes
+        that escape nothing, are escaped.
         """
         closing: list[str] = []
         expected: _Expected = "value"
@@ -395,7 +399,7 @@ class Reader:
 
 
 def is_number(text: str) -> bool:
-    """Return True for a number of JSON."""
+    """Return True for a JSON number."""
     return text[:1] in "-0123456789" and _VALID_ATOM.fullmatch(text) is not None
 
 

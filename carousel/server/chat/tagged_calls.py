@@ -1,4 +1,4 @@
-"""Families that write each argument between tags of its own, as text: qwen3_coder and glm."""
+"""Formats that write each argument as text between tags: qwen3_coder and glm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS = {"object": dict[str, msgspec.Raw], "array": list[msgspec.Raw], "number"
 
 
 class ArgumentsReader:
-    """The arguments of one call as JSON, made of texts: those of strings as they come."""
+    """Arguments of one call as JSON, made of their texts. Those of strings are passed on as they come."""
 
     def __init__(self, r: Reader, name: str) -> None:
         self._reader = r
@@ -25,7 +25,7 @@ class ArgumentsReader:
         r.begin_call(name)
 
     def read(self, key: str, close: str, follow: tuple[str, ...]) -> Steps[bool]:
-        """Read the value of an argument up to `close`, as `tagged_text` does."""
+        """Parse the value of an argument up to `close`, as `tagged_text` does."""
         r = self._reader
         types = r.tools.types_of(self._name, key)
         is_new = key not in self._keys
@@ -56,9 +56,9 @@ class ArgumentsReader:
 
 
 def tagged_text(r: Reader, close: str, follow: tuple[str, ...], sink: Sink) -> Steps[bool]:
-    """Give a text up to `close` to `sink` as it comes. Where it stands on lines of its own, the line breaks
-    at its ends are none of it. `close` counts only where one of `follow` comes behind it: elsewhere it is a
-    part of the text. False: it breaks off.
+    """Give the text up to `close` to `sink` as it comes. If it stands on lines of its own, the line breaks at
+    its ends are left out. `close` counts only if one of `follow` comes after it; elsewhere it is part of the
+    text. Returns False if the text breaks off.
     """
     markers = Markers("\n" + close, close) if (yield from r.take("\n")) else Markers(close)
     while (yield from r.until(markers, sink)):
@@ -71,8 +71,8 @@ def tagged_text(r: Reader, close: str, follow: tuple[str, ...], sink: Sink) -> S
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Return an argument as JSON of one of its types, else as a string. No types: of any. Some models write
-    objects and lists as Python does.
+    """Return an argument as JSON of one of its types, or else as a string. Without types it may be of any.
+    Some models write objects and lists as Python does.
     """
     value = text.strip()
     if "null" in types and value.lower() in ("null", "none"):
@@ -108,7 +108,7 @@ def _encoded(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Spellings around the name of an argument, around its value, and behind the last one."""
+    """Spellings around the name of an argument, around its value, and after the last argument."""
 
     key: tuple[str, str]
     value: tuple[str, str]
@@ -123,7 +123,9 @@ _QWEN_NAME, _GLM_NAME = re.compile(r"[^<>\n]*"), re.compile(r"[^<\n]*")
 
 
 def tagged_call(r: Reader, name: str, tags: Tags) -> Steps[bool]:
-    """Read the arguments of a call whose name has been read. False: they are none, and no call has begun."""
+    """Parse the arguments of a call after its name. Returns False if there are none; no call has
+    begun then.
+    """
     arguments: ArgumentsReader | None = None
     while True:
         yield from r.space()
@@ -157,7 +159,7 @@ def tagged_call(r: Reader, name: str, tags: Tags) -> Steps[bool]:
 
 
 def qwen3_coder(r: Reader) -> Steps[None]:
-    """<tool_call><function=f><parameter=a>1</parameter></function></tool_call>."""
+    """Parse <tool_call><function=f><parameter=a>1</parameter></function></tool_call>."""
     markers = Markers("<tool_call>", _QWEN_FUNCTION)
     while marker := (yield from r.until(markers)):
         yield from r.space()
@@ -170,7 +172,7 @@ def qwen3_coder(r: Reader) -> Steps[None]:
 
 
 def glm(r: Reader) -> Steps[None]:
-    """<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"""
+    """Parse <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>."""
     markers = Markers("<tool_call>")
     while (yield from r.until(markers)):
         name = (yield from r.run(_GLM_NAME, most=MAX_NAME)).strip()

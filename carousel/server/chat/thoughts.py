@@ -11,8 +11,9 @@ _JSON_OR_FUNCTION = ("{", "<function=")
 def read_thoughts(
     r: Reader, end: str, also_end: tuple[str, ...] = (), *, ends_at_call: bool = False
 ) -> Steps[str]:
-    """Read reasoning from behind its opening tag. Return what ends it, or "" at the end of the text. Markers
-    but `end` are read again. `ends_at_call`: a call ends it, too, since models leave the closing tag out.
+    """Parse reasoning after its opening tag. Returns the marker that ends it, or "" at the end of the text.
+    Markers other than `end` are parsed again. With `ends_at_call` a call ends it, too, because models leave
+    the closing tag out.
     """
     r.is_thinking = True
     while (yield from r.take("\n")):

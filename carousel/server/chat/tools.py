@@ -1,4 +1,4 @@
-"""ToolSet: the tools of a request, as far as an answer is read by them."""
+"""ToolSet: the tools of a request, as the parser of its answer needs them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", 
 
 class ToolSet:
     def __init__(self, parameters: Mapping[str, bytes] = {}, strict: Collection[str] = ()) -> None:
-        """`parameters`: the JSON Schemas of the tools' parameters, by the tools' names, in the order of the
-        request; empty for none. `strict`: the names of those that a call must match.
+        """`parameters` has the JSON Schemas of the tools' parameters by the tools' names, in the order of the
+        request; empty for none. `strict` has the names of tools whose schema a call must match.
         """
         self._parameters = parameters
         self.strict = frozenset(strict)
@@ -26,7 +26,7 @@ class ToolSet:
         return self._parameters
 
     def only(self, name: str) -> ToolSet:
-        """Return one of the tools, at its place."""
+        """Return a set with one of the tools, which keeps its place."""
         made = ToolSet({name: self._parameters[name]}, self.strict & {name})
         made._numbers = self._numbers
         return made
@@ -36,8 +36,8 @@ class ToolSet:
         return f"tools[{self._numbers[name]}].function"
 
     def types_of(self, name: str, parameter: str) -> frozenset[str] | None:
-        """Return the types that a parameter may have, ANY where its schema does not say; None for one that
-        the tool does not have.
+        """Return the types that a parameter may have: ANY if its schema names none; None if the tool does not
+        have the parameter.
         """
         if name not in self._types:
             self._types[name] = _types_of(self._parameters.get(name, b""))

@@ -1,1 +1,1 @@
-"""HTTP itself: connections, heads and bodies, with a bound on everything that is read."""
+"""HTTP itself: connections, heads and bodies, with limits on everything that is read."""

@@ -1,8 +1,8 @@
-"""BodyPace: the part of an event loop's time that large bodies have while it serves anything else.
+"""BodyPace: limits the share of the event loop's time for large bodies while other requests are served.
 
-Connections that send bodies as fast as they are read keep the loop busy: each of its turns reads from all of
-them, and what a step brings a stream has gone out after three turns. So a few pieces are handled at a time,
-and then none for three times as long as they took.
+Connections that send bodies as fast as they are read would keep the loop busy: each turn would read from all
+of them, and a new token of a stream would be sent only after three turns. So a few pieces are handled at a
+time, and then none for three times as long as they took.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from functools import partial
 from runtime.ring.tenants import OWNER
 
 REST_RATIO = 3
-"""Seconds without large bodies for each second of work for them: they have a quarter of the time."""
+"""Seconds without large bodies for each second of work for them, so they get a quarter of the time."""
 MAX_PIECES = 4
-"""Pieces that are handled together, in two turns of the loop: each 64 KiB that are read, or 128 that are
-decoded.
+"""Number of pieces that are handled together, in two turns of the loop. A piece is 64 KiB to read, or 128 KiB
+to decode.
 """
 LEAST_REST_S = 0.002
-"""A shorter rest, which timers are too coarse for, is added to the next one."""
+"""Shorter rests, for which timers are too coarse, are added to the next one."""
 MAX_REST_S = 0.02
-"""Longest rest: the work that is measured has that for others in it, which may be more."""
+"""Longest rest: the measured work includes work for other requests, which may be more."""
 
 
 class BodyPace:
-    """The pace of one event loop. The pieces of one tenant keep their order; tenants go in turns. While
-    nothing else is served nobody waits.
+    """Pace of one event loop. The pieces of one tenant keep their order, and tenants take turns. If nothing
+    else is served, no piece waits.
     """
 
     def __init__(
         self, num_bodies: Callable[[], int], *, cpu_time: Callable[[], float] = time.thread_time
     ) -> None:
-        """num_bodies: gives how many requests have a large body that is being read or decoded. cpu_time: that
-        of the loop's thread, in seconds.
+        """`num_bodies` returns the number of requests with a large body that is being read or decoded.
+        `cpu_time` returns the CPU time of the loop's thread, in seconds.
         """
         self._num_bodies = num_bodies
         self._cpu_time = cpu_time
         self.requests: Collection[object] = ()
-        """Requests that are being served, those with large bodies among them; the server has them."""
+        """Requests that are being served, including those with large bodies. The server fills it."""
         self._lines: dict[str, deque[Callable[[], None]]] = {}
-        """Calls that wait, by tenant; the tenant whose turn it is is the first."""
+        """Waiting calls by tenant; the tenant whose turn it is comes first."""
         self._next: asyncio.Handle | None = None
-        """When the line goes on, unless work is being measured."""
+        """Call that continues the queue, unless work is being measured."""
         self._began_s: float | None = None
-        """CPU time at which the work began that is being measured."""
+        """CPU time at the start of the work that is being measured."""
         self._num_pieces = 0
-        """Pieces since then."""
+        """Number of pieces since then."""
         self._free_s = 0.0
         """End of the rest, by time.monotonic()."""
 
     @property
     def is_alone(self) -> bool:
-        """Nothing is served but large bodies."""
+        """Return True if only large bodies are being served."""
         return len(self.requests) <= self._num_bodies()
 
     def begin(self) -> None:
-        """Measure what the loop does from now on, until its next turn ends, as work for large bodies."""
+        """Measure the work of the loop as work for large bodies, from now until its next turn ends."""
         if self.is_alone:
             return
         self._num_pieces += 1
@@ -70,13 +70,13 @@ class BodyPace:
             loop.call_soon(loop.call_soon, self._end)
 
     def wait(self, go_on: Callable[[], None], tenant: str = OWNER) -> None:
-        """Have `go_on` called when the tenant's next piece may be handled, after those that came before."""
+        """Call `go_on` when the tenant's next piece may be handled, after the tenant's earlier ones."""
         self._lines.setdefault(tenant, deque()).append(go_on)
         if self._next is None and self._began_s is None:
             self._next = asyncio.get_running_loop().call_soon(self._go_on)
 
     async def take_piece(self, tenant: str = OWNER) -> None:
-        """Wait until a piece may be handled, and measure what then follows."""
+        """Wait until a piece may be handled, and measure the work that follows."""
         if not (self.is_alone or self._has_room()):
             place = asyncio.get_running_loop().create_future()
             self.wait(partial(_wake, place), tenant)

@@ -1,4 +1,4 @@
-"""BodyPool: how many bytes of large request bodies an HTTP process holds at a time."""
+"""BodyPool: limits the bytes of large request bodies that an HTTP process holds at a time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from runtime.base.errors import Overloaded, RateLimited
 MAX_BODY_BYTES = 8 << 20
 POOL_BYTES = 64 << 20
 SMALL_BYTES = 64 << 10
-"""Size up to which a body is not counted."""
+"""Size up to which a body does not count."""
 WAIT_S = 10.0
-"""Longest time in all that one body waits for room."""
+"""Longest time in total that one body waits for room."""
 MAX_WAITING = 128
-"""Bodies that wait, each with what has been read of it: up to 320 KB."""
+"""Maximum number of waiting bodies, each with the bytes already read: up to 320 KB."""
 
 
 class BodyPool:
-    """The room for large bodies in one event loop.
+    """Room for the large bodies in one event loop.
 
-    A body takes its share as its bytes come, not when its length is announced: a head alone holds nothing.
-    The oldest one always gets what it asks for, up to `largest`, since so much is kept from all others; so it
-    comes to its end, whatever the rest waits for, and then the next is the oldest.
+    A body takes its share as its bytes arrive, not when its length is announced, so a head alone holds
+    nothing.
 
-    What is not the oldest's is divided among tenants: whose share is used up waits for its own bodies.
+    The oldest body always gets what it asks for, up to `largest`, because so much is reserved from all
+    others. So it is completed, whatever the others wait for, and the next one becomes the oldest.
+
+    The rest is divided among tenants: a tenant that has used up its share waits for its own bodies.
     """
 
     def __init__(
@@ -35,8 +37,8 @@ class BodyPool:
         largest: int = MAX_BODY_BYTES,
         size: int = POOL_BYTES,
     ) -> None:
-        """is_divided: whether there are several tenants; largest: bytes that one body may have; at most
-        `size`, the bytes that all may have together.
+        """`is_divided` returns True if there are several tenants. `largest` is the limit in bytes for one
+        body, and `size`, which is not less, that for all together.
         """
         self._bytes = Shares(size - largest, is_divided)
         self._waiting = Shares(MAX_WAITING, is_divided)
@@ -45,16 +47,16 @@ class BodyPool:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that large bodies have now."""
+        """Return the number of bytes that large bodies hold now."""
         return self._bytes.total
 
     @property
     def num_bodies(self) -> int:
-        """Large bodies that are being read or decoded."""
+        """Return the number of large bodies that are being read or decoded."""
         return len(self._shares)
 
     def share(self, tenant: str) -> BodyShare:
-        """The share of a new body, which its owner releases."""
+        """Return the share of a new body. Its owner releases it."""
         return BodyShare(self, tenant)
 
     async def _grow(self, share: BodyShare, num_bytes: int) -> None:
@@ -116,22 +118,24 @@ class BodyShare:
         self.tenant = tenant
         self.held = 0
         self.wanted = 0
-        """Bytes that it waits for, beyond those held."""
+        """Number of bytes that it waits for, beyond those held."""
         self.waiter: asyncio.Future[None] | None = None
         self.waited_s = 0.0
 
     async def grow_to(self, num_bytes: int) -> None:
-        """Wait until the body may have so many. Raises Overloaded when there is no room in time."""
+        """Wait until the body may have so many bytes. Raises Overloaded if there is no room in time."""
         if num_bytes > max(self.held, SMALL_BYTES):
             await self._pool._grow(self, num_bytes - self.held)
 
     def release(self) -> None:
-        """Give everything back."""
+        """Give all bytes back."""
         self._pool._release(self)
 
 
 def _refusal(*, is_own_doing: bool) -> Overloaded:
-    """Return what a body that gets no room is told; `is_own_doing`: others of its tenant have it."""
+    """Return the error for a body that gets no room. `is_own_doing` is True if other bodies of its tenant
+    have the room.
+    """
     if is_own_doing:
         return RateLimited(
             "the large bodies of this API key that are being read are its share of this server; try again "

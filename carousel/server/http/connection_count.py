@@ -1,4 +1,4 @@
-"""ConnectionCount: how many connections an HTTP process has, and of whom."""
+"""ConnectionCount: counts the connections of an HTTP process, and limits them in all and by address."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 RESERVED_DESCRIPTORS = 256
-"""File descriptors of the process that are kept for all that is no connection."""
+"""Number of file descriptors that are reserved for other things than connections."""
 
 
 class ConnectionCount:
@@ -19,8 +19,8 @@ class ConnectionCount:
         on_room: Callable[[], None],
         few: int = 1,
     ) -> None:
-        """most_per_address: 0 for any number. Where no more than `few` places were left, `on_taken` is called
-        when one of them is taken, `on_room` when one is free again.
+        """`most_per_address` 0 means no limit. When no more than `few` places are left, `on_taken` is called
+        when one of them is taken, and `on_room` when one becomes free again.
         """
         self._most = most
         self._most_per_address = most_per_address
@@ -32,11 +32,11 @@ class ConnectionCount:
 
     @property
     def room(self) -> int:
-        """Return how many more connections there may be; below 0 where there are more than may be."""
+        """Return the number of further connections that are allowed; negative if there are too many."""
         return self._most - self.total
 
     def add(self, address: str) -> bool:
-        """Count a connection, until `remove`. False: its address has more than it may."""
+        """Count a connection, until `remove`. Returns False if its address has too many."""
         self.take()
         self._num_by_address[address] += 1
         return not self._most_per_address or self._num_by_address[address] <= self._most_per_address
@@ -54,7 +54,7 @@ class ConnectionCount:
             self._on_taken()
 
     def give_back(self, _: object = None) -> None:
-        """Count a connection that was taken no longer."""
+        """Stop counting a connection that was counted by `take`."""
         self.total -= 1
         if 0 < self.room <= self._few:
             self._on_room()

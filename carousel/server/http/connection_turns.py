@@ -1,5 +1,5 @@
-"""ConnectionTurns: how much the connections of a process do in one turn of the event loop: read, parse, begin
-requests.
+"""ConnectionTurns: limits the work of a process's connections in one turn of the event loop: reading,
+parsing, beginning requests.
 """
 
 from __future__ import annotations
@@ -9,37 +9,36 @@ from collections import deque
 from collections.abc import Callable
 
 TURN_COST = 1000
-"""Most that is done in a turn, in microseconds, roughly (2026-11). What a step brings a stream waits for a
-few turns.
+"""Maximum work of a turn, in microseconds, roughly (2026-11). A new token of a stream waits for a few turns.
 """
 HEAD_COST = 30
-"""Cost of a head: a scope and what else a request needs."""
+"""Cost of a head: the scope and other objects of a request."""
 REQUEST_COST = 150
-"""Cost of beginning a request: a task, which goes through all that stands before an endpoint."""
+"""Cost of beginning a request: a task that passes through the middleware."""
 BYTES_PER_COST = 2048
 
 
 class ConnectionTurns:
-    """The turns of one event loop. Who comes first goes first."""
+    """Turns of one event loop. Connections are served in the order in which they come."""
 
     def __init__(self) -> None:
         self._line: deque[Callable[[], None]] = deque()
         self._spent = 0
-        """Cost of what has been done in this turn."""
+        """Cost of the work done in this turn."""
 
     def has_room(self) -> bool:
-        """Return True if a connection may do something in this turn, whatever that costs."""
+        """Return True if a connection may do one more thing in this turn, whatever it costs."""
         return not self._line and self._spent < TURN_COST
 
     def spend(self, cost: int) -> None:
-        """Count what a connection has done. cost: at least 1."""
+        """Count work of a connection; `cost` is at least 1."""
         if not self._spent:
             asyncio.get_running_loop().call_soon(self._begin_turn)
         self._spent += cost
 
     def wait(self, go_on: Callable[[], None]) -> None:
-        """Have `go_on` called in a later turn, after all that came before. It may do one thing whatever
-        `has_room` says, and waits again for the next one.
+        """Call `go_on` in a later turn, after all earlier callers. It may do one thing regardless of
+        `has_room`, and waits again for the next.
         """
         self._line.append(go_on)
 

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: a status and {"error": {message, type, param, code}}."""
+"""Errors in the form that OpenAI's clients expect: a status and {"error": {message, type, param, code}}."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ logger = logging.getLogger(__name__)
 
 UNAVAILABLE_RETRY_S = 1.0
 TYPES = {403: "permission_error", 429: "rate_limit_error"}
-"""Types of errors beside those that stand for all others of a caller, and of the server."""
+"""Types of errors for these statuses. All others have the general type of client errors or of server errors.
+"""
 ROUTING = {
     404: "there is no such path; /openapi.json lists those there are",
     405: "the path does not take this method; the Allow header names those it takes",
 }
-"""Words for a caller at the wrong place, by status."""
+"""Messages for requests to a wrong path or with a wrong method, by status."""
 _CHATS = "send conversations to /v1/chat/completions"
 _VECTORS = "a server of --task embed has /v1/embeddings, /v1/score and /v1/rerank"
 _OPENAI = "this server speaks OpenAI's API below /v1"
@@ -44,7 +45,9 @@ NOT_BUILT = {
     "/load": "ask /get_load",
     **dict.fromkeys(("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"), _TEXT_ONLY),
 }
-"""Advice for who asks for a path that OpenAI, Anthropic, vLLM, SGLang or Ollama has, and all below it."""
+"""Advice for paths, and all below them, that OpenAI, Anthropic, vLLM, SGLang or Ollama has and this server
+does not.
+"""
 
 
 class ErrorDetail(msgspec.Struct):
@@ -59,8 +62,8 @@ class ErrorBody(msgspec.Struct):
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """Return what the HTTP client is told; the inside of an error that is not the client's stays in
-    the log.
+    """Return the error for the HTTP client. Details of an error that is not the client's fault are only
+    logged.
     """
     if isinstance(error, RequestError):
         return error
@@ -79,7 +82,7 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """Headers of the error's answer that say how to go on after it."""
+    """Return the headers of an error's answer, which tell the client how to go on."""
     headers: dict[str, str] = {}
     if error.status in (429, 503):
         seconds = error.retry_after_s if isinstance(error, Overloaded) else UNAVAILABLE_RETRY_S
@@ -94,7 +97,7 @@ def error_response(error: RequestError) -> Response:
 
 
 def _not_found(path: str, error: RequestError) -> RequestError:
-    """Return the error for a path that there is not, with advice where others have it."""
+    """Return the error for an unknown path, with advice if other servers have it."""
     for known, advice in NOT_BUILT.items():
         if path == known or path.startswith(f"{known}/"):
             message = f"{known} is not built: {advice}; /openapi.json lists the paths there are"
@@ -103,7 +106,7 @@ def _not_found(path: str, error: RequestError) -> RequestError:
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
-    """The exception handler of the application."""
+    """Answer a request with an error: the application's exception handler."""
     told = as_request_error(error)
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
         told = _not_found(request.scope["path"], told)

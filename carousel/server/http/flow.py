@@ -1,4 +1,6 @@
-"""Flow of one connection: when it is read, and what is written past all that stands before an endpoint."""
+"""Flow of one connection: when it is read, and how output is written without passing through
+the middleware.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 class Flow(FlowControl):
-    """Flow control that reads while uvicorn, the protocol and the pace of large bodies all want to."""
+    """Flow control that reads only while uvicorn, the protocol and the pace of large bodies all allow it."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -22,7 +24,7 @@ class Flow(FlowControl):
 
     @property
     def is_held(self) -> bool:
-        """True while the protocol wants nothing more for now."""
+        """True while the protocol wants no more data."""
         return self._is_held
 
     @is_held.setter
@@ -32,7 +34,7 @@ class Flow(FlowControl):
 
     @property
     def is_resting(self) -> bool:
-        """True while the next piece of a large body waits for others."""
+        """True while the next piece of a large body has to wait for other work."""
         return self._is_resting
 
     @is_resting.setter
@@ -56,8 +58,8 @@ class Flow(FlowControl):
 
 
 def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
-    """Return the application with two ways past all that stands before an endpoint in the scope's state:
-    `send_body`, the innermost `send`, and `write_chunk`, which does not wait; and `has_left`.
+    """Return the application with shortcuts past the middleware in the scope's state: `send_body`, the
+    innermost `send`; `write_chunk`, which does not wait; and `has_left`.
     """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,8 +77,9 @@ def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
 
 
 def write_chunk(cycle: RequestResponseCycle, chunk: bytes) -> bool:
-    """Write a chunk of a response whose head is out, the same bytes as `send`. False: nothing was written;
-    the client does not read, has gone, or gets no chunks, which `send` knows to handle.
+    """Write a chunk of a response whose head was sent; the bytes are those of `send`. Returns False if
+    nothing was written, because the client does not read, has gone, or gets no chunks. `send` handles these
+    cases.
     """
     assert chunk, "an empty chunk ends the response"
     if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
@@ -86,5 +89,5 @@ def write_chunk(cycle: RequestResponseCycle, chunk: bytes) -> bool:
 
 
 def has_left(cycle: RequestResponseCycle) -> bool:
-    """The client has closed the connection, as far as the event loop has seen."""
+    """Return True if the client has closed the connection, as far as the event loop knows."""
     return cycle.disconnected

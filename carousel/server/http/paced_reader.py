@@ -1,4 +1,6 @@
-"""PacedReader: reads one connection into a buffer that all share, little while there is much else to do."""
+"""PacedReader: reads one connection into a buffer that all share, and reads little while there is much other
+work.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +12,33 @@ from carousel.server.http.connection_turns import ConnectionTurns
 from carousel.server.http.protocol import HttpProtocol
 
 READ_BYTES = 64 << 10
-"""Most bytes that are read at a time."""
+"""Maximum number of bytes that are read at a time."""
 CROWDED_READ_BYTES = 4 << 10
-"""Bytes read when this turn has no room: they wait for another one. Most requests have fewer."""
+"""Bytes that are read if this turn has no room; they wait for another turn. Most requests are shorter."""
 
 
 TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8
-"""States of the kernel's: the client has reset the connection, or has closed it."""
+"""States of the kernel: the client has reset the connection, or has closed it."""
 
 
 class PacedReader(asyncio.BufferedProtocol):
-    """The protocol that the event loop knows, in front of the one that parses.
+    """Protocol that the event loop calls, in front of the parsing one.
 
-    A loop that allots what it reads, as it does for any other kind of protocol, reads up to 256,000 bytes, up
-    to 32 times in a row, of each connection in each turn.
+    For any other kind of protocol, the loop would allocate the memory for reading, and read up to 256,000
+    bytes, up to 32 times in a row, from each connection in each turn.
     """
 
     def __init__(
         self, make_protocol: Callable[[], HttpProtocol], turns: ConnectionTurns, buffer: memoryview
     ) -> None:
-        """buffer: of READ_BYTES, the same for all connections. Nothing stays in it after a read."""
+        """`buffer` has READ_BYTES and is the same for all connections. No data stays in it after a read."""
         self._make_protocol = make_protocol
         self._turns = turns
         self._buffer = buffer
         self._crowded_buffer = buffer[:CROWDED_READ_BYTES]
         self._protocol: HttpProtocol | None = None
         self.on_made: Callable[[], None] | None = None
-        """Called once the connection is there, before anything else."""
+        """Called when the connection has been made, before anything else."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if self.on_made is not None:

@@ -1,8 +1,8 @@
-"""HttpProtocol: uvicorn's protocol with bounds on all that is read of a connection: heads, framing, trailers,
-requests that wait behind others, bodies that nobody asks for. Most of it is seen by no application.
+"""HttpProtocol: uvicorn's protocol with limits on all that is read from a connection: heads, framing,
+trailers, pipelined requests, and bodies that nobody reads. No application sees most of this.
 
-The parser below it keeps a head of any size and waits for its end for ever. What is refused here is answered
-in the shape that all other errors have.
+Uvicorn's parser would keep a head of any size and wait for its end for ever. Refusals are answered in the
+form of all other errors.
 """
 
 from __future__ import annotations
@@ -29,19 +29,23 @@ MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 64
 HEAD_TIMEOUT_S = 10.0
 MAX_PIPELINED = 16
-"""Requests that wait on a connection while another one is in work."""
+"""Maximum number of requests that wait on a connection while another one is being served."""
 MAX_FRAMING_BYTES = 16 << 10
-"""Sizes, extensions and trailers of a body's chunks, beyond as many bytes as the chunks hold."""
+"""Maximum number of bytes of chunk sizes, extensions and trailers of a body, beyond as many bytes as the
+chunks hold.
+"""
 UNREAD_TIMEOUT_S = 5.0
-"""Longest time from an answer to the end of its request, which nobody reads."""
+"""Longest time between an answer and the end of its request, which nobody reads."""
 PIECE_BYTES = 8 << 10
-"""Bytes parsed at a time."""
+"""Number of bytes that are parsed at a time."""
 # Asked every few seconds by machines; a line for each would be most of the log.
 UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Protocol of one connection. What it reads, parses and begins has its turn among those of all others."""
+    """Protocol of one connection. Its reading, parsing and beginning of requests take turns with those of all
+    other connections.
+    """
 
     flow: Flow
 
@@ -54,8 +58,8 @@ class HttpProtocol(HttpToolsProtocol):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """count, turns, pace: those of all connections of this process. root_path: what the application takes
-        off a path.
+        """`count`, `turns` and `pace` are shared by all connections of this process. `root_path` is the
+        prefix that the application removes from paths.
         """
         super().__init__(*args, **kwargs)
         self._root_path = root_path
@@ -64,33 +68,33 @@ class HttpProtocol(HttpToolsProtocol):
         self._turns = turns
         self._pace = pace
         self._unparsed = b""
-        """Bytes received that wait for a turn."""
+        """Received bytes that wait for a turn."""
         self._cost = 0
-        """Number of calls of the parser for the piece being parsed."""
+        """Number of calls of the parser for the piece that is being parsed."""
         self._awaits_head = True
         self._is_all_head = False
-        """The piece being parsed neither begins nor completes a head."""
+        """True if the piece that is being parsed neither begins nor completes a head."""
         self._head_bytes = 0
-        """Received of a head that is not complete, after the piece in which it began."""
+        """Bytes received of an incomplete head, after the piece in which it began."""
         self._is_all_body = False
-        """The piece being parsed is of one body, but for that body's framing."""
+        """True if the piece that is being parsed belongs to one body, apart from that body's framing."""
         self._chunk_bytes = 0
-        """Bytes of a body in the piece being parsed."""
+        """Bytes of a body in the piece that is being parsed."""
         self._body_bytes = 0
-        """Bytes that have come of the body being parsed."""
+        """Bytes received of the body that is being parsed."""
         self._framing_room = 0
-        """Bytes of framing that may still come before others of the body."""
+        """Bytes of framing that may still come before further bytes of the body."""
         self._plain_head = b""
-        """The head of a request that asks for another protocol, without asking."""
+        """Head of a request that asks for another protocol, without the headers that ask for it."""
         self._waiting_bytes = 0
-        """Bytes of the bodies of requests that came while another one was in work."""
+        """Bytes of the bodies of requests that came while another one was being served."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._in_work: RequestResponseCycle | None = None
-        """The latest request that was begun; `cycle` is the latest that was read."""
+        """The latest request that was begun; `cycle` is the latest one that was read."""
         self._refusal: RequestError | None = None
         self._last_words: RequestError | None = None
-        """The refusal that follows the answers to the requests before it; nothing more is parsed."""
+        """Refusal that is sent after the answers to earlier requests; nothing more is parsed."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -117,15 +121,15 @@ class HttpProtocol(HttpToolsProtocol):
         self.cycle = self._in_work = None  # type: ignore[assignment]
 
     def eof_received(self) -> None:
-        """The client has left, which ends the connection. Who works for it hears of it now: until the
-        connection is lost a few turns of the loop pass, in which a request that came with it would begin.
+        """End the connection, because the client has left. The request's handler is told at once: the loss of
+        the connection is noticed a few turns later, and until then a request that came with it would begin.
         """
         self._tell_of_the_end()
 
     # From a read to the parser, piece by piece
 
     def data_received(self, data: bytes | memoryview) -> None:
-        """data: a view of what is not there any more after this call will do."""
+        """Take received data. `data` may be a view of memory that is not valid after this call."""
         self._unset_keepalive_if_required()
         if self._awaits_head and self._head_timer is None and self._last_words is None:
             self._start_head_timer()
@@ -169,7 +173,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self._body_bytes > SMALL_BYTES
 
     def _rest(self) -> None:
-        """Read no more of a large body until the loop has time for its next piece."""
+        """Stop reading a large body until the loop has time for its next piece."""
         if not (self.flow.is_resting or self.transport.is_closing()):
             self.flow.is_resting = True
             self._pace.wait(self._end_rest, tenant_of(cast(Any, self.cycle.scope)).name)
@@ -179,7 +183,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.flow.is_resting = False
 
     def _feed(self, piece: memoryview) -> int:
-        """Return how much of the piece has been parsed."""
+        """Parse a piece. Returns the number of bytes that were parsed."""
         self._chunk_bytes = 0
         self._is_all_head, self._is_all_body = self._awaits_head, not self._awaits_head
         try:
@@ -205,9 +209,8 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse(_invalid("the body is mostly chunk sizes, extensions or trailers"))
 
     def _go_on_without_upgrade(self, parsed: int) -> int:
-        """Parse a request as if it had not asked for another protocol, which a server need not know.
-
-        The parser has stopped behind its head and would take its body for the next request.
+        """Parse a request as if it had not asked for another protocol, which a server need not support. The
+        parser has stopped after its head, and would take its body for the next request.
         """
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -219,7 +222,9 @@ class HttpProtocol(HttpToolsProtocol):
     # Calls of the parser. Whatever they raise ends the parsing.
 
     def _stop(self, error: RequestError) -> NoReturn:
-        """End the parsing with a refusal, which is not raised: what is raised refers to this object."""
+        """End parsing with a refusal. The refusal itself is not raised, because an exception would refer to
+        this object.
+        """
         self._refusal = error
         raise ValueError("refused")
 
@@ -297,7 +302,9 @@ class HttpProtocol(HttpToolsProtocol):
                 self.flow.pause_reading()
 
     def _read_on_behind_pipeline(self) -> None:
-        """Uvicorn reads no more once a request waits, so it would not see the client leave."""
+        """Read on although a request waits. Uvicorn would stop reading then, and not notice that the client
+        leaves.
+        """
         if not self.pipeline:
             self._waiting_bytes = 0
         elif self._waiting_bytes <= HIGH_WATER_LIMIT:
@@ -368,7 +375,9 @@ class HttpProtocol(HttpToolsProtocol):
         )
 
     def _refuse_parsed(self, error: RequestError) -> None:
-        """Refuse what the parser has stopped at. Requests before one too many are still answered."""
+        """Refuse the request at which the parser has stopped. If it is one too many, the requests before it
+        are still answered.
+        """
         if self.pipeline and isinstance(error, Overloaded):
             self._stop_head_timer()
             self._last_words = error
@@ -376,8 +385,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(error)
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer, unless the request at fault has its answer or others wait for theirs, and close the
-        connection.
+        """Answer with a refusal and close the connection. There is no answer if the request has one already,
+        or if others wait for theirs.
         """
         cycle = self.cycle
         has_answer = cycle is not None and cycle.response_started
@@ -388,7 +397,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._tell_of_the_end()
 
     def _tell_of_the_end(self) -> None:
-        """Tell whoever works on a request of this connection that nobody waits for the answer."""
+        """Tell the handlers of this connection's requests that nobody waits for the answer."""
         for cycle in (self._in_work, self.cycle):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
