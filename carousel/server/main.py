@@ -1,4 +1,4 @@
-"""The API process: an HTTP server on the socket it inherits, in front of a client of the ring."""
+"""The API process: an HTTP server on the socket that it inherits, and a client of the ring."""
 
 from __future__ import annotations
 
@@ -38,27 +38,29 @@ from runtime.settings.config import RuntimeConfig
 TICK_S = 0.05
 SHUTDOWN_S = 0.8
 FLUSH_S = 0.2
-"""Part of it for traces that wait to be sent."""
+"""Part of SHUTDOWN_S for traces that wait to be sent."""
 KEEP_ALIVE_S = 20
-"""Longer than callers' HTTP libraries keep an idle connection (httpx and openai 5 s, aiohttp 15 s), so
-that they close it: a request that meets the server's own end of it gets no answer but an error.
+"""Seconds for which an idle connection is kept. Callers' HTTP libraries keep them for less (httpx and openai
+5 s, aiohttp 15 s), so they close first: a request that meets a connection which the server is closing fails.
 """
 
 logger = logging.getLogger(__name__)
 
 SWITCH_S = 0.001
-"""Longest time that the event loop keeps the interpreter while the client's thread waits for it."""
+"""Longest time that the event loop keeps the interpreter lock while the client's thread waits for it."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGE_BLOCK_BYTES = 1 << 20
 KEPT_BYTES = 8 << 20
 
 
 def return_large_blocks() -> None:
-    """Have malloc give large blocks back to the system when they are freed, and of small ones keep up to
-    KEPT_BYTES at the end of its heap. By default glibc keeps blocks as large as the first that was freed, up
-    to 32 MiB: bodies of 8 MiB left the process with 150 MB. With the first of these settings alone it keeps
-    no more than 128 KiB, so that what is needed for each piece of a large body came from the system each
-    time, up to 3 MB of it page by page in a turn of the event loop.
+    """Let malloc return large blocks to the system when they are freed, and keep up to KEPT_BYTES of small
+    ones at the end of its heap.
+
+    By default glibc keeps blocks as large as the first one that was freed, up to 32 MiB: bodies of 8 MiB left
+    the process with 150 MB. With only the first of these settings it keeps no more than 128 KiB. The memory
+    for each piece of a large body then came from the system each time, up to 3 MB of it page by page in a
+    turn of the event loop.
     """
     with suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
@@ -67,7 +69,9 @@ def return_large_blocks() -> None:
 
 
 def without_query(record: logging.LogRecord) -> bool:
-    """A filter of uvicorn's access log: a path's query may hold what is nobody's business."""
+    """Remove the query from a line of uvicorn's access log, because it may be confidential. A filter of that
+    log.
+    """
     if isinstance(record.args, tuple) and len(record.args) == 5:
         client, method, path, *rest = record.args
         record.args = (client, method, str(path).partition("?")[0], *rest)
@@ -85,11 +89,10 @@ def main(context: ProcessContext) -> None:
 
 
 async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> None:
-    """Answer from the first moment (/live, /ready), serve once the ring has answered, until SIGTERM.
+    """Answer from the first moment (/live, /ready), and serve requests once the ring has answered, until
+    SIGTERM. `watches_garbage` is True if Python collects only new objects in this process.
 
-    watches_garbage: this process collects new objects alone by itself.
-
-    Raises: RingClosed when the ring is gone.
+    Raises: RingClosed if the ring is gone.
     """
     config = context.config
     client = AsyncClient(context.endpoints.run_dir, connect_timeout=config.start_timeout)
@@ -154,8 +157,8 @@ async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> No
 
 
 def make_tracing(config: RuntimeConfig, metrics: Metrics) -> Tracing:
-    """Send traces where there is a collector. Without the packages for it a variable of the environment says
-    so in vain; the flag has been checked before anything started.
+    """Return the sender of traces, if there is a collector. Without the packages for it, a variable of the
+    environment has no effect; the flag was checked before anything started.
     """
     if not wants_traces(config):
         return Tracing(config.timeline_sample_rate)
@@ -191,7 +194,7 @@ def _http_server(state: ServerState) -> HttpServer:
 
 
 def _listening_socket(fd: int, slow_reader_timeout_s: float) -> socket.socket:
-    """The launcher's, which all HTTP processes share."""
+    """Return the launcher's listening socket, which all HTTP processes share."""
     listener = socket.socket(fileno=fd)
     listener.setblocking(False)
     # Every connection inherits it. The kernel ends one whose client takes nothing for so long, whatever is

@@ -1,4 +1,6 @@
-"""/openapi.json: the description of the HTTP API, made from the table of endpoints and the bodies' types."""
+"""Route /openapi.json: the description of the HTTP API, made from the table of endpoints and the types of
+bodies.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ REQUEST_ID = {
 
 
 def document_endpoint(config: RuntimeConfig) -> Endpoint:
-    """Return the endpoint that serves the document, which is made once."""
+    """Return the endpoint that serves the document. The document is made once."""
     document = msgspec.json.encode(describe(config))
     packed = gzip.compress(document, mtime=0)  # a fifteenth
 
@@ -45,7 +47,9 @@ def document_endpoint(config: RuntimeConfig) -> Endpoint:
 
 
 def describe(config: RuntimeConfig) -> dict[str, Any]:
-    """The OpenAPI document. Its components are JSON Schemas of exactly what is decoded and encoded."""
+    """Return the OpenAPI document. Its components are JSON Schemas of exactly the types that are decoded and
+    encoded.
+    """
     types = _types()
     schemas, components = msgspec.json.schema_components(types, ref_template=REF_TEMPLATE)
     components[FunctionBody.__name__]["properties"]["arguments"] = {"type": ["string", "object", "null"]}

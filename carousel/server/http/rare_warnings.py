@@ -1,4 +1,4 @@
-"""RareWarnings: at most a line a minute of each warning that strangers can have written into the log."""
+"""RareWarnings: limits warnings that strangers can cause to one log line of each kind per minute."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ LOGGERS = ("uvicorn.error", "asyncio", "carousel.server.http.protocol", "carouse
 
 
 class RareWarnings(logging.Filter):
-    """Lets one warning of each kind pass in PERIOD_S, with the number of those that did not since the last.
-
-    A kind is what a warning says before its arguments are put in.
+    """Log filter that lets one warning of each kind pass in PERIOD_S, with the number of those suppressed
+    since the last one. The kind is the message before its arguments are inserted.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._last_s: dict[str, float] = {}
-        """Time at which the last one of a kind has passed."""
+        """Time at which the last warning of a kind has passed."""
         self._num_held: dict[str, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -1,6 +1,6 @@
-"""RequestIdMiddleware: every request has an id, its sender's or a new one, which every answer carries.
+"""RequestIdMiddleware: gives every request an id, the sender's or a new one, which every answer carries.
 
-So do answers carry other headers that reading the request has brought up.
+Answers also carry other headers that were set while the request was read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ HEADER = b"x-request-id"
 
 
 class RequestIdMiddleware:
-    """The id is `request.state.request_id`; a header that can be none is refused. Further headers of the
-    answer are `request.state.answer_headers`.
+    """Sets `request.state.request_id`, and refuses a header that cannot be an id. Further headers of the
+    answer are in `request.state.answer_headers`.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -52,7 +52,7 @@ class RequestIdMiddleware:
 
 
 def _for_log(request_id: str, headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return what the lines of the log say of the request while it is answered."""
+    """Return the fields for log lines that are written while the request is answered."""
     traceparent = traceparent_of(headers)
     return {"request_id": request_id} | ({} if traceparent is None else {"trace_id": traceparent[3:35]})
 

@@ -1,4 +1,6 @@
-"""Root path: the beginning of the paths by which a proxy serves this server, taken off or not."""
+"""Root path: the prefix of the paths under which a proxy serves this server. The proxy may remove it
+or not.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class RootPathMiddleware:
-    """Takes the root path off. What stands behind it, the question for a key above all, sees the server's own
-    paths alone. A path without it is left as it is.
+    """Removes the root path. So everything behind this middleware, above all the check of keys, sees the
+    server's own paths only. A path without the prefix is left unchanged.
     """
 
     def __init__(self, app: ASGIApp, *, root_path: str) -> None:
-        """`root_path`: like /llm or /a/b."""
+        """`root_path` is of the form /llm or /a/b."""
         self._app = app
         self._root_path = root_path
 

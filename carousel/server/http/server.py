@@ -1,4 +1,4 @@
-"""HttpServer: uvicorn's server without its signal handlers, and with a bound on its connections."""
+"""HttpServer: uvicorn's server without its signal handlers, and with a limit on its connections."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from carousel.server.http.protocol import HttpProtocol
 
 RETRY_S = 1.0
 ACCEPTED_IN_TURN = 4
-"""Connections accepted in one turn of the event loop. The loop accepts one of each of its listening sockets:
-with one alone, who came behind 150 others waited for as many turns, each with a read of all connections. Each
-more costs a connection that comes alone 5 us, for asking in vain.
+"""Connections that are accepted in one turn of the event loop. The loop accepts one connection from each of
+its listening sockets in a turn. With a single socket, a connection behind 150 others waited for as many
+turns, each with a read of all connections. Each further socket costs a connection that comes alone 5 us, for
+an accept in vain.
 """
 HANDSHAKE_TIMEOUT_S = 10.0
-"""Longest time that a client has for the TLS handshake, as for the head of a request."""
+"""Longest time for a client's TLS handshake, the same as for the head of a request."""
 TLS_BACKLOG = RESERVED_DESCRIPTORS // 2
-"""Connections that the kernel keeps: as many may be accepted at once, before accepting is paused."""
+"""Backlog of the kernel: so many connections may be accepted at once before accepting is paused."""
 TLS_CLOSE_TIMEOUT_S = 5.0
-"""Longest time that a client has to answer the end of a TLS connection."""
+"""Longest time in which a client has to answer the end of a TLS connection."""
 
 logger = logging.getLogger(__name__)
 
 
 class HttpServer(uvicorn.Server):
-    """Accepts connections from one listening socket, which other processes may have too. With as many
-    connections as it may have it accepts no more: the kernel keeps those that come, or another process takes
-    them.
+    """Accepts connections from one listening socket, which other processes may share. When it has its maximum
+    of connections, it stops accepting: the kernel keeps further ones, or another process accepts them.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class HttpServer(uvicorn.Server):
         own_root_path: str = "",
         **settings: Any,
     ) -> None:
-        """max_per_address: 0 for any number; one more is answered with 503. body_pace: the application's; it
-        gets to know here what is served. own_root_path: what the application takes off a path. settings:
-        those of uvicorn.
+        """`max_per_address` 0 means no limit; one connection too many is answered with 503. `body_pace` is
+        the application's, which learns here what is being served. `own_root_path` is the prefix that the
+        application removes from paths. `settings` are uvicorn's.
         """
         self._root_path = own_root_path.encode()
         most = openable(max_connections)
@@ -84,24 +84,26 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM is the process context's."""
+        """Leave signals alone: the process context handles SIGTERM."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept. There is no lifespan to wait for."""
+        """Start accepting. There is no lifespan to wait for."""
         assert sockets
         (self._listener,) = sockets
         await self._open_servers()
         self.started = True
 
     async def _open_servers(self) -> None:
-        """Accept as many in a turn as there is room for: they are counted after all of them."""
+        """Open as many listening servers as there is room for connections in a turn, because connections are
+        counted after all have accepted.
+        """
         while len(self.servers) < min(ACCEPTED_IN_TURN, self._count.room):
             self.servers.append(await self._create_server())
         self._close_servers()  # of places that were taken meanwhile
 
     async def _create_server(self) -> asyncio.Server:
-        """Return a server on a copy of the listening socket: a pause of accepting closes the copies alone."""
+        """Return a server on a copy of the listening socket, so that pausing closes only copies."""
         assert self._listener is not None
         has_tls = self.config.ssl is not None
         return await asyncio.get_running_loop().create_server(
@@ -151,9 +153,8 @@ class HttpServer(uvicorn.Server):
         return reader
 
     def _count_handshake(self, reader: PacedReader) -> Callable[[], None]:
-        """Count a connection whose handshake begins, until the function that is returned is called, or until
-        the event loop lets go of the reader: nobody tells of a handshake that fails. And for no longer than a
-        handshake takes.
+        """Count a connection during its TLS handshake: until the returned function is called, until the event
+        loop drops the reader (nothing reports a failed handshake), or until the time for a handshake is over.
         """
         self._count.take()
         # The garbage collector, which may be who sees it, runs in any thread.

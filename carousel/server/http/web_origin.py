@@ -1,8 +1,8 @@
-"""WebOriginMiddleware: refuses requests that a web page of another site has its reader's browser send.
+"""WebOriginMiddleware: refuses requests that a web page of another site makes its reader's browser send.
 
-A browser sends two headers that its pages cannot choose: `Host`, the name in the address, and `Origin`,
-where the page is from. A page whose own name an attacker lets resolve to this server's address (DNS
-rebinding) is of the same origin to the browser, and is known by its `Host` alone.
+A browser sends two headers that pages cannot choose: `Host`, the name in the address, and `Origin`, the site
+of the page. If an attacker lets the page's own name resolve to this server's address (DNS rebinding), the
+browser regards the page as of the same origin, and only `Host` reveals it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WebOriginMiddleware:
     def __init__(
         self, app: ASGIApp, *, own_hosts: Iterable[str], allowed_hosts: Sequence[str], origins: Sequence[str]
     ) -> None:
-        """`own_hosts`: names of this machine; `allowed_hosts` and `origins` as in the settings, where `*`
+        """`own_hosts` are names of this machine. `allowed_hosts` and `origins` are those of the settings: `*`
         stands for all, and a host like `*.example.com` for all names below it.
         """
         self._app = app
@@ -37,7 +37,7 @@ class WebOriginMiddleware:
         self._suffixes = (*LOCAL_SUFFIXES, *(_plain(name[1:]) for name in allowed_hosts if name[:2] == "*."))
         self._origins = frozenset(origins)
         self._known_host: bytes | None = None
-        """The latest that was looked at and is a name of this server: callers mostly use one."""
+        """The last checked name that is a name of this server: callers mostly use one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._refusal(scope) if scope["type"] == "http" else None
@@ -90,12 +90,12 @@ class WebOriginMiddleware:
 
 
 def machine_names(listening_at: str) -> tuple[str, str]:
-    """Names under which this machine is known to itself; `listening_at`: the host setting."""
+    """Return the names under which this machine knows itself. `listening_at` is the host setting."""
     return socket.gethostname(), listening_at
 
 
 def _plain(name: str) -> str:
-    """The name in lower case, without the dot that may end it."""
+    """Return the name in lower case, without a dot at its end."""
     return name.lower().removesuffix(".")
 
 

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: a conversation in, `n` versions of the assistant's next turn out."""
+"""Route /v1/chat/completions: takes a conversation and returns `n` versions of the assistant's next turn."""
 
 from __future__ import annotations
 
@@ -90,8 +90,9 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 def _max_tokens(body: ChatBody, server: ServerState) -> int:
-    """Without a limit, --default-max-tokens, or what the model's files recommend, or what the context leaves:
-    the scheduler cuts this to it. Raises InvalidRequest.
+    """Return the maximum number of output tokens: the body's limit, else --default-max-tokens, else the
+    recommendation in the model's files, else the rest of the context, to which the scheduler cuts it. Raises
+    InvalidRequest.
     """
     both = (body.max_completion_tokens, body.max_tokens)
     if None not in both and both[0] != both[1]:
@@ -107,7 +108,7 @@ def _max_tokens(body: ChatBody, server: ServerState) -> int:
 
 
 def _num_logprobs(body: ChatBody) -> int | None:
-    """Raises InvalidRequest."""
+    """Return the number of logprobs for each token; None for no logprobs. Raises InvalidRequest."""
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:

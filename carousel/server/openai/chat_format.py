@@ -1,4 +1,4 @@
-"""ChatCompletionFormat: how /v1/chat/completions spells its answers. Knows no HTTP."""
+"""ChatCompletionFormat: spells the answers of /v1/chat/completions, independent of HTTP."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class ChatView:
     streams_usage: bool = False
     counts_continuously: bool = False
     speller: TokenSpeller | None = None
-    """Given where there are logprobs of any kind."""
+    """Given if there are logprobs of any kind."""
     prompt_ids: list[int] = field(default_factory=list)
-    """Given where the answer shows or counts them."""
+    """Given if the answer shows or counts them."""
     plan: AnswerPlan | None = None
-    """Given where the answer is more than text."""
+    """Given if the answer is more than text."""
     vocabulary: Vocabulary | None = None
-    """Given where reasoning is counted."""
+    """Given if reasoning is counted."""
 
 
 class ChatCompletionFormat:
@@ -77,8 +77,8 @@ class ChatCompletionFormat:
         self._is_plain = not (view.counts_continuously or view.shows_ids or view.shows_logprobs)
 
     def events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
-        """Spell a delta as OpenAI does: the role comes first and alone, and so does the reason of the end,
-        last.
+        """Yield the events for a delta in OpenAI's form: the role comes first and alone, and the finish
+        reason last and alone.
         """
         data = b""
         if delta.index not in self._begun:
@@ -112,7 +112,7 @@ class ChatCompletionFormat:
             yield data
 
     def _message_events(self, delta: Delta) -> bytes:
-        """Spell what the text of a delta tells. Its logprobs and ids come with the first event."""
+        """Return the events for the text of a delta. Its logprobs and ids come with the first event."""
         message = self._messages[delta.index]
         deltas = message.read(delta)
         if self._usage.reasoning is not None:

@@ -1,4 +1,4 @@
-"""plan_answer: how the answers to a chat request are read: its tools, and what of it may be reasoning."""
+"""plan_answer: decides how the answers to a chat request are parsed: for tool calls and for reasoning."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from runtime.wire.sampling_params import SamplingParams
 
 EFFORT = "reasoning_effort"
 SWITCHES = ("enable_thinking", "thinking")
-"""Variables of chat templates that turn reasoning on and off."""
+"""Variables of chat templates that switch reasoning on and off."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedAnswer:
     plan: AnswerPlan | None
-    """None: it is text."""
+    """Plan of the parser; None: the answer is plain text."""
     sampling: SamplingParams
     vocabulary: Vocabulary | None
-    """Given where reasoning is told apart."""
+    """Given if reasoning is separated."""
 
 
 async def plan_answer(
@@ -47,8 +47,8 @@ async def plan_answer(
     guide: AskedGuide,
     tenant: str,
 ) -> PlannedAnswer:
-    """Return how to read the answers, and add the tools and the guide to the options. Raises
-    InvalidRequest.
+    """Return how to parse the answers, and add the tools and the guide to the options.
+    Raises InvalidRequest.
     """
     config = server.config
     tools = _tools(body, config.tool_call_parser)
@@ -125,7 +125,7 @@ def _tools(body: ChatBody, parser: str) -> ToolSet:
 
 
 def _held_calls(body: ChatBody, tools: ToolSet, parser: str, special: Collection[str]) -> HeldCalls:
-    """Return what the request says of calls."""
+    """Return what the request demands of calls."""
     choice = body.tool_choice
     one = body.parallel_tool_calls is False
     if not tools.names:
@@ -137,7 +137,7 @@ def _held_calls(body: ChatBody, tools: ToolSet, parser: str, special: Collection
 
 
 def _are_tools(tools: bytes) -> bool:
-    """Return False for what asks for none."""
+    """Return False for a field that asks for no tools."""
     try:
         return bool(len(tools) and msgspec.json.decode(tools, type=list[msgspec.Raw] | None))
     except (msgspec.MsgspecError, RecursionError):
@@ -145,7 +145,9 @@ def _are_tools(tools: bytes) -> bool:
 
 
 async def _add_effort(server: ServerState, effort: ReasoningEffort, options: RequestOptions) -> None:
-    """Add to the chat template's variables what it knows of efforts. Raises InvalidRequest."""
+    """Add the reasoning effort to the chat template's variables, if the template knows efforts. Raises
+    InvalidRequest.
+    """
     variables = await server.tokenizer.template_variables()
     made: dict[str, Any] = {name: effort != "none" for name in SWITCHES if name in variables}
     if EFFORT in variables and (effort != "none" or not made):
@@ -161,7 +163,7 @@ async def _add_effort(server: ServerState, effort: ReasoningEffort, options: Req
 
 
 def _budget(server: ServerState, body: ChatBody, reasoning: ReasoningFormat | None) -> int | None:
-    """Return the most tokens of reasoning; None for any number. Raises InvalidRequest."""
+    """Return the maximum number of reasoning tokens; None for no limit. Raises InvalidRequest."""
     budget = body.thinking_token_budget
     if budget is None:
         return None
@@ -181,7 +183,7 @@ def _budget(server: ServerState, body: ChatBody, reasoning: ReasoningFormat | No
 async def _thinking(
     server: ServerState, body: ChatBody, tags: ReasoningFormat, options: RequestOptions, tenant: str
 ) -> Thinking:
-    """Return how an answer begins, which the end of the prompt tells."""
+    """Return how an answer begins, according to the end of the prompt."""
     if body.continue_final_message:
         last = body.messages[-1].content or ""
         text = last if isinstance(last, str) else "\n".join(part.text for part in last)

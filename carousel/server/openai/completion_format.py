@@ -1,4 +1,4 @@
-"""CompletionFormat: how /v1/completions spells its answers. Knows no HTTP."""
+"""CompletionFormat: spells the answers of /v1/completions, independent of HTTP."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ class CompletionView:
 
     model: str
     num_choices: int = 1
-    """For each prompt."""
+    """Number of choices for each prompt."""
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     skips_special: bool = True
-    """The text leaves out special tokens of the output."""
+    """True if special tokens are left out of the output's text."""
     shows_output: bool = True
-    """False: the prompt alone, of a request for no tokens."""
+    """False if the request asks for no tokens, so that only the prompt is shown."""
     shows_ids: bool = False
     shows_hidden_states: bool = False
     streams_usage: bool = False
     counts_continuously: bool = False
     speller: TokenSpeller | None = None
-    """Given where there are logprobs of any kind."""
+    """Given if there are logprobs of any kind."""
     prompt_ids: list[list[int]] = field(default_factory=list)
-    """Given where the answer shows or counts them."""
+    """Given if the answer shows or counts them."""
     prompt_texts: list[str] = field(default_factory=list)
-    """Given where the answer begins with them."""
+    """Given if the answer begins with them."""
 
 
 class CompletionFormat:
@@ -67,14 +67,14 @@ class CompletionFormat:
         self._view = view
         num_choices = num_prompts * view.num_choices
         self._offsets = [0] * num_choices
-        """Characters of each choice so far, as its logprobs count them."""
+        """Number of characters of each choice so far, as its logprobs count them."""
         self._plain: list[TextEvent | None] = [None] * num_choices
         self._prompt_logprobs: list[list[PromptLogprobs]] = [[] for _ in range(num_prompts)]
-        """Parts of each prompt's, as they came, where the answer begins with the prompt."""
+        """Parts of each prompt's logprobs, in the order of arrival, if the answer begins with the prompt."""
         self._held: list[list[Delta] | None] = [[] if view.prompt_texts else None for _ in range(num_prompts)]
-        """Deltas that came before all that the answer shows of the prompt; None when that is out."""
+        """Deltas that came before everything that the answer shows of the prompt; None once that is sent."""
         self._told_prompt_ids: set[int] = set()
-        """Choices that have shown the ids of their prompt: in a stream once is enough."""
+        """Choices that have shown the ids of their prompt: once is enough in a stream."""
         self._usage = UsageCount(num_prompts)
         if view.prompt_ids:
             self._usage.expect_prompts([len(ids) for ids in view.prompt_ids])
@@ -134,7 +134,7 @@ class CompletionFormat:
         return event
 
     def _echo_events(self, prompt: int, index: int) -> Iterator[bytes]:
-        """The prompt's text, in the first of them, and its logprobs."""
+        """Yield the prompt's text, in the first event, and its logprobs."""
         number = prompt * self._view.num_choices + index
         text = self._view.prompt_texts[prompt]
         pieces: Iterable[CompletionLogprobs | None] = (None,)
@@ -207,7 +207,9 @@ class CompletionFormat:
     def _echo_logprobs(
         self, prompt: int, number: int, parts: Sequence[PromptLogprobs]
     ) -> Iterator[CompletionLogprobs]:
-        """Logprobs of the prompt's tokens, where the answer begins with them; parts: one behind the other."""
+        """Yield the logprobs of the prompt's tokens, if the answer begins with them. `parts` follow one
+        another.
+        """
         if not self._view.prompt_texts:
             return iter(())
         ids = self._view.prompt_ids[prompt]
@@ -224,7 +226,7 @@ class CompletionFormat:
         ids: Sequence[int],
         num_chars: NumChars,
     ) -> Iterator[CompletionLogprobs]:
-        """Logprobs of the next tokens of a choice, a piece at a time."""
+        """Yield the logprobs of a choice's next tokens, a piece at a time."""
         num_taken = 0
         num_top = self._view.num_logprobs or 0
         for piece in chain.from_iterable(in_pieces(part, num_top) for part in parts):

@@ -1,4 +1,6 @@
-"""/v1/completions: text or token ids in, text out; a list of prompts gives `n` choices for each."""
+"""Route /v1/completions: takes text or token ids and returns text. A list of prompts gives `n` choices for
+each.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ async def _look_at_tokens(
     view: CompletionView,
     tenant: str,
 ) -> list[Submission]:
-    """Fill in what the answer shows of the prompt's tokens, and of others by themselves."""
+    """Fill in what the answer shows of the prompt's tokens, and spell single tokens."""
     tokenizer = server.tokenizer
     shows_logprobs = view.num_logprobs is not None or body.prompt_logprobs is not None
     if shows_logprobs:
@@ -106,7 +108,7 @@ async def _look_at_tokens(
 
 
 def _max_tokens(body: CompletionBody, default: int) -> int:
-    """Raises InvalidRequest."""
+    """Return the maximum number of output tokens. Raises InvalidRequest."""
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens must be at least 1, except with echo: true", param="max_tokens")
     check_min_tokens(body.min_tokens, "max_tokens", body.max_tokens, default)
@@ -114,14 +116,16 @@ def _max_tokens(body: CompletionBody, default: int) -> int:
 
 
 def _num_logprobs(body: CompletionBody) -> int | None:
-    """False, which some libraries send for "none", is not zero. Raises InvalidRequest."""
+    """Return the number of logprobs; None for none. False, which some libraries send for "none", is not zero.
+    Raises InvalidRequest.
+    """
     if body.logprobs is True:
         raise InvalidRequest("logprobs must be a number of tokens here, or null", param="logprobs")
     return None if body.logprobs is False else body.logprobs
 
 
 def _sampling(body: CompletionBody, server: ServerState, max_tokens: int) -> SamplingParams:
-    """Raises InvalidRequest."""
+    """Return the sampling parameters. Raises InvalidRequest."""
     logprobs = _num_logprobs(body)
     wanted = (body.prompt_logprobs, logprobs if body.echo else None)
     return sampling_params(
@@ -135,7 +139,7 @@ def _sampling(body: CompletionBody, server: ServerState, max_tokens: int) -> Sam
 
 
 def _shows_ids(body: CompletionBody, server: ServerState) -> bool:
-    """Without a tokenizer they are all there is to show."""
+    """Return True if the answer shows ids. Without a tokenizer there is nothing else to show."""
     return not server.tokenizer.is_there if body.return_token_ids is None else body.return_token_ids
 
 

@@ -1,4 +1,4 @@
-"""The request and the answer of OpenAI's embeddings, field by field."""
+"""Request and answer of OpenAI's embeddings endpoint."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class VectorBody(Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     time_limit: TimeLimit | None = None
-    """Seconds."""
+    """Time limit in seconds."""
 
 
 class EmbeddingBody(VectorBody, forbid_unknown_fields=True, kw_only=True):
     input: str | EmbeddingInputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
-    """The first so many components, as a vector of length one."""
+    """Number of leading components to return, as a vector of length one."""
 
 
 class EmbeddingUsage(Struct):
@@ -44,7 +44,7 @@ class EmbeddingUsage(Struct):
 class EmbeddingItem(Struct):
     index: int
     embedding: list[float] | str
-    """Numbers, or the base64 of packed little-endian float32."""
+    """Components, or the base64 of packed little-endian float32."""
     object: Literal["embedding"] = "embedding"
 
 

@@ -1,4 +1,4 @@
-"""/v1/embeddings: a vector for each text."""
+"""Route /v1/embeddings: returns a vector for each text."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ def _options(body: VectorBody) -> RequestOptions:
 
 
 class EmbeddingFormat:
-    """The answer; there is nothing to stream."""
+    """Format of the answer, which is never streamed."""
 
     def __init__(self, body: EmbeddingBody, model: str) -> None:
         self._body = body
         self._model = model
 
     def response(self, completions: Sequence[Completion]) -> msgspec.Struct:
-        """Return the body of the answer. Raises InvalidRequest when the vectors have fewer dimensions than
-        were asked for.
+        """Return the body of the answer. Raises InvalidRequest if the vectors have fewer dimensions than
+        requested.
         """
         items = JsonList()
         for index, completion in enumerate(completions):
@@ -90,8 +90,8 @@ class EmbeddingFormat:
 
 
 def shortened(vector: FloatArray, num_dimensions: int) -> FloatArray:
-    """Return the first components of a vector, of length one again: for models that were trained so that
-    these are worth most. Raises: InvalidRequest when it has not as many.
+    """Return the first components of a vector, scaled to length one: for models that were trained for this.
+    Raises: InvalidRequest if the vector has fewer.
     """
     if num_dimensions > len(vector):
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Logprobs in OpenAI's shapes: the columns of completions, the entries of chat, and vLLM's of a prompt."""
+"""Logprobs in OpenAI's forms (columns of completions, entries of chat) and in vLLM's form for a prompt."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from carousel.server.request.tokenizer import TokenText, Vocabulary
 T = TypeVar("T")
 
 NumChars: TypeAlias = Callable[[int, int], int]
-"""Characters of a token in the text of an answer, by its id and by the characters before it."""
+"""Function that returns the number of characters of a token in an answer's text, given its id and the number
+of characters before it.
+"""
 PIECE_ENTRIES = 2048
-"""Log-probabilities, spelled in one turn of the event loop."""
+"""Number of log-probabilities that are spelled in one turn of the event loop."""
 REPLACEMENT = "\ufffd"
 LOWEST = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Value for minus infinity, which JSON cannot express."""
 
 
 class TokenSpeller:
-    """Speller of single tokens in one answer. What a token's bytes are is asked once: most come up many
-    times.
+    """Speller of single tokens in one answer. It looks a token's bytes up once, because most tokens occur
+    many times.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, as_ids: bool) -> None:
@@ -43,23 +45,23 @@ class TokenSpeller:
         self._lengths: dict[int, int] = {}
 
     def bytes(self, token_id: int) -> list[int] | None:
-        """Null where nothing tells them: a part of a character whose text depends on the tokens beside it.
-        Not to be changed.
+        """Return the bytes of a token; None if they are unknown: for a part of a character whose text depends
+        on the tokens beside it. The list must not be changed.
         """
         if token_id not in self._bytes:
             self._bytes[token_id] = self._find_bytes(token_id)
         return self._bytes[token_id]
 
     def num_chars(self, token_id: int, *, skips_special: bool) -> int:
-        """Return how many characters the token is in a text, which may leave out special ones."""
+        """Return the number of characters of a token in a text, which may leave out special tokens."""
         own = self._vocabulary.token_text(token_id)
         return (
             0 if own and skips_special and self._vocabulary.is_special(token_id) else self._length(token_id)
         )
 
     def num_chars_at(self, token_id: int, text: str, offset: int) -> int:
-        """Return how many characters the token is in a text that may have a special one at that place or not:
-        a tokenizer adds some that nobody has written.
+        """Return the number of characters of a token in a text that may or may not have a special token at
+        that place: a tokenizer adds some that nobody has written.
         """
         own = self._vocabulary.token_text(token_id)
         if own and not text.startswith(own, offset) and self._vocabulary.is_special(token_id):
@@ -67,7 +69,9 @@ class TokenSpeller:
         return self._length(token_id)
 
     def _length(self, token_id: int) -> int:
-        """Characters of a token in a text; one of several tokens is the first one's."""
+        """Return the number of characters of a token. A character of several tokens belongs to the
+        first one.
+        """
         length = self._lengths.get(token_id)
         if length is None:
             text = self._vocabulary.token_text(token_id)
@@ -93,9 +97,9 @@ def completion_logprobs(
     num_top: int,
     num_chars: NumChars,
 ) -> CompletionLogprobs:
-    """Return one column entry for each token; None stands for a token without a value.
-
-    text_offset: characters before the first of these tokens. num_chars: those of a token, in the text.
+    """Return one column entry for each token; None stands for a token without a value. `text_offset` is the
+    number of characters before the first of these tokens, and `num_chars` returns that of a token in the
+    text.
     """
     columns = CompletionLogprobs([], [], [], [])
     for entry, token_id in zip(logprobs, token_ids, strict=True):
@@ -131,7 +135,7 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> Ch
 
 
 def chat_logprobs_json(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> ChatLogprobs:
-    """Return what `chat_logprobs` does, encoded: for as many as a whole answer has."""
+    """Return what `chat_logprobs` does, encoded: for the many tokens of a whole answer."""
     content = JsonList()
     for piece in in_pieces(logprobs, _num_top(logprobs)):
         content.extend(chat_logprobs(piece, speller).content)
@@ -139,7 +143,7 @@ def chat_logprobs_json(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) 
 
 
 def completion_logprobs_json(parts: Iterable[CompletionLogprobs]) -> CompletionLogprobs:
-    """All parts in one, encoded."""
+    """Return all parts as one, encoded."""
     columns = {name: JsonList() for name in CompletionLogprobs.__struct_fields__}
     for part in parts:
         for name, column in columns.items():
@@ -149,7 +153,9 @@ def completion_logprobs_json(parts: Iterable[CompletionLogprobs]) -> CompletionL
 
 
 def prompt_logprobs_json(logprobs: PromptLogprobs, token_text: TokenText, num_top: int) -> PromptLogprobsJson:
-    """vLLM's shape, encoded: for each token a mapping with itself and the most likely ones, by their ids."""
+    """Return logprobs in vLLM's form, encoded: for each token a mapping with itself and the most likely ones,
+    by their ids.
+    """
     body = JsonList()
     for piece in in_pieces(logprobs, num_top):
         body.extend(_prompt_logprobs(piece, token_text, num_top))
@@ -175,7 +181,9 @@ def _prompt_logprobs(logprobs: PromptLogprobs, token_text: TokenText, num_top: i
 
 
 def in_pieces(entries: Sequence[T], num_top: int) -> Iterator[Sequence[T]]:
-    """Slices of what is told of many tokens, with `num_top` others of each: a few milliseconds' work each."""
+    """Yield slices of entries about many tokens, with `num_top` others of each: each slice is a few
+    milliseconds' work.
+    """
     if isinstance(entries, LogprobColumns):  # all of an entry is made, whatever is told of it
         num_top = max(num_top, entries.num_top)
     size = max(1, PIECE_ENTRIES // (num_top + 1))
@@ -184,8 +192,8 @@ def in_pieces(entries: Sequence[T], num_top: int) -> Iterator[Sequence[T]]:
 
 
 def delta_pieces(delta: Delta) -> Iterator[Delta]:
-    """A delta of many tokens with their logprobs as several, of which the first has all its text and the last
-    what ends the sequence. Most are one.
+    """Split a delta of many tokens with their logprobs. The first part has all the text, and the last one the
+    end of the sequence. Most deltas are one part.
     """
     num_top = _num_top(delta.logprobs)
     if len(delta.logprobs) * (num_top + 1) <= PIECE_ENTRIES:

@@ -22,7 +22,7 @@ def is_text(delta: ChatDelta) -> bool:
 
 class MessageReader:
     def __init__(self, plan: AnswerPlan, vocabulary: Vocabulary | None) -> None:
-        """`vocabulary`: None where tokens of reasoning are not counted."""
+        """`vocabulary` is None if tokens of reasoning are not counted."""
         self._plan = plan
         self._parser = AnswerParser(plan)
         self._vocabulary = vocabulary
@@ -30,18 +30,18 @@ class MessageReader:
         self._ids: list[int] = []
         self._was_thinking = plan.reasoning_format is not None
         self.num_reasoning_tokens = 0
-        """With the tags around it."""
+        """Number of reasoning tokens, including the tags."""
 
     @property
     def num_whole_calls(self) -> int:
         return self._parser.num_whole_calls
 
     def is_plain(self, text: str) -> bool:
-        """Return True where the next text is content as it is, and need not be read."""
+        """Return True if the next text is unchanged content, which need not be parsed."""
         return not self._plan.is_calls_alone and self._parser.is_plain(text)
 
     def read(self, delta: Delta) -> list[ChatDelta]:
-        """Take the next part of the answer; return what it tells."""
+        """Parse the next part of the answer. Returns the deltas for the client."""
         events = self._events(delta.text, delta.token_ids, is_last=delta.finish_reason is not None)
         return [spelled for event in events if (spelled := self._spelled(event)) is not None]
 
@@ -93,7 +93,7 @@ class MessageReader:
         self.num_reasoning_tokens = self._vocabulary.num_up_to(end, self._ids, num_before)
 
     def _spelled(self, event: Event) -> ChatDelta | None:
-        """Return what a client is told of an event, if it is anything."""
+        """Return the delta for an event; None if the client is told nothing."""
         if isinstance(event, ItemBegun) and event.kind == "tool_call":
             self._num_calls += 1
             call = ToolCallDelta(self._num_calls - 1, FunctionCallDelta(event.name, ""), event.id, "function")

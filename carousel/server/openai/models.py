@@ -1,4 +1,4 @@
-"""/v1/models: the one model that this server has, by each of its names, and its adapters."""
+"""Route /v1/models: lists the one model of this server, by each of its names, and its adapters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def retrieve_model(request: Request) -> Response:
 
 
 def _cards(server: ServerState) -> list[ModelCard]:
-    """The model's, and those of its adapters."""
+    """Return the cards of the model and of its adapters."""
     names, length = server.config.model_names, server.config.context_length
     cards = [ModelCard(name, server.created, length, root=names[0]) for name in names]
     adapters = server.adapters.read() if server.config.enable_lora else ()

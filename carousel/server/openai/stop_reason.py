@@ -1,4 +1,4 @@
-"""How OpenAI's clients are told why a sequence has ended."""
+"""Finish and stop reasons in the words of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ TIME_LIMIT = "time_limit"
 
 
 def finish_reason_of(part: Delta | CompletionOutput) -> str | None:
-    """Return the finish reason that OpenAI's clients know. Strict ones know no "timeout": to them a limit of
-    time is a limit of length.
+    """Return the finish reason as OpenAI's clients know it. Strict clients do not know "timeout", so a time
+    limit is reported as a length limit.
     """
     return "length" if part.finish_reason == "timeout" else part.finish_reason
 
 
 def reason_with_calls(reason: Reason, num_calls: int) -> Reason | str:
-    """Return the reason as OpenAI gives it where the answer is calls of tools."""
+    """Return the finish reason as OpenAI gives it if the answer has tool calls."""
     return "tool_calls" if reason == "stop" and num_calls else reason
 
 
 def stop_reason_of(part: Delta | CompletionOutput) -> str | int | None:
-    """vLLM's field: what stopped it."""
+    """Return vLLM's field: the cause of the stop."""
     return TIME_LIMIT if part.finish_reason == "timeout" else part.matched_stop

@@ -1,4 +1,4 @@
-"""UsageCount: what an answer over several prompts and sequences has used. Each prompt counts once."""
+"""UsageCount: the usage of an answer over several prompts and sequences. Each prompt counts once."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class UsageCount:
         self._prompt = [0] * num_prompts
         self._cached = [0] * num_prompts
         self._completion: dict[tuple[int, int], int] = {}
-        """By (prompt, sequence)."""
+        """Number of output tokens by (prompt, sequence)."""
         self.reasoning: dict[int, int] | None = None
-        """Tokens of reasoning by the sequence, of a single prompt; None where it is not told apart."""
+        """Number of reasoning tokens by sequence, of a single prompt; None if reasoning is not separated."""
         self._drafts: list[DraftCounts] = []
 
     def expect_prompts(self, num_tokens: Sequence[int]) -> None:
-        """Lengths of the prompts, for counts before the first sequence has ended."""
+        """Set the lengths of the prompts, for counts before the first sequence has ended."""
         self._prompt = list(num_tokens)
 
     def add_prompt(self, prompt: int, delta: Delta) -> None:
-        """Take the length of a prompt from a delta that tells it, and nothing else."""
+        """Take the length of a prompt from a delta that has it. Nothing else is counted."""
         if delta.num_prompt_tokens:
             self._prompt[prompt] = delta.num_prompt_tokens
 
@@ -50,7 +50,9 @@ class UsageCount:
 
 
 def usage_of(completions: Sequence[Completion], reasoning: int | None = None) -> UsageBody:
-    """`reasoning`: tokens of it, where it is told apart."""
+    """Return the usage of whole answers. `reasoning` is the number of reasoning tokens, if reasoning is
+    separated.
+    """
     usages = [completion.usage for completion in completions]
     return usage_body(
         sum(usage.prompt_tokens for usage in usages),
@@ -68,7 +70,9 @@ def usage_body(
     reasoning: int | None = None,
     drafts: Sequence[DraftCounts] = (),
 ) -> UsageBody:
-    """`reasoning`: tokens of it, None where it is not told apart. `drafts`: of the sequences that guessed."""
+    """Return the body's usage. `reasoning` is the number of reasoning tokens; None if reasoning is not
+    separated. `drafts` are the counts of sequences that guessed.
+    """
     body = UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
     total = DraftCounts.sum(drafts)
     if reasoning is not None or total is not None:

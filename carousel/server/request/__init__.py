@@ -1,1 +1,1 @@
-"""Bodies of requests, whatever the route: how they are decoded, and what is read of them."""
+"""Request bodies of all routes: decoding them, and reading common fields."""

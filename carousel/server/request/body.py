@@ -1,4 +1,4 @@
-"""From the bytes of an HTTP request to a typed body: limits, and errors that name the field."""
+"""Reading of HTTP bodies as typed objects, with limits, and with errors that name the field."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ IGNORED_HEADER = b"x-carousel-ignored"
 PACED_BYTES = 64 << 10
 """Bytes of a large body that are decoded as one of its pieces (`BodyPace`)."""
 LEAST_BYTES = 1 << 10
-"""Bytes that what is decoded at a time counts for at least: its work does not all grow with them."""
+"""Least number of bytes that a decoded piece counts for, because not all of its work grows with its size."""
 
 T = TypeVar("T")
 
 
 async def read_body(request: Request, kind: type[T]) -> T:
-    """When it was there is `request.state.received_s`, by time.perf_counter().
+    """Return the decoded body. `request.state.received_s` is the time of its arrival, by time.perf_counter().
 
-    Raises RequestError with the status of what is wrong: 400, 408, 413 or 415; Overloaded where there is no
-    room for a large body; RequestAborted where nobody waits for an answer any more.
+    Raises RequestError with the fitting status: 400, 408, 413 or 415; Overloaded if there is no room for a
+    large body; RequestAborted if nobody waits for an answer any more.
     """
     server: ServerState = request.app.state.server
     tenant = tenant_of(request.scope).name
@@ -67,7 +67,7 @@ async def _decoded(request: Request, data: BodyBytes, kind: type[T]) -> T:
 
 
 def _turns_of_pieces(server: ServerState, tenant: str) -> Wait:
-    """Return what waits for the next turn of a large body that is being decoded."""
+    """Return a function that waits for the next turn of a large body that is being decoded."""
     num_unpaid = 0
 
     async def go_on(num_bytes: int) -> None:
@@ -82,7 +82,7 @@ def _turns_of_pieces(server: ServerState, tenant: str) -> Wait:
 
 
 async def read_optional_body(request: Request, kind: type[T]) -> T:
-    """Same as `read_body`; no body at all stands for the defaults. Raises RequestError."""
+    """Return what `read_body` does; a missing body stands for the defaults. Raises RequestError."""
     headers = request.headers
     is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
     # A page in a browser can send none of JSON's type without asking first, and of no type not without saying
