@@ -12,13 +12,14 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from runtime.base.environment import child_environment
-from runtime.base.errors import StartError
+from runtime.base.errors import ConfigError, StartError
 from runtime.ring.endpoints import Endpoints
 from runtime.settings.keywords import flags_of_keywords, given_settings
 
@@ -38,11 +39,19 @@ DEFAULTS = {
 class OwnRuntime:
     """A runtime that serves only this process: the child process that is its launcher, and its messages."""
 
-    def __init__(self, model: str | Path, settings: dict[str, Any]) -> None:
-        """Start the runtime. Raises ConfigError, before anything is started, for an unknown or
-        wrong setting.
+    def __init__(
+        self, model: str | Path, settings: dict[str, Any], named_by: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the runtime.
+
+        named_by: the caller's names of settings that it calls otherwise, for errors.
+        Raises ConfigError, before anything is started, for an unknown or wrong setting.
         """
-        flags = flags_of_keywords({**given_settings(settings, DEFAULTS), "model": model})
+        self._named_by = named_by or {}
+        try:
+            flags = flags_of_keywords({**given_settings(settings, DEFAULTS), "model": model})
+        except ConfigError as error:
+            raise ConfigError(self._as_written(str(error))) from None
         self.run_dir = Path(tempfile.mkdtemp(prefix="carousel-llm-"))
         self._owner_pid = os.getpid()
         self._state_file = Endpoints(self.run_dir).state_file
@@ -90,7 +99,12 @@ class OwnRuntime:
         reason = (
             said[-1].removeprefix("error: ") if said else f"it ended with code {self._process.returncode}"
         )
-        return f"the runtime could not start: {reason}"
+        return f"the runtime could not start: {self._as_written(reason)}"
+
+    def _as_written(self, message: str) -> str:
+        """Return an error that begins with a setting with the caller's name of it."""
+        setting, colon, rest = message.partition(":")
+        return self._named_by.get(setting, setting) + colon + rest
 
     def stop(self) -> None:
         """End the runtime and remove its files. May be called again."""

@@ -83,11 +83,7 @@ def started(given: dict[str, Any]) -> OwnRuntime:
     """Start a runtime with an executor's arguments. Raises ConfigError that names the wrong one."""
     named_by: dict[str, str] = {}
     wanted = runtime_settings(given, named_by)
-    try:
-        return OwnRuntime(wanted.pop("model", ""), wanted)
-    except ConfigError as error:
-        setting, colon, rest = str(error).partition(":")
-        raise ConfigError(named_by.get(setting, setting) + colon + rest) from None
+    return OwnRuntime(wanted.pop("model", ""), wanted, named_by)
 
 
 def attachable(run_dir: str | Path, given: dict[str, Any]) -> Path:

@@ -9,9 +9,11 @@ import pytest
 
 from carousel import (
     ConfigError,
+    ExecutorConfig,
     GenerationExecutor,
     GenerationRequest,
     KvCacheConfig,
+    PeftCacheConfig,
     RayExecutor,
     RingClosed,
 )
@@ -53,6 +55,12 @@ ROOT = Path(__file__).resolve().parents[3]
         ({"run_dir": "x", "kv_cache_config": KvCacheConfig()}, "kv_cache_config"),
         ({"executor_config": {}}, "executor_config: a carousel.ExecutorConfig, got dict"),
         ({"page_sise": 16}, "page_sise"),
+        ({"max_num_seqs": 0}, r"^max_num_seqs: expected int >= 1"),
+        (
+            {"executor_config": ExecutorConfig(max_batch_size=1 << 30)},
+            r"^executor_config\.max_batch_size: expected int <= ",
+        ),
+        ({"peft_cache_config": PeftCacheConfig(num_put_workers=999)}, r"^peft_cache_config\.num_put_workers"),
     ],
 )
 def test_create_refuses_a_wrong_argument_by_name_and_starts_nothing(
@@ -110,7 +118,7 @@ def test_create_passes_its_arguments_on_as_settings(
     started: list[tuple[Any, Any]] = []
     ring = FakeRing(tmp_path, say_nothing)
 
-    def start(model: Any, settings: Any) -> StandInRuntime:
+    def start(model: Any, settings: Any, named_by: Any) -> StandInRuntime:
         started.append((model, settings))
         return StandInRuntime(ring)
 
@@ -166,7 +174,7 @@ def test_an_executor_over_rays_machines_is_one_with_a_runtime_of_its_own(
     runtime = StandInRuntime(ring)
     asked: list[Any] = []
 
-    def start(model: Any, settings: Any) -> StandInRuntime:
+    def start(model: Any, settings: Any, named_by: Any) -> StandInRuntime:
         asked.append((model, settings))
         return runtime
 

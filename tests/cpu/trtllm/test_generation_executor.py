@@ -24,6 +24,7 @@ from carousel import (
     GenerationRequest,
     InferenceRequest,
     InvalidRequest,
+    KvCacheConfig,
     RequestError,
     RingClosed,
     SamplingParams,
@@ -345,11 +346,13 @@ def test_a_killed_process_is_named_to_every_caller_that_waits() -> None:
             executor.get_latest_stats()
 
 
-def test_a_model_that_is_not_there_leaves_nothing_behind(
+def test_a_runtime_that_cannot_start_says_why_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "temp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
     with pytest.raises(StartError, match="nowhere"):
         GenerationExecutor.create(engine_dir=tmp_path / "nowhere")
+    with pytest.raises(StartError, match=r"start: kv_cache_config\.max_tokens: 5 is less than a page"):
+        GenerationExecutor.create(kv_cache_config=KvCacheConfig(max_tokens=5))
     assert list((tmp_path / "temp").iterdir()) == []
