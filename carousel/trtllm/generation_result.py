@@ -31,6 +31,8 @@ class AbortsRequests(Protocol):
 
 
 class GenerationResult:
+    """Future of one request, for any thread and any event loop. An executor makes it."""
+
     def __init__(
         self,
         request: GenerationRequest,

@@ -87,6 +87,7 @@ class Response:
         return self._result is None or self._result.is_final
 
     def has_error(self) -> bool:
+        """Return True if the request has failed."""
         return self.error is not None
 
     def get_result(self) -> Result:

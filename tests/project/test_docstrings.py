@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 
 import pytest
 
+import carousel
 from tests.harness.sources import ROOT, sources
 
 OPENING = re.compile(r'^[ \t]*[rR]?"""(Of|What|Whether|Who|As|and|or)\b', re.M)
@@ -57,3 +59,11 @@ def test_every_folder_of_tests_says_what_it_holds() -> None:
         for folder in folders
         if not (folder / "__init__.py").read_text().startswith('"""') and not (folder / "README.md").exists()
     ]
+
+
+@pytest.mark.parametrize("name", carousel.__all__)
+def test_help_says_what_each_public_name_is(name: str) -> None:
+    public = getattr(carousel, name)
+    methods = [each for each in vars(public) if not each.startswith("_") and callable(getattr(public, each))]
+    assert inspect.getdoc(public)
+    assert [each for each in methods if not inspect.getdoc(getattr(public, each))] == []
