@@ -32,9 +32,10 @@ logger = logging.getLogger(__name__)
 # All files that a launch makes in its directory. Processes of which there may be several have a numbered
 # socket or file each.
 OURS = re.compile(
-    r"(config|state|tenants)\.(json|new)|tokenizer\.(json|\d+)|events\.jsonl|lock|status(\.new)?|launcher_in|scheduler_in|step_results"
+    r"(adapters|config|state|tenants)\.(json|new)|adapters(\.lock)?|tokenizer\.(json|\d+)|events\.jsonl|lock"
+    r"|status(\.new)?|launcher_in|scheduler_in|step_results|grammar_(in|out)"
     r"|profile-[\d-]+\.json|keys|nodes(\.new)?|roster|suspects(\.new)?"
-    r"|(client_out|detokenizer_in|metrics|rank_in|ranks|tokenizer_in)\d*"
+    r"|(api_orders|client_out|detokenizer_in|http_spans|metrics|rank_in|ranks|tokenizer_in)\d*"
 )
 # Others hold the lock for a moment: clients that check which launches are alive, and the guardian of a killed
 # launch while it cleans up.

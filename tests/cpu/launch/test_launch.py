@@ -191,11 +191,11 @@ def test_a_launch_whose_guardian_was_killed_cleans_up_itself(start: Callable[...
 def test_a_directory_that_a_killed_launch_and_its_guardian_left_is_cleared_by_the_next(
     start: Callable[..., Launched],
 ) -> None:
-    launch = start("--no-http", NO_TEXT, module=SLEEPING).wait_ready()
+    launch = start("--api-workers=2", module=SLEEPING).wait_ready()
     os.kill(launch.state()["guardian_pid"], signal.SIGKILL)
     launch.process.kill()
     launch.process.wait()
-    assert (launch.run_dir / "state.json").exists()
+    assert {"state.json", "grammar_in", "http_spans1", "api_orders1"} <= set(os.listdir(launch.run_dir))
     again = start("--no-http", "--run-dir", str(launch.run_dir), NO_TEXT, module=SLEEPING).wait_ready()
     assert again.stop() == 0
     assert not leftovers(launch.run_dir)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import inspect
+import os
 import re
 import shutil
 import threading
@@ -11,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from runtime.base.errors import AddressInUse, ConfigError
+from runtime.ring.endpoints import Endpoints
 from runtime.ring.keys import make_keys
-from runtime.ring.run_dir import NUM_TRIES, RunDir, live_run_dirs
+from runtime.ring.run_dir import NUM_TRIES, OURS, RunDir, live_run_dirs
 from tests.harness.ring.other_user import give_away
 
 
@@ -152,6 +155,22 @@ def test_a_named_directory_of_a_killed_launch_is_taken_over(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
     run_dir.remove()
     assert not tmp_path.exists()
+
+
+def names_of_endpoints(endpoints: Endpoints) -> list[str]:
+    """All names that Endpoints gives out; of those with a number, the one with 12."""
+    names = []
+    for name, what in vars(Endpoints).items():
+        if isinstance(what, property) or (inspect.isfunction(what) and not name.startswith("_")):
+            place = getattr(endpoints, name)
+            names.append(Path(str(place(12) if callable(place) else place)).name)
+    return names
+
+
+def test_no_name_of_an_endpoint_keeps_the_next_launch_out(tmp_path: Path) -> None:
+    names = names_of_endpoints(Endpoints(tmp_path))
+    assert {"grammar_in", "api_orders12", "adapters.json", "lock"} <= set(names)
+    assert not [name for name in names if not OURS.fullmatch(name)]
 
 
 def test_a_directory_that_is_gone_already_is_removed_without_a_word(tmp_path: Path) -> None:
