@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 DONE = b"."
@@ -67,6 +68,13 @@ def main(run_dir: Path, lock_fd: int) -> None:
     except FileNotFoundError:
         return
     if is_ours:
+        # The lock goes last: what lies beside none is not taken for a launch's, should this be killed, too.
+        with suppress(OSError):
+            for entry in run_dir.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif entry.name != "lock":
+                    entry.unlink(missing_ok=True)
         shutil.rmtree(run_dir, ignore_errors=True)
 
 

@@ -68,9 +68,9 @@ class RunDir:
         self.path = path
         self.endpoints = Endpoints(path)
         names = {entry.name for entry in _own_directory(path).iterdir()}
-        # The keys of a launch are beside its lock. A "keys" without a lock belongs to somebody who wants to
-        # keep it.
-        ours = {name for name in names if OURS.fullmatch(name) and (name != "keys" or "lock" in names)}
+        # The files of a launch are beside its lock, which is created first and removed last. Files without a
+        # lock belong to somebody who wants to keep them: a model has a config.json and a tokenizer.json, too.
+        ours = {name for name in names if OURS.fullmatch(name)} if "lock" in names else set()
         if names - ours:
             raise ConfigError(
                 f"run_dir: {path} holds files that are not ours ({min(names - ours)}); name an empty "

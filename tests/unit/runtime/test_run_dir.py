@@ -121,6 +121,17 @@ def test_a_directory_with_other_files_is_refused_and_kept(tmp_path: Path, name: 
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def test_a_tokenizer_that_lies_there_is_kept(tmp_path: Path) -> None:
+    """Its files have names that a launch's have, too, but there is no lock beside them."""
+    tmp_path.chmod(0o700)
+    names = {"config.json", "tokenizer.json"}
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match="holds files that are not ours"):
+        RunDir(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
 def test_keys_that_somebody_has_made_there_are_kept(tmp_path: Path) -> None:
     """A launch's own lie beside its lock."""
     tmp_path.chmod(0o700)
