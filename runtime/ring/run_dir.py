@@ -80,6 +80,10 @@ class RunDir:
         if fd is None:
             raise AddressInUse(f"run_dir: {path} belongs to a launch that is alive")
         self._lock_fd = fd
+        self._folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a file system without locks
+            # systemd-tmpfiles removes old files from /tmp, but nothing in a folder that is locked itself.
+            fcntl.flock(self._folder_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self._empty()  # files of a killed launch
 
     def _empty(self) -> None:
@@ -105,6 +109,7 @@ class RunDir:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def release(self) -> None:
+        os.close(self._folder_fd)
         os.close(self._lock_fd)
 
     def remove(self) -> None:

@@ -42,6 +42,19 @@ def test_a_launch_has_a_private_directory_and_removes_it(root: Path) -> None:
     assert live_run_dirs() == []
 
 
+def test_who_cleans_up_temporary_files_sees_that_the_directory_is_in_use(root: Path) -> None:
+    """By the directory's own lock, which systemd-tmpfiles looks at: files of a server that has run for ten
+    days are old.
+    """
+    run_dir = RunDir()
+    fd = os.open(run_dir.path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    run_dir.remove()
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(fd)
+
+
 def test_two_launches_do_not_share(root: Path) -> None:
     first, second = RunDir(), RunDir()
     assert first.path != second.path
