@@ -38,9 +38,9 @@ class Children:
         """Wait for a child that has ended or was killed. Returns its exit code, or minus the
         signal number.
         """
-        code = child.reap()
+        # Out of reach first, of a signal's handler that kills all there are: its descriptor is closed then.
         del self._running[child.place]
-        return code
+        return child.reap()
 
     def exited(self, fired: Iterable[Any]) -> list[Child]:
         """Return the children whose ends are among the results of a poll."""

@@ -66,6 +66,7 @@ class Supervisor:
         """Reason that a process gave for its coming end, by its name."""
         self._due: dict[ProcessPlace, float] = {}
         """Empty places, and the time at which each is filled again."""
+        self._children = Children({})  # of which a second signal may ask before there are any
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
         if config.has_key_files:

@@ -61,6 +61,7 @@ class Agent:
         self._beat_at = 0.0
         self._ending: StopNode | None = None
         self._link = AgentLink(config)
+        self._children = Children({})  # of which a second signal may ask before there are any
         for number in (*STOP_SIGNALS, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)

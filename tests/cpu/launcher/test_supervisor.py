@@ -22,6 +22,7 @@ import zmq
 from runtime.launcher import launch_records
 from runtime.launcher.hosts.host import Child, ProcessPlace
 from runtime.launcher.hosts.local import LocalChild
+from runtime.launcher.launch_names import LaunchNames
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.roster import Roster, Suspects
@@ -219,6 +220,46 @@ def test_nothing_is_started_once_a_launch_ends_at_once(
         supervisor._on_signal()
     supervisor._turn()
     assert not started
+
+
+def test_two_signals_before_there_is_any_process_end_it_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who has seen the mistake presses Ctrl-C until something happens."""
+
+    def names_that_take_their_time(config: RuntimeConfig) -> LaunchNames:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        return LaunchNames(config)
+
+    monkeypatch.setattr("runtime.launcher.supervisor.LaunchNames", names_that_take_their_time)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        assert Supervisor(RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True)).run() == 0
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_is_being_let_go_of_is_not_killed(supervisor: Supervisor) -> None:
+    """A signal's handler may run at any moment, and its descriptor is another's soon."""
+    process = subprocess.Popen(["true"])
+    child = LocalChild(
+        ProcessPlace("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid)
+    )
+    adopt(supervisor, child)
+    let_go = child.reap
+    killed: list[Child] = []
+
+    def reap() -> int:
+        code = let_go()
+        killed.extend(supervisor._children)
+        return code
+
+    child.reap = reap  # type: ignore[method-assign]
+    assert supervisor._children.reap(child) == 0
+    assert not killed
 
 
 def engine(supervisor: Supervisor, state: str) -> list[LocalChild]:
