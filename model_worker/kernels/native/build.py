@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -48,6 +48,10 @@ _ABOVE: dict[CpuIsa, tuple[str, ...]] = {"avx512": ("avx512bf16", *_AMX), "avx51
 PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType({"adapters": ("lent_team.cpp", "lora.cpp")})
 """Libraries that only some launches need, by their sources. The library without a name has all others."""
 COMPILE_TIMEOUT_S = 300.0
+UNFINISHED = "building-"
+"""Beginning of the name of a folder in the cache in which a library is compiled."""
+ABANDONED_S = 4 * COMPILE_TIMEOUT_S
+"""Age after which such a folder is one whose process was killed."""
 MAX_UNITS = 4  # more save nothing: the sources of attention alone take as long as all units but theirs
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 STRUCTURE = re.compile(r"^struct (\w+) \{$", re.MULTILINE)
@@ -168,7 +172,8 @@ def _compile(
     # The sources of another version may have names in common.
     together = min(num_cores, MAX_UNITS) if source_dir == SOURCE_DIR else None
     unchecked = set(checks)
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
+    _remove_abandoned(library.parent)
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=UNFINISHED) as folder:
         objects, commands = [], []
         for number, sources in enumerate(_units(source_dir, together, part)):
             defined = checks.keys() & _structures(sources)
@@ -188,6 +193,13 @@ def _compile(
         _run_compiler([compiler, *flags, "-shared", *objects, "-o", str(unfinished)])
         unfinished.chmod(0o600)
         unfinished.replace(library)
+
+
+def _remove_abandoned(cache_dir: Path) -> None:
+    for folder in cache_dir.glob(f"{UNFINISHED}*"):
+        with suppress(OSError):  # another process has removed it
+            if time.time() - folder.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(folder)
 
 
 def _wait(jobs: Sequence[Future[None]]) -> None:

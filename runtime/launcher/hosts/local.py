@@ -58,19 +58,17 @@ class LocalChild(Child):
         return is_stopped(self.pid)
 
     def kill(self) -> None:
-        """Kill the process. Its end is then reported like any other."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        """Kill the process and what it has started. Its end is then reported like any other."""
+        self._signal(signal.SIGKILL)
+        self._kill_group()
 
     def terminate(self) -> None:
         """Ask the process to end."""
-        self.process.terminate()
+        self._signal(signal.SIGTERM)
 
     def has_ended(self, timeout_s: float) -> bool:
         """Wait up to timeout_s for the end of the process. Returns True if it has ended."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(timeout_s * 1000))
+        return self._wait(timeout_s * 1000)
 
     def is_among(self, fired: Collection[Any]) -> bool:
         """Return True if these results of a poll report its end."""
@@ -78,15 +76,38 @@ class LocalChild(Child):
 
     def poll(self) -> int | None:
         """Return the exit code of the process, or minus the signal; None while it runs."""
-        return self.process.poll()
+        return self._collect() if self._wait(0) else None
 
     def reap(self) -> int:
         """Wait for the end of the process and free its resources. Returns the same as `poll`."""
-        code = self.process.wait()
+        self._wait(None)
+        code = self._collect()
         if self.poller is not None:
             self.poller.unregister(self.pidfd)
         os.close(self.pidfd)
         return code
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def _wait(self, timeout_ms: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_ms))
+
+    def _collect(self) -> int:
+        """Take the exit code of a process that has ended, and end what it has left running."""
+        self._kill_group()
+        return self.process.wait()
+
+    def _kill_group(self) -> None:
+        """Kill its process group: compilers that it has started, whose end nobody waits for. Its number is
+        nobody else's until the exit code is taken.
+        """
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class LocalHost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -260,6 +261,28 @@ def test_a_process_that_is_being_let_go_of_is_not_killed(supervisor: Supervisor)
     child.reap = reap  # type: ignore[method-assign]
     assert supervisor._children.reap(child) == 0
     assert not killed
+
+
+@pytest.mark.parametrize("how", ["ended", "killed", "polled"])
+def test_a_process_takes_along_what_it_has_started(how: str) -> None:
+    """Compilers, which went on for a minute after Ctrl-C in a first start."""
+    command = f"sleep 60 & echo $!; {'' if how == 'ended' else 'sleep 60'}"
+    process = subprocess.Popen(["sh", "-c", command], process_group=0, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    started = os.pidfd_open(int(process.stdout.readline()))
+    process.stdout.close()
+    child = LocalChild(ProcessPlace("worker", 0, "worker"), FIRST_EPOCH, process, os.pidfd_open(process.pid))
+    if how == "killed":
+        child.kill()
+    if how == "polled":
+        process.send_signal(signal.SIGKILL)
+        assert child.has_ended(20.0)
+        assert child.poll() == -signal.SIGKILL
+    assert child.reap() == (0 if how == "ended" else -signal.SIGKILL)
+    poll = select.poll()
+    poll.register(started, select.POLLIN)
+    assert poll.poll(20_000), "what it has started runs on"
+    os.close(started)
 
 
 def engine(supervisor: Supervisor, state: str) -> list[LocalChild]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import stat
 import subprocess
@@ -49,6 +50,19 @@ def test_a_library_is_compiled_once_and_found_again(
 
     monkeypatch.setattr(build, "_compile", refuse)
     assert build_library(tmp_path / "cache") == first
+
+
+@needs_compiler
+def test_what_a_compilation_left_that_was_killed_is_removed_by_a_later_one(
+    small_source: Path, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "cache" / f"building-{name}" for name in ("killed", "running")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "0.o").touch()
+    os.utime(folders[0], (0, 0))
+    build_library(tmp_path / "cache")
+    assert [folder.exists() for folder in folders] == [False, True]
 
 
 @needs_compiler
