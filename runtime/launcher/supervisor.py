@@ -13,7 +13,6 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -25,7 +24,7 @@ from runtime.launcher.children import Children
 from runtime.launcher.death_causes import Deaths
 from runtime.launcher.drain import Drain
 from runtime.launcher.hosts.host import ENGINE, Child, ProcessPlace, describe_exit, places
-from runtime.launcher.hosts.local import LocalHost
+from runtime.launcher.hosts.local import LocalHost, WatchedProcess
 from runtime.launcher.launch_names import LaunchNames
 from runtime.launcher.watchdog import Watchdog
 from runtime.ring.launch_state import ChildState, LaunchState, write_atomically
@@ -66,6 +65,7 @@ class Supervisor:
         """Reason that a process gave for its coming end, by its name."""
         self._due: dict[ProcessPlace, float] = {}
         """Empty places, and the time at which each is filled again."""
+        self._parent = WatchedProcess(config.parent_pid, "parent_pid")
         self._children = Children({})  # of which a second signal may ask before there are any
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
@@ -232,7 +232,7 @@ class Supervisor:
         if self._keys_are_due and self.names.tenants.try_read():
             self._keys_are_due = False
         self._beat()
-        if self.config.parent_pid and not Path(f"/proc/{self.config.parent_pid}").exists():
+        if self._parent.has_ended():
             self._num_signals += 2  # no process is left whose requests could finish
 
     def _read_messages(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import zmq
 
 from runtime.base.environment import child_environment
-from runtime.base.errors import StartError
+from runtime.base.errors import ConfigError, StartError
 from runtime.launcher.hosts.host import ENGINE, Child, ProcessPlace
 from runtime.ring.liveness import is_stopped
 
@@ -37,6 +37,27 @@ OTHERS_OOM_SCORE = 100
 short, the kernel kills the engine first, which uses most of it and whose requests are resumed, and the
 launcher last, whose end would end all processes.
 """
+
+
+class WatchedProcess:
+    """A process, whoever's, whose end is seen even where nobody has reaped it and its number is still there,
+    or is another one's by then.
+    """
+
+    def __init__(self, pid: int, setting: str) -> None:
+        """Watch the process `pid`, which `setting` names; 0: none. Raises ConfigError when there is none of
+        that number.
+        """
+        self._poll = select.poll()
+        if not pid:
+            return
+        try:
+            self._poll.register(os.pidfd_open(pid), select.POLLIN)
+        except (OSError, OverflowError):
+            raise ConfigError(f"{setting}: there is no process {pid}; leave it out, or name one") from None
+
+    def has_ended(self) -> bool:
+        return bool(self._poll.poll(0))
 
 
 @dataclass(eq=False)

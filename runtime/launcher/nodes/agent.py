@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import time
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -21,7 +20,7 @@ from runtime.base.errors import EXIT_OK, ConfigError, StartError
 from runtime.base.wake import Wake
 from runtime.launcher.children import Children
 from runtime.launcher.hosts.host import Child, ProcessPlace, describe_exit, places
-from runtime.launcher.hosts.local import LocalHost
+from runtime.launcher.hosts.local import LocalHost, WatchedProcess
 from runtime.launcher.launch_names import LaunchNames
 from runtime.launcher.nodes.agent_link import AgentLink
 from runtime.ring.launch_state import ChildState, LaunchState, write_atomically
@@ -60,6 +59,7 @@ class Agent:
         self._epoch = FIRST_EPOCH
         self._beat_at = 0.0
         self._ending: StopNode | None = None
+        self._parent = WatchedProcess(config.parent_pid, "parent_pid")
         self._link = AgentLink(config)
         self._children = Children({})  # of which a second signal may ask before there are any
         for number in (*STOP_SIGNALS, signal.SIGHUP):
@@ -137,7 +137,7 @@ class Agent:
             self._beat_at = now
             self._link.send(NodeBeat(tuple(map(self._beat_of, self._children))))
             self._show()
-        if self._config.parent_pid and not Path(f"/proc/{self._config.parent_pid}").exists():
+        if self._parent.has_ended():
             self._num_signals += 1
 
     def _forward(self) -> None:

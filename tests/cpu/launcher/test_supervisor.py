@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import zmq
 
+from runtime.base.errors import ConfigError
 from runtime.launcher import launch_records
 from runtime.launcher.hosts.host import Child, ProcessPlace
 from runtime.launcher.hosts.local import LocalChild
@@ -283,6 +284,26 @@ def test_a_process_takes_along_what_it_has_started(how: str) -> None:
     poll.register(started, select.POLLIN)
     assert poll.poll(20_000), "what it has started runs on"
     os.close(started)
+
+
+def test_the_end_of_a_parent_is_seen_though_nobody_has_reaped_it(tmp_path: Path) -> None:
+    """As of a worker of a pool whose master waits for something else: its number is still there."""
+    parent = subprocess.Popen(["sleep", "60"])
+    config = RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True, parent_pid=parent.pid)
+    with started(config) as supervisor:
+        supervisor._turn()
+        assert not supervisor._stopping
+        parent.kill()
+        os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
+        supervisor._turn()
+        assert supervisor._ends_at_once
+    parent.wait()
+
+
+@pytest.mark.parametrize("pid", [(1 << 22) + 1, 10**12])
+def test_a_parent_that_is_not_there_is_a_mistake(pid: int) -> None:
+    with pytest.raises(ConfigError, match=f"^parent_pid: there is no process {pid}; leave it out"):
+        Supervisor(RuntimeConfig(no_http=True, parent_pid=pid))
 
 
 def engine(supervisor: Supervisor, state: str) -> list[LocalChild]:
