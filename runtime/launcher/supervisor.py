@@ -308,8 +308,7 @@ class Supervisor:
         return child.is_ready or (slot.epoch == child.epoch and slot.state == "ready")
 
     def _restart(self, child: Child, code: int, failure: ProcessFailed) -> None:
-        config, unit = self.config, child.place.unit
-        limit = config.max_engine_restarts if unit == ENGINE else config.max_restarts
+        config, unit, limit = self.config, child.place.unit, self._max_restarts_of(child.place)
         seen_at = time.monotonic()
         others = [other for other in self._children if other.place.unit == unit]
         if code > 0:
@@ -359,10 +358,23 @@ class Supervisor:
             try:
                 self._start_child(place)
             except StartError as error:
-                self._fail(ProcessFailed(place.name, str(error), EXIT_INTERNAL))
+                self._start_later(place, error)
         if due:
             self._tell_nodes()
             self._write_state()
+
+    def _start_later(self, place: ProcessPlace, error: StartError) -> None:
+        """Try again what the system has no process for, as it may have for a moment; a try is a restart."""
+        limit = self._max_restarts_of(place)
+        delay_s = self._deaths.spend_restart(place.unit, limit, by_itself=True, was_ready=False)
+        if delay_s is None:
+            self._fail(ProcessFailed(place.name, str(error), EXIT_INTERNAL))
+        else:
+            logger.warning("%s; tried again in %g s", error, delay_s)
+            self._due[place] = time.monotonic() + delay_s
+
+    def _max_restarts_of(self, place: ProcessPlace) -> int:
+        return self.config.max_engine_restarts if place.unit == ENGINE else self.config.max_restarts
 
     def _tell_nodes(self) -> None:
         """Send agents their orders now instead of after the next poll."""

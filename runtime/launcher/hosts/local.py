@@ -162,6 +162,12 @@ class LocalHost:
             )
         except OSError as error:
             raise StartError(f"{place.name} cannot be started: {error}") from None
-        child = LocalChild(place, epoch, process, os.pidfd_open(process.pid), self._poller)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError as error:  # this process has as many descriptors as it may have
+            process.kill()
+            process.wait()
+            raise StartError(f"{place.name} cannot be watched: {error}") from None
+        child = LocalChild(place, epoch, process, pidfd, self._poller)
         self._poller.register(child.pidfd, zmq.POLLIN)
         return child

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -20,10 +21,10 @@ from typing import Any
 import pytest
 import zmq
 
-from runtime.base.errors import ConfigError
+from runtime.base.errors import ConfigError, StartError
 from runtime.launcher import launch_records
 from runtime.launcher.hosts.host import Child, ProcessPlace
-from runtime.launcher.hosts.local import LocalChild
+from runtime.launcher.hosts.local import LocalChild, LocalHost
 from runtime.launcher.launch_names import LaunchNames
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.process import FIRST_EPOCH
@@ -304,6 +305,51 @@ def test_the_end_of_a_parent_is_seen_though_nobody_has_reaped_it(tmp_path: Path)
 def test_a_parent_that_is_not_there_is_a_mistake(pid: int) -> None:
     with pytest.raises(ConfigError, match=f"^parent_pid: there is no process {pid}; leave it out"):
         Supervisor(RuntimeConfig(no_http=True, parent_pid=pid))
+
+
+@pytest.mark.parametrize("num_failures", [2, 9])
+def test_what_the_system_has_no_process_for_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_failures: int
+) -> None:
+    """Somebody else may have all that there may be, or all memory, for a moment; a server lives longer."""
+    failures = iter(range(num_failures))
+    tried: list[ProcessPlace] = []
+
+    def start(place: ProcessPlace) -> None:
+        tried.append(place)
+        if next(failures, None) is not None:
+            raise StartError(f"{place.name} cannot be started: Resource temporarily unavailable")
+
+    monkeypatch.setattr("runtime.launcher.restart_budget.BACK_OFF_S", (0.0,))
+    with started(RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True, max_restarts=3)) as supervisor:
+        supervisor._set_state("ready")
+        monkeypatch.setattr(supervisor, "_start_child", start)
+        place = ProcessPlace("tokenizer", 0, "tokenizer")
+        supervisor._due[place] = 0.0
+        for _ in range(5):
+            supervisor._start_due()
+        assert tried == [place] * min(num_failures + 1, 4)
+        assert not supervisor._due
+        assert (supervisor._failure is not None) == (num_failures > 3)
+
+
+def test_a_process_that_cannot_be_watched_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", no_more)
+    pids: list[int] = []
+    wait = subprocess.Popen.wait
+
+    def note(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        pids.append(process.pid)
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", note)
+    with pytest.raises(StartError, match=r"^tokenizer cannot be watched: .*Too many open files"):
+        LocalHost(tmp_path, zmq.Poller(), {}).start(ProcessPlace("tokenizer", 0, "tokenizer"), FIRST_EPOCH)
+    assert len(pids) == 1
+    assert not Path(f"/proc/{pids[0]}").exists()
 
 
 def engine(supervisor: Supervisor, state: str) -> list[LocalChild]:
