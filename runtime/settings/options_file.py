@@ -14,6 +14,39 @@ from runtime.base.errors import ConfigError
 OPTION = "--config"
 
 
+class _Int(int):
+    """A whole number, and how it is written: as a key or a name, 0123 is not 83."""
+
+    written: str
+
+
+class _Float(float):
+    """A number, and how it is written: as a name, 1.10 is not 1.1."""
+
+    written: str
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Keeps what a file says beside what YAML takes it for. Dates are text."""
+
+
+def _int(loader: Any, node: Any) -> _Int:
+    number = _Int(loader.construct_yaml_int(node))
+    number.written = node.value
+    return number
+
+
+def _float(loader: Any, node: Any) -> _Float:
+    number = _Float(loader.construct_yaml_float(node))
+    number.written = node.value
+    return number
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _int)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: node.value)
+
+
 def without_files(words: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Take each `--config FILE` out of a command line. Returns the other words, and the files in their order.
     Raises ConfigError if a file name is missing.
@@ -38,10 +71,10 @@ def options_of(path: Path) -> list[str]:
     names the file, if it cannot be read, is not YAML, or is not a mapping.
     """
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.load(path.read_text(), _Loader)
     except OSError as error:
         raise ConfigError(f"{OPTION} {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: it is not UTF-8, or a number is too long
         problem = " ".join(str(error).split())
         raise ConfigError(f"{OPTION} {path}: no YAML: {problem}") from error
     if not isinstance(values, dict):
@@ -56,6 +89,10 @@ def _word(path: Path, name: Any, value: Any) -> str:
         raise ConfigError(f"{OPTION} {path}: a file names no other file")
     if value is None:
         raise ConfigError(f"{OPTION} {path}: {name} has no value; leave it out for the default")
-    is_plain = isinstance(value, str)
-    text = value if is_plain else json.dumps(value, default=str)
+    value = [_written(each) for each in value] if isinstance(value, list) else _written(value)
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
     return f"--{name}={text}"
+
+
+def _written(value: Any) -> Any:
+    return value.written if isinstance(value, _Int | _Float) else value

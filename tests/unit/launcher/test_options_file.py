@@ -42,6 +42,26 @@ def test_a_file_says_what_a_command_line_may_say(path: Path) -> None:
     assert expected.notes, "flags that change nothing are told of"
 
 
+@pytest.mark.parametrize(
+    ("line", "setting", "meant"),
+    [
+        ("api-key: 0123", "api_key", "0123"),
+        ("api-key: [0123, 1_0]", "api_key", "0123,1_0"),
+        ("revision: 00123456", "revision", "00123456"),
+        ("served-model-name: 2026-05-01", "served_model_name", "2026-05-01"),
+        ("served-model-name: 1.10", "served_model_name", "1.10"),
+        ("served-model-name: [2026-05-01, 1.10]", "served_model_name", "2026-05-01,1.10"),
+        ("port: 8123", "port", 8123),
+        ("mem-fraction-static: .5", "mem_fraction_static", 0.5),
+        ("hf-overrides: {a: 0123, b: 1.50}", "hf_overrides", '{"a": 83, "b": 1.5}'),
+    ],
+)
+def test_names_and_keys_are_what_is_written(path: Path, line: str, setting: str, meant: object) -> None:
+    """And not the numbers and dates that YAML takes them for: 0123 would be the key 83."""
+    path.write_text(f"{line}\n")
+    assert getattr(parse_args(["--config", str(path)]), setting) == meant
+
+
 @pytest.mark.parametrize("place", ["before", "behind"])
 def test_the_command_line_goes_before_the_file(path: Path, place: str) -> None:
     path.write_text("port: 8123\nserved_model_name: a\n")
