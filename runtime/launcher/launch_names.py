@@ -9,6 +9,7 @@ import logging
 import socket
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -103,17 +104,30 @@ def _listen(host: str, port: int) -> socket.socket:
     """Bind and listen before anything is loaded, so that a port in use is noticed at once. Raises ConfigError
     for an address of another machine, AddressInUse for a port that is not available.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        family, address = _address(host, port)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"host: {host} is no address of this machine: {reason}") from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        listener.bind(address)
         listener.listen(LISTEN_BACKLOG)
     except OSError as error:
         listener.close()
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        if error.errno == errno.EADDRNOTAVAIL:
             raise ConfigError(f"host: {host} is no address of this machine: {error.strerror}") from None
         raise AddressInUse(
             f"port: cannot listen on {host}:{port}: {error.strerror}; choose another --port"
         ) from None
     return listener
+
+
+def _address(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """The address that a name or address stands for; of a name that has both, IPv4's, which clients that are
+    given the name try as well. Raises OSError where it has none, UnicodeError where it can be no name.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, address

@@ -105,7 +105,7 @@ def _dist_addr(config: RuntimeConfig) -> tuple[str, int]:
         raise ConfigError(f"dist_addr: {given} is not HOST or HOST:PORT with a port of 1 to {MAX_DIST_PORT}")
     try:
         host = socket.gethostbyname(name)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: it can be no name, as a..b
         raise ConfigError(f"dist_addr: {name} has no IPv4 address: {error}") from None
     if host == "0.0.0.0":
         raise ConfigError("dist_addr: name one address of node 0; 0.0.0.0 is every network's")

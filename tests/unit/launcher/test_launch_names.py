@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import socket
+from typing import Any
 
 import pytest
 
@@ -11,10 +15,39 @@ from runtime.launcher.launch_names import _listen
 from runtime.settings.config import RuntimeConfig
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b", "bücher..example", "[::1]"])
 def test_an_address_of_elsewhere_is_the_hosts_fault(host: str) -> None:
-    with pytest.raises(ConfigError, match=f"^host: {host} is no address of this machine"):
+    with pytest.raises(ConfigError, match=f"^host: {re.escape(host)} is no address of this machine: ."):
         _listen(host, 0)
+
+
+def test_a_name_that_has_ipv6_addresses_alone_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ip6-localhost of Debian. One that has both is listened on by the address it always was."""
+
+    def addresses(*families: socket.AddressFamily) -> Any:
+        known = {socket.AF_INET: ("127.0.0.1", 0), socket.AF_INET6: ("::1", 0, 0, 0)}
+        return lambda *_, **__: [
+            (each, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", known[each]) for each in families
+        ]
+
+    for families, expected in (
+        ((socket.AF_INET6,), "::1"),
+        ((socket.AF_INET6, socket.AF_INET), "127.0.0.1"),
+    ):
+        monkeypatch.setattr(socket, "getaddrinfo", addresses(*families))
+        with _listen("some-name", 0) as listener:
+            assert listener.getsockname()[0] == expected
+
+
+def test_a_machine_without_ipv6_is_the_hosts_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel has no such sockets, where ipv6.disable=1 was given to it."""
+
+    def none_of_those(*_: object) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(socket, "socket", none_of_those)
+    with pytest.raises(ConfigError, match=r"^host: ::1 is no address of this machine: Address family not"):
+        _listen("::1", 0)
 
 
 def test_an_ipv6_address_stands_in_brackets_in_a_url() -> None:
