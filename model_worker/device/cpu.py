@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Outcome, Stream
+from runtime.base.cgroup import memory_left, memory_limit
 
 T = TypeVar("T")
 
-CGROUP = Path("/sys/fs/cgroup")
-NO_LIMIT = 1 << 62
 # Numbers of these options in malloc.h, and the largest values that glibc accepts.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MAX_TRIM_THRESHOLD, MAX_MMAP_THRESHOLD = (1 << 31) - 1, 32 << 20
@@ -158,7 +157,7 @@ class CpuDevice:
         """
         if cached:
             give_back_freed_memory()
-        return min(_memory_available(), _cgroup_available())
+        return min(_memory_available(), memory_left())
 
     def host_block(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.int64)
@@ -185,7 +184,7 @@ class CpuDevice:
 
 def memory_bytes() -> int:
     """Return the bytes of memory of this machine, at most the limit of the control group."""
-    return min(_meminfo("MemTotal"), _cgroup_limit())
+    return min(_meminfo("MemTotal"), memory_limit())
 
 
 def _memory_available() -> int:
@@ -197,20 +196,3 @@ def _meminfo(name: str) -> int:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     raise OSError(f"/proc/meminfo has no {name}")
-
-
-def _cgroup_limit() -> int:
-    """Return the memory limit of a version 2 control group; very large if there is none."""
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-    except (FileNotFoundError, PermissionError):
-        return NO_LIMIT
-    return NO_LIMIT if limit == "max" else int(limit)
-
-
-def _cgroup_available() -> int:
-    """Return the bytes that are left of that limit."""
-    limit = _cgroup_limit()
-    if limit == NO_LIMIT:
-        return NO_LIMIT
-    return max(0, limit - int((CGROUP / "memory.current").read_text()))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from runtime.base.cgroup import num_cores
 from runtime.base.cpu_isa import cpu_isa, machine_isa
 from runtime.base.environment import api_key, visible_gpus
 from runtime.base.errors import ConfigError, InvalidRequest
@@ -143,8 +144,7 @@ def resolve(
         ssl_certfile=_absolute(config.ssl_certfile),
         ssl_keyfile=_absolute(config.ssl_keyfile),
         cpu_isa=isa,
-        cpu_threads=config.cpu_threads
-        or max(1, len(os.sched_getaffinity(0)) // max(1, config.ranks_per_node)),
+        cpu_threads=config.cpu_threads or max(1, num_cores() // max(1, config.ranks_per_node)),
     )
 
 

@@ -142,7 +142,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_threads: Annotated[
         int,
         setting(
-            "threads of each CPU rank; 0: the cores divided among the ranks",
+            "threads of each CPU rank; 0: the cores, or as many as a container or job may use, divided among "
+            "the ranks",
             ge=0,
             le=1024,
         ),

@@ -11,6 +11,7 @@ import pytest
 
 from model_worker.device import cpu, make_device
 from model_worker.device.base import Device
+from runtime.base import cgroup
 from runtime.base.errors import ConfigError
 
 
@@ -84,9 +85,11 @@ def test_inline_work_is_done_when_launch_returns() -> None:
 
 def test_free_memory_respects_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = make_device("cpu", threaded=False)
-    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
+    monkeypatch.setattr(cgroup, "CGROUPS", tmp_path)
+    monkeypatch.setattr(cgroup, "OWN_GROUPS", tmp_path / "own")
     of_the_machine = device.free_bytes()
     assert of_the_machine > 0
+    (tmp_path / "own").write_text("0::/\n")
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("2000\n")
     assert device.free_bytes() == 3000

@@ -10,6 +10,7 @@ import pytest
 
 from carousel.server.endpoints import ENDPOINTS
 from model_worker.attention import ATTENTION_BACKENDS
+from runtime.base import cgroup
 from runtime.base.errors import ConfigError
 from runtime.launcher.command_line import make_parser, parse_args
 from runtime.launcher.resolve import NAMES, OWN_PATHS, resolve
@@ -295,8 +296,13 @@ def test_resolve_fills_in_what_the_model_decides(tmp_path: Path) -> None:
 
 def test_the_worker_gets_a_thread_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(cgroup, "OWN_GROUPS", tmp_path / "own")
     assert resolved(RuntimeConfig(model=str(tmp_path)), tmp_path).cpu_threads == 4
     assert resolved(RuntimeConfig(model=str(tmp_path), cpu_threads=2), tmp_path).cpu_threads == 2
+    monkeypatch.setattr(cgroup, "CGROUPS", tmp_path)
+    (tmp_path / "own").write_text("0::/\n")
+    (tmp_path / "cpu.max").write_text("200000 100000\n")  # a container with --cpus 2
+    assert resolved(RuntimeConfig(model=str(tmp_path)), tmp_path).cpu_threads == 2
 
 
 def test_what_the_kv_cache_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
