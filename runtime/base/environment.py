@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection
+from itertools import takewhile
 from pathlib import Path
 
 
@@ -28,7 +29,9 @@ def set_wanted_cpu_isa(isa: str) -> None:
 def visible_gpus() -> list[str] | None:
     """Return CUDA_VISIBLE_DEVICES, the GPUs that CUDA programs may use; None (all) when unset."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if named is None else [name for name in named.split(",") if name.strip()]
+    if named is None:
+        return None
+    return list(takewhile(lambda name: name and not name.startswith("-"), map(str.strip, named.split(","))))
 
 
 def default_run_root() -> Path:

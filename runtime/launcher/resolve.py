@@ -49,6 +49,7 @@ BACKEND_DEVICES = {"cpu_native": "cpu", "flashinfer": "cuda", "triton": "cuda"}
 """Attention backends that only run on one kind of device."""
 BY_PREFIX = ("lpm", "longest_prefix", "dfs-weight")
 """Schedule policies that use the cached length of prompts."""
+DRIVER_FILE = "/dev/nvidiactl"
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 KEY_FILES = ("api_key_file", "api_keys")
 """Settings of the HTTP server that also matter to clients over TCP: these have sections in the files, and
@@ -575,7 +576,12 @@ def _check_logits_processors(config: RuntimeConfig) -> None:
 
 
 def _pick_device() -> str:
-    return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+    if not os.path.exists(DRIVER_FILE):
+        return "cpu"
+    if visible_gpus() == []:
+        logger.info("device: cpu, as CUDA_VISIBLE_DEVICES hides all GPUs")
+        return "cpu"
+    return "cuda"
 
 
 def _num_gpus() -> int:

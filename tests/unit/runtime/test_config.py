@@ -294,6 +294,19 @@ def test_resolve_fills_in_what_the_model_decides(tmp_path: Path) -> None:
     assert resolved(RuntimeConfig(dtype="half"), tmp_path).dtype == "float16"
 
 
+@pytest.mark.parametrize(
+    ("visible", "device"), [(None, "cuda"), ("0,1", "cuda"), ("1,-1", "cuda"), ("", "cpu"), ("-1", "cpu")]
+)
+def test_whoever_hides_all_gpus_gets_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, device: str
+) -> None:
+    monkeypatch.setattr("runtime.launcher.resolve.DRIVER_FILE", "/dev/null")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert resolved(RuntimeConfig(model=str(tmp_path)), tmp_path).device == device
+
+
 def test_the_worker_gets_a_thread_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setattr(cgroup, "OWN_GROUPS", tmp_path / "own")
