@@ -27,7 +27,9 @@ def set_wanted_cpu_isa(isa: str) -> None:
 
 
 def visible_gpus() -> list[str] | None:
-    """Return CUDA_VISIBLE_DEVICES, the GPUs that CUDA programs may use; None (all) when unset."""
+    """Return CUDA_VISIBLE_DEVICES, the GPUs that CUDA programs may use; None (all) when unset. A negative
+    number ends the list.
+    """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return None
@@ -54,8 +56,12 @@ def kernel_cache_dir() -> Path:
     """Return the directory of compiled CPU kernels, for this user and all launches."""
     cache_home = os.environ.get("XDG_CACHE_HOME")
     # The specification of that variable says that a relative path is to be ignored.
-    root = Path(cache_home) if cache_home and Path(cache_home).is_absolute() else Path.home() / ".cache"
-    return root / "carousel"
+    if cache_home and Path(cache_home).is_absolute():
+        return Path(cache_home) / "carousel"
+    try:
+        return Path.home() / ".cache" / "carousel"
+    except RuntimeError:  # HOME is unset, and the user of a container may have no entry in /etc/passwd
+        return Path("/tmp") / f"carousel-cache-{os.getuid()}"
 
 
 def environment_run_dir() -> str:

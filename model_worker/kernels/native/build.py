@@ -104,20 +104,24 @@ def build_library(
 
 @contextmanager
 def trusted_cache(cache_dir: Path) -> Iterator[Path]:
-    """Context manager for the cache directory, created if necessary; if other users could put libraries
-    there, a private directory instead, which is removed at the end. Raises BuildError.
+    """Context manager for the cache directory, created if necessary. If it cannot be created, or other users
+    could put libraries there, it is a private directory instead, removed at the end. Raises BuildError.
     """
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         fault = fault_of(cache_dir)
     except OSError as error:
-        raise BuildError(f"the kernel cache {cache_dir} cannot be used: {error}") from error
+        fault = f"{cache_dir} cannot be made: {error.strerror}"
     if fault is None:
         yield cache_dir
         return
     logger.warning("the kernel cache is not used, so CPU kernels are compiled at each start: %s", fault)
-    with tempfile.TemporaryDirectory(prefix="carousel-kernels-") as private:
-        yield Path(private)
+    try:
+        private = tempfile.TemporaryDirectory(prefix="carousel-kernels-")
+    except OSError as error:
+        raise BuildError(f"there is no directory for compiled kernels: {fault}; {error}") from error
+    with private as folder:
+        yield Path(folder)
 
 
 def _find_compiler() -> str:

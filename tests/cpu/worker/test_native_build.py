@@ -264,6 +264,19 @@ def test_a_cache_that_another_user_may_change_is_replaced_by_a_private_one_for_a
     assert fault in caplog.text
 
 
+def test_a_cache_that_cannot_be_made_is_replaced_by_a_private_one_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the home directory is on a file system that is read-only, or is /dev/null."""
+    (tmp_path / "home").touch()
+    with trusted_cache(tmp_path / "home" / ".cache") as used:
+        assert stat.S_IMODE(used.stat().st_mode) == 0o700
+        (used / "library.so").touch()
+    assert not used.exists()
+    assert "compiled at each start" in caplog.text
+    assert f"{tmp_path}/home/.cache cannot be made: Not a directory" in caplog.text
+
+
 @needs_compiler
 def test_kernels_do_not_come_from_a_cache_that_others_may_change(tmp_path: Path) -> None:
     """The real ones; compiling them takes a while, so what a private directory gets is the user's own."""
