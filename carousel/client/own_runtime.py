@@ -20,11 +20,14 @@ import msgspec
 
 from runtime.base.environment import child_environment
 from runtime.base.errors import ConfigError, StartError
-from runtime.ring.endpoints import Endpoints
+from runtime.ring.endpoints import MAX_RUN_DIR_BYTES, Endpoints
 from runtime.settings.keywords import flags_of_keywords, given_settings
 
 POLL_S = 0.05
 STOP_TIMEOUT_S = 10.0
+RUN_DIR_PREFIX = "carousel-llm-"
+RUN_DIR_BYTES = len(f"/{RUN_DIR_PREFIX}") + 8
+"""Length of what mkdtemp puts behind the directory of temporary files."""
 MAX_QUEUED = 1 << 20
 """Most requests that the runtime queues. It is not shared, so it accepts everything from its only caller."""
 DEFAULTS = {
@@ -52,7 +55,7 @@ class OwnRuntime:
             flags = flags_of_keywords({**given_settings(settings, DEFAULTS), "model": model})
         except ConfigError as error:
             raise ConfigError(self._as_written(str(error))) from None
-        self.run_dir = Path(tempfile.mkdtemp(prefix="carousel-llm-"))
+        self.run_dir = _make_run_dir()
         self._owner_pid = os.getpid()
         self._state_file = Endpoints(self.run_dir).state_file
         self._last_lines: deque[str] = deque(maxlen=20)
@@ -118,6 +121,14 @@ class OwnRuntime:
             self._process.wait()
         self._reader.join(STOP_TIMEOUT_S)
         shutil.rmtree(self.run_dir, ignore_errors=True)
+
+
+def _make_run_dir() -> Path:
+    """Where temporary files are or, where that path is too long for the names of sockets, as that of a job's
+    own directory may be, in /tmp.
+    """
+    fits = len(os.fsencode(tempfile.gettempdir())) + RUN_DIR_BYTES <= MAX_RUN_DIR_BYTES
+    return Path(tempfile.mkdtemp(prefix=RUN_DIR_PREFIX, dir=None if fits else "/tmp"))
 
 
 def _relay(source: BinaryIO, last_lines: deque[str]) -> None:
