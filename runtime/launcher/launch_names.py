@@ -100,6 +100,14 @@ def _guard(run_dir: RunDir) -> Guardian:
         raise StartError(f"a process that cleans up cannot be started: {error}") from None
 
 
+def check_address(config: RuntimeConfig) -> None:
+    """Tell now whether the HTTP server can have its address, for a launch that takes it later. Raises as
+    LaunchNames.
+    """
+    if not config.no_http:
+        _listen(config.host, config.port).close()
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """Bind and listen before anything is loaded, so that a port in use is noticed at once. Raises ConfigError
     for an address of another machine, AddressInUse for a port that is not available.

@@ -18,7 +18,7 @@ from runtime.base.console import configure_logging, hold_standard_streams, write
 from runtime.base.cpu_isa import choose_cpu_isa
 from runtime.base.environment import find_users_modules
 from runtime.base.errors import EXIT_OK, StartError
-from runtime.checkpoint.hub import localize
+from runtime.checkpoint.hub import is_hub_id, localize
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.overrides import read_overridden
 from runtime.checkpoint.own_spec import own_row
@@ -28,14 +28,15 @@ from runtime.launcher.checks.chat_formats import with_chat_formats
 from runtime.launcher.checks.device import check_device
 from runtime.launcher.checks.tokenizer import check_tokenizer
 from runtime.launcher.command_line import parse_command_line
+from runtime.launcher.launch_names import check_address
 from runtime.launcher.nodes.agent import Agent
 from runtime.launcher.nodes.node_settings import with_nodes
 from runtime.launcher.nodes.ray_nodes import RayNodes
 from runtime.launcher.nodes.starters import with_starter
-from runtime.launcher.resolve import resolve
+from runtime.launcher.resolve import check_settings, resolve
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.process import set_title
-from runtime.settings.config import DEMO_MODEL
+from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from runtime.settings.layer_split import split_layers
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.model_spec:
             find_users_modules()
             own_row(config.model_spec)  # reports a wrong one before a model is downloaded
+        if is_hub_id(config.model) or is_hub_id(config.tokenizer):
+            _check_before_download(config)
         config = localize(config)
         # Path.expanduser raises for a user that does not exist.
         model_path = Path(os.path.expanduser(config.model)) if config.model else DEMO_MODEL
@@ -84,6 +87,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StartError as error:
         write_error(str(error))
         return error.exit_code
+
+
+def _check_before_download(config: RuntimeConfig) -> None:
+    """Say at once what would be said after an hour otherwise. Raises StartError."""
+    check_settings(config)
+    check_device(config.device)
+    check_address(config)
 
 
 if __name__ == "__main__":

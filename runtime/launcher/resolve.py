@@ -149,6 +149,24 @@ def resolve(
     )
 
 
+def check_settings(config: RuntimeConfig) -> None:
+    """Refuse what is wrong whatever the model is, before one is downloaded. Raises ConfigError."""
+    if not config.has_api_keys:
+        config = msgspec.structs.replace(config, api_key=_key_of_environment(config))
+    for check in (_check_names, _check_traces, _grammar_backend, _check_http, _check_tls, _check_tcp):
+        check(config)
+    for check in (_check_kv_cache, _check_profile_dir, _check_logits_processors, _check_idle):
+        check(config)
+    _check_api_keys(config)
+    if not config.tokenizer or os.path.isdir(config.tokenizer):  # it may be a name, too
+        _check_tokenizer(config)
+    _check_scheduling(config, has_spec=True)
+    _with_adapters(config, "cpu", has_spec=True)
+    if config.device != "auto":
+        _check_attention_backend(config.attention_backend, config.device)
+        _check_kv_dtype(config, config.device)
+
+
 def _absolute(path: str) -> str:
     return str(Path(path).absolute()) if path else ""
 

@@ -10,12 +10,14 @@ import importlib.metadata
 import json
 import os
 import runpy
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from runtime.checkpoint.weight_files import INDEX_FILE
@@ -27,7 +29,7 @@ from tests.harness.models.checkpoint_files import LFS_POINTER, safetensors_file,
 from tests.harness.sources import ROOT
 
 STARTED = -1
-NO_MODEL, BAD_SETTINGS = 72, 64
+NO_MODEL, BAD_SETTINGS, TAKEN = 72, 64, 69
 NOBODY = 65534
 Change = Callable[[Path], object]
 
@@ -103,6 +105,54 @@ def refuses(capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, 
 )
 def test_a_wrong_setting(arguments: str, says: str, model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     refuses(capfd, [f"--model={model}", *arguments.split()], BAD_SETTINGS, says)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (
+            "--schedule-policy fastest",
+            BAD_SETTINGS,
+            "schedule_policy: --schedule-policy 'fastest' is unknown",
+        ),
+        ("--chat-template /nonexistent.jinja", BAD_SETTINGS, "chat_template: there is no file"),
+        ("--api-keys /nonexistent.toml", BAD_SETTINGS, "api_keys: /nonexistent.toml cannot be read"),
+        ("--ssl-certfile /nonexistent.pem", BAD_SETTINGS, "ssl_certfile: /nonexistent.pem cannot be read"),
+        ("--lora-modules a=/nonexistent", BAD_SETTINGS, "lora_modules: "),
+        ("--attention-backend triton", BAD_SETTINGS, "attention_backend: triton cannot be used"),
+        ("--max-beam-width 9 --max-num-seqs 8", BAD_SETTINGS, "max_beam_width: 9 beams"),
+        ("--metrics-open", BAD_SETTINGS, "metrics_open: without an API key"),
+        ("--host 192.0.2.1", BAD_SETTINGS, "host: 192.0.2.1 is no address of this machine"),
+        ("--port {taken}", TAKEN, "port: cannot listen on 127.0.0.1:"),
+    ],
+)
+def test_a_mistake_is_known_before_a_model_is_downloaded(
+    arguments: str, code: int, says: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CAROUSEL_API_KEY", raising=False)
+    asked: list[RuntimeConfig] = []
+    monkeypatch.setattr(launcher, "localize", asked.append)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = arguments.format(taken=taken.getsockname()[1]).split()
+        refuses(capfd, ["--model=acme/tiny", *words], code, says)
+    assert not asked
+
+
+def test_what_a_launch_without_mistakes_asks_the_hub_for(
+    monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    """Whatever a model could make right is not refused before there is one."""
+    monkeypatch.setenv("CAROUSEL_API_KEY", "k")
+    asked = []
+
+    def localize(config: RuntimeConfig) -> RuntimeConfig:
+        asked.append(config.model)
+        return msgspec.structs.replace(config, model=str(model), tokenizer="")
+
+    monkeypatch.setattr(launcher, "localize", localize)
+    words = "--port=0 --metrics-open --tokenizer=acme/words --enable-dynamic-chunking --device=cpu"
+    assert launcher.main(["--model=acme/tiny", *words.split()]) == STARTED
+    assert asked == ["acme/tiny"]
 
 
 @pytest.mark.parametrize(
