@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a launch from its settings to its exit code."""
     hold_standard_streams()
+    end_by_signal()
     try:
         config, notes = parse_command_line(argv)
         asked = config = with_starter(config)
@@ -87,6 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StartError as error:
         write_error(str(error))
         return error.exit_code
+
+
+def end_by_signal() -> None:
+    """Let SIGTERM end a launch as Ctrl-C does until there are processes. The first process of a container
+    would not even hear it otherwise, however long a model takes to be downloaded.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _check_before_download(config: RuntimeConfig) -> None:

@@ -10,7 +10,10 @@ import importlib.metadata
 import json
 import os
 import runpy
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,6 +55,7 @@ def stops_before_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(launcher, "Supervisor", Reached)
     monkeypatch.setattr(launcher, "hold_standard_streams", lambda: None)
+    monkeypatch.setattr(launcher, "end_by_signal", lambda: None)
     monkeypatch.setattr(launcher, "choose_cpu_isa", lambda isa: None)
     monkeypatch.setattr(launcher, "set_title", lambda role: None)
     monkeypatch.setattr(launcher, "configure_logging", lambda role, level, log_format: None)
@@ -136,6 +140,20 @@ def test_a_mistake_is_known_before_a_model_is_downloaded(
         words = arguments.format(taken=taken.getsockname()[1]).split()
         refuses(capfd, ["--model=acme/tiny", *words], code, says)
     assert not asked
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_launch_that_waits_for_a_download_ends_by_a_signal(number: signal.Signals) -> None:
+    """As one that has been stopped, and also where it is the first process of a container."""
+    program = (
+        "import os, sys, time\n"
+        "from runtime.launcher import main\n"
+        "main.is_hub_id = lambda name: False\n"
+        f"main.localize = lambda config: (os.kill(os.getpid(), {int(number)}), time.sleep(60))\n"
+        "sys.exit(main.main([]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_what_a_launch_without_mistakes_asks_the_hub_for(

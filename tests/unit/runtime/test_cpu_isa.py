@@ -89,7 +89,7 @@ def test_a_flag_above_what_the_machine_has_is_refused_by_its_name(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     pretend(AVX512, "avx2")
-    for name in ("hold_standard_streams", "set_title", "configure_logging"):
+    for name in ("hold_standard_streams", "end_by_signal", "set_title", "configure_logging"):
         monkeypatch.setattr(launcher, name, lambda *_: None)
     assert launcher.main(["--cpu-isa", "amx"]) == EXIT_CONFIG
     says = "cpu_isa: this CPU has not all of amx; --cpu-isa may be portable, avx2, avx512, or auto for all"
@@ -128,7 +128,12 @@ def test_what_cannot_be_is_refused_with_what_can(
     expected = f"CAROUSEL_CPU_ISA: {reason}; here it may be portable, avx2, or unset for all"
     with pytest.raises(ConfigError, match=expected):
         cpu_isa.cpu_isa()
-    for name in ("hold_standard_streams", "set_title", "configure_logging"):  # of this process, all of them
+    for name in (
+        "hold_standard_streams",
+        "end_by_signal",
+        "set_title",
+        "configure_logging",
+    ):  # of this process, all of them
         monkeypatch.setattr(launcher, name, lambda *_: None)
     assert launcher.main([]) == EXIT_CONFIG
     assert expected in capfd.readouterr().err
