@@ -14,6 +14,11 @@ def api_key() -> str | None:
     return os.environ.get("CAROUSEL_API_KEY")
 
 
+def has_vllm_api_key() -> bool:
+    """Tell whether VLLM_API_KEY is set, which gives vLLM's server its key: whoever sets it wants one."""
+    return bool(os.environ.get("VLLM_API_KEY"))
+
+
 def wanted_cpu_isa() -> str:
     """Return CAROUSEL_CPU_ISA, the largest instruction set to use if --cpu-isa is not given (see
     runtime/base/cpu_isa.py); empty when unset.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runtime.base.console import configure_logging, hold_standard_streams, write_error
 from runtime.base.cpu_isa import choose_cpu_isa
-from runtime.base.environment import find_users_modules
+from runtime.base.environment import find_users_modules, has_vllm_api_key
 from runtime.base.errors import EXIT_OK, StartError
 from runtime.checkpoint.hub import is_hub_id, localize
 from runtime.checkpoint.model_config import ModelConfig
@@ -72,6 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             has_head=model.has_head,
             model_path=model_path.resolve(),
         )
+        if not (config.has_api_keys or config.no_http) and has_vllm_api_key():
+            logger.warning(
+                "VLLM_API_KEY is not read: whoever can reach the server may ask; set CAROUSEL_API_KEY"
+            )
         if isinstance(model, ModelConfig):
             model.check_ranks(config.tp_size)
             split_layers(model.layer_weights(), config.pp_size, config.pp_layers)

@@ -356,6 +356,24 @@ def test_a_template_that_does_not_compile(
     refuses(capfd, [f"--model={model}", f"--chat-template={path}"], BAD_SETTINGS, says)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "warns"), [([], True), (["--api-key=mine"], False), (["--no-http"], False)]
+)
+def test_a_key_for_vllm_is_not_taken_for_one(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    arguments: list[str],
+    warns: bool,
+) -> None:
+    """Whoever comes from there would have an open server otherwise, and not know it."""
+    monkeypatch.delenv("CAROUSEL_API_KEY", raising=False)
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert launcher.main([f"--model={model}", "--device=cpu", *arguments]) == STARTED
+    assert ("set CAROUSEL_API_KEY" in caplog.text) == warns
+    assert "secret" not in caplog.text
+
+
 def test_a_gpu_that_is_not_there(
     model: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
