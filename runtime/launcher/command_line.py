@@ -67,7 +67,9 @@ def parse_command_line(argv: Sequence[str] | None = None, *, prog: str | None = 
     asked; raises ConfigError.
     """
     parser = make_parser(prog)
-    words, files = without_files(sys.argv[1:] if argv is None else argv)
+    given = sys.argv[1:] if argv is None else argv
+    _refuse_other_text(given)
+    words, files = without_files(given)
     words = [*_options_of_files(files, parser), *_spelled(words, parser)]
     preset = _preset_parser().parse_known_args(words)[0].preset
     # As defaults, so that flags of the command line take precedence.
@@ -163,6 +165,15 @@ def _options_of_files(files: Sequence[Path], parser: argparse.ArgumentParser) ->
             raise ConfigError(f"{CONFIG_FILE} {path}: {error}") from None
         words += of_file
     return words
+
+
+def _refuse_other_text(words: Sequence[str]) -> None:
+    """Raise ConfigError for a word that no file of the run directory and no answer could hold."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{word!r} is not UTF-8 text; a file of such a name is to be renamed") from None
 
 
 def _spelled(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:

@@ -11,6 +11,14 @@ from runtime.launcher.command_line import parse_args
 from runtime.settings.config import LISTS, SETTINGS
 from runtime.settings.keywords import LLM_SETTINGS, flags_of_keywords, given_settings
 
+
+def test_a_name_in_another_encoding_is_said_to_be_one() -> None:
+    """A folder from an archive of another system, as Python is told its name."""
+    with pytest.raises(ConfigError, match=r"^'--model=/m/B\\udcfccher' is not UTF-8 text; a file of such"):
+        parse_args([b"--model=/m/B\xfccher".decode(errors="surrogateescape")])
+    assert parse_args(["--model=/m/Bücher"]).model == "/m/Bücher"
+
+
 TEXTS = [name for name, (kind, _) in SETTINGS.items() if kind is str]
 
 
