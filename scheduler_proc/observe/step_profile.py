@@ -60,16 +60,14 @@ class StepProfile:
 
     def start(self, num_steps: int) -> dict[str, str | int]:
         """Profile the next `num_steps` steps; 0: until `stop`, but at most MAX_PROFILE_STEPS. Raises
-        RequestError with status 409 while a profile is taken, and 400 without a directory.
+        RequestError with status 409 while a profile is taken, 400 without a directory, and 500 if no file can
+        be created there.
         """
         if self.is_on:
             raise RequestError("a profile is being taken; stop it first", code="profile_running", status=409)
         if self._directory is None:
             raise RequestError("this scheduler has no directory for profiles", code="no_profile_dir")
-        self._num_profiles += 1
-        begun = datetime.fromtimestamp(self._port.wall_s())
-        name = f"profile-{begun:%Y%m%d-%H%M%S}-{self._num_profiles}.json"
-        self._path = self._directory / name
+        self._path = self._new_file(self._directory)
         self._events = [
             {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
             for pid, name in PROCESSES.items()
@@ -98,19 +96,31 @@ class StepProfile:
         trace = {"displayTimeUnit": "ms", "otherData": window}
         events, self._events = self._events, []
         try:
-            while len(self._kept) >= NUM_KEPT:
-                self._kept.popleft().unlink(missing_ok=True)
-            with self._path.open("xb") as file:
-                self._kept.append(self._path)
-                file.write(msgspec.json.encode({"traceEvents": events, **trace}))
+            self._path.write_bytes(msgspec.json.encode({"traceEvents": events, **trace}))
         except OSError as error:
-            logger.error("profile: %s cannot be written: %s", self._path, error)
-            reason = error.strerror or type(error).__name__
-            raise RequestError(
-                f"the profile cannot be written: {reason}", code="profile_lost", status=500
-            ) from error
+            raise _lost(self._path, error) from error
         logger.info("profile: %d steps are in %s", self._num_steps, self._path)
         return {"file": self._path.name, "num_steps": self._num_steps}
+
+    def _new_file(self, directory: Path) -> Path:
+        """Make the file of a profile, empty, so that its name is no other's: several launches may have the
+        same directory, and profiles that begin in the same second. Raises RequestError.
+        """
+        begun = datetime.fromtimestamp(self._port.wall_s())
+        while True:
+            self._num_profiles += 1
+            path = directory / f"profile-{begun:%Y%m%d-%H%M%S}-{self._num_profiles}.json"
+            try:
+                path.open("xb").close()
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise _lost(path, error) from error
+            self._kept.append(path)
+            while len(self._kept) > NUM_KEPT:
+                with contextlib.suppress(OSError):  # it is gone, or nobody's to remove any more
+                    self._kept.popleft().unlink()
+            return path
 
     # -- told by the step ------------------------------------------------------------------------------------
 
@@ -152,3 +162,9 @@ class StepProfile:
     def _add(self, track: int, name: str, begin_ns: int, end_ns: int, about: dict[str, int]) -> None:
         event = {"ph": "X", "name": name, "pid": TRACKS[track][0], "tid": track, "args": about}
         self._events.append(event | {"ts": begin_ns / 1000, "dur": (end_ns - begin_ns) / 1000})
+
+
+def _lost(path: Path, error: OSError) -> RequestError:
+    logger.error("profile: %s cannot be written: %s", path, error)
+    reason = error.strerror or type(error).__name__
+    return RequestError(f"the profile cannot be written: {reason}", code="profile_lost", status=500)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -199,15 +200,35 @@ def test_the_last_profiles_are_kept_and_no_other_file_goes(tmp_path: Path) -> No
     assert kept == {*files[-4:], "profile-20260101-000000-1.json"}
 
 
+def test_two_launches_may_have_the_same_directory_for_profiles(tmp_path: Path) -> None:
+    """Asked for by one line of a script, in the same second; the second one's was lost."""
+    with running() as one, running() as other:
+        for system in (one, other):
+            with_profile(system, tmp_path)
+        begun = [tell(system, "start_profile")["file"] for system in (one, other)]
+        ended = [tell(system, "stop_profile")["file"] for system in (one, other)]
+        assert begun == ended
+        assert len({*begun}) == 2
+        for file in begun:
+            assert "otherData" in json.loads((tmp_path / file).read_bytes())
+
+
 def test_a_profile_that_cannot_be_written_hurts_nobody(tmp_path: Path) -> None:
     with running() as system:
         assert tell(system, "start_profile").code == "no_profile_dir"
-        with_profile(system, tmp_path / "gone")
+        folder = tmp_path / "gone"
+        with_profile(system, folder)
+        losses = [tell(system, "start_profile", num_steps=2)]
+        folder.mkdir()
         tell(system, "start_profile", num_steps=2)
+        shutil.rmtree(folder)
         run_until_idle(system, REQUESTS[0])
+        folder.mkdir()
         tell(system, "start_profile")
-        lost = tell(system, "stop_profile")
-        assert (lost.code, lost.status) == ("profile_lost", 500)
-        assert str(tmp_path) not in lost.message, "the caller is told no paths"
+        shutil.rmtree(folder)
+        losses.append(tell(system, "stop_profile"))
+        for lost in losses:
+            assert (lost.code, lost.status) == ("profile_lost", 500)
+            assert str(tmp_path) not in lost.message, "the caller is told no paths"
         run_until_idle(system, REQUESTS[1])
         system.check_empty()
