@@ -14,10 +14,11 @@ import msgspec
 
 from runtime.base.cgroup import num_cores
 from runtime.base.cpu_isa import cpu_isa, machine_isa
-from runtime.base.environment import api_key, visible_gpus
+from runtime.base.environment import api_key
 from runtime.base.errors import ConfigError, InvalidRequest
 from runtime.checkpoint.adapters.lora_config import read_adapter
 from runtime.checkpoint.pooling import read_pooling
+from runtime.launcher.checks.device import num_gpus, pick_device
 from runtime.ring.endpoints import tcp_endpoints
 from runtime.ring.tenants import read_tenants
 from runtime.settings.config import SETTINGS, RuntimeConfig
@@ -49,7 +50,6 @@ BACKEND_DEVICES = {"cpu_native": "cpu", "flashinfer": "cuda", "triton": "cuda"}
 """Attention backends that only run on one kind of device."""
 BY_PREFIX = ("lpm", "longest_prefix", "dfs-weight")
 """Schedule policies that use the cached length of prompts."""
-DRIVER_FILE = "/dev/nvidiactl"
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 KEY_FILES = ("api_key_file", "api_keys")
 """Settings of the HTTP server that also matter to clients over TCP: these have sections in the files, and
@@ -95,9 +95,9 @@ def resolve(
             f"context_length: the model has {context_length} positions by its {says}; served are {longest} "
             "at most, so give a smaller --context-length"
         )
-    device = _pick_device() if config.device == "auto" else config.device
-    if device == "cuda" and config.tp_size > max(1, num_gpus := _num_gpus()):
-        raise ConfigError(f"tp_size: {config.tp_size} ranks need as many GPUs; there are {num_gpus}")
+    device = pick_device() if config.device == "auto" else config.device
+    if device == "cuda" and config.tp_size > max(1, found := num_gpus()):
+        raise ConfigError(f"tp_size: {config.tp_size} ranks need as many GPUs; there are {found}")
     own = DTYPE_SPELLINGS.get(config.dtype, config.dtype)
     _check_names(config)
     _check_traces(config)
@@ -591,18 +591,3 @@ def _check_logits_processors(config: RuntimeConfig) -> None:
         )
     elif config.task == "embed":
         raise ConfigError("logits_processor: an embedding model has no logits")
-
-
-def _pick_device() -> str:
-    if not os.path.exists(DRIVER_FILE):
-        return "cpu"
-    if visible_gpus() == []:
-        logger.info("device: cpu, as CUDA_VISIBLE_DEVICES hides all GPUs")
-        return "cpu"
-    return "cuda"
-
-
-def _num_gpus() -> int:
-    """Return the number of GPUs that this launch may use."""
-    visible = visible_gpus()
-    return len(list(Path("/dev").glob("nvidia[0-9]*"))) if visible is None else len(visible)

@@ -288,7 +288,7 @@ def test_a_process_takes_along_what_it_has_started(how: str) -> None:
 
 
 def test_the_end_of_a_parent_is_seen_though_nobody_has_reaped_it(tmp_path: Path) -> None:
-    """As of a worker of a pool whose master waits for something else: its number is still there."""
+    """A worker of a pool whose master waits for something else keeps its number when it has ended."""
     parent = subprocess.Popen(["sleep", "60"])
     config = RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True, parent_pid=parent.pid)
     with started(config) as supervisor:

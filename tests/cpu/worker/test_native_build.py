@@ -267,7 +267,7 @@ def test_a_cache_that_another_user_may_change_is_replaced_by_a_private_one_for_a
 def test_a_cache_that_cannot_be_made_is_replaced_by_a_private_one_for_a_while(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where the home directory is on a file system that is read-only, or is /dev/null."""
+    """The home directory may be on a read-only file system, or be /dev/null."""
     (tmp_path / "home").touch()
     with trusted_cache(tmp_path / "home" / ".cache") as used:
         assert stat.S_IMODE(used.stat().st_mode) == 0o700

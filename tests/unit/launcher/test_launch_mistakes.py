@@ -144,7 +144,7 @@ def test_a_mistake_is_known_before_a_model_is_downloaded(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_launch_that_waits_for_a_download_ends_by_a_signal(number: signal.Signals) -> None:
-    """As one that has been stopped, and also where it is the first process of a container."""
+    """It was stopped on request; the first process of a container has no default action for a signal."""
     program = (
         "import os, sys, time\n"
         "from runtime.launcher import main\n"

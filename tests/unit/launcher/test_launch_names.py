@@ -22,7 +22,7 @@ def test_an_address_of_elsewhere_is_the_hosts_fault(host: str) -> None:
 
 
 def test_a_name_that_has_ipv6_addresses_alone_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ip6-localhost of Debian. One that has both is listened on by the address it always was."""
+    """Debian has ip6-localhost. A name that has both is listened on by the address it always was."""
 
     def addresses(*families: socket.AddressFamily) -> Any:
         known = {socket.AF_INET: ("127.0.0.1", 0), socket.AF_INET6: ("::1", 0, 0, 0)}

@@ -91,7 +91,7 @@ def test_the_first_version_has_a_tree_for_each_controller(groups: Groups, place:
 
 
 def test_files_that_the_kernel_keeps_leave_room(groups: Groups) -> None:
-    """Of a checkpoint that has just been read, for instance; they go when somebody needs the memory."""
+    """A checkpoint that has just been read, for instance, goes when somebody needs the memory."""
     files = {
         "memory.max": "5000",
         "memory.current": "4900",

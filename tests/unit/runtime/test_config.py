@@ -300,7 +300,7 @@ def test_resolve_fills_in_what_the_model_decides(tmp_path: Path) -> None:
 def test_whoever_hides_all_gpus_gets_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, device: str
 ) -> None:
-    monkeypatch.setattr("runtime.launcher.resolve.DRIVER_FILE", "/dev/null")
+    monkeypatch.setattr("runtime.launcher.checks.device.DRIVER_FILES", ("/dev/null",))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -18,7 +18,7 @@ def test_ranks_meet_over_the_loopback_unless_somebody_says_otherwise(monkeypatch
 
 
 def test_a_user_without_a_home_has_a_cache_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `docker run --user 12345` has, with HOME unset."""
+    """It is one of `docker run --user 12345`, with HOME unset."""
 
     def nobody(_: int) -> None:
         raise KeyError
