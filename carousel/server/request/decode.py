@@ -1,9 +1,11 @@
-"""decode_body: a typed body from its JSON, at a bounded cost for each turn of the event loop.
+"""decode_body: decodes the JSON of a body to a typed object, with a limited cost for each turn of the event
+loop.
 
-JSON of a few bytes can stand for much memory: a list of empty lists takes sixty times as long to decode as a
-text of its size, and the maximum of a list is compared when all of it has been made. So a large body is first
-cut into its fields, which makes nothing of them. Only fields that may be large are then looked at further, in
-pieces, each after counting what it holds; the others may have no more together than a small body.
+A few bytes of JSON can stand for much memory: a list of empty lists takes sixty times as long to decode as a
+text of its size, and the maximum length of a list is checked only after all of it has been made. So a large
+body is first cut into its fields without decoding them. Only fields that may be large are then decoded in
+pieces, after counting the contents of each piece. All other fields together may be no larger than a small
+body.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from runtime.base.errors import InvalidRequest
 from runtime.wire.transport import DECODE_ERRORS
 
 SMALL_BODY_BYTES = SEGMENT_BYTES
-"""Size up to which a body is decoded in one piece: 11 ms for the worst that it can hold
+"""Size up to which a body is decoded in one piece: at worst that takes 11 ms
 (docs/measurements/request_cost.md).
 """
 
@@ -50,8 +52,9 @@ _FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field 
 async def decode_body(
     data: BodyBytes, kind: type[T], limits: PromptLimits, wait: Wait, fields: FieldFilter
 ) -> T:
-    """`limits`: of prompts in a large body. `wait` is called before each piece of one. `fields` takes out
-    those that the type does not declare. Raises InvalidRequest that names the field.
+    """Decode a body. `limits` are those of prompts in a large body, `wait` is called before each piece of
+    one, and `fields` removes fields that the type does not declare. Raises InvalidRequest that names the
+    field.
     """
     if len(data) <= SMALL_BODY_BYTES:
         return _decode(data.first_segment, kind, fields)
@@ -87,7 +90,7 @@ async def _decode_large(large: LargeJson, kind: type[T], limits: PromptLimits, f
 
 @cache
 def _hints_of(kind: Hashable) -> dict[str, Any]:
-    """The types of its fields: finding them out takes 3 ms."""
+    """Return the types of the fields. Finding them out takes 3 ms, so they are cached."""
     return get_type_hints(cast(type, kind), include_extras=True)
 
 
@@ -106,12 +109,12 @@ def _decode(data: bytes | bytearray, kind: type[T], fields: FieldFilter) -> T:
 
 
 def _is_for_filter(error: msgspec.ValidationError, kind: type) -> bool:
-    """Return True where the filter may mend what is wrong with a body of this type."""
+    """Return True if the filter may repair the error of a body of this type."""
     return kind in FIELD_TABLES and (has_unknown_field(error) or has_float_for_integer(error))
 
 
 def _check_small(given: dict[str, bytes]) -> None:
-    """Raises InvalidRequest."""
+    """Check the size of the fields that may not be large. Raises InvalidRequest."""
     num_bytes = sum(map(len, given.values()))
     if num_bytes > SMALL_BODY_BYTES:
         name = max(given, key=lambda each: len(given[each]))
@@ -128,7 +131,9 @@ def _no_json(error: Exception) -> InvalidRequest:
 
 
 def field_error(message: str, kind: object, within: str = "") -> InvalidRequest:
-    """`kind`: the type that was decoded. `within`: the field that was decoded by itself."""
+    """Return the error for a fault that msgspec has found. `kind` is the decoded type, and `within` the field
+    that was decoded by itself.
+    """
     at = _AT.search(message)
     # An entry of an object has no name there: logit_bias[...].
     path = at["path"].partition("[...]")[0] if at else ""
@@ -152,8 +157,8 @@ def field_error(message: str, kind: object, within: str = "") -> InvalidRequest:
 
 
 def _choices_at(kind: object, path: str) -> list[str]:
-    """Return the values that are listed for what is at a path such as `messages[0].role` in a body of a type:
-    none where there is no list.
+    """Return the allowed values at a path such as `messages[0].role` in a body of a type; none if there is no
+    list of them.
     """
     nodes = [_type_info(kind)]
     for step in _STEP.findall(path):
@@ -172,7 +177,7 @@ def _type_info(kind: Hashable) -> inspect.Type:
 
 
 def _members(nodes: list[inspect.Type]) -> Iterator[inspect.Type]:
-    """Types, each member of a union by itself."""
+    """Yield types, each member of a union by itself."""
     for node in nodes:
         if isinstance(node, inspect.Metadata):
             yield from _members([node.type])

@@ -1,9 +1,8 @@
-"""FIELD_TABLES: what becomes of fields that OpenAI, vLLM, SGLang and TensorRT-LLM have and the bodies here do
-not declare.
+"""FIELD_TABLES: the fields of OpenAI, vLLM, SGLang and TensorRT-LLM that the bodies here do not declare.
 
-A field of a body is one of four: declared by its type, with effect; taken, because it changes no answer here;
-refused, because it would and is not built, but for values that ask for nothing; or in none of these, unknown.
-A null asks for nothing, whatever its name. What becomes of unknown ones is for `unknown_fields` to say.
+A field of a body is declared by its type, and has an effect; or accepted, because it changes no answer here;
+or refused, because it would change the answer but is unsupported, unless its value is neutral; or unknown. A
+null is neutral for every field. `unknown_fields` handles unknown ones.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from runtime.sampling.table import PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
 
 MAX_NEUTRAL_BYTES = 1 << 10
-"""Longer than any neutral value."""
+"""More bytes than any neutral value has."""
 
 NeutralValues: TypeAlias = Mapping[str, tuple[Any, ...]]
-"""By the field's name: the values beside null that ask for nothing."""
+"""Neutral values besides null, by the field's name."""
 Object: TypeAlias = dict[str, msgspec.Raw]
 Items: TypeAlias = list[msgspec.Raw]
 
@@ -306,19 +305,21 @@ EXAMPLES = {
     "structured_outputs": '{"regex": "[0-9]+"}',
     "tool_choice": '"auto" or {"type": "function", "function": {"name": "NAME"}}',
 }
-"""Values of fields that have objects, for who has sent something else."""
+"""Examples of values of fields that hold objects, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldTable:
-    """Fields of one type of body, or of an object in one, beside those that it declares."""
+    """Fields of one type of body, or of an object in one, beyond those that it declares."""
 
     taken: Mapping[str, Any] = field(default_factory=dict)
-    """Types of those without effect."""
+    """Types of the fields without effect."""
     refused: NeutralValues = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
     elsewhere: frozenset[str] = frozenset()
-    """Names with effect in other bodies, which would change the answer of this one, too. They are refused."""
+    """Names of fields with an effect in other bodies, which would change the answer of this one, too. They
+    are refused.
+    """
     nested: Mapping[str, type] = field(default_factory=dict)
     """Types of the objects in a field, or in a list in it."""
 
@@ -419,9 +420,7 @@ FIELD_TABLES: dict[type, FieldTable] = {
 
 
 def check_taken(name: str, value: bytes, kind: Any, where: str) -> None:
-    """Check fields without effect. Raises InvalidRequest for a value of another type than such a field
-    has.
-    """
+    """Check a field without effect. Raises InvalidRequest for a value of a wrong type."""
     try:
         msgspec.json.decode(value, type=kind)
     except msgspec.ValidationError as error:
@@ -429,7 +428,7 @@ def check_taken(name: str, value: bytes, kind: Any, where: str) -> None:
 
 
 def check_refused(name: str, value: bytes, neutral: tuple[Any, ...], hint: str, where: str) -> None:
-    """Check fields that are not built. Raises InvalidRequest for a value that asks for something."""
+    """Check an unsupported field. Raises InvalidRequest for a value that is not neutral."""
     if len(value) <= MAX_NEUTRAL_BYTES:
         given = msgspec.json.decode(value)
         # True == 1 to Python, but `n: true` is a mistake.
@@ -445,7 +444,7 @@ def check_refused(name: str, value: bytes, neutral: tuple[Any, ...], hint: str, 
 
 
 def described_fields(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON Schemas of the fields beside those that the type declares, by their names."""
+    """Return the JSON Schemas of fields that the type does not declare, by their names."""
     table = FIELD_TABLES[kind]
     json_types = {str: "string", bool: "boolean", int: "integer", float: "number"}
     fields: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""Generation: runs one HTTP request's sequences and writes them out, as one JSON body or as events.
+"""Generation: runs the sequences of one HTTP request and writes them, as one JSON body or as events.
 
-The response begins with the first thing that comes back, so what is refused is an HTTP error; a failure after
-that is an event. As soon as the HTTP client has gone, whatever its request is doing is aborted.
+The response begins with the first result, so a refusal is an HTTP error; a later failure is an event. When
+the HTTP client has gone, everything that its request is doing is aborted.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ from runtime.ring.tenants import THE_OWNER
 from runtime.wire.sampling_params import SamplingParams
 
 MAX_SEQUENCES = 1024
-"""Most sequences of one HTTP request, over all of its prompts."""
+"""Maximum number of sequences of one HTTP request, over all of its prompts."""
 MAX_LOGPROB_ENTRIES = 1 << 18
-"""Most log-probabilities in the output of one HTTP request, and as many of its prompts. Each takes 8
-bytes until the answer is complete, and what it is spelled with.
+"""Maximum number of log-probabilities in the output of one HTTP request, and as many of its prompts. Each
+takes 8 bytes until the answer is complete, and the bytes of its spelling.
 """
 MAX_LOGITS = 1 << 21
-"""Raw logits in the answer to one HTTP request: up to 22 bytes of JSON each."""
+"""Maximum number of raw logits in the answer to one HTTP request: up to 22 bytes of JSON each."""
 ABORT_RETRY_S = 0.01
 LEAVE_S = 1.0
-"""Time for the end of what a caller has left, to be in its trace."""
+"""Seconds to wait for the end of sequences whose caller has left, for their trace."""
 LARGE_WRITE_BYTES = 64 << 10
 DELTAS_AT_ONCE = 128
-"""Events of one step that are spelled before other tasks of the event loop run: about 2 ms."""
+"""Number of events of one step that are spelled before other tasks of the event loop run: about 2 ms."""
 LARGE_DELTA = 8
-"""Tokens with log-probabilities whose events have a turn of their own: a step brings fewer."""
+"""Number of tokens with log-probabilities from which on a delta is spelled in a turn of its own. Single steps
+bring fewer.
+"""
 T = TypeVar("T")
 EncodingOption: TypeAlias = Literal[
     "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"
@@ -57,7 +59,9 @@ ENCODING_OPTIONS: tuple[EncodingOption, ...] = get_args(EncodingOption)
 
 
 def with_ids(submissions: Sequence[Submission], ids: Sequence[list[int]]) -> list[Submission]:
-    """The same for prompts that are encoded, and cut, already: what says how is of no more use."""
+    """Return the requests with ids instead of prompts, which are encoded and cut already, and without the
+    options for that.
+    """
     made = []
     for submission, prompt in zip(submissions, ids, strict=True):
         options = submission.options.copy()
@@ -69,7 +73,7 @@ def with_ids(submissions: Sequence[Submission], ids: Sequence[list[int]]) -> lis
 
 
 def check_size(submissions: Sequence[Submission], context_length: int) -> None:
-    """Check how large the answer could be. Raises InvalidRequest by the names of SamplingParams when that is
+    """Check how large the answer could be. Raises InvalidRequest by the names of SamplingParams if that is
     too large.
     """
     sampling, num_each = submissions[0].sampling, submissions[0].num_sequences
@@ -95,8 +99,9 @@ def check_logits(
     output_width: int,
     num_prompt_tokens: int,
 ) -> None:
-    """`num_prompt_tokens`: of all prompts. Raises InvalidRequest by the names of SamplingParams when the
-    answer could have too many raw logits and additional outputs.
+    """Check how many raw logits and numbers of additional outputs the answer could have; `num_prompt_tokens`
+    is the total of all prompts. Raises InvalidRequest by the names of SamplingParams if there could be too
+    many.
     """
     sampling, num_rows, name = submissions[0].sampling, 0, ""
     num_output = min(sampling.max_tokens or context_length, context_length)
@@ -124,9 +129,9 @@ def check_logits(
 
 
 def check_prompt_logprobs(sampling: SamplingParams, num_tokens: int, name: str = "prompt_logprobs") -> None:
-    """`num_tokens`: of the prompts, each as often as the answer shows it; `name`: what asks for them.
-
-    Raises InvalidRequest when the answer could be too large.
+    """Check how many logprobs of prompts the answer would have. `num_tokens` counts the prompts' tokens as
+    often as they are shown, and `name` is the field that asks for them. Raises InvalidRequest if there could
+    be too many.
     """
     num_top = sampling.prompt_logprobs
     if num_top is not None and num_tokens * (num_top + 1) > MAX_LOGPROB_ENTRIES:
@@ -141,7 +146,7 @@ class Format(Protocol):
     """Spelling of an endpoint's answers."""
 
     def response(self, completions: Sequence[Completion]) -> msgspec.Struct | msgspec.Raw | list[msgspec.Raw]:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
 
 
 @runtime_checkable
@@ -149,16 +154,17 @@ class StreamFormat(Format, Protocol):
     """Format of an endpoint that can stream."""
 
     def events(self, prompt: int, delta: Delta) -> Iterable[bytes]:
-        """Whole events of a delta of the prompt's sequences, if there is anything to tell. Each item is made
-        when it is asked for, with a few milliseconds' work; one without bytes is work that tells nothing yet.
+        """Yield whole events for a delta of the prompt's sequences, if there is anything to send. Each item
+        is made when it is asked for, with a few milliseconds' work. An item without bytes is work that has no
+        event yet.
         """
 
     def last_events(self) -> bytes:
-        """The events after all sequences have ended, but for the one that says so."""
+        """Return the events after the end of all sequences, except the final [DONE]."""
 
 
 class Generation(Response):
-    """The ASGI response of a generating endpoint."""
+    """ASGI response of a generating endpoint."""
 
     def __init__(
         self,
@@ -169,35 +175,35 @@ class Generation(Response):
         *,
         labels_are_chosen: bool = False,
     ) -> None:
-        """`submissions`: one for each prompt, alike but for prompt and label. `answer`: a StreamFormat, if
-        they stream. `param_names`: the body's names of what the client library calls otherwise, for errors.
-        `labels_are_chosen`: by the caller, as names of these requests and no others.
+        """`submissions` has one request for each prompt, alike except for prompt and label. `answer` is a
+        StreamFormat if they stream. `param_names` has the body's names of parameters, for errors.
+        `labels_are_chosen` is True if the caller has chosen the labels as unique names.
         """
         super().__init__()
         self._server = server
         self._client = server.client
         self._tenant = THE_OWNER
         self._num_unbegun = 0
-        """Prompts that wait for the end of others of the request."""
+        """Number of prompts that wait for others of the request to end."""
         self._submissions = submissions
         self._sampling = submissions[0].sampling
         self._num_sequences = submissions[0].num_sequences
-        """Sequences of each prompt, also those that best_of does not choose."""
+        """Number of sequences of each prompt, including those that best_of does not select."""
         self._param_names = param_names
         self._labels_are_chosen = labels_are_chosen
         self._answer = answer
         self._received_s = 0.0
         self._trace = RequestTrace(None)
         self._labels: Sequence[str] = ()
-        """Labels of its prompts in the ring, if it has come there."""
+        """Labels of its prompts in the ring; empty until it is there."""
         self._aborted: set[int] = set()
-        """Prompts whose answers somebody has asked to end."""
+        """Prompts whose answers were aborted."""
         self._open: dict[int, AsyncResultStream] = {}
-        """By the number of the prompt."""
+        """Open streams by the number of the prompt."""
 
     def abort(self, prompts: Collection[int]) -> None:
-        """End the answers to these prompts early: the caller gets what there is. Those that have not begun
-        are answered by nothing.
+        """End the answers to these prompts early: the caller gets the output so far. Prompts that have not
+        begun get none.
         """
         for prompt in prompts:
             if prompt not in self._aborted:
@@ -205,7 +211,9 @@ class Generation(Response):
                 self._end_early(prompt)
 
     def _leave(self) -> None:
-        """The caller has left: what was noted of its sequences still comes, with their early end."""
+        """Abort because the caller has left. The time stamps of the sequences still come, with their early
+        end.
+        """
         self.abort(range(len(self._submissions)))
 
     def _end_early(self, prompt: int) -> None:
@@ -219,7 +227,9 @@ class Generation(Response):
             stream.abort()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises RequestError and RingClosed only while nothing has been sent."""
+        """Run the request and send the answer. Raises RequestError and RingClosed only while nothing has been
+        sent.
+        """
         state = scope["state"]
         self._tenant = tenant_of(scope)
         self._client = self._server.client.of_tenant(self._tenant.name)
@@ -253,7 +263,7 @@ class Generation(Response):
             failure = None
 
     def _ended(self) -> list[EndedSequence]:
-        """The sequences that have ended, for its trace."""
+        """Return the sequences that have ended, for the request's trace."""
         has_content = self._trace.has_content
         return [
             EndedSequence(prompt, sequence.index, sequence.finish, sequence.text if has_content else "")
@@ -265,8 +275,8 @@ class Generation(Response):
 
     @contextmanager
     def _hold(self, prompts_at_once: int) -> Iterator[tuple[list[Submission], HeldPlaces]]:
-        """Keep the request's labels and places while it runs. Both are free again when the end of the answer
-        goes out: its reader may use them at once. Raises InvalidRequest, Overloaded.
+        """Hold the request's labels and places while it runs. Both are free again when the end of the answer
+        is sent, because its reader may use them at once. Raises InvalidRequest, Overloaded.
         """
         server, tenant = self._server, self._tenant
         labels = [submission.label for submission in self._submissions]
@@ -308,7 +318,7 @@ class Generation(Response):
     async def _generate(
         self, number: int, submission: Submission, room: asyncio.Semaphore, places: HeldPlaces
     ) -> Completion:
-        """Answer prompt `number`, when there is room for it."""
+        """Answer prompt `number` when there is room for it."""
         num_sequences = self._num_sequences
         async with room:
             with RequestTimer(self._server.metrics, self._received_s, num_sequences) as timer:
@@ -328,7 +338,7 @@ class Generation(Response):
                 return completion
 
     def _reasons(self, prompt: int) -> list[EndReason]:
-        """How each sequence of a prompt has ended, also those that best_of has not chosen."""
+        """Return how each sequence of a prompt has ended, including those that best_of has not selected."""
         state = self._open[prompt].state
         assert state is not None
         return [sequence.finish_reason or "error" for sequence in state.sequences]
@@ -352,8 +362,8 @@ class Generation(Response):
         submissions: Sequence[Submission],
         places: HeldPlaces,
     ) -> None:
-        """Write what one step has brought in one piece, unless it is much: then in several, between which
-        other tasks of the event loop run.
+        """Write the result of each step in one piece; a large one in several, between which other tasks of
+        the event loop run.
         """
         with ExitStack() as stack:
             timers = [
@@ -384,8 +394,8 @@ class Generation(Response):
                         await writer.write(data)
 
     async def _write_much(self, writer: EventWriter, data: bytes) -> None:
-        """Write a large piece, and wait for as long as all such writes of the tenant have to.
-        Events that repeat what came before hold the more tokens the longer they get.
+        """Write a large piece, and wait as long as the tenant's large writes require. Events that repeat the
+        earlier text then hold more tokens, the longer they get.
         """
         if not writer.try_write(data):
             await writer.write(data)
@@ -393,7 +403,7 @@ class Generation(Response):
 
 
 def labelled(submission: Submission, label: str) -> Submission:
-    """The same under a label that is held for it."""
+    """Return the request with another label."""
     options = submission.options
     if submission.label != label:
         options = RequestOptions({**options, "label": label})
@@ -410,7 +420,7 @@ def labelled(submission: Submission, label: str) -> Submission:
 
 
 def _is_long(sampling: SamplingParams) -> bool:
-    """The answer has more than text and ids."""
+    """Return True if the answer has more than text and ids."""
     wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     wants_logits = sampling.return_context_logits or sampling.return_generation_logits
     return wants_logprobs or wants_logits or bool(sampling.additional_outputs)
@@ -425,7 +435,7 @@ def _aborted() -> RequestError:
 
 
 async def all_results(calls: Collection[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all of them, side by side. Raises the first error of any, which ends the others."""
+    """Await all calls concurrently. Raises the first error of any, and cancels the others."""
     failure: Exception | None = None
     try:
         async with asyncio.TaskGroup() as group:
@@ -446,8 +456,8 @@ async def all_results(calls: Collection[Coroutine[Any, Any, T]]) -> list[T]:
 async def run_until_disconnect(
     receive: Receive, work: Coroutine[Any, Any, None], leave: Callable[[], None] | None = None
 ) -> None:
-    """Run `work` to its end, or cancel it at the moment the HTTP client disconnects. With `leave`, which has
-    it end early, it has LEAVE_S for that first.
+    """Run `work` to its end, or cancel it as soon as the HTTP client disconnects. With `leave`, which makes
+    it end early, it is cancelled only after LEAVE_S.
     """
     watch = asyncio.create_task(_disconnected(receive))
     # Who left while his request waited for this process is known by now: nothing is begun for him.

@@ -1,5 +1,5 @@
-"""JsonList: a list that is encoded as it grows, a piece at a time. One call of the encoder holds up all
-threads, for the largest answers as a whole a tenth of a second.
+"""JsonList: a list that is encoded piece by piece as it grows. One call of the encoder blocks all threads,
+for the largest answers a tenth of a second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class JsonList:
-    """The entries as JSON, without the brackets."""
+    """Entries as JSON, without the brackets."""
 
     __slots__ = ("data",)
 
@@ -30,5 +30,5 @@ class JsonList:
 
 
 def encoded_as(_: type[T], *parts: bytes | bytearray) -> T:
-    """JSON that stands for a value of the type in something that is encoded: it is copied."""
+    """Return JSON that is copied when a value of the type is encoded in its place."""
     return cast(T, msgspec.Raw(b"".join(parts)))

@@ -1,4 +1,4 @@
-"""The labels of an HTTP request's prompts, and how they are held while it is answered."""
+"""Labels of an HTTP request's prompts, and how they are held while it is answered."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ SUFFIX_CHARS = 9
 
 @contextmanager
 def held(book: LabelBook, tenant: str, labels: Sequence[str], *, are_chosen: bool) -> Iterator[list[str]]:
-    """The labels to use for the time of the block.
+    """Hold labels for the time of the block, and give the ones to use.
 
-    One that the caller has chosen is refused while another request of the tenant has it. An X-Request-Id is
-    not: a proxy may give one to several requests, of which all but the first get a suffix.
+    A label that the caller has chosen is refused while another request of the tenant has it. An X-Request-Id
+    is not refused, because a proxy may give one id to several requests: all but the first get a suffix.
+
     Raises: InvalidRequest(param="label").
     """
     own: dict[str, object] = {}
@@ -41,7 +42,7 @@ def held(book: LabelBook, tenant: str, labels: Sequence[str], *, are_chosen: boo
 
 
 def request_labels(request_id: str, num_prompts: int) -> list[str]:
-    """Return a label for each prompt of a request: its id, of several with their numbers."""
+    """Return a label for each prompt of a request: the request's id, with a number if there are several."""
     if num_prompts == 1:
         return [request_id]
     suffixes = [f"_{number}" for number in range(num_prompts)]

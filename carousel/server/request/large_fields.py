@@ -1,4 +1,4 @@
-"""LARGE_FIELDS: the fields of bodies that may hold megabytes, and how these are decoded piece by piece."""
+"""LARGE_FIELDS: the fields of bodies that may hold megabytes, and how they are decoded piece by piece."""
 
 from __future__ import annotations
 
@@ -30,55 +30,55 @@ from runtime.wire.messages import MAX_FURTHER_BYTES, MAX_TOOLS_BYTES
 from runtime.wire.sampling_params import TokenId
 
 GROUP_BYTES = PIECE_BYTES // 2
-"""Size up to which a value is decoded at once, and several that follow each other are."""
+"""Size up to which a value, or several consecutive ones together, is decoded at once."""
 MAX_MESSAGE_STRINGS = 5 * MAX_TURNS
-"""Names and values in all messages. A message has four, of its role and its text, and each text part four; a
-call of a tool has ten.
+"""Maximum number of names and values in all messages. A message has four, for its role and its text, and each
+text part four; a tool call has ten.
 """
 _TEXTS_OF_HISTORY = ("reasoning_content", "reasoning")
 HISTORY_BYTES = dict.fromkeys(("tool_calls", *_TEXTS_OF_HISTORY), MAX_FURTHER_BYTES)
-"""Most bytes of these fields of a message."""
+"""Maximum number of bytes of these fields of a message."""
 _NONE_BOUNDED: Mapping[str, int] = {}
 
 _PLACE = re.compile(r" - at `\$(?:\[(?P<number>\d+)\])?(?P<rest>[^`]*)`$")
-"""Where msgspec has found something wrong."""
+"""Place of a fault in msgspec's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class LargeField:
-    """A prompt or several, in the forms that OpenAI has: as texts, as token ids, or both."""
+    """Field that holds one or several prompts in OpenAI's forms: as texts, as token ids, or both."""
 
     max_items: int = MAX_PROMPTS
-    """Texts or lists of ids."""
+    """Maximum number of texts or lists of ids."""
     has_texts: bool = True
     has_ids: bool = True
     is_conversation: bool = False
     is_for_model: bool = True
-    """Its texts must fit into the model's context, those of each message, too: that a chat template leaves
-    out more of a message than the model can read is not expected.
+    """True if each text, also that of each message, must fit into the model's context: chat templates are not
+    expected to leave out more of a message than the model can read.
     """
     max_raw_bytes: int = 0
-    """Most bytes of a field that stays JSON; 0: it is decoded."""
+    """Maximum number of bytes of a field that stays JSON; 0: the field is decoded."""
 
     @property
     def stand_in(self) -> bytes:
-        """A value that the field may hold while the others are decoded."""
+        """Return a small value for the field, used while the other fields are decoded."""
         is_list = self.is_conversation or self.max_raw_bytes or not self.has_texts
         return b"[]" if is_list else b'""'
 
 
 async def no_bound() -> None:
-    """Return None: any number of characters is taken."""
+    """Return None: no limit on characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLimits:
-    """Bounds of a prompt beyond which nothing more of it is decoded."""
+    """Limits of a prompt, beyond which no more of it is decoded."""
 
     max_ids: int
-    """Most token ids of each list of them."""
+    """Maximum number of token ids in each list."""
     max_chars: Callable[[], Awaitable[int | None]] = no_bound
-    """Gives the most characters of a text that may fit; None where there is no bound."""
+    """Function that returns the maximum number of characters of a text that may fit; None for no limit."""
 
 
 PROMPT = LargeField()
@@ -110,9 +110,9 @@ async def cut_fields(
     where: str = "",
     bounded: Mapping[str, int] = _NONE_BOUNDED,
 ) -> dict[str, Span]:
-    """Return where the fields are that an object's type `kind` declares; others go through `filter_`.
-    most_bytes: of each that is neither `large` nor in `bounded`, which has the bounds of others. where: what
-    is before their names in errors.
+    """Return the places of the fields that an object's type `kind` declares; others go through `filter_`.
+    Each field that is neither `large` nor in `bounded`, which has other limits, may have `most_bytes`.
+    `where` comes before names in errors.
 
     Raises: msgspec.DecodeError, InvalidRequest.
     """
@@ -149,7 +149,7 @@ async def decode_large(
     filter_: FieldFilter,
 ) -> Any:
     """Return the value of a field of the type `kind`. A prompt beyond its limits is refused before all of it
-    is decoded. filter_: of what messages do not declare.
+    is decoded. `filter_` handles fields that messages do not declare.
 
     Raises: msgspec's errors, InvalidRequest.
     """
@@ -177,7 +177,7 @@ async def decode_large(
 
 
 async def _beginning(body: LargeJson, span: Span) -> bytes:
-    """Return a value that is small, or else a small one of the same kind."""
+    """Return a small value itself, and for a large one a small value of the same kind."""
     if span.size <= GROUP_BYTES:
         return await body.read(span)
     kinds = {QUOTE: b'""', LIST: b"[]", OBJECT: b"{}"}
@@ -185,8 +185,8 @@ async def _beginning(body: LargeJson, span: Span) -> bytes:
 
 
 async def _text_that_fits(name: str, where: str, body: LargeJson, span: Span, limits: PromptLimits) -> str:
-    """Return a text of more than a few pieces. Raises InvalidRequest where it cannot fit, whatever its tokens
-    are. name, where: the field, and the place of the text in it.
+    """Return a text of more than a few pieces. Raises InvalidRequest if it cannot fit, whatever its tokens
+    are. `name` is the field, and `where` the place of the text in it.
     """
     max_chars = await limits.max_chars()
     try:
@@ -201,7 +201,7 @@ async def _text_that_fits(name: str, where: str, body: LargeJson, span: Span, li
 
 
 class _Prompts:
-    """A list of texts, of token ids, or of lists of token ids."""
+    """List of texts, of token ids, or of lists of token ids."""
 
     def __init__(self, name: str, body: LargeJson, field: LargeField, limits: PromptLimits) -> None:
         self._name = name
@@ -241,7 +241,7 @@ class _Prompts:
         return await self._ids(await self._body.inside(span), f"[{number}]")
 
     async def _ids(self, span: Span, where: str = "") -> list[int]:
-        """The numbers between commas. where: their list, in the field."""
+        """Return the numbers between commas. `where` is the place of their list in the field."""
         ids: list[int] = []
         async for piece in self._body.comma_pieces(span):
             num_ids = piece.count(b",") + 1
@@ -260,7 +260,7 @@ class _Prompts:
 
 
 class _Conversation:
-    """A list of messages, each with a text or a list of texts."""
+    """List of messages, each with a text or a list of texts."""
 
     def __init__(self, name: str, body: LargeJson, limits: PromptLimits, filter_: FieldFilter) -> None:
         self._name = name
@@ -273,12 +273,12 @@ class _Conversation:
         return await self._list("", span, MessageBody, "content", MAX_TURNS)
 
     async def _list(self, where: str, span: Span, kind: Any, large: str, most: int) -> list[Any]:
-        """Return the objects of a list. large: the field of each that may be large; where: the list, from the
-        name of the conversation on.
+        """Return the objects of a list. `large` is the field of each that may be large, and `where` the place
+        of the list, starting with the name of the conversation.
         """
         items: list[Any] = []
         group = Span(0, 0)
-        """Small ones that follow each other."""
+        """Consecutive small objects."""
         async for each in self._body.elements(span, most):
             is_large = each.size > GROUP_BYTES
             if group.size and (is_large or each.end - group.start > GROUP_BYTES):
@@ -293,7 +293,7 @@ class _Conversation:
         return items
 
     async def _small(self, where: str, number: int, span: Span, kind: Any) -> list[Any]:
-        """Decode objects that follow each other, the first of which is number `number`."""
+        """Decode consecutive objects, the first of which is number `number`."""
         data = await self._body.read(span)
         self._count(count_strings(data))
         return _cleaned(b"[" + data + b"]", kind, self._name, where, number, self._filter)
@@ -340,7 +340,7 @@ class _Conversation:
 
 
 def _cleaned(data: bytes, kind: Any, name: str, where: str, number: int, filter_: FieldFilter) -> list[Any]:
-    """Decode a list of objects, without what their type does not declare."""
+    """Decode a list of objects, without fields that their type does not declare."""
     try:
         items: list[Any] = _decode(data, list[kind], where, number)
     except msgspec.ValidationError as error:
@@ -352,7 +352,8 @@ def _cleaned(data: bytes, kind: Any, name: str, where: str, number: int, filter_
 
 
 def _decode(data: bytes, kind: Any, where: str, number: int = 0) -> Any:
-    """Decode a part of a large value. where, number: its place there, and the number of its first element.
+    """Decode a part of a large value. `where` is its place there, and `number` the number of its first
+    element.
 
     Raises: msgspec's errors, which name the place in the large value.
     """
@@ -370,6 +371,6 @@ def _decode(data: bytes, kind: Any, where: str, number: int = 0) -> Any:
 
 
 def count_strings(data: bytes) -> int:
-    """Strings in a piece of JSON, the names of an object's fields included."""
+    """Return the number of strings in a piece of JSON, including the names of fields."""
     plain = data.replace(b"\\\\", b"") if b"\\" in data else data
     return (plain.count(b'"') - plain.count(b'\\"')) // 2

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIECE_BYTES = 128 << 10
-"""Size of what is cut or decoded in one piece: at most 2 ms (2026-11)."""
+"""Size of a piece that is cut or decoded at once: at most 2 ms (2026-11)."""
 SEGMENT_BYTES = 128 << 10
 MAX_NAME_BYTES = 1 << 10
 QUOTE, COMMA, COLON, SPACE = b'",: '
@@ -27,7 +27,7 @@ ESCAPE_BYTES = 6
 """Length of the longest escape, \\u12ab. Two of them may stand for one character."""
 
 Wait: TypeAlias = Callable[[int], Awaitable[None]]
-"""Waits for a turn in which so many bytes may be looked at."""
+"""Function that waits for a turn in which so many bytes may be processed."""
 
 _SPACES = b" \t\n\r"
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB]")
@@ -39,7 +39,7 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 class Span(NamedTuple):
-    """Where a value is: from `start` up to, not including, `end`."""
+    """Place of a value: from `start` up to, but not including, `end`."""
 
     start: int
     end: int
@@ -50,25 +50,25 @@ class Span(NamedTuple):
 
 
 class TooManyParts(Exception):
-    """A list or an object has more parts than are looked at."""
+    """Raised for a list or an object with more parts than allowed."""
 
 
 class TooManyChars(Exception):
-    """A string has more characters than are taken."""
+    """Raised for a string with more characters than allowed."""
 
 
 class BodyBytes:
-    """The body of a request as it comes, in segments that are never moved.
+    """Body of a request as it arrives, in segments that are never moved.
 
-    One array of megabytes that grows is copied to another place again and again, up to 4 MiB in a turn of the
-    event loop, and each of its pages is touched there for the first time.
+    A single growing array of megabytes would be copied again and again, up to 4 MiB in a turn of the event
+    loop, and would touch each of its new pages for the first time.
     """
 
     __slots__ = ("_segments", "_size")
 
     def __init__(self, data: bytes | bytearray = b"") -> None:
         self._segments = [bytearray()]
-        """All but the last are full."""
+        """Segments, all full except the last."""
         self._size = 0
         self.append(data)
 
@@ -91,7 +91,7 @@ class BodyBytes:
         return self._size
 
     def __getitem__(self, at: int) -> int:
-        """The byte at a place from the beginning on."""
+        """Return the byte at a place from the beginning."""
         return self._segments[at // SEGMENT_BYTES][at % SEGMENT_BYTES]
 
     def read(self, start: int, end: int) -> bytes:
@@ -105,7 +105,7 @@ class BodyBytes:
 
     @property
     def first_segment(self) -> bytearray:
-        """The beginning: all of a body of up to SEGMENT_BYTES."""
+        """Return the beginning: the whole body if it has at most SEGMENT_BYTES."""
         return self._segments[0]
 
 
@@ -115,26 +115,26 @@ class LargeJson:
         self._wait = wait
 
     def first(self, span: Span) -> int:
-        """The first byte of a value without space before it; 0 where there is nothing."""
+        """Return the first byte of a value without white space before it; 0 if there is none."""
         return self._data[span.start] if span.size else 0
 
     async def read(self, span: Span) -> bytes:
-        """The bytes of a value that is small."""
+        """Return the bytes of a small value."""
         await self._wait(span.size)
         return self._bytes(span)
 
     async def whole(self) -> Span:
-        """Where the value is that all of this is."""
+        """Return the place of the whole value."""
         return await self._trimmed(Span(0, len(self._data)))
 
     async def inside(self, span: Span) -> Span:
-        """Return what is between the brackets of a list. Raises msgspec.DecodeError."""
+        """Return the place of the contents of a list, between its brackets. Raises msgspec.DecodeError."""
         if span.size < 2 or self._data[span.end - 1] != CLOSING:
             raise msgspec.DecodeError("a list does not end")
         return await self._trimmed(Span(span.start + 1, span.end - 1))
 
     async def comma_pieces(self, span: Span) -> AsyncIterator[bytes]:
-        """Pieces of a list of numbers, cut at commas. Raises msgspec.DecodeError."""
+        """Yield pieces of a list of numbers, cut at commas. Raises msgspec.DecodeError."""
         start = span.start
         while start < span.end:
             piece = await self.read(Span(start, min(start + PIECE_BYTES // 2, span.end)))
@@ -148,7 +148,7 @@ class LargeJson:
             raise msgspec.DecodeError("a list ends with a comma")
 
     async def elements(self, span: Span, most: int) -> AsyncIterator[Span]:
-        """The elements of a list. Raises TooManyParts, msgspec.DecodeError."""
+        """Yield the places of a list's elements. Raises TooManyParts, msgspec.DecodeError."""
         start = span.start + 1
         async for marks in self._marks(span, b"[]", (COMMA,), most):
             for number, at in enumerate(marks, 1):
@@ -164,8 +164,8 @@ class LargeJson:
     async def fields(
         self, span: Span, most: int, max_bytes: Callable[[str], int]
     ) -> AsyncIterator[tuple[str, Span]]:
-        """The fields of an object. Those of a name may have `max_bytes` of it, beyond which the field is
-        given as far as it has been seen, and is the last. Raises TooManyParts, msgspec.DecodeError, and what
+        """Yield the fields of an object. A field may have `max_bytes` of its name; a longer one is returned
+        as far as it has been read, and is the last. Raises TooManyParts, msgspec.DecodeError, and what
         `max_bytes` raises.
         """
         start, name, room = span.start + 1, "", 0
@@ -193,8 +193,8 @@ class LargeJson:
                 return
 
     async def text(self, span: Span, max_chars: int | None = None) -> str:
-        """The value of a string. Raises msgspec's errors, UnicodeDecodeError; TooManyChars once `max_chars`
-        of it have been decoded and more follow.
+        """Return the value of a string. Raises msgspec's errors, UnicodeDecodeError; TooManyChars once
+        `max_chars` of it have been decoded and more follow.
         """
         parts: list[str] = []
         num_chars = 0
@@ -213,7 +213,7 @@ class LargeJson:
         return "".join(parts)
 
     async def _trimmed(self, span: Span) -> Span:
-        """The same without space around it."""
+        """Return the place without white space around it."""
         start, end = span
         if end > start and self._data[start] > SPACE and self._data[end - 1] > SPACE:
             return span
@@ -244,7 +244,9 @@ class LargeJson:
     async def _marks(
         self, span: Span, brackets: bytes, marks: tuple[int, ...], most: int
     ) -> AsyncIterator[list[int]]:
-        """Where the marks are between the parts of a value, and its last bracket; a list for each piece."""
+        """Yield, for each piece, the places of the marks between the parts of a value, and at last that of
+        its closing bracket.
+        """
         scanner, num_found = _Scanner(marks), 0
         if self.first(span) != brackets[0]:
             raise msgspec.DecodeError("a value does not begin with a bracket")
@@ -264,18 +266,18 @@ class LargeJson:
 
 
 class _Scanner:
-    """Follows strings and brackets from piece to piece."""
+    """Tracks strings and brackets from piece to piece."""
 
     def __init__(self, marks: tuple[int, ...]) -> None:
         self.depth = 0
         self._marks = marks
         self._is_inside = False
-        """In a string."""
+        """True inside a string."""
         self._is_escaped = False
-        """The next byte follows a backslash that is not itself escaped."""
+        """True if the next byte follows a backslash that is not itself escaped."""
 
     def scan(self, piece: bytes) -> NDArray[Any]:
-        """Find the marks one level deep, and the bracket that leads out of it."""
+        """Return the places of the marks at depth one, and of the closing bracket."""
         if self._is_escaped:
             piece = b"_" + piece[1:]
         self._is_escaped = False
@@ -301,12 +303,14 @@ class _Scanner:
 
 
 def _num_spaces(piece: bytes) -> int:
-    """At the beginning."""
+    """Return the number of white-space bytes at the beginning."""
     return len(piece) - len(piece.lstrip(_SPACES))
 
 
 def _end_of_character(piece: bytes) -> int:
-    """Where a piece of a string that goes on behind it may end: behind a character, however it is spelled."""
+    """Return the place where a piece of a continuing string may end: after a whole character, however it is
+    spelled.
+    """
     plain = piece.replace(b"\\\\", b"__")
     escape = plain.rfind(b"\\")
     if escape >= len(piece) - ESCAPE_BYTES:

@@ -1,4 +1,4 @@
-"""The deltas of several streams, one for each prompt of a request, as they come."""
+"""Merges the deltas of several streams, one for each prompt of a request, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from carousel.client.core.result import Delta
 from carousel.client.core.streams import AsyncResultStream
 
 DeltaBatch: TypeAlias = list[tuple[int, Delta]]
-"""Pairs of a stream's number and a delta: all there is at a time."""
+"""Pairs of a stream's number and a delta: all that are there at one time."""
 
 
 def merged(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[DeltaBatch]:
-    """Batches until all streams have ended. Raises the first error of any; closing it closes them all."""
+    """Yield batches until all streams have ended. Raises the first error of any. Closing it closes all
+    streams.
+    """
     return _of_one(streams[0]) if len(streams) == 1 else _of_several(streams)
 
 
