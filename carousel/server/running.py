@@ -1,4 +1,6 @@
-"""RunningRequests: what this HTTP process is answering, so that a caller may end it by its name."""
+"""RunningRequests: the requests that this HTTP process is answering, so that a caller may abort one by its
+name.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,21 @@ from carousel.server.request.labels import request_labels
 
 
 class AbortOrder(msgspec.Struct, frozen=True):
-    """The end of what one tenant has asked for, or everybody."""
+    """Order to abort requests of one tenant or of all."""
 
     tenant: str | None
-    """None: all tenants'."""
+    """The tenant; None: all tenants."""
     rid: str = ""
     """Name of one prompt, or of a request with several; empty: all requests."""
 
 
 class Abortable(Protocol):
     def abort(self, prompts: Collection[int]) -> None:
-        """End the answers to these prompts early: their callers get what there is. Idempotent."""
+        """End the answers to these prompts early: their callers get the output so far. Idempotent."""
 
 
 class RunningRequests:
-    """Belongs to one event loop."""
+    """Running requests, by tenant. It belongs to one event loop."""
 
     def __init__(self) -> None:
         self._labels: dict[str, dict[Abortable, Sequence[str]]] = {}
@@ -34,7 +36,7 @@ class RunningRequests:
 
     @contextmanager
     def hold(self, tenant: str, request: Abortable, labels: Sequence[str]) -> Iterator[None]:
-        """Let the request be found while the block runs. `labels`: one for each prompt, as its caller knows
+        """Register the request while the block runs. `labels` has one for each prompt, as its caller knows
         them.
         """
         own = self._labels.setdefault(tenant, {})
@@ -47,7 +49,7 @@ class RunningRequests:
                 del self._labels[tenant]
 
     def abort(self, order: AbortOrder) -> None:
-        """End what the order names; what is not there has ended."""
+        """Abort the requests that the order names. Requests that are not here have ended."""
         tenants = list(self._labels) if order.tenant is None else [order.tenant]
         for tenant in tenants:
             for request, labels in list(self._labels.get(tenant, {}).items()):
@@ -57,7 +59,7 @@ class RunningRequests:
 
 
 def _named(labels: Sequence[str], rid: str) -> Collection[int]:
-    """Return the numbers of the prompts that an order means."""
+    """Return the numbers of the prompts that an order names."""
     if not rid or (len(labels) > 1 and list(labels) == request_labels(rid, len(labels))):
         return range(len(labels))
     return [number for number, label in enumerate(labels) if label == rid]

@@ -1,4 +1,4 @@
-"""ServerState: what the endpoints share. Made once by main; knows no HTTP."""
+"""ServerState: objects that all endpoints share. Made once by main."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ DEFAULT_MODEL = "default"
 
 
 class ServedModel(NamedTuple):
-    """Answer to the name of a model in a request."""
+    """Model or adapter that a request names."""
 
     name: str
-    """Name that the answer shows."""
+    """Name in the answer."""
     adapter: LoRARequest | None = None
 
 
@@ -59,21 +59,21 @@ class ServerState:
     tokenizer: ServerTokenizer = field(init=False)
     adapters: AdaptersFile = field(init=False)
     vocab_size: int = 0
-    """Ids that the model gives logits for."""
+    """Number of ids for which the model gives logits."""
     output_width: int = 0
-    """Numbers in a row of an additional output; 0 where there are none."""
+    """Numbers in a row of one additional output; 0 if there are none."""
     running: RunningRequests = field(default_factory=RunningRequests)
     siblings: Siblings | None = None
-    """None: this is the only HTTP process."""
+    """The other HTTP processes; None: this is the only one."""
     ignored: IgnoredLog = field(default_factory=IgnoredLog)
     tracing: Tracing = field(default_factory=Tracing)
     http_spans: HttpSpans | None = None
-    """None: what comes by this process is in no profile."""
+    """Times of sampled requests for profiles; None: profiles do not show requests to this process."""
     profile_dir: Path = Path()
     entrance: Entrance = field(default_factory=Entrance)
     pace: WritePace = field(default_factory=WritePace)
     probe: asyncio.Task[tuple[str, str]] | None = None
-    """The latest request that /health_generate has made up."""
+    """The latest request of /health_generate."""
     snapshots: SharedSnapshot = field(init=False)
     bodies: BodyPool = field(init=False)
     body_pace: BodyPace = field(init=False)
@@ -96,8 +96,8 @@ class ServerState:
         self.places = Places(config, self._has_several_tenants, self._is_only_client)
 
     def begin_trace(self, asked: TracedRequest) -> RequestTrace:
-        """Begin the trace of a request. While a profile is taken every one is sampled, and no more is sent to
-        a collector for it.
+        """Begin the trace of a request. While a profile is taken, every request is sampled, but the collector
+        gets no more traces.
         """
         trace = self.tracing.begin(asked)
         if trace.traceparent is None and self.status.read("scheduler").is_profiling:
@@ -112,17 +112,21 @@ class ServerState:
 
     @property
     def max_ids(self) -> int:
-        """Longest list of token ids that a body may have; a longer one is refused unread."""
+        """Return the maximum length of a list of token ids in a body; a longer one is refused without being
+        read.
+        """
         return max(2 * self.config.context_length, MIN_MAX_IDS)
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens of the longest one, prompt and output, that the model takes and the KV cache holds."""
+        """Return the maximum number of tokens of a sequence, prompt and output, that the model accepts and
+        the KV cache holds.
+        """
         context_length = self.config.context_length
         return min(context_length, self.status.read("scheduler").max_len or context_length)
 
     def check_serving(self) -> None:
-        """Check that the launch serves. Raises RequestError (503) or RingClosed while it is not ready as a
+        """Check that the launch serves. Raises RequestError (503) or RingClosed if it is not ready as a
         whole, or no longer.
         """
         if self.client.error is not None:
@@ -136,14 +140,12 @@ class ServerState:
             raise RequestError("the server is not ready yet", code="not_ready", status=503)
 
     async def runtime_info(self) -> dict[str, Any]:
-        """Return what the scheduler says of itself now, to this process. Raises RequestError (503) or
-        RingClosed.
-        """
+        """Return what the scheduler says about itself now. Raises RequestError (503) or RingClosed."""
         return await self.ask(self.client.server_info)
 
     async def statistics(self, read: Callable[..., Awaitable[list[Any]]], about: Any) -> list[Any]:
-        """Return what `read` of the client gives of what it is asked about. Raises RequestError (503, 400),
-        RingClosed.
+        """Return the statistics that the client's method `read` returns for `about`. Raises RequestError
+        (503, 400), RingClosed.
         """
         self.check_serving()
         try:
@@ -152,9 +154,9 @@ class ServerState:
             raise _no_answer() from None
 
     async def ask(self, question: Callable[..., Awaitable[dict[str, Any]]], *about: Any) -> dict[str, Any]:
-        """Return what the ring answers to a control call of the client, made with `about`.
+        """Return the ring's answer to a control call of the client, made with `about`.
 
-        Raises: RequestError, (503) when it does not answer in time or is not ready; RingClosed.
+        Raises: RequestError (503) if it does not answer in time or is not ready; RingClosed.
         """
         self.check_serving()
         try:
@@ -163,9 +165,9 @@ class ServerState:
             raise _no_answer() from None
 
     def check_model(self, name: str | None) -> None:
-        """Check the name of a model. Raises RequestError (404) for one that is not served here. None means
-        the one there is, and so do the names that clients send where none is set: SGLang's `default`, and
-        none at all.
+        """Check the name of a model. None means the model there is, and so do names that clients send if none
+        is set: SGLang's `default`, and an empty one. Raises RequestError (404) for a name that is not served
+        here.
         """
         if name not in (None, "", DEFAULT_MODEL, *self.config.model_names):
             raise RequestError(
@@ -173,7 +175,7 @@ class ServerState:
             )
 
     def adapter(self, name: str) -> LoRARequest:
-        """Return the adapter of this name. Raises InvalidRequest when there is none."""
+        """Return the adapter with this name. Raises InvalidRequest if there is none."""
         if not self.config.enable_lora:
             raise InvalidRequest(f"lora_path: {NO_LORA}", param="lora_path", code="lora_not_enabled")
         if name not in self.adapters.read():
@@ -183,8 +185,8 @@ class ServerState:
         return LoRARequest(name, 1)
 
     def served_model(self, name: str | None) -> ServedModel:
-        """Return the model, or the adapter of it, that a request names: `adapter`, or `model:adapter` as
-        SGLang has it. Raises RequestError (404) for what is not served here.
+        """Return the model or adapter that a request names: `adapter`, or `model:adapter` as in SGLang.
+        Raises RequestError (404) for a name that is not served here.
         """
         config = self.config
         if name is not None and config.enable_lora and name not in config.model_names:

@@ -1,4 +1,4 @@
-"""Prompts of a body as the client library takes them, and what an answer has to know of their tokens."""
+"""Prompts of a body in the client library's form, and facts about their tokens that an answer needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def submissions_for(
 
 
 def prompts_of(prompt: str | list[Any], name: str = "prompt", max_prompts: int = MAX_PROMPTS) -> list[Prompt]:
-    """The prompts of the four forms that OpenAI has, in the field `name`. Raises InvalidRequest."""
+    """Return the prompts in the field `name`, in any of OpenAI's four forms. Raises InvalidRequest."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -49,8 +49,8 @@ def template_options(
     continue_final_message: bool | None,
     chat_template_kwargs: dict[str, Any] | None,
 ) -> RequestOptions:
-    """A message that is continued is followed by no new turn. Raises InvalidRequest for both, and for
-    variables that are too large.
+    """Return the options of the chat template. A message that is continued is followed by no new turn. Raises
+    InvalidRequest if both are asked for, and for variables that are too large.
     """
     options = RequestOptions()
     if add_generation_prompt is not None:
@@ -76,13 +76,13 @@ class EncodedPrompts(NamedTuple):
 
     ids: list[list[int]]
     are_cut: list[bool]
-    """Truncation has left out the beginning."""
+    """True for each prompt whose beginning was cut off."""
 
 
 async def encode_prompts(
     server: ServerState, submissions: Sequence[Submission], param_names: Mapping[str, str], tenant: str
 ) -> EncodedPrompts:
-    """Return the ids of a tenant's prompts, cut where the request says so.
+    """Return the ids of a tenant's prompts, cut if the request says so.
 
     Raises: RequestError by the body's names, also for a prompt without tokens; Overloaded.
     """

@@ -1,7 +1,7 @@
-"""SamplingParams and options of an OpenAI body.
+"""Conversion of OpenAI bodies to SamplingParams and options.
 
-A field that the body leaves out takes what the model's generation_config.json recommends, else OpenAI's
-default, which is neutral.
+A field that the body leaves out has the value that the model's generation_config.json recommends, or else
+OpenAI's default, which is neutral.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ PARAM_NAMES = {
     "lora_request": "model",
     "additional_outputs": "return_hidden_states",
 }
-"""Names in OpenAI's bodies of what the client library calls otherwise."""
+"""Parameters of the client library -> names in OpenAI's bodies."""
 
 OF_DRAWS = frozenset(
     p.name for p in PARAMETERS if p.example is not None and not p.feature(p.example) & ~DRAWABLE
 )
-"""Recommendations that a beam search, which draws nothing, does without."""
+"""Recommendations that a beam search ignores, because it draws nothing."""
 
 
 def sampling_params(
@@ -46,7 +46,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """A seed that is not given stays open: each prompt draws its own."""
+    """Return the sampling parameters of a body. Without a seed, each prompt draws its own."""
     names, values_of = _shared_fields(type(body))
     given = {name: value for name, value in zip(names, values_of(body), strict=True) if value is not None}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
@@ -57,16 +57,17 @@ def sampling_params(
 
 @cache
 def _shared_fields(body_type: type[GenerationBody]) -> tuple[tuple[str, ...], Callable[[Any], Sequence[Any]]]:
-    """Names of the fields that bodies of a type have in common with SamplingParams, and what gets them."""
+    """Return the names of the fields that bodies of a type share with SamplingParams, and a function that
+    gets their values.
+    """
     names = tuple(name for name in SamplingParams.__struct_fields__ if name in body_type.__struct_fields__)
     return names, attrgetter(*names)
 
 
 def given_sampling(defaults: SamplingDefaults, given: Mapping[str, Any]) -> SamplingParams:
-    """Return what is asked for, as the client library takes it, which checks it when it is submitted.
-
-    given: values by the names of SamplingParams as JSON has them, None where there is none. Raises
-    InvalidRequest for a temperature that a beam search is given.
+    """Return sampling parameters for the client library, which checks them on submission. `given` has values
+    by the names of SamplingParams in JSON's types; None means not given. Raises InvalidRequest for a
+    temperature in a beam search.
     """
     recommended = msgspec.structs.asdict(defaults)
     searches = bool(given.get("use_beam_search"))
@@ -85,7 +86,9 @@ def given_sampling(defaults: SamplingDefaults, given: Mapping[str, Any]) -> Samp
 
 
 def check_hidden_states(body: GenerationBody, served: Collection[str]) -> None:
-    """`served`: the additional outputs that requests may ask for. Raises InvalidRequest."""
+    """Check that hidden states may be asked for. `served` has the additional outputs of the launch. Raises
+    InvalidRequest.
+    """
     if not body.return_hidden_states:
         return
     name = "return_hidden_states"
@@ -100,8 +103,8 @@ def check_hidden_states(body: GenerationBody, served: Collection[str]) -> None:
 
 
 def check_min_tokens(min_tokens: int | None, name: str, given: int | None, default: int) -> None:
-    """Check min_tokens against the limit. Raises InvalidRequest where no limit was given and the default one
-    is below the minimum. name: of the limit in the body.
+    """Check min_tokens against the limit, which is called `name` in the body. Raises InvalidRequest if no
+    limit was given and the default one is below the minimum.
     """
     if given is None and min_tokens is not None and min_tokens > default:
         raise InvalidRequest(
@@ -145,13 +148,13 @@ def _retention(body: RetentionBody) -> KvCacheRetentionConfig:
 
 
 def _given(body: msgspec.Struct) -> dict[str, Any]:
-    """Fields that are not left out."""
+    """Return the fields that are not left out."""
     return {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
 
 
 def check_stream_options(body: GenerationBody) -> None:
-    """Check options of streams. Raises InvalidRequest for what only one of a stream and a whole answer can
-    do.
+    """Check options of streams. Raises InvalidRequest for options that only a stream, or only a whole answer,
+    can have.
     """
     if body.stream_options is not None and not body.stream:
         wanted = body.stream_options
@@ -162,10 +165,10 @@ def check_stream_options(body: GenerationBody) -> None:
 
 
 def includes_usage(body: GenerationBody) -> bool:
-    """A last event with the usage."""
+    """Return True if the stream ends with an event with the usage."""
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
 def counts_continuously(body: GenerationBody) -> bool:
-    """The usage so far in every event."""
+    """Return True if every event has the usage so far."""
     return body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)

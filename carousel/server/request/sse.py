@@ -1,4 +1,4 @@
-"""EventWriter: the body of a text/event-stream response. Knows ASGI; knows no event's content."""
+"""EventWriter: the body of a text/event-stream response in ASGI. It does not know what events contain."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def sse_event(body: msgspec.Struct) -> bytes:
 
 
 class TextEvent:
-    """Events that differ in one text only: what is around it is encoded once, for a whole stream."""
+    """Events that differ in one text only: the JSON around it is encoded once for a whole stream."""
 
     __slots__ = ("_head", "_tail")
 
     def __init__(self, template: msgspec.Struct) -> None:
-        """`template` holds TEXT_MARK where the text belongs."""
+        """`template` has TEXT_MARK in the place of the text."""
         self._head, mark, self._tail = sse_event(template).partition(_encode(TEXT_MARK))
         assert mark, "the template has no place for the text"
 
@@ -41,27 +41,29 @@ class TextEvent:
 
 class EventWriter:
     def __init__(self, send: Send, send_body: Send, write_chunk: Callable[[bytes], bool]) -> None:
-        """`send` is for the head, `send_body` for all that follows it; `write_chunk` is the same for what is
-        not the end, but writes at once or, returning False, not at all.
+        """`send` sends the head, and `send_body` everything after it. `write_chunk` does the same as
+        `send_body` for a part that is not the last, but writes at once or, returning False, not at all.
         """
         self.has_begun = False
-        """The status 200 is out: what fails from now on can only be told by an event."""
+        """True if the status 200 was sent: later failures can only be reported as events."""
         self._send_head = send
         self._send_body = send_body
         self._write_chunk = write_chunk
 
     def try_write(self, events: bytes) -> bool:
-        """Send whole events without waiting, or do nothing: then `write` has to be awaited."""
+        """Send whole events without waiting. Returns False if nothing was sent; then `write` has to be
+        awaited.
+        """
         return self.has_begun and self._write_chunk(events)
 
     async def write(self, events: bytes) -> None:
-        """Send whole events, with the first of them the head of the response. Waits while the client does not
-        read.
+        """Send whole events, and before the first of them the head of the response. Waits while the client
+        does not read.
         """
         await self._write({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, events: bytes = b"") -> None:
-        """Send the last events, and the end of the response with them."""
+        """Send the last events together with the end of the response."""
         await self._write({"type": "http.response.body", "body": events, "more_body": False})
 
     async def _write(self, message: dict[str, Any]) -> None:

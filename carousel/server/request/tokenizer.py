@@ -1,7 +1,7 @@
 """ServerTokenizer: the model's tokenizer in the API process, for answers that show tokens.
 
-The runtime encodes every prompt by itself. Here it is done for what the wire does not carry back: the ids and
-the text of a prompt's tokens, and single tokens of logprobs. It is loaded when the first request needs it.
+The runtime encodes every prompt itself. This tokenizer computes what the wire does not carry back: ids and
+texts of a prompt's tokens, and single tokens of logprobs. It is loaded when the first request needs it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ NUM_THREADS = 2
 PROBE = [{"role": "user", "content": "x"}]
 END_CHARS = 256
 NUM_SEARCHED = 256
-"""Tokens whose text is searched at once: of a whole answer it takes ten times as long."""
+"""Number of tokens whose text is searched at once. Searching a whole answer takes ten times as long."""
 MAX_KEY_BYTES, MAX_ENDS = 1 << 10, 256
 
 
 class Vocabulary:
-    """Single tokens, and prompts as the runtime's own tokenizer process reads them."""
+    """Texts of single tokens, and prompts encoded as the runtime's tokenizer process encodes them."""
 
     def __init__(self, tokenizer: Codec) -> None:
         self._tokenizer = tokenizer
@@ -47,14 +47,16 @@ class Vocabulary:
         self._texts: dict[int, str] = {}
         self._special: dict[int, bool] = {}
         self._max_token_chars: int | None = 0
-        """Most characters of a token; 0: not asked yet, as it takes a walk over the vocabulary."""
+        """Largest number of characters of a token; 0: not computed yet, because it takes a walk over the
+        vocabulary.
+        """
 
     @property
     def vocab_size(self) -> int:
         return self._tokenizer.vocab_size
 
     def token_text(self, token_id: int) -> str:
-        """The text of a token by itself; a part of a character reads as replacement characters."""
+        """Return the text of a token by itself. Part of a character reads as replacement characters."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = self._decoders.text_of((token_id,))
@@ -72,11 +74,11 @@ class Vocabulary:
         return is_special
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """None where they depend on the tokens beside it."""
+        """Return the bytes of a token; None if they depend on the tokens beside it."""
         return self._tokenizer.token_bytes(token_id)
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """The tokens as the vocabulary spells them."""
+        """Return the tokens as the vocabulary spells them."""
         return self._tokenizer.token_strings(ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -84,12 +86,12 @@ class Vocabulary:
 
     @cached_property
     def special_texts(self) -> frozenset[str]:
-        """Spellings of the tokens that `skip_special_tokens` leaves out of text."""
+        """Return the spellings of tokens that `skip_special_tokens` leaves out of text."""
         return self._tokenizer.special_texts
 
     def num_up_to(self, mark: str, ids: Sequence[int], num_before: int = 0) -> int:
-        """Return how many of these tokens make up the text up to and with the first `mark` in it, which ends
-        behind the first `num_before`.
+        """Return how many of these tokens form the text up to and including its first `mark`, which ends
+        after the first `num_before` tokens.
         """
         overlap = len(mark.encode())
         start = max(0, num_before - overlap)
@@ -108,7 +110,8 @@ class Vocabulary:
         return most
 
     def encode(self, prompt: Any, options: RequestOptions, max_chars: int | None = None) -> list[int]:
-        """The ids of a prompt in any of its forms. `max_chars`: of its text, the template's included.
+        """Return the ids of a prompt in any of its forms. `max_chars` limits its text, including that of the
+        template.
 
         Raises: InvalidRequest.
         """
@@ -129,7 +132,7 @@ class Vocabulary:
         return encoded
 
     def max_chars_of(self, num_tokens: int) -> int | None:
-        """Most characters of a text of so many tokens; None where there is no bound."""
+        """Return the largest number of characters of a text with so many tokens; None for no limit."""
         if self._max_token_chars == 0:
             self._max_token_chars = self._tokenizer.max_token_chars()
         return None if self._max_token_chars is None else num_tokens * self._max_token_chars
@@ -139,7 +142,7 @@ class Vocabulary:
         return self._tokenizer.template_variables
 
     def render(self, messages: Sequence[dict[str, Any]], options: RequestOptions) -> str:
-        """Return a conversation as the chat template writes it. Raises InvalidRequest."""
+        """Return the text of a conversation, rendered by the chat template. Raises InvalidRequest."""
         continues = options.get("continue_final_message", False)
         add_generation_prompt = options.get("add_generation_prompt")
         return self._tokenizer.apply_chat_template(
@@ -152,7 +155,7 @@ class Vocabulary:
 
 
 class ServerTokenizer:
-    """Belongs to the event loop; what takes time is done in threads of its own."""
+    """Tokenizer for the event loop. Slow work runs in threads of its own."""
 
     def __init__(
         self,
@@ -163,8 +166,8 @@ class ServerTokenizer:
         allow_special_tokens: bool = False,
         is_divided: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take settings as a resolved configuration has them; the first two may be empty. `is_divided`:
-        whether there are several tenants.
+        """Take settings of a resolved configuration; the first two may be empty. `is_divided` returns True if
+        there are several tenants.
         """
         self._tokenizer_dir = tokenizer_dir
         self._chat_template = chat_template
@@ -175,23 +178,23 @@ class ServerTokenizer:
         self._lock = asyncio.Lock()
         self._vocabulary: Vocabulary | None = None
         self._prompt_ends: dict[bytes, str] = {}
-        """By the template's variables, as JSON."""
+        """Ends of prompts by the template's variables, as JSON."""
         self._variables: frozenset[str] | None = None
 
     @property
     def is_there(self) -> bool:
-        """False where the server runs without a tokenizer."""
+        """Return False if the server has no tokenizer."""
         return bool(self._tokenizer_dir)
 
     def require(self, field: str) -> None:
-        """Refuse a request that needs a tokenizer where there is none. Raises InvalidRequest naming
-        `field`.
+        """Refuse a request that needs a tokenizer if there is none. Raises InvalidRequest that
+        names `field`.
         """
         if not self.is_there:
             raise needs_tokenizer(field)
 
     async def vocabulary(self) -> Vocabulary:
-        """Loaded by the first who asks."""
+        """Return the vocabulary. The first call loads it."""
         if self._vocabulary is None:
             async with self._lock:
                 if self._vocabulary is None:
@@ -201,8 +204,8 @@ class ServerTokenizer:
     async def encode(
         self, prompt: Prompt, options: RequestOptions, tenant: str = OWNER, *, is_cut: bool = False
     ) -> list[int]:
-        """A prompt of a tenant for the runtime: a text that cannot fit is refused before the work of encoding
-        it, unless it is to be cut.
+        """Return the ids of a tenant's prompt. A text that cannot fit is refused before it is encoded, unless
+        it is to be cut.
 
         Raises: InvalidRequest by the names of the client library, Overloaded.
         """
@@ -215,8 +218,8 @@ class ServerTokenizer:
         return await self._threads.run(tenant, encode, num_chars(prompt) + len(options.get("tools") or b""))
 
     async def max_prompt_chars(self) -> int | None:
-        """Return the most characters of a text that may fit into the context; None where there is no
-        bound.
+        """Return the largest number of characters of a text that may fit into the context; None for
+        no limit.
         """
         if not self.is_there:
             return None
@@ -224,8 +227,8 @@ class ServerTokenizer:
         return await self._threads.run(OWNER, partial(vocabulary.max_chars_of, self._context_length), 0)
 
     async def prompt_end(self, options: RequestOptions, tenant: str = OWNER) -> str:
-        """Return how the prompt of a conversation ends that is answered with these variables of the chat
-        template; "" where it refuses them, which the request itself will be told.
+        """Return the end of a conversation's prompt with these variables of the chat template; "" if the
+        template refuses them, which the request itself reports.
         """
         variables = options.get("chat_template_kwargs") or {}
         key = msgspec.json.encode(variables)
@@ -258,8 +261,8 @@ class ServerTokenizer:
         return await self._threads.run(tenant, decode, len(ids))
 
     async def run_tool(self, work: Callable[[Vocabulary], T], num_chars: int, tenant: str = OWNER) -> T:
-        """Do a tenant's work for /tokenize or /detokenize, in a thread for which no answer of the model
-        waits. Raises Overloaded.
+        """Run a tenant's work for /tokenize or /detokenize in a thread on which no generation waits. Raises
+        Overloaded.
         """
         vocabulary = await self.vocabulary()
         return await self._tool_thread.run(tenant, partial(work, vocabulary), num_chars)
@@ -275,9 +278,9 @@ class ServerTokenizer:
 
 @contextmanager
 def _kept() -> Iterator[None]:
-    """Keep what is imported and made in the block, as what was there at the start, from garbage collections,
-    where the process has frozen that: to look through its 40,000 objects took a full one 20 ms, in a turn of
-    the event loop, and there were several while they came.
+    """Exclude objects that are imported and made in the block from garbage collections, if the process has
+    frozen its objects. Checking these 40,000 objects took each full collection 20 ms of the event loop,
+    several times while they were made.
     """
     if not gc.get_freeze_count():
         yield
@@ -291,7 +294,7 @@ def _kept() -> Iterator[None]:
 
 
 def num_chars(prompt: Any) -> int:
-    """Return the characters of a text or a conversation; of ids their number."""
+    """Return the number of characters of a text or a conversation, or the number of ids."""
     if prompt and isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping):
         return sum(map(_message_chars, prompt))
     return len(prompt)

@@ -1,8 +1,7 @@
-"""FieldFilter: takes out of a body the fields that its type does not declare, or refuses them by name, and
-writes 16 where one that is an integer has 16.0.
+"""FieldFilter: removes fields from a body that its type does not declare, or refuses them by name, and
+replaces 16.0 by 16 in integer fields.
 
-What a type declares is decoded as ever; a body goes through here only where msgspec has found another field
-or such a number.
+A body passes through it only if msgspec has found an undeclared field or such a number.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from carousel.server.request.field_table import FIELD_TABLES, FieldTable, check_
 from runtime.base.errors import InvalidRequest
 
 MAX_FIELDS = 256
-"""Fields of one object, those counted that come twice."""
+"""Maximum number of fields of one object, repeated ones included."""
 MAX_OBJECTS = 8192
-"""Objects of one body that are looked through: 20 ms of work."""
+"""Maximum number of objects of one body that are searched: 20 ms of work."""
 MAX_UNKNOWN = 64
-"""Names in one body that are in no table."""
+"""Maximum number of names in one body that are in no table."""
 MAX_NAMES, MAX_NAME_CHARS = 16, 64
-"""Names of unknown fields, as a header and the log show them."""
+"""Maximum number of names of unknown fields in a header and the log, and of characters of each."""
 MAX_LOGGED = 1024
 EMPTY_NAME = '""'
-"""Name shown for a field whose name has no characters."""
+"""Spelling of a field name without characters."""
 SHORT_CHARS = 6
 MAX_NUMBER_BYTES = 32
-"""Longer than any integer that a body takes."""
+"""More bytes than any integer in a body has."""
 EXACT_BELOW = float(1 << 53)
-"""Floats from here on are not told apart from the integers beside them."""
+"""Floats from here on cannot be told from neighbouring integers."""
 NULL = b"null"
 LIST, OBJECT = b"[{"
 
@@ -54,24 +53,24 @@ logger = logging.getLogger(__name__)
 
 
 class FieldFilter:
-    """Unknown fields and whole numbers of one body."""
+    """Removes unknown fields of one body, and corrects whole numbers."""
 
     def __init__(self, policy: UnknownFields) -> None:
         self._policy = policy
         self._ignored: dict[str, None] = {}
         self._num_objects = 0
         self._decided: set[tuple[type, str]] = set()
-        """Unknown names that have been looked at."""
+        """Unknown names that were handled."""
 
     @property
     def ignored(self) -> list[str]:
-        """Unknown fields as the answer names them: escaped, the first few of them."""
+        """Return the names of ignored fields for the answer: escaped, and only the first few."""
         return [_escaped(name) for name in list(self._ignored)[:MAX_NAMES]]
 
     def clean(self, data: bytes | bytearray, kind: type, where: str = "") -> bytes:
-        """Return the JSON of an object without what its type and those of objects in it do not declare, and
-        with 16 for 16.0 in fields that are integers. What is no object stays as it is. `where`: what is
-        before the names in errors.
+        """Return the JSON of an object without undeclared fields of its type and of objects in it, and with
+        16 for 16.0 in integer fields. Anything but an object stays unchanged. `where` comes before names in
+        errors.
 
         Raises: msgspec's errors, InvalidRequest.
         """
@@ -101,7 +100,9 @@ class FieldFilter:
         return joined(kept)
 
     def clean_list(self, data: bytes, kind: type, where: str, number: int = 0) -> bytes:
-        """The same for each object of a list, the first of which is number `number` of the list `where`."""
+        """Return the same for each object of a list, the first of which is number `number` of the list
+        `where`.
+        """
         items = _decode_items(data)
         cleaned = (
             self.clean(bytes(each), kind, f"{where}[{index}].") for index, each in enumerate(items, number)
@@ -109,9 +110,9 @@ class FieldFilter:
         return b"[" + b",".join(cleaned) + b"]"
 
     def keeps(self, kind: type, name: str, value: bytes, where: str) -> bool:
-        """Return True for a field that the type declares, False for one that is to be left out.
+        """Return True for a field that the type declares, and False for one that is to be left out.
 
-        Raises: InvalidRequest that names it.
+        Raises: InvalidRequest that names the field.
         """
         if name in kind.__struct_fields__:  # type: ignore[attr-defined]
             return True
@@ -131,13 +132,13 @@ class FieldFilter:
         return False
 
     def check_large(self, kind: type, name: str, where: str) -> None:
-        """Refuse a field that has no business here, whatever its size. Raises InvalidRequest."""
+        """Refuse a field that must not be here, whatever its size. Raises InvalidRequest."""
         table = FIELD_TABLES.get(kind)
         if table is None or name not in table.taken:
             self.keeps(kind, name, b"0", where)
 
     def _take_unknown(self, kind: type, table: FieldTable, name: str, where: str) -> None:
-        """Raises InvalidRequest."""
+        """Accept an unknown field, or raise InvalidRequest."""
         if self._policy == "ignore":
             return
         if len(self._decided) >= MAX_UNKNOWN:
@@ -157,7 +158,7 @@ class FieldFilter:
 
 
 class IgnoredLog:
-    """Says in the log what unknown fields are ignored, each name once."""
+    """Log of ignored unknown fields, in which each name occurs once."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()
@@ -180,17 +181,17 @@ class IgnoredLog:
 
 
 def has_unknown_field(error: msgspec.ValidationError) -> bool:
-    """Return True if that is what is wrong with a body."""
+    """Return True if the error of a body is an unknown field."""
     return str(error).startswith("Object contains unknown field")
 
 
 def has_float_for_integer(error: msgspec.ValidationError) -> bool:
-    """Return True if that is what is wrong with a body."""
+    """Return True if the error of a body is a float for an integer."""
     return _FLOAT_FOR_INT.match(str(error)) is not None
 
 
 def whole(value: bytes) -> bytes:
-    """Return the JSON of a value, of a number that is whole without a point and an exponent."""
+    """Return the JSON of a value; of a whole number without point and exponent."""
     if len(value) > MAX_NUMBER_BYTES or (number := _NUMBER.fullmatch(value)) is None:
         return value
     digits, behind_point = number.groups()
@@ -202,7 +203,7 @@ def whole(value: bytes) -> bytes:
 
 @cache
 def integer_fields(kind: type) -> frozenset[str]:
-    """Return the fields of a type of objects that take integers and no other numbers."""
+    """Return the fields of a type of objects that accept integers but no other numbers."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     return frozenset(field.encode_name for field in info.fields if _is_integer(field.type))
@@ -231,14 +232,14 @@ def unknown_field(name: str, meant: str | None = None) -> InvalidRequest:
 
 
 def joined(fields: Mapping[str, bytes]) -> bytes:
-    """An object with these fields, whose values are JSON."""
+    """Return an object with these fields, whose values are JSON."""
     return b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields.items()) + b"}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that `name` is likely to be a misspelling of: by one character added, left out,
-    exchanged or changed, or by its case and what joins its words. Names of a few characters that differ in
-    one are other names (`top_a`, `top_k`).
+    """Return the known name of which `name` is probably a misspelling: with one character added, left out,
+    exchanged or changed, or with another case or separator. Short names that differ in one character are
+    different names (`top_a`, `top_k`).
     """
     if len(name) > MAX_NAME_CHARS:
         return None
@@ -267,7 +268,7 @@ def _plain(name: str) -> str:
 
 
 def _escaped(name: str) -> str:
-    """Return a name as a header and a line of the log may show it."""
+    """Return a name in the form for a header and the log."""
     shown = ""
     for char in name:
         part = char if _PLAIN.match(char) else _escape(char)
@@ -278,6 +279,6 @@ def _escaped(name: str) -> str:
 
 
 def _escape(char: str) -> str:
-    """Return a character as JSON escapes it: by two halves where one has no room."""
+    """Return a character escaped as in JSON: as two halves if one does not suffice."""
     data = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))

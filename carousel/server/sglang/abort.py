@@ -1,4 +1,6 @@
-"""/abort_request: SGLang's way to end requests early, by their names. Their callers get what there is."""
+"""Route /abort_request: SGLang's way to end requests early by their names. Their callers get the output so
+far.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ class AbortBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     rid: RequestLabel | None = None
     """`rid` of a request to /generate, or its X-Request-Id."""
     abort_all: bool | None = None
-    """All requests of the key that asks; of an admin's, all there are."""
+    """True for all requests of the caller's key; of an admin's key, all requests."""
 
 
 class AbortAnswer(msgspec.Struct):
-    """Nothing: a request that is not there has ended, and that is what was asked for."""
+    """Empty answer: a request that is not there has ended, as was asked for."""
 
 
 async def abort_request(request: Request) -> Response:

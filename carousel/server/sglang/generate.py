@@ -1,4 +1,6 @@
-"""/generate: SGLang's own endpoint. Text or token ids in; text, token ids and an account of them out."""
+"""Route /generate: SGLang's own endpoint. It takes text or token ids, and returns text, token ids and details
+about them.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ async def generate(request: Request) -> Response:
 def _with_adapters(
     asked: list[Submission], server: ServerState, names: str | list[str | None] | None
 ) -> list[Submission]:
-    """Return the requests, each with the adapter of its name. Raises InvalidRequest."""
+    """Return the requests, each with its adapter by name. Raises InvalidRequest."""
     if isinstance(names, list) and len(names) != len(asked):
         raise InvalidRequest(
             f"lora_path: {len(names)} for {len(asked)} prompts; give one, or one for each", param="lora_path"
@@ -108,7 +110,7 @@ def _with_adapters(
 
 
 def _check_logits(asked: list[Submission], server: ServerState, num_prompt_tokens: int) -> None:
-    """Raises InvalidRequest by the names of SamplingParams."""
+    """Check the number of raw logits in the answer. Raises InvalidRequest by the names of SamplingParams."""
     for name, is_allowed in (
         ("return_context_logits", server.config.gather_context_logits),
         ("return_generation_logits", server.config.gather_generation_logits),
@@ -132,7 +134,7 @@ def _check_logits(asked: list[Submission], server: ServerState, num_prompt_token
 
 
 def _prompts(body: GenerateBody) -> tuple[str, list[Prompt]]:
-    """The field they are in, and the prompts. Raises InvalidRequest."""
+    """Return the field of the prompts, and the prompts. Raises InvalidRequest."""
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequest("text or input_ids is needed, one of the two", param="text")
     field = "input_ids" if body.text is None else "text"
@@ -144,7 +146,7 @@ def _prompts(body: GenerateBody) -> tuple[str, list[Prompt]]:
 
 
 def _labels(rid: str | list[str], num_prompts: int, *, is_list: bool) -> list[str]:
-    """One for each prompt. Raises InvalidRequest."""
+    """Return a label for each prompt. Raises InvalidRequest."""
     if isinstance(rid, str):
         return request_labels(rid, num_prompts) if is_list else [rid]
     if not is_list:
@@ -161,7 +163,7 @@ def _labels(rid: str | list[str], num_prompts: int, *, is_list: bool) -> list[st
 
 
 def _num_logprobs(body: GenerateBody) -> int | None:
-    """Raises InvalidRequest."""
+    """Return the number of logprobs; None for none. Raises InvalidRequest."""
     if body.return_logprob:
         return body.top_logprobs_num or 0
     for name in ("top_logprobs_num", "return_text_in_logprobs"):
@@ -173,7 +175,7 @@ def _num_logprobs(body: GenerateBody) -> int | None:
 
 
 def _sampling(body: GenerateBody, sampling: GenerateSampling, server: ServerState) -> SamplingParams:
-    """Raises InvalidRequest by the names of SamplingParams."""
+    """Return the sampling parameters. Raises InvalidRequest by the names of SamplingParams."""
     logprobs = _num_logprobs(body)
     given = {
         name: getattr(sampling, SPELLINGS.get(name, name), None) for name in SamplingParams.__struct_fields__

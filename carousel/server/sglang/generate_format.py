@@ -1,7 +1,7 @@
-"""GenerateFormat: how /generate spells its answers. An event repeats all there is so far. Knows no HTTP.
+"""GenerateFormat: spells the answers of /generate, in which an event repeats all output so far.
 
-What a token adds is encoded once, when it comes, and kept as bytes of JSON. An event is put together from
-these, so that it costs a copy of its bytes, and all events of a stream cost no more encoding than the answer.
+Output is encoded once, when it comes, and kept as bytes of JSON. Each event is put together from these bytes,
+so it costs a copy, and all events of a stream cost no more encoding than the whole answer.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class GenerateView:
     """Ids of the prompts' requests."""
     is_list: bool = False
     num_choices: int = 1
-    """For each prompt."""
+    """Number of choices for each prompt."""
     shows_logprobs: bool = False
     num_top: int = 0
     token_text: TokenText | None = None
     input_ids: list[list[int]] = field(default_factory=list)
-    """Ids of each prompt, where the answer shows its logprobs."""
+    """Ids of each prompt, if the answer shows its logprobs."""
     input_start: int = 0
     """First token of a prompt whose logprobs are shown."""
     shows_hidden_states: bool = False
-    """The additional output of that name is shown as SGLang's, and not among the others."""
+    """True to show the additional output of that name in SGLang's field, and not among the others."""
 
 
 class _Sequence:
-    """All that has come of one sequence so far; of its text the JSON without the quotes."""
+    """Output of one sequence so far. Its text is JSON without the quotes."""
 
     __slots__ = ("ids", "logprobs", "num_tokens", "text", "top")
 
@@ -58,13 +58,13 @@ class _Sequence:
 
 
 class _Input:
-    """The logprobs of one prompt so far."""
+    """Logprobs of one prompt so far."""
 
     __slots__ = ("logprobs", "num_tokens", "top")
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        """Tokens of the prompt that have come, from its first on, whether they are shown or not."""
+        """Number of prompt tokens that have come, from the first one on, whether they are shown or not."""
         self.logprobs, self.top = JsonList(), JsonList()
 
 
@@ -87,7 +87,7 @@ class GenerateFormat:
             yield b"".join((b"data: ", *self._body(number, delta, index), b"\n\n"))
 
     def last_events(self) -> bytes:
-        """None: every sequence has told its own."""
+        """Return no events: every sequence has its own last one."""
         return b""
 
     def response(self, completions: Sequence[Completion]) -> msgspec.Raw | list[msgspec.Raw]:
@@ -111,7 +111,7 @@ class GenerateFormat:
         prompt_logprobs: PromptLogprobs,
         part: Delta | CompletionOutput,
     ) -> Iterator[None]:
-        """Encode what has come; between the pieces of much, others may run."""
+        """Encode new output. Yields between the pieces of much output, so that other tasks may run."""
         if prompt_logprobs and self._view.input_ids:
             yield from self._take_input(prompt, prompt_logprobs)
         sequence = self._sequences[number]
@@ -130,8 +130,8 @@ class GenerateFormat:
             yield
 
     def _take_input(self, prompt: int, entries: PromptLogprobs) -> Iterator[None]:
-        """Encode logprobs of a prompt. As in SGLang, the first token that is shown has no value, whatever
-        stands before it.
+        """Encode logprobs of a prompt. As in SGLang, the first shown token has no value, whatever comes
+        before it.
         """
         ids, start, taken = self._view.input_ids[prompt], self._view.input_start, self._inputs[prompt]
         for piece in in_pieces(entries, self._view.num_top):
@@ -149,7 +149,7 @@ class GenerateFormat:
             yield
 
     def _complete_input(self, prompt: int) -> Iterator[None]:
-        """Tokens of the prompt that were not computed before its end have no value."""
+        """Add tokens of the prompt without values, if they were not computed before its end."""
         if self._view.input_ids:
             num_missing = len(self._view.input_ids[prompt]) - self._inputs[prompt].num_tokens
             yield from self._take_input(prompt, [None] * num_missing)
@@ -161,7 +161,9 @@ class GenerateFormat:
         shown_index: int | UnsetType,
         completion: Completion | None = None,
     ) -> Iterable[bytes | bytearray]:
-        """The pieces of a GenerateResponse. completion: whose prompt's rows are shown with it."""
+        """Yield the pieces of a GenerateResponse. `completion` is given if the prompt's rows are shown with
+        it.
+        """
         view, sequence = self._view, self._sequences[number]
         prompt = number // view.num_choices
         meta = MetaInfo(view.ids[prompt], _finish_info(part, sequence.num_tokens), sequence.num_tokens)
@@ -208,7 +210,7 @@ class GenerateFormat:
 
 
 def _logits(completion: Completion | None, output: CompletionOutput) -> Iterator[bytes | bytearray]:
-    """The fields with raw logits. completion: as `_body` takes it."""
+    """Yield the fields with raw logits. `completion` as in `_body`."""
     context = None if completion is None else completion.context_logits
     for name, rows in ((b"context_logits", context), (b"generation_logits", output.generation_logits)):
         if rows is not None:
@@ -216,7 +218,7 @@ def _logits(completion: Completion | None, output: CompletionOutput) -> Iterator
 
 
 def _outputs(completion: Completion | None, output: CompletionOutput) -> Iterator[bytes | bytearray]:
-    """The fields with additional outputs."""
+    """Yield the fields with additional outputs."""
     context = {} if completion is None else completion.additional_context_outputs
     for name, outputs in (
         (b"additional_context_outputs", context),
@@ -228,7 +230,9 @@ def _outputs(completion: Completion | None, output: CompletionOutput) -> Iterato
 
 
 def _hidden_states(completion: Completion | None, output: CompletionOutput) -> Iterator[bytes | bytearray]:
-    """SGLang's field of the meta_info: the prompt's rows as one entry, then each row of the output as one."""
+    """Yield SGLang's field of the meta_info: the prompt's rows as one entry, then each row of the output as
+    one.
+    """
     context = {} if completion is None else completion.additional_context_outputs
     yield b',"hidden_states":['
     if HIDDEN_STATES in context:

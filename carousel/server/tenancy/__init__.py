@@ -1,1 +1,1 @@
-"""API keys, and how their holders divide what an HTTP process has."""
+"""API keys, and how tenants share the resources of an HTTP process."""

@@ -1,4 +1,4 @@
-"""API keys and roles: ApiKeyMiddleware finds out who asks, `guarded` whether it may."""
+"""API keys and roles: ApiKeyMiddleware identifies the caller, and `guarded` checks its role."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 class ApiKeyMiddleware:
-    """Refuses a request without a key that somebody holds; the scope's state gets `tenant`, the holder."""
+    """Refuses requests without a valid key, and sets `tenant` in the scope's state to the key's holder."""
 
     def __init__(self, app: ASGIApp, *, tenants: TenantTable, open_paths: Collection[str]) -> None:
-        """`open_paths`: those that need no key."""
+        """`open_paths` need no key."""
         self._app = app
         self._tenants = tenants
         self._open_paths = frozenset(open_paths)
@@ -52,13 +52,13 @@ def guarded(role: Role, handler: Handler) -> Handler:
 
 
 def tenant_of(scope: MutableMapping[str, Any]) -> Tenant:
-    """Return who asks: where no key is asked for, the owner."""
+    """Return the caller's tenant: the owner, if no key is required."""
     tenant: Tenant = scope["state"].get("tenant", THE_OWNER)
     return tenant
 
 
 def _given_key(scope: Scope) -> bytes:
-    """Empty, which is nobody's, where there is none, or several."""
+    """Return the key of a request; empty, which is never valid, if there is none or several."""
     given: list[bytes] = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(given) != 1:
         return b""

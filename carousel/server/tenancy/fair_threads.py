@@ -1,4 +1,4 @@
-"""FairThreads: threads of an HTTP process that do work for its tenants in turns."""
+"""FairThreads: threads of an HTTP process that work for its tenants in turns."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from runtime.base.errors import Overloaded, RateLimited
 T = TypeVar("T")
 
 MAX_WAITING_CHARS = 1 << 24
-"""Characters, or ids, that wait for the threads together; who comes beyond them is told to come again. It is
-no limit to the number of prompts: a thousand short ones at once are a usual load and take no time.
+"""Maximum number of characters, or ids, that wait for all threads; further calls are refused. The number of
+prompts is not limited: a thousand short ones at once are a usual load and take no time.
 """
 CHARS_PER_CALL = 1 << 10
-"""Cost of a call beside that of its text: it waits, too."""
+"""Cost of a call, in characters, in addition to its text."""
 
 
 class FairThreads:
-    """Threads of one event loop. The calls of one tenant keep their order; tenants go in turns."""
+    """Threads of one event loop. The calls of one tenant keep their order, and tenants take turns."""
 
     def __init__(self, num_threads: int, name: str, is_divided: Callable[[], bool]) -> None:
-        """`is_divided`: whether there are several tenants."""
+        """`is_divided` returns True if there are several tenants."""
         self._threads = ThreadPoolExecutor(num_threads, name)
         self._num_free = num_threads
         self._lanes: dict[str, deque[asyncio.Future[None]]] = {}
@@ -34,9 +34,10 @@ class FairThreads:
         self._chars = Shares(MAX_WAITING_CHARS, is_divided)
 
     async def run(self, tenant: str, work: Callable[[], T], num_chars: int) -> T:
-        """Do the work in one of the threads. A tenant of which nothing waits is let in, however much it has.
+        """Do the work in one of the threads. A tenant without waiting calls is let in, whatever the size of
+        its call.
 
-        Raises: RateLimited for one of which too much waits, Overloaded where too much waits of all.
+        Raises: RateLimited if too much of this tenant waits, Overloaded if too much of all waits.
         """
         cost, chars = num_chars + CHARS_PER_CALL, self._chars
         if chars.of(tenant) and not (chars.has_room(cost) and chars.may_have(tenant, cost)):
@@ -72,7 +73,7 @@ class FairThreads:
             raise
 
     def _pass_on(self, _: object = None) -> None:
-        """Give a thread that is free to the next."""
+        """Give a free thread to the next call."""
         while self._lanes:
             tenant, line = next(iter(self._lanes.items()))
             del self._lanes[tenant]

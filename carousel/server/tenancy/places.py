@@ -1,4 +1,6 @@
-"""Places: how many sequences the callers of an HTTP process may have running or waiting in the ring."""
+"""Places: limits how many sequences the callers of an HTTP process may have running or waiting in
+the ring.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,16 @@ from runtime.settings.config import RuntimeConfig
 
 
 class Places:
-    """Places for sequences. More are refused here: the ring would say so at more cost."""
+    """Places for sequences. Sequences beyond them are refused here, which costs less than a refusal by the
+    ring.
+    """
 
     def __init__(
         self, config: RuntimeConfig, has_tenants: Callable[[], bool], is_alone: Callable[[], bool]
     ) -> None:
-        """`has_tenants`: whether there are several; `is_alone`: whether the ring has no other client."""
+        """`has_tenants` returns True if there are several, and `is_alone` returns True if the ring has no
+        other client.
+        """
         self._config = config
         self._is_alone = is_alone
         self._shares = Shares(1, has_tenants)
@@ -28,14 +34,14 @@ class Places:
         self._shares.resize(num_rows + max_waiting, num_rows + (3 * max_waiting + 3) // 4)
 
     def most_at_once(self, tenant: Tenant, max_in_flight: int) -> int:
-        """Return how many sequences of one request are to be begun together, where that may be chosen.
-        `max_in_flight`: so many wait in the ring without one being refused.
+        """Return the number of sequences of one request to begin together, if that may be chosen. Of
+        `max_in_flight` sequences in the ring none is refused.
         """
         most, limits = min(self._most_of(tenant), max_in_flight), tenant.limits
         return most if limits is None or limits.max_waiting is None else min(most, limits.max_waiting)
 
     def _most_of(self, tenant: Tenant) -> int:
-        """Return how many sequences a tenant may ever have at a time."""
+        """Return the maximum number of sequences that a tenant may have at a time."""
         self._resize(self._config.max_waiting_of_lone_client)
         most, limits = self._shares.most, tenant.limits
         if limits is None or limits.max_waiting is None:
@@ -46,7 +52,7 @@ class Places:
     def hold(self, tenant: Tenant, num_sequences: int) -> Iterator[HeldPlaces]:
         """Take places for the time of the block.
 
-        Raises: Overloaded where this process has no room, RateLimited where the tenant has its share of it,
+        Raises: Overloaded if this process has no room, RateLimited if the tenant has used its share,
         InvalidRequest for more than there can ever be.
         """
         self._check(tenant, num_sequences)
@@ -80,14 +86,14 @@ class Places:
 
 
 class HeldPlaces:
-    """Places of one request, which it gives back as its sequences end."""
+    """Places of one request. It gives them back as its sequences end."""
 
     def __init__(self, shares: Shares, tenant: str, num_sequences: int) -> None:
         shares.take(tenant, num_sequences)
         self._shares = shares
         self._tenant = tenant
         self.num_sequences = num_sequences
-        """How many it still has."""
+        """Number of places that it still has."""
 
     def give_back(self, num_sequences: int) -> None:
         self._shares.give_back(self._tenant, num_sequences)

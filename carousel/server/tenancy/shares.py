@@ -1,4 +1,4 @@
-"""Shares: how the tenants of an HTTP process divide what it has of something."""
+"""Shares: how the tenants of an HTTP process divide a resource."""
 
 from __future__ import annotations
 
@@ -7,40 +7,42 @@ from collections.abc import Callable
 
 
 class Shares:
-    """A number of places, bytes or characters, and how many of them each tenant has.
+    """Number of places, bytes or characters, and how many of them each tenant has.
 
-    The only tenant there is may have all of them. Where there are several, one alone may have `most_of_one`,
-    and what others have lowers that: a tenant may have as many as are still free, times
-    most_of_one / (size - most_of_one). The next one finds some left.
+    A tenant that is alone may have all of them. With several tenants, one may have `most_of_one` while the
+    others have none. What the others have lowers its limit: a tenant may have the number of free units times
+    most_of_one / (size - most_of_one). So the next tenant finds some free.
     """
 
     def __init__(self, size: int, is_divided: Callable[[], bool], most_of_one: int | None = None) -> None:
-        """`is_divided`: whether there are several tenants; `most_of_one`: three quarters by default."""
+        """`is_divided` returns True if there are several tenants; `most_of_one` is three quarters
+        by default.
+        """
         self._is_divided = is_divided
         self.total = 0
         self._counts: Counter[str] = Counter()
         self.resize(size, most_of_one)
 
     def resize(self, size: int, most_of_one: int | None = None) -> None:
-        """Set how many units the tenants divide; nobody loses what it has."""
+        """Set how many units there are to divide. Nobody loses units that it has."""
         self.size = size
         self._most_of_one = (3 * size + 3) // 4 if most_of_one is None else most_of_one
 
     @property
     def most(self) -> int:
-        """Return how many places a tenant may have while no other has any."""
+        """Return how many units a tenant may have while no other has any."""
         return self._most_of_one if self._is_divided() else self.size
 
     def of(self, tenant: str) -> int:
-        """Return how many a tenant has."""
+        """Return how many units a tenant has."""
         return self._counts[tenant]
 
     def has_room(self, amount: int) -> bool:
-        """Tell whether so many more are free."""
+        """Return True if so many more units are free."""
         return self.total + amount <= self.size
 
     def may_have(self, tenant: str, amount: int) -> bool:
-        """Tell whether the share of a tenant has so many more, free or not."""
+        """Return True if the share of a tenant includes so many more units, free or not."""
         if not self._is_divided():
             return True
         num_before = amount - 1  # all but the last, which must find some free, too

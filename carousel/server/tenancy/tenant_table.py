@@ -1,4 +1,4 @@
-"""TenantTable: who holds which API key, as the launcher's file in the run directory says now."""
+"""TenantTable: the holders of API keys, as the launcher's file in the run directory lists them now."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from runtime.ring.tenants import Tenant, Tenants, TenantsFile
 
 
 class TenantTable:
-    """Belongs to one event loop."""
+    """Holders of API keys. It belongs to one event loop."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read the file. None: there are no keys. Raises OSError, msgspec.MsgspecError."""
+        """Read the file; None: there are no keys. Raises OSError, msgspec.MsgspecError."""
         self._file = None if path is None else TenantsFile(path)
         self._take((self._file and self._file.read_if_changed()) or Tenants())
 
     def _take(self, tenants: Tenants) -> None:
         self._tenants = tenants
         self.is_shared = sum(bool(each.digests) and each.may("user") for each in tenants.tenants) > 1
-        """Several tenants may have something generated."""
+        """True if several tenants may generate."""
 
     def of_key(self, key: bytes) -> Tenant | None:
-        """Return who holds this API key; None: nobody."""
+        """Return the holder of this API key; None if there is none."""
         return self._tenants.of_key(key)
 
     async def watch(self, interval_s: float) -> NoReturn:
-        """Look for a new table again and again."""
+        """Check for a new table again and again."""
         while True:
             await asyncio.sleep(interval_s)
             await self.look()
 
     async def look(self) -> None:
-        """Take over a new table (TenantsFile.read_new). The disk is waited for in a thread: one that hangs
-        holds up no request.
+        """Load a new table if there is one (TenantsFile.read_new). A thread waits for the disk, so that a
+        disk that hangs delays no request.
         """
         if self._file is None:
             return

@@ -1,1 +1,1 @@
-"""Notes on sampled requests, and who is told of them."""
+"""Time stamps of sampled requests, and the collectors and profiles that get them."""

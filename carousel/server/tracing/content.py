@@ -1,5 +1,5 @@
 """Prompts and outputs as attributes of a trace, in the form of OpenTelemetry's conventions for generative
-models. Made only where the launch has asked for them.
+models. They are made only if the launch asks for them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from carousel.client.core.request_builder import Submission
 from carousel.server.tracing.tracing import EndedSequence
 
 MAX_CHARS = 16_384
-"""Characters of all texts of an attribute: with the spans that wait at most, some megabytes."""
+"""Maximum number of characters of all texts of an attribute. With all spans that may wait, these are some
+megabytes.
+"""
 MAX_MESSAGES = 64
 
 
 def input_messages(submissions: Sequence[Submission]) -> str:
-    """Return the prompts of a request as JSON; empty where they are token ids alone."""
+    """Return the prompts of a request as JSON; empty if they are token ids only."""
     messages: list[tuple[str, str]] = []
     for submission in submissions[:MAX_MESSAGES]:
         prompt = submission.prompt
@@ -38,7 +40,7 @@ def output_messages(sequences: Sequence[EndedSequence]) -> str:
 
 
 def _bounded(messages: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-    """The last of these messages, role and text of each; what does not fit is cut, from the first on."""
+    """Return the last of these messages, (role, text) each. The first ones are cut if not all fit."""
     made, room = list[dict[str, Any]](), MAX_CHARS
     for role, text in reversed(messages[-MAX_MESSAGES:]):
         made.append({"role": role, "parts": [{"type": "text", "content": text[:room]}]})

@@ -1,8 +1,8 @@
-"""HttpSpans: when each of the last sampled requests came and was answered, in a small file of each HTTP
-process that the others of the launch can read.
+"""HttpSpans: the times at which the last sampled requests came and were answered, in a small file of each
+HTTP process that the others of the launch can read.
 
-A process writes its own file only, so there are no locks. A record has a digest of the request's label in the
-place of the label itself.
+Each process writes only its own file, so there are no locks. A record has a digest of the request's label
+instead of the label.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 NUM_KEPT = 1024
-"""Requests of one process; each prompt of a request counts."""
+"""Number of requests of one process that are kept; each prompt of a request counts."""
 DIGEST_BYTES = 16
 _RECORD = struct.Struct(f"@dd{DIGEST_BYTES}s")
 
 
 class HttpSpan(NamedTuple):
-    """Seconds of CLOCK_MONOTONIC."""
+    """Times of a request, in seconds of CLOCK_MONOTONIC."""
 
     received_s: float
     answered_s: float
@@ -34,7 +34,7 @@ def label_digest(label: str) -> bytes:
 
 class HttpSpans:
     def __init__(self, folder: Path, index: int = 0) -> None:
-        """`folder` is the same for all HTTP processes of a launch, `index` is this one's number. Raises
+        """`folder` is the same for all HTTP processes of a launch, and `index` is this one's number. Raises
         OSError.
         """
         self._folder = folder
@@ -49,14 +49,14 @@ class HttpSpans:
         self._next = 0
 
     def note(self, labels: Iterable[str], received_s: float, answered_s: float) -> None:
-        """A request with a prompt for each of these labels has been answered."""
+        """Record that a request with a prompt for each of these labels was answered."""
         span = HttpSpan(received_s, answered_s)
         for label in labels:
             _RECORD.pack_into(self._map, self._next * _RECORD.size, *span, label_digest(label))
             self._next = (self._next + 1) % NUM_KEPT
 
     def read(self) -> dict[bytes, list[HttpSpan]]:
-        """Spans of all processes of the launch, by the digests of their labels."""
+        """Return the spans of all processes of the launch, by the digests of their labels."""
         spans: dict[bytes, list[HttpSpan]] = {}
         for path in self._folder.glob("http_spans*"):
             data = path.read_bytes()
