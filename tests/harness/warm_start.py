@@ -34,7 +34,10 @@ from runtime.base.environment import child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = frozenset(
-    {"launch", "tests.harness.ring.sleeping_worker", "tests.harness.ring.scripted_worker"},
+    {
+        *("launch", "tests.harness.ring.sleeping_worker", "tests.harness.ring.scripted_worker"),
+        "tests.harness.second_rank",
+    },
 )
 """Modules that can be started so. A pretended GPU has to be there before torch is imported."""
 COLD_FLAGS = ("--cpu-isa",)

@@ -21,8 +21,10 @@ from model_worker.distributed.torch_group import TorchGroup, meeting_in
 from model_worker.kernels.native.build import BuildError
 from tests.harness.models.native import native_kernels, needs_compiler
 from tests.harness.models.rank_threads import JOIN_S, Join, join_shared_memory, on_ranks
+from tests.harness.warm_start import WarmProcess, try_warm_start
 
 ROOT = Path(__file__).resolve().parents[3]
+SECOND_RANK = "tests.harness.second_rank"
 
 
 def join_gloo(folder: Path, rank: int, size: int) -> RankGroup:
@@ -118,21 +120,13 @@ def test_the_first_ranks_tokens_reach_all_and_the_least_number_too(join: Join, t
         assert least == 38
 
 
-_RANK_ONE = """
-import signal, sys
-from pathlib import Path
-import torch
-from tests.harness.models.rank_threads import join_shared_memory
-group = join_shared_memory(Path(sys.argv[1]), 1, 2)
-group.all_reduce(torch.ones(4))
-signal.pause()
-"""
-
-
 @pytest.fixture
-def rank_one(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def rank_one(tmp_path: Path) -> Iterator[WarmProcess | subprocess.Popen[bytes]]:
     """A second rank in a process of its own, which comes to one call and not to the next."""
-    child = subprocess.Popen([sys.executable, "-c", _RANK_ONE, str(tmp_path)], cwd=ROOT)
+    with (tmp_path / "output").open("w+b") as output:
+        child = try_warm_start(SECOND_RANK, [str(tmp_path)], output.fileno()) or subprocess.Popen(
+            [sys.executable, "-m", SECOND_RANK, str(tmp_path)], cwd=ROOT, stdout=output, stderr=output
+        )
     yield child
     child.kill()
     child.wait()
@@ -147,7 +141,9 @@ def _meet(folder: Path, late_s: float) -> SharedMemoryGroup:
 
 
 @needs_compiler
-def test_a_killed_rank_is_an_error_that_names_it(rank_one: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_killed_rank_is_an_error_that_names_it(
+    rank_one: WarmProcess | subprocess.Popen[bytes], tmp_path: Path
+) -> None:
     group = _meet(tmp_path, late_s=3600.0)
     rank_one.kill()
     with pytest.raises(GroupError, match="rank 1 has ended"):
@@ -157,7 +153,7 @@ def test_a_killed_rank_is_an_error_that_names_it(rank_one: subprocess.Popen[byte
 
 @needs_compiler
 def test_a_rank_that_does_not_come_is_an_error_that_names_it(
-    rank_one: subprocess.Popen[bytes], tmp_path: Path
+    rank_one: WarmProcess | subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     group = _meet(tmp_path, late_s=0.2)
     os.kill(rank_one.pid, signal.SIGSTOP)
@@ -168,7 +164,7 @@ def test_a_rank_that_does_not_come_is_an_error_that_names_it(
 
 @needs_compiler
 def test_what_an_ended_rank_has_left_behind_still_counts(
-    rank_one: subprocess.Popen[bytes], tmp_path: Path
+    rank_one: WarmProcess | subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     """It has posted its part of a call, so the call has a result."""
     group = SharedMemoryGroup(native_kernels(), tmp_path, 0, 2, join_timeout_s=JOIN_S, on_wait=lambda: None)
