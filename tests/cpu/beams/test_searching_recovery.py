@@ -12,7 +12,7 @@ from tests.faults.launch import faulty_launch
 from tests.harness.ring.drawn_requests import PROMPTS
 
 TIMEOUT_S = 120.0
-NUM_TOKENS = 200
+NUM_TOKENS = 100
 SEARCH = SamplingParams(
     max_tokens=NUM_TOKENS, n=2, use_beam_search=True, beam_width=4, ignore_eos=True, logprobs=1
 )
