@@ -101,7 +101,7 @@ CASES = [
 ]
 PROMPTS = [[1, 5, 9, 33, 2, 71, 8], [7, 7, 50, 21], [96, 3, 14, 15, 92, 65, 35, 89, 79, 32, 38]]
 SLOTS = (1, 0, NO_ADAPTER)
-NUM_STEPS = 4
+NUM_STEPS = 2
 
 
 def save_model_and_adapters(folder: Path) -> list[Path]:
