@@ -1,1 +1,3 @@
-"""The load generator: python -m bench_serving. A client like any other; knows no model and needs no torch."""
+"""The load generator `python -m bench_serving`: a client like any other, which knows no model and needs no
+torch.
+"""

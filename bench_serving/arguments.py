@@ -20,10 +20,12 @@ from runtime.base.errors import ConfigError
 
 class BackendKind(NamedTuple):
     speaks: str
-    """Way to the server: completions, chat, generate or sdk."""
+    """API that the server is asked with: completions, chat, generate or sdk."""
     usual_port: int
     counts_tokens: bool
-    """Knows stream_options.continuous_usage_stats, which is not OpenAI's and which others may refuse."""
+    """True if the server knows stream_options.continuous_usage_stats, which is not OpenAI's and which others
+    may refuse.
+    """
 
 
 BACKENDS = {
@@ -52,7 +54,7 @@ FLAG_DATASETS: dict[str, tuple[str, ...]] = {
     "dataset_path": FILE_DATASETS,
     "num_turns": ("multi-turn",),
 }
-"""Beginning of a field's name -> the datasets that use it."""
+"""Prefixes of field names -> the datasets that use these fields."""
 HTTP_FIELDS = ("base_url", "host", "port", "model", "header", "check_metrics")
 SDK_FIELDS = ("run_dir", "return_context_logits", "return_generation_logits")
 
@@ -123,7 +125,7 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def speaks(self) -> str:
-        """completions, chat, generate or sdk."""
+        """Return the API: completions, chat, generate or sdk."""
         return BACKENDS[self.backend].speaks
 
     @property
@@ -148,7 +150,7 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def rates(self) -> list[float]:
-        """Requests per second of each run: one, unless --sweep lists several."""
+        """Return the requests per second of each run: one, unless --sweep lists several."""
         return _rates(self.sweep) if self.sweep else [self.request_rate]
 
     @property
@@ -157,7 +159,7 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def parse_args(argv: Sequence[str] | None = None) -> BenchConfig:
-    """Read a command line. Raises ConfigError that names the flag; exits for --help."""
+    """Parse a command line. Raises ConfigError that names the flag; exits for --help."""
     given = vars(_make_parser().parse_args(argv))
     try:
         config = msgspec.convert(given, BenchConfig, strict=False)
@@ -274,7 +276,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    """Only what is given ends up in the result, as text; msgspec converts and checks it."""
+    """Return a parser whose result has only the flags that were given, as text; msgspec converts and checks
+    it.
+    """
     parser = _Parser(
         prog="python -m bench_serving",
         description="Send a load to a server and measure its latencies and throughput.",

@@ -1,7 +1,7 @@
-"""HttpClient: one HTTP/1.1 exchange per connection, on asyncio's transports and httptools' parser.
+"""HttpClient: one HTTP/1.1 exchange for each connection, with asyncio's transports and httptools' parser.
 
-A connection is opened for each request and its time is part of the request's. Knows no API: the body of a
-good answer is passed on as it comes, with the time at which the socket gave it.
+A connection is opened for each request, and its time is part of the request's. The body of a good answer is
+passed on as it arrives, with the time at which the socket gave it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_ERROR_BYTES = 1 << 12
 
 class HttpClient:
     def __init__(self, base_url: str, headers: Mapping[str, str], *, timeout_s: float, clock: Clock) -> None:
-        """Take the server's address. Raises ConfigError when `base_url` is not an http or https address."""
+        """Set the server's address. Raises ConfigError if `base_url` is not an http or https address."""
         try:
             parts = urlsplit(base_url if "://" in base_url else f"http://{base_url}")
             port = parts.port
@@ -40,7 +40,7 @@ class HttpClient:
         self._clock = clock
 
     async def get(self, path: str) -> bytes:
-        """The body of the answer. Raises RequestFailure."""
+        """Return the body of the answer. Raises RequestFailure."""
         parts: list[bytes] = []
         await self._exchange(
             f"GET {self._prefix}{path} HTTP/1.1\r\n{self._head}\r\n".encode(), parts_of(parts)
@@ -48,9 +48,9 @@ class HttpClient:
         return b"".join(parts)
 
     async def post(self, path: str, body: bytes, on_body: OnBody) -> None:
-        """Send JSON; the answer's body goes to `on_body` piece by piece. Returns at its end.
+        """Send JSON. The answer's body goes to `on_body` piece by piece. Returns at its end.
 
-        Raises: RequestFailure when there is no complete answer with status 200, or when `on_body` raises it.
+        Raises: RequestFailure if there is no complete answer with status 200, or if `on_body` raises it.
         """
         head = (
             f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}"
@@ -79,7 +79,7 @@ class HttpClient:
 
 
 def parts_of(parts: list[bytes]) -> OnBody:
-    """An `on_body` that keeps the pieces in `parts`."""
+    """Return an `on_body` that collects the pieces in `parts`."""
     return lambda data, _: parts.append(data)
 
 

@@ -1,6 +1,7 @@
-"""The load: conversations begin at random times, at most so many at once, and each request leaves a record.
+"""The load: conversations begin at random times, with a limit on how many run at once, and each request gives
+a record.
 
-Knows no API and no dataset. A request that fails is a record with an error; nothing here raises for it.
+A request that fails is a record with an error, not an exception.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from bench_serving.datasets.base import LoadConversation, Turn
 from bench_serving.records import Clock, RequestFailure, RequestRecord
 
 Render: TypeAlias = Callable[[list[ChatTurn]], BenchPrompt]
-"""A conversation, the user's turn last, in the form that the backend takes. Raises RequestFailure."""
+"""Function that brings a conversation, the user's turn last, into the backend's form. Raises RequestFailure.
+"""
 OnRecord: TypeAlias = Callable[[RequestRecord], None]
 
 # Second element of the seed: arrivals and prompts must not be drawn from the same numbers.
@@ -31,27 +33,31 @@ ARRIVAL_STREAM = 1
 @dataclass(frozen=True, slots=True)
 class Traffic:
     request_rate: float
-    """Conversations begun per second; inf: all at once."""
+    """Number of conversations that begin per second; inf: all at once."""
     max_concurrency: int | None
     seed: int
     burstiness: float = 1.0
-    """Shape of the gamma distribution of the gaps: 1 is Poisson, less comes in bursts, more is even."""
+    """Shape of the gamma distribution of the gaps: 1 is a Poisson process, less comes in bursts, more is more
+    even.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     records: list[RequestRecord]
-    """Records of the turns of each conversation, one each, in the conversations' order."""
+    """Records of the turns of each conversation, in the order of the conversations."""
     began_s: float
     duration_s: float
     max_lateness_s: float
-    """Longest delay of a conversation's begin behind its plan that the client itself caused."""
+    """Longest delay of a conversation's start, behind its plan, that the client itself caused."""
     client_cpu_share: float
-    """Share of one core over the duration; near 1 the client is what was measured."""
+    """Share of one core over the duration. Near 1, the client limits the measurement."""
 
 
 def arrival_times(traffic: Traffic, num: int) -> npt.NDArray[np.float64]:
-    """Seconds after the begin at which each of `num` conversations begins; the first one at once."""
+    """Return the seconds after the start at which each of `num` conversations begins; the first one
+    at once.
+    """
     if math.isinf(traffic.request_rate):
         return np.zeros(num)
     shape = traffic.burstiness
@@ -62,7 +68,7 @@ def arrival_times(traffic: Traffic, num: int) -> npt.NDArray[np.float64]:
 
 
 def as_text(messages: list[ChatTurn]) -> BenchPrompt:
-    """A conversation without any template: its texts, one after the other."""
+    """Return a conversation without a template: its texts, one after the other."""
     return "".join(message["content"] for message in messages)
 
 
@@ -121,7 +127,7 @@ async def _converse(
     records: Sequence[RequestRecord],
     on_record: OnRecord,
 ) -> None:
-    """One turn after the other; the answers become part of the next prompt."""
+    """Send one turn after the other. The answers become part of the next prompt."""
     messages: list[ChatTurn] = []
     history_len = 0
     failed = False

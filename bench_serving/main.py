@@ -1,6 +1,6 @@
-"""Composition: arguments → server → prompts → warm-up → load → figures.
+"""Main program: arguments → server → prompts → warm-up → load → figures.
 
-Exit code 0 when every request completed, 1 when one failed, 64 for wrong arguments, 130 when interrupted.
+Exit code 0 if every request completed, 1 if one failed, 64 for wrong arguments, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class RatedRun:
     result: LoadResult
     metrics: LoadMetrics
     server: ServerFigures | None
-    """The run by the server's /metrics, where it has them."""
+    """Figures of the run from the server's /metrics, if it has them."""
 
 
 async def bench(config: BenchConfig) -> int:
     """Warm up, run each rate, print and write the results. Returns the exit code.
 
-    Raises: RequestFailure when the server does not answer or the warm-up fails; else as `open_target` and
-    `make_conversations`.
+    Raises: RequestFailure if the server does not answer or the warm-up fails; otherwise what `open_target`
+    and `make_conversations` raise.
     """
     target = await open_target(config)
     print(target.description)
@@ -160,7 +160,7 @@ async def _load(
 
 
 async def _scrape(config: BenchConfig, target: BenchTarget) -> ServerFigures | None:
-    """None where there are no /metrics of a kind that is known, unless they were asked for."""
+    """Return the server's figures; None if it has no known kind of /metrics, unless they were requested."""
     if target.metrics_http is None:
         return None
     try:
@@ -195,7 +195,7 @@ def _write(config: BenchConfig, runs: Sequence[RatedRun]) -> None:
 
 
 def _check_outputs(config: BenchConfig) -> None:
-    """Before the run, not after it. Raises ConfigError."""
+    """Check the output files before the run. Raises ConfigError."""
     if config.plot:
         check_plotting()
     for flag, name in (("--output-file", config.output_file), ("--plot", config.plot)):
@@ -207,7 +207,9 @@ def _check_outputs(config: BenchConfig) -> None:
 
 
 def _raise_file_limit() -> None:
-    """A connection for each request in flight is more than the usual soft limit of 1024 allows."""
+    """Raise the limit of open files: a connection for each request in flight is more than the usual soft
+    limit of 1024 allows.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

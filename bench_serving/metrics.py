@@ -1,7 +1,7 @@
-"""LoadMetrics: the figures of one run, computed from its records. Failed requests are counted, and enter
-nothing else.
+"""LoadMetrics: the figures of one run, computed from its records. Failed requests are counted, but are part
+of no other figure.
 
-Names are those of SGLang's results, so that lines of both tools can be compared.
+Names are those of SGLang's results, so that the output of both tools can be compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PEAK_WINDOW_S = 1.0
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """A distribution in milliseconds; all None when it has no values."""
+    """Distribution in milliseconds; all fields are None without values."""
 
     mean: float | None = None
     median: float | None = None
@@ -44,45 +44,47 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class LoadMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates are per second, lengths in tokens."""
+    """Figures of a run. Rates are per second, lengths in tokens."""
 
     duration: float
     completed: int
     failed: int
     errors: dict[str, int]
-    """Errors and how often each came, the most frequent first."""
+    """Errors and their numbers, the most frequent first."""
     total_input_tokens: int
     cached_input_tokens: int | None
-    """Input tokens that the server had in its prefix cache; None when no answer said it."""
+    """Number of input tokens from the server's prefix cache; None if no answer has it."""
     total_output_tokens: int
     total_output_tokens_retokenized: int | None
-    """The answers' texts through the tokenizer; None without one."""
+    """Number of tokens of the answers' texts, counted by the tokenizer; None without one."""
     request_throughput: float
     input_throughput: float
     output_throughput: float
     max_output_tokens_per_s: float
-    """Output tokens of the busiest second."""
+    """Number of output tokens in the busiest second."""
     total_throughput: float
     max_concurrent_requests: int
     concurrency: float
-    """Requests in flight, on average."""
+    """Average number of requests in flight."""
     e2e_latency: Summary
     ttft: Summary
     tpot: Summary
     itl: Summary
     itl_source: str | None
-    """Way in which a chunk's tokens were counted: `token counts` of the server, or `one token per chunk`."""
+    """Source of a chunk's number of tokens: `token counts` of the server, or `one token per chunk`."""
     tokens_per_chunk: float | None
     received_bytes: int | None
-    """Bytes of the answers' bodies; None where the client library hides them."""
+    """Bytes of the answers' bodies; None with the client library."""
     extra_bytes: int
-    """Logprobs and logits: over HTTP their JSON, which is part of the bodies; else the values as sent."""
+    """Bytes of logprobs and logits. Over HTTP those of their JSON, which is part of the bodies; else those of
+    the values as sent.
+    """
     ended_early: int
-    """Requests with fewer output tokens than were asked for."""
+    """Number of requests with fewer output tokens than requested."""
     goodput: float | None
-    """Requests per second that met every bound of --goodput."""
+    """Requests per second that met every limit of --goodput."""
     goodput_share: float | None
-    """Share of all requests, failed ones included."""
+    """Share of such requests among all, including failed ones."""
     max_lateness_ms: float
     client_cpu_share: float
 
@@ -90,7 +92,7 @@ class LoadMetrics(msgspec.Struct, frozen=True, kw_only=True):
 def compute_metrics(
     result: LoadResult, *, slo_ms: Mapping[str, float], num_retokenized: int | None
 ) -> LoadMetrics:
-    """`slo_ms` bounds ttft, tpot or e2el; empty: no goodput is asked for."""
+    """Return the figures. `slo_ms` has limits of ttft, tpot or e2el; empty: no goodput."""
     good = [record for record in result.records if record.error is None]
     duration_s = result.duration_s
     num_input = sum(record.input_len for record in good)
@@ -133,23 +135,25 @@ def compute_metrics(
 
 
 def meets(record: RequestRecord, slo_ms: Mapping[str, float]) -> bool:
-    """Within every bound. What a request does not have, such as a TPOT with one token, breaks none."""
+    """Return True if a request met every limit. A figure that it does not have, such as a TPOT with one
+    token, counts as met.
+    """
     seen = {"ttft": record.ttft_s, "tpot": record.tpot_s, "e2el": record.latency_s}
     return all((seen[name] or 0.0) * 1e3 <= bound_ms for name, bound_ms in slo_ms.items())
 
 
 class Series(NamedTuple):
-    """Values over a run, one for each window of `width_s` from its begin."""
+    """Values over a run, one for each window of `width_s` from the start."""
 
     width_s: float
     output_throughput: DoubleArray
-    """Tokens per second."""
+    """Output tokens per second."""
     in_flight: DoubleArray
-    """Requests, on average over the window."""
+    """Average number of requests in flight in the window."""
 
 
 def throughput_series(result: LoadResult, width_s: float) -> Series:
-    """Return tokens a second and requests in flight, for each window of a run."""
+    """Return tokens per second and requests in flight for each window of a run."""
     good = [record for record in result.records if record.error is None]
     num_windows = max(1, math.ceil(result.duration_s / width_s))
     tokens = np.zeros(num_windows)
@@ -165,9 +169,8 @@ def throughput_series(result: LoadResult, width_s: float) -> Series:
 
 
 def _arrivals(record: RequestRecord) -> tuple[DoubleArray, DoubleArray]:
-    """(times, tokens) of what came; all of it at the end where nothing was streamed.
-
-    Where chunks were counted as one token each, they share the number that the server reports.
+    """Return (times, tokens) of the output; all of it at the end if it was not streamed. If chunks were
+    counted as one token each, they share the number that the server reports.
     """
     if not record.chunk_times_s:
         return np.array([record.end_s]), np.array([float(record.output_len)])
@@ -178,7 +181,7 @@ def _arrivals(record: RequestRecord) -> tuple[DoubleArray, DoubleArray]:
 
 
 def _peak_output(good: Sequence[RequestRecord], duration_s: float) -> float:
-    """The most that came within any window; a run shorter than the window is one."""
+    """Return the largest number of tokens within any window; a run shorter than the window is one."""
     window_s = min(PEAK_WINDOW_S, duration_s)
     if not good or not window_s:
         return 0.0

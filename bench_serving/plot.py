@@ -1,4 +1,4 @@
-"""Pictures of a run and of a sweep, as PNG. matplotlib is imported when one is drawn, not before."""
+"""Plots of a run and of a sweep, as PNG. matplotlib is imported only when one is drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def check_plotting() -> None:
 
 
 def plot_run(path: Path, title: str, result: LoadResult) -> None:
-    """Distributions of TTFT, ITL and end-to-end latency, and throughput and requests in flight over time."""
+    """Plot the distributions of TTFT, ITL and end-to-end latency, and throughput and requests in flight over
+    time.
+    """
     good = [record for record in result.records if record.error is None]
     figure, axes = _figure(2, 2, title)
     distributions = (
@@ -39,7 +41,7 @@ def plot_run(path: Path, title: str, result: LoadResult) -> None:
 
 
 def plot_sweep(path: Path, title: str, rows: Sequence[tuple[float, LoadMetrics]]) -> None:
-    """Latency against what the server delivered, a point for each rate."""
+    """Plot latency against delivered throughput, with a point for each rate."""
     figure, axes = _figure(1, 2, title)
     delivered = [metrics.output_throughput for _, metrics in rows]
     for axis, name in zip(axes.flat, ("ttft", "tpot"), strict=True):

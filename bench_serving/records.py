@@ -1,4 +1,4 @@
-"""RequestRecord: what the client saw of one request. Times are seconds of the clock the run was given."""
+"""RequestRecord: one request as the client saw it. Times are seconds of the run's clock."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ Clock = Callable[[], float]
 
 
 class RequestFailure(Exception):
-    """One request did not complete; the text is what the user is shown."""
+    """Raised if a request did not complete. The text is shown to the user."""
 
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
     input_len: int
-    """The client's own count, in tokens, until the server has said what it counted."""
+    """Number of input tokens: the client's own count, until the server has sent its count."""
     asked_output_len: int
     start_s: float = 0.0
-    """When the client began to send, connecting included."""
+    """Time at which the client began to send, before connecting."""
     end_s: float = 0.0
-    """When the last output, or the reason of the end, had arrived."""
+    """Time at which the last output, or the reason of the end, had arrived."""
     chunk_times_s: list[float] = field(default_factory=list)
-    """Arrivals of the chunks that brought output; empty when the answer was not streamed."""
+    """Arrival times of the chunks with output; empty if the answer was not streamed."""
     chunk_tokens: list[int] = field(default_factory=list)
-    """New tokens of each of those chunks: the server's count, or one where it does not say."""
+    """Number of new tokens of each of these chunks: the server's count, or one if it sends none."""
     num_chunk_tokens: int = 0
-    """Their sum, kept as it grows: a running usage is compared with it at every chunk."""
+    """Sum of chunk_tokens, kept up to date, because a running usage is compared with it at every chunk."""
     has_token_counts: bool = True
     """True if chunk_tokens are the server's counts."""
     reported_output_len: int | None = None
-    """The server's usage, where it sent one."""
+    """Number of output tokens in the server's usage; None if it sent none."""
     cached_len: int | None = None
     received_bytes: int | None = None
-    """Bytes of the answer's body; None where the client library hides them."""
+    """Bytes of the answer's body; None with the client library."""
     extra_bytes: int = 0
-    """Bytes of logprobs and logits: over HTTP their JSON, else the values as they are sent."""
+    """Bytes of logprobs and logits: over HTTP those of their JSON, else those of the values as sent."""
     texts: list[str] = field(default_factory=list)
     error: str | None = None
 
     def add_chunk(self, now: float, text: str, num_tokens: int | None) -> None:
-        """Take in one chunk of a stream; None: the server did not say how many tokens it brings."""
+        """Record a chunk of a stream. `num_tokens` None: the server did not say how many tokens it has."""
         if num_tokens is None or not self.has_token_counts:
             if not text:
                 return
@@ -68,19 +68,23 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float | None:
-        """None when nothing was streamed."""
+        """Return the time to the first token; None if nothing was streamed."""
         return self.chunk_times_s[0] - self.start_s if self.chunk_times_s else None
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None when not streamed or there is no second token."""
+        """Return the time per output token after the first; None if the answer was not streamed or has one
+        token.
+        """
         ttft = self.ttft_s
         if ttft is None or self.output_len < 2:
             return None
         return (self.latency_s - ttft) / (self.output_len - 1)
 
     def itls_s(self) -> list[float]:
-        """A value for each token after the first chunk: the gap before its chunk over the chunk's tokens."""
+        """Return a value for each token after the first chunk: the gap before its chunk, divided by the
+        chunk's tokens.
+        """
         gaps: list[float] = []
         for index in range(1, len(self.chunk_times_s)):
             num_tokens = self.chunk_tokens[index]

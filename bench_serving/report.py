@@ -25,7 +25,7 @@ SECTIONS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("Time per Output Token (excl. 1st token)", "TPOT", "tpot", ("mean", "median", "p99")),
     ("Inter-Token Latency", "ITL", "itl", ("mean", "median", "p95", "p99", "max")),
 )
-"""Heading, label, field of LoadMetrics, what of the distribution."""
+"""Rows of the table: heading, label, field of LoadMetrics, part of the distribution."""
 
 CURVE_COLUMNS = (
     "rate",
@@ -87,7 +87,7 @@ def result_table(config: BenchConfig, request_rate: float, metrics: LoadMetrics)
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
-    """The client's figures beside those of the server's /metrics."""
+    """Return a table of the client's figures beside those of the server's /metrics."""
     lines = [f"{'beside the /metrics of the server':<34} {'client':>12} {'server':>12} {'difference':>12}"]
     for each in comparisons:
         shown = ".0f" if each.is_exact else ".2f"
@@ -98,7 +98,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
 
 
 def remarks(config: BenchConfig, metrics: LoadMetrics) -> list[str]:
-    """Return what a reader has to know before quoting the table."""
+    """Return remarks that a reader has to know before quoting the table."""
     found = []
     for error, count in list(metrics.errors.items())[:MAX_ERRORS_SHOWN]:
         found.append(f"failed {count}x: {error[:MAX_ERROR_CHARS]}")
@@ -118,7 +118,7 @@ def remarks(config: BenchConfig, metrics: LoadMetrics) -> list[str]:
 
 
 def saturation_table(rows: Sequence[tuple[float, LoadMetrics]]) -> str:
-    """One line per rate of a sweep; latencies in ms."""
+    """Return a table with one line for each rate of a sweep; latencies in ms."""
     lines = ["", " Saturation Curve ".center(len(CURVE_COLUMNS) * 13, "=")]
     lines.append(" ".join(f"{name:>12}" for name in CURVE_COLUMNS))
     for rate, metrics in rows:
@@ -141,7 +141,7 @@ def saturation_table(rows: Sequence[tuple[float, LoadMetrics]]) -> str:
 def json_record(
     config: BenchConfig, request_rate: float, metrics: LoadMetrics, server: ServerFigures | None
 ) -> dict[str, Any]:
-    """All figures under SGLang's names, what the server's /metrics said of the run, and all arguments."""
+    """Return all figures under SGLang's names, the server's /metrics for the run, and all arguments."""
     figures = msgspec.to_builtins(metrics)
     flat: dict[str, Any] = {}
     for name, value in figures.items():
@@ -165,7 +165,7 @@ def json_record(
 
 
 def details(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Columns with one entry for each request."""
+    """Return columns with one entry for each request."""
     return {
         "input_lens": [record.input_len for record in records],
         "output_lens": [record.output_len for record in records],

@@ -1,5 +1,5 @@
-"""Figures of a run by the server's own /metrics, beside what the client saw. Knows the names of SGLang, which
-are also this server's, and of vLLM.
+"""Figures of a run from the server's own /metrics, beside those of the client. Knows the names of SGLang,
+which are also this server's, and of vLLM.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from bench_serving.metrics import LoadMetrics
 from bench_serving.records import RequestFailure
 
 MAX_DIFFERENCE = 0.03
-"""Largest relative difference of the means."""
+"""Largest accepted relative difference of the means."""
 MAX_OUTSIDE_MS = 2.0
-"""Largest difference of the means: connecting and the way there and back, which the server's clock does not
-see. Measured on two cores that run both sides: 1 to 2 ms (2026-11-20).
+"""Largest accepted difference of the means: connecting and the way there and back, which the server's clock
+does not see. Measured with both sides on the same two cores: 1 to 2 ms (2026-11-20).
 """
 PREFIXES = ("sglang:", "vllm:")
 
 
 class ServerFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of all requests that have finished since the server began; or, subtracted, during a run. Times
-    in seconds.
+    """Figures of all requests that have finished since the server started or, after subtraction, during a
+    run. Times in seconds.
     """
 
     finished: float
@@ -59,7 +59,7 @@ class Comparison(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """Difference of the client's figure from the server's, relative to the server's."""
+        """Return the difference between the client's figure and the server's, relative to the server's."""
         if self.client == self.server:
             return 0.0
         return self.client / self.server - 1.0 if self.server else math.inf
@@ -72,12 +72,14 @@ class Comparison(NamedTuple):
 
 
 async def scrape(http: HttpClient) -> ServerFigures:
-    """Read the server's /metrics. Raises RequestFailure when it has none, or none of a kind that is known."""
+    """Read the server's /metrics. Raises RequestFailure if it has none, or none of a known kind."""
     return parse(await http.get("/metrics"))
 
 
 def parse(body: bytes) -> ServerFigures:
-    """The figures of a Prometheus text, over all its label sets. Raises RequestFailure when it has none."""
+    """Return the figures of a Prometheus text, over all its label sets. Raises RequestFailure if it
+    has none.
+    """
     sums: defaultdict[str, float] = defaultdict(float)
     try:
         for family in text_string_to_metric_families(body.decode()):
@@ -93,7 +95,9 @@ def parse(body: bytes) -> ServerFigures:
 
 
 def compare(metrics: LoadMetrics, server: ServerFigures) -> list[Comparison]:
-    """The client's figures of a run, each beside the server's. Means in ms, where both sides have them."""
+    """Return the client's figures of a run, each beside the server's. Means in ms, if both sides
+    have them.
+    """
     found = [
         Comparison("Finished requests", metrics.completed, server.finished, True),
         Comparison("Input tokens", metrics.total_input_tokens, server.prompt_tokens, True),

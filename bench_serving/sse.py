@@ -1,10 +1,12 @@
-"""EventParser: bytes as they come off a socket to the data of server-sent events. Knows no JSON."""
+"""EventParser: turns the bytes from a socket into the data of server-sent events."""
 
 from __future__ import annotations
 
 
 class EventParser:
-    """Incremental: an event may be split anywhere, and several may come at once. Lines end in LF or CRLF."""
+    """Incremental parser: an event may be split anywhere, and several may come at once. Lines end in LF or
+    CRLF.
+    """
 
     __slots__ = ("_data", "_tail")
 
@@ -13,7 +15,7 @@ class EventParser:
         self._data: list[bytes] = []
 
     def feed(self, received: bytes) -> list[bytes]:
-        """The data of every event that is complete now, in order."""
+        """Return the data of all events that are complete now, in order."""
         # Nearly always one whole event of one line comes: it needs no cutting.
         if (
             received.startswith(b"data: ")

@@ -1,4 +1,4 @@
-"""BenchTarget: a server that is ready to be asked, and how to write prompts for its model."""
+"""BenchTarget: a server that is ready, and the functions that write prompts for its model."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class BenchTarget:
     render: Render
     tokenizer: Tokenizer | None
     metrics_http: HttpClient | None
-    """Asks the server for its /metrics; None where there is no HTTP."""
+    """Client for the server's /metrics; None without HTTP."""
     description: str
-    """For the user: where, which model, whose tokenizer."""
+    """Description for the user: address, model and tokenizer."""
 
 
 async def open_target(config: BenchConfig) -> BenchTarget:
     """Find the server, its model and the model's tokenizer.
 
-    Raises: RequestFailure when the server does not answer, RingClosed when there is no runtime, ModelError
-    for a tokenizer that cannot be read, ConfigError for flags that this server or tokenizer cannot serve.
+    Raises: RequestFailure if the server does not answer, RingClosed if there is no runtime, ModelError for a
+    tokenizer that cannot be read, ConfigError for flags that this server or tokenizer cannot serve.
     """
     options = GenerationOptions(
         stream=not config.disable_stream,
@@ -93,14 +93,16 @@ def _launch_file(run_dir: Path) -> LaunchFile:
 
 
 def _tokenizer_of(model: str) -> str:
-    """Servers are often asked for a model by its directory; the demo model's is known. Empty: not here."""
+    """Return the directory of a model's tokenizer; empty if it is not on this machine. Servers are often
+    asked for a model by its directory, and the demo model's is known.
+    """
     if model == DEMO_MODEL_NAME:
         return str(DEMO_MODEL)
     return model if (Path(model) / "tokenizer.json").is_file() else ""
 
 
 def _load(directory: str) -> Tokenizer:
-    """Conversations that it writes are sent as text, in which special tokens are tokens anyway."""
+    """Load the tokenizer. Rendered conversations are sent as text, in which special tokens are recognised."""
     return load_tokenizer(Path(directory), allow_special_tokens=True)
 
 

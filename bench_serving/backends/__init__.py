@@ -1,1 +1,1 @@
-"""Kinds of servers, by the names that --backend takes."""
+"""Kinds of servers, by the names of --backend."""

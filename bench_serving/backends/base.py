@@ -1,4 +1,4 @@
-"""Backend: the seam between the load and a kind of server."""
+"""Backend: the interface between the load and a kind of server."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ class GenerationOptions:
     stream: bool
     ignore_eos: bool
     add_special_tokens: bool
-    """False when the prompts are rendered by the chat template, which has written them already."""
+    """False if the prompts are rendered by the chat template, which has written the special tokens already.
+    """
     extra: dict[str, object]
-    """Fields of --extra-request-body; they win over all others."""
+    """Fields of --extra-request-body, which take precedence over all others."""
     counts_tokens: bool = False
-    """Ask for a running usage in each chunk: the server knows that extension of OpenAI's API."""
+    """True to ask for a running usage in each chunk: the server knows that extension of OpenAI's API."""
     num_logprobs: int | None = None
-    """Ask for the logprobs of the output, and of so many of the likeliest tokens at each position."""
+    """Number of most likely tokens to ask logprobs for, in addition to the output's own; None: no logprobs.
+    """
     context_logits: bool = False
     generation_logits: bool = False
-    """Ask for raw logits, which only the client library can."""
+    """True to ask for raw logits, which only the client library can do."""
 
 
 class Backend(Protocol):
     async def generate(self, prompt: BenchPrompt, output_len: int, record: RequestRecord) -> None:
-        """Ask for `output_len` tokens, greedily, and write what comes back into `record`, its end included.
+        """Generate `output_len` tokens, greedily, and record the output and its end in `record`.
 
         Raises: RequestFailure.
         """
@@ -42,4 +44,4 @@ class Backend(Protocol):
         """Disconnect."""
 
     async def flush_cache(self) -> None:
-        """Let the server forget all cached prefixes. Raises: RequestFailure where it cannot be asked to."""
+        """Make the server forget all cached prefixes. Raises: RequestFailure if it cannot be asked to."""

@@ -1,9 +1,9 @@
 """Servers with OpenAI's completions or chat completions API, streamed or not.
 
-How many tokens a chunk brings is not part of OpenAI's API. It is taken from `token_ids` or a running `usage`
-where a server sends one of them, else each chunk with text counts as one token.
+OpenAI's API does not say how many tokens a chunk has. The number comes from `token_ids` or a running `usage`
+if the server sends one of them; otherwise each chunk with text counts as one token.
 
-NOTE: what is done for a chunk is done tens of thousands of times a second, between the arrivals of others;
+NOTE: the code for a chunk runs tens of thousands of times a second, between the arrivals of others;
 benchmarks/bench_load_client.py measures it.
 """
 
@@ -59,7 +59,7 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class _Answer(msgspec.Struct, gc=False):
-    """A chunk or a whole answer, of either API."""
+    """Chunk or whole answer of either API."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None

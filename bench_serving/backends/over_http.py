@@ -1,4 +1,4 @@
-"""Choice of the back end for a server that is asked over HTTP, and the name of its model."""
+"""Choice of the backend for a server over HTTP, and the name of the server's model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Models(msgspec.Struct):
 
 
 async def served_model(client: HttpClient) -> str:
-    """The name of the first model the server has. Raises RequestFailure."""
+    """Return the name of the server's first model. Raises RequestFailure."""
     body = await client.get("/v1/models")
     try:
         return msgspec.json.decode(body, type=_Models).data[0].id
@@ -30,7 +30,7 @@ async def served_model(client: HttpClient) -> str:
 def http_backend(
     speaks: str, client: HttpClient, model: str, options: GenerationOptions, clock: Clock
 ) -> Backend:
-    """speaks: completions, chat or generate."""
+    """Return the backend for the API `speaks`: completions, chat or generate."""
     if speaks == "generate":
         return SglangBackend(client, options, clock)
     return OpenAIBackend(client, "chat" if speaks == "chat" else "completions", model, options, clock)

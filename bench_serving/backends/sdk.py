@@ -1,5 +1,5 @@
-"""The client library over ZMQ: what the runtime does without HTTP. Every delta says how many tokens it
-brings.
+"""Backend over ZMQ with the client library: the runtime's own performance, without HTTP. Every delta says how
+many tokens it has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SdkBackend:
     def __init__(
         self, client: AsyncClient, options: GenerationOptions, *, timeout_s: float, clock: Clock
     ) -> None:
-        """Connect to a runtime. Raises ConfigError when --extra-request-body has a field that the client
+        """Connect to a runtime. Raises ConfigError if --extra-request-body has a field that the client
         library does not.
         """
         self._client = client

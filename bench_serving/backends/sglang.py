@@ -1,5 +1,5 @@
-"""Servers with SGLang's own /generate, streamed or not. Every event repeats the text so far, and says how
-many tokens it has.
+"""Servers with SGLang's own /generate, streamed or not. Every event repeats the text so far, and has its
+number of tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _MetaInfo(msgspec.Struct, gc=False):
 
 
 class _Answer(msgspec.Struct, gc=False):
-    """An event, or a whole answer."""
+    """Event, or whole answer."""
 
     text: str = ""
     meta_info: _MetaInfo | None = None
@@ -124,7 +124,7 @@ def _decode(data: bytes) -> tuple[_Answer, _MetaInfo]:
 
 
 def _take_meta(meta: _MetaInfo, record: RequestRecord) -> None:
-    """Take counts from an event, each of which has those of the whole answer so far.
+    """Record the counts of an event, which are those of the whole answer so far.
 
     Raises: RequestFailure for an answer that the server ended early.
     """

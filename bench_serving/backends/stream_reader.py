@@ -1,4 +1,6 @@
-"""An answer over HTTP, read into a record: whole, or server-sent event by event by a StreamReader."""
+"""Reading of an answer over HTTP into a record: as a whole, or by a StreamReader that takes server-sent
+events one by one.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from bench_serving.sse import EventParser
 
 
 class StreamReader(ABC):
-    """One answer, event by event. A subclass knows what an event says."""
+    """Reader of one answer, event by event. A subclass interprets the events."""
 
     __slots__ = ("_has_ended", "_last_s", "_num_bytes", "_parser", "_record")
 
@@ -29,7 +31,7 @@ class StreamReader(ABC):
             self._take(event, now)
 
     def finish(self) -> None:
-        """The body is complete. Raises RequestFailure when the answer in it is not."""
+        """Note that the body is complete. Raises RequestFailure if the answer is not."""
         self._record.received_bytes = self._num_bytes
         for event in self._parser.finish():
             self._take(event, self._last_s)
@@ -44,7 +46,7 @@ class StreamReader(ABC):
 
     @abstractmethod
     def _take_answer(self, event: bytes, now: float) -> None:
-        """Take what an event says, and note whether it is the last. Raises RequestFailure."""
+        """Record an event, and note whether it is the last. Raises RequestFailure."""
 
 
 async def ask_streamed(

@@ -1,1 +1,1 @@
-"""Where prompts come from, by the names that --dataset-name takes."""
+"""Sources of prompts, by the names of --dataset-name."""

@@ -1,6 +1,6 @@
-"""LoadConversation: what one simulated user asks, turn by turn; and the ways to make text of a wanted length.
+"""LoadConversation: the turns of one simulated user, and the ways to make text of a given length.
 
-The same seed gives the same conversations. Knows no server.
+The same seed gives the same conversations.
 """
 
 from __future__ import annotations
@@ -77,34 +77,34 @@ MAX_FITTING_ROUNDS = 8
 @dataclass(frozen=True, slots=True)
 class Turn:
     prompt: str | list[int]
-    """Token ids only where the conversation has a single turn."""
+    """Prompt; token ids only in a conversation of a single turn."""
     input_len: int
-    """Tokens of `prompt`, counted by the client."""
+    """Number of tokens of `prompt`, counted by the client."""
     output_len: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadConversation:
-    """Turns that are sent one after the other, each with all that came before it."""
+    """Turns that are sent one after the other, each with everything before it."""
 
     turns: tuple[Turn, ...]
 
 
 class PromptSource(Protocol):
-    """Makes prompts of a wanted length, and measures given ones. In tokens."""
+    """Makes prompts of a given length in tokens, and counts the tokens of given ones."""
 
     def ids(self, rng: Generator, length: int) -> list[int]:
-        """Random token ids, none of them special. Raises ConfigError where no vocabulary is known."""
+        """Return random token ids, none of them special. Raises ConfigError if no vocabulary is known."""
 
     def text(self, rng: Generator, length: int) -> str:
-        """Random words."""
+        """Return random words."""
 
     def count(self, text: str) -> int:
-        """Tokens of a text, without those that a server adds."""
+        """Return the number of tokens of a text, without those that a server adds."""
 
 
 class TokenizerSource:
-    """Prompts for the model whose tokenizer this is."""
+    """Source of prompts for the model with this tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -140,7 +140,9 @@ class TokenizerSource:
 
 
 class WordSource:
-    """Without a tokenizer: common words, each taken for one token. The server's usage corrects the counts."""
+    """Source of prompts without a tokenizer: common words, each counted as one token. The server's usage
+    corrects the counts.
+    """
 
     def ids(self, rng: Generator, length: int) -> list[int]:
         raise ConfigError(
@@ -156,6 +158,6 @@ class WordSource:
 
 
 def random_lengths(rng: Generator, longest: int, range_ratio: float, num: int) -> list[int]:
-    """Uniform from longest * range_ratio, at least 1, to longest, both included."""
+    """Return lengths that are uniform from longest * range_ratio, at least 1, to longest, both included."""
     lengths: list[int] = rng.integers(max(1, int(longest * range_ratio)), longest + 1, num).tolist()
     return lengths

@@ -1,4 +1,4 @@
-"""Prompts that share nothing: token ids, text, or conversations of several turns."""
+"""Prompts without common prefixes: token ids, text, or conversations of several turns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_WARM_UP_OUTPUT = 32
 def random_ids(
     source: PromptSource, rng: Generator, num: int, *, input_len: int, output_len: int, range_ratio: float
 ) -> list[LoadConversation]:
-    """Prompts of uniformly drawn token ids. Raises ConfigError where no vocabulary is known."""
+    """Return prompts of uniformly drawn token ids. Raises ConfigError if no vocabulary is known."""
     inputs = random_lengths(rng, input_len, range_ratio, num)
     outputs = random_lengths(rng, output_len, range_ratio, num)
     return [
@@ -31,7 +31,7 @@ def random_text(
     range_ratio: float,
     num_turns: int = 1,
 ) -> list[LoadConversation]:
-    """Conversations of random words; the lengths are those of each turn."""
+    """Return conversations of random words; the lengths are those of each turn."""
     inputs = random_lengths(rng, input_len, range_ratio, num * num_turns)
     outputs = random_lengths(rng, output_len, range_ratio, num * num_turns)
     turns = []
@@ -46,7 +46,9 @@ def random_text(
 def warm_up_like(
     conversations: Sequence[LoadConversation], source: PromptSource, rng: Generator, num: int
 ) -> list[LoadConversation]:
-    """`num` single requests as long as the first ones, with other prompts: the run finds none cached."""
+    """Return `num` single requests as long as the first ones, but with other prompts, so that the run finds
+    none cached.
+    """
     warm_up = []
     for index in range(num):
         turn = conversations[index % len(conversations)].turns[0]

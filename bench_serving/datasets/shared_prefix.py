@@ -17,16 +17,16 @@ class SharedPrefixShape:
     question_len: int
     output_len: int
     range_ratio: float
-    """Range of question and output lengths; system prompts have their full length."""
+    """Range of question and output lengths. System prompts have their full length."""
     num_turns: int
     in_order: bool
-    """Group after group; else the groups are mixed."""
+    """True for group after group; False mixes the groups."""
 
 
 def generated_shared_prefix(
     source: PromptSource, rng: Generator, shape: SharedPrefixShape
 ) -> list[LoadConversation]:
-    """Make one conversation for each prompt of each group; only its first turn has the system prompt."""
+    """Return one conversation for each prompt of each group. Only its first turn has the system prompt."""
     num = shape.num_groups * shape.prompts_per_group * shape.num_turns
     questions = iter(random_lengths(rng, shape.question_len, shape.range_ratio, num))
     outputs = iter(random_lengths(rng, shape.output_len, shape.range_ratio, num))

@@ -1,4 +1,4 @@
-"""The datasets by name, and the source of prompts that suits the served model."""
+"""Datasets by name, and the source of prompts for the served model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench_serving.datasets.shared_prefix import SharedPrefixShape, generated_sh
 
 
 def make_conversations(config: BenchConfig, source: PromptSource, seed: int) -> list[LoadConversation]:
-    """The load of one run. Raises ConfigError for a file that cannot be used."""
+    """Return the load of one run. Raises ConfigError for a file that cannot be used."""
     rng = np.random.default_rng(seed)
     num = config.num_prompts or DEFAULT_NUM_PROMPTS
     lengths = {

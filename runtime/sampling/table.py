@@ -564,9 +564,9 @@ PARAMETERS: tuple[Parameter, ...] = (
         neutral=None,
         nullable=True,
         array="early_stopping",
-        doc="When a beam search stops after `beam_width` hypotheses have ended. true or 1: at once. false "
-        'or 0: when the best beam has no better score at its length. Any other number or "never": when no '
-        "beam can reach a better score. None: false, unless the server's beam_defaults say true.",
+        doc="Rule by which a beam search stops once `beam_width` hypotheses have ended. true or 1: at once. "
+        'false or 0: when the best beam has no better score at its length. Any other number or "never": '
+        "when no beam can reach a better score. None: false, unless the server's beam_defaults say true.",
     ),
     Parameter(
         name="beam_search_diversity_rate",

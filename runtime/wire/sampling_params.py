@@ -164,9 +164,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     to this power; above 0 it favours long hypotheses. None: 1, unless the server's beam_defaults say 0.
     """
     early_stopping: Annotated[int, Meta(ge=0, le=2)] | None = None
-    """When a beam search stops after `beam_width` hypotheses have ended. true or 1: at once. false or 0: when
-    the best beam has no better score at its length. Any other number or "never": when no beam can reach a
-    better score. None: false, unless the server's beam_defaults say true.
+    """Rule by which a beam search stops once `beam_width` hypotheses have ended. true or 1: at once. false or
+    0: when the best beam has no better score at its length. Any other number or "never": when no beam can
+    reach a better score. None: false, unless the server's beam_defaults say true.
     """
     beam_search_diversity_rate: float = 0.0
     """Bonus for candidates of lower beams: where candidates are compared, those of beam number i, counted
