@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from runtime.sampling.features import NOISE, OF_DRAW
-from runtime.sampling.table import PARAMETERS, Column, Stay
+from runtime.sampling.table import NEW_STAY, PARAMETERS, Column, Stay
 
 FLOATS: tuple[Column, ...] = tuple(c for p in PARAMETERS for c in p.columns if c.type == "float32")
 INTEGERS: tuple[Column, ...] = tuple(c for p in PARAMETERS for c in p.columns if c.type == "int64")
@@ -30,7 +30,10 @@ _pack_own = struct.Struct("=q").pack
 _pack = struct.Struct(f"={len(FLOATS)}d{len(INTEGERS)}q").pack
 _PLACES = {c.name: i for i, c in enumerate((*FLOATS, *INTEGERS))}
 _OF_DEVICE = tuple(p for p in PARAMETERS if (p.columns or p.example is not None) and not p.is_own)
-_OWN = tuple((8 * _PLACES[c.name], c.value) for p in PARAMETERS if p.is_own for c in p.columns)
+# The column that each request has for itself: its place in a row, and its number.
+((_OWN_AT, _own_number),) = (
+    (8 * _PLACES[c.name], c.value) for p in PARAMETERS if p.is_own for c in p.columns
+)
 _NAMES = tuple(p.name for p in _OF_DEVICE)
 _values_of = attrgetter(*_NAMES)
 _NEUTRAL = tuple(p.neutral for p in _OF_DEVICE)
@@ -45,18 +48,32 @@ _ROWS = tuple(
 )
 
 
-def pack_row(sampling: Any, stay: Stay) -> tuple[int, bytes]:
-    """Return the feature bits that SamplingParams need, and their packed columns of ROW_BYTES bytes."""
-    features, columns = _pack_values(_values_of(sampling), stay)
-    for start, number in _OWN:
-        columns = columns[:start] + _pack_own(number(sampling, stay)) + columns[start + 8 :]
-    return features, columns
+class RowPacker:
+    """Packer of rows. Most requests ask for the same as the one before, but for what each has for itself:
+    that is kept packed here.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing kept."""
+        self._last: tuple[tuple[Any, ...], Stay, int, bytes, bytes] = ((), NEW_STAY, 0, b"", b"")
+
+    def pack(self, sampling: Any, stay: Stay) -> tuple[int, bytes]:
+        """Return the features that SamplingParams need, and their columns, ROW_BYTES of them."""
+        values, last = _values_of(sampling), self._last
+        if values != last[0] or stay is not last[1]:
+            last = self._last = (values, stay, *_pack_values(values, stay))
+        _, _, features, before, behind = last
+        return features, before + _pack_own(_own_number(sampling, stay)) + behind
+
+
+pack_row = RowPacker().pack
 
 
 @lru_cache(KEPT)
-def _pack_values(values: tuple[Any, ...], stay: Stay) -> tuple[int, bytes]:
-    """Do what pack_row does, without the columns of parameters that differ in nearly every request, so that
-    the result can be cached. Only values that are not neutral are looked at, which are few in most requests.
+def _pack_values(values: tuple[Any, ...], stay: Stay) -> tuple[int, bytes, bytes]:
+    """Return features, and the columns before and behind the one that each request has for itself.
+
+    Only what is not neutral is looked at: of most requests that is little.
     """
     sampling = SimpleNamespace(**dict(zip(_NAMES, values, strict=True)))
     numbers, features = list(_NEUTRAL_NUMBERS), NOISE
@@ -65,7 +82,9 @@ def _pack_values(values: tuple[Any, ...], stay: Stay) -> tuple[int, bytes]:
         features = features & ~neutral_bits | feature(values[i])
         for place, number in columns:
             numbers[place] = number(sampling, stay)
-    return features if features & NOISE else features & ~OF_DRAW, _pack(*numbers)
+    row = _pack(*numbers)
+    features = features if features & NOISE else features & ~OF_DRAW
+    return features, row[:_OWN_AT], row[_OWN_AT + 8 :]
 
 
 def examples(features: int) -> dict[str, Any]:
