@@ -18,6 +18,7 @@ from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.messages import TokenizedRequest
 from runtime.wire.plan import WorkerReady
 
+UNSIGNED = np.dtype(np.uint32)
 LOGIT_BYTES = 4
 """Bytes of one raw logit, a float32."""
 
@@ -180,7 +181,7 @@ def check_ids(name: str, packed: bytes, vocab_size: int) -> None:
         raise InvalidRequest(f"{name}: {len(packed)} bytes are not packed int32", param=name)
     if not packed:
         return
-    ids = np.frombuffer(packed, np.uint32)  # unsigned, so that a negative id is a large one
+    ids = np.frombuffer(packed, UNSIGNED)  # unsigned, so that a negative id is a large one
     if ids.item(ids.argmax()) >= vocab_size:  # max() would take four times as long as argmax()
         raise InvalidRequest(f"{name}: an id is not below the vocabulary size {vocab_size}", param=name)
 
