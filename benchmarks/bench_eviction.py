@@ -83,9 +83,7 @@ class Bench:
                 self.free += cache.evict(bite).tolist()
                 self.evict_us += (time.thread_time() - started) * 1e6
             pages = np.array([self.free.pop() for _ in range(num_missing)], np.int32)
-            done = cache.insert(node, prompt[num_found * PAGE_SIZE * 4 :], pages)
-            cache.lock(done.node, node)
-            node = done.node
+            node = cache.insert(node, prompt[num_found * PAGE_SIZE * 4 :], pages).node
         self.leases.append(node)
 
     def step(self) -> tuple[float, float]:

@@ -43,9 +43,7 @@ def fill_tree(bench: Bench, num_nodes: int) -> None:
         taken = kv.pages.try_alloc(num_pages)
         root = cache.match(tokens, num_pages * PAGE_SIZE, b"").node
         cache.lock(root)
-        leaf = cache.insert(root, tokens, taken).node
-        cache.lock(leaf, root)
-        cache.unlock(leaf)
+        cache.unlock(cache.insert(root, tokens, taken).node)
 
 
 def main() -> None:

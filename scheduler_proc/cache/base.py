@@ -102,8 +102,8 @@ class PrefixCache(Protocol):
         """Return the uids of the nodes whose pages `match` would use, from the root down. Changes nothing."""
 
     def insert(self, node: CacheNode, tokens: bytes, pages: IntArray, priority: int = 0) -> Insertion:
-        """Offer full pages that continue `node`, which the caller has locked and whose lock it then moves to
-        the new node. priority: that of the request that computed the pages.
+        """Offer full pages that continue `node`. The lock on it that the caller has becomes one on the new
+        node. priority: of the request that computed them.
         """
 
     def note_hit(self, node: CacheNode, priority: int) -> None:
@@ -114,10 +114,8 @@ class PrefixCache(Protocol):
         span stay as they are. `node` is locked and ends at num_pages; a cache node begins at `first`.
         """
 
-    def lock(self, node: CacheNode, above: CacheNode = None) -> None:
-        """Keep everything from the root to `node` from being evicted. Locks are counted: each needs one
-        `unlock`. above: an ancestor of `node` whose lock becomes this one.
-        """
+    def lock(self, node: CacheNode) -> None:
+        """Keep everything down to node from being evicted. Counted: one `unlock` each."""
 
     def unlock(self, node: CacheNode) -> None:
         """Undo one `lock`."""

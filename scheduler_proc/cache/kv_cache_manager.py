@@ -351,7 +351,6 @@ class KVCacheManager:
         if len(done.found):
             self._repoint(row, first, done.found)
         self.num_shared[row] = first + done.num_owned
-        self.cache.lock(done.node, lease)
         req.lease = done.node
         if req.retained:
             self.cache.retain(done.node, first, first + done.num_owned, req.retained)

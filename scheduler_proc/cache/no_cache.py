@@ -52,7 +52,7 @@ class NoCache:
     def retain(self, node: CacheNode, first: int, num_pages: int, spans: Sequence[RetainedPages]) -> None:
         """Do nothing: no page is kept. A request with a retention is refused earlier."""
 
-    def lock(self, node: CacheNode, above: CacheNode = None) -> None:
+    def lock(self, node: CacheNode) -> None:
         """Do nothing: there is nothing to keep."""
 
     def unlock(self, node: CacheNode) -> None:

@@ -5,7 +5,6 @@ reaches the top, or until there are so many that rebuilding the heap is cheaper.
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
@@ -24,7 +23,7 @@ class LazyHeap(Generic[Key, Item]):
     def __init__(self) -> None:
         self._heap: list[tuple[Key, int, Item]] = []
         self._entries: dict[Item, tuple[Key, int, Item]] = {}
-        self._numbers = itertools.count()
+        self._num_pushed = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -36,8 +35,9 @@ class LazyHeap(Generic[Key, Item]):
         return self._entries[item][0]
 
     def push(self, item: Item, key: Key) -> None:
-        """Put an item in, or change its key."""
-        entry = self._entries[item] = (key, next(self._numbers), item)
+        """Put an item in, or move it to another key."""
+        self._num_pushed = number = self._num_pushed + 1
+        entry = self._entries[item] = (key, number, item)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > len(self._entries) * 3 // 2 + MAX_STALE:
             self._heap = list(self._entries.values())

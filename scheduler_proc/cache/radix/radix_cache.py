@@ -147,8 +147,10 @@ class RadixCache:
         if node.children:
             above = node
             node, found = self._walk(node, tokens, len(tokens))
-            num_found = len(found)
-            self._note_hit(node, above, priority)
+            if node is not above:
+                num_found = len(found)
+                self._note_hit(node, above, priority)
+                self.lock(node, above)
         num_new = num_pages - num_found
         if num_new:
             run = tokens[num_found * self._page_bytes :]
@@ -157,11 +159,14 @@ class RadixCache:
             own = pages[num_found:] if num_found else pages
             leaf = Node(node, run, own.copy(), self._clock, account)
             leaf.request_priority = priority
+            leaf.lock = 1
             node.children[run[: self._page_bytes]] = leaf
             self._sizes.add(leaf)
             node = leaf
             account.num_pages += num_new
-            self.num_evictable += num_new
+            account.num_locked += num_new
+            if not account.is_noted:
+                self.ledger.note(account)
             self.version += 1
         return Insertion(node, found, num_pages)
 
@@ -196,6 +201,7 @@ class RadixCache:
     # -- leases ---------------------------------------------------------------------------------------------
 
     def lock(self, node: Node, above: Node | None = None) -> None:
+        # With `above`, a lock on that node becomes this one.
         account = node.account
         num_locked = 0
         at: Node | None = node

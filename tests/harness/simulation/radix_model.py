@@ -138,7 +138,6 @@ class Comparison:
         found = self.model.insert(lease.namespace, tokens, first, numbers, lease.priority)
         assert done.found.tolist() == found
         self.free += numbers[: len(found)]
-        self.cache.lock(done.node, lease.node)
         keys = self.model.path(lease.namespace, tokens)
         self.model.lock(keys[first:], 1, self.now)
         lease.node, lease.num_pages = done.node, upto

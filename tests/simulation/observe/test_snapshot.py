@@ -138,9 +138,7 @@ def test_the_largest_nodes_are_the_largest() -> None:
         found = len(match.pages)
         pages = np.arange(next_page, next_page + num_pages - found, dtype=np.int32)
         next_page += len(pages)
-        new = cache.insert(match.node, pack_ids(tokens[found * 2 :]), pages)
-        cache.lock(new.node, match.node)
-        cache.unlock(new.node)
+        cache.unlock(cache.insert(match.node, pack_ids(tokens[found * 2 :]), pages).node)
         if draw.random() < 0.2:
             cache.evict(int(draw.integers(1, 12)))
         cache.check()
@@ -153,8 +151,8 @@ def test_the_search_for_the_largest_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("scheduler_proc.cache.radix.node_sizes.MAX_LOOKED_AT", 16)
     cache = RadixCache(1, lambda: 0.0)
     root = cache.match(b"", 0, b"").node
-    cache.lock(root)
     for number in range(40):
+        cache.lock(root)
         cache.insert(root, pack_ids([number]), np.array([number + 1], np.int32))
     assert len(cache.largest_nodes(100).uid) == 16
     assert cache.num_nodes == 40
@@ -166,8 +164,6 @@ def test_a_place_is_used_again() -> None:
     for number in range(50):
         root = cache.match(b"", 0, b"").node
         cache.lock(root)
-        leaf = cache.insert(root, pack_ids([number]), np.array([number + 1], np.int32)).node
-        cache.lock(leaf, root)
-        cache.unlock(leaf)
+        cache.unlock(cache.insert(root, pack_ids([number]), np.array([number + 1], np.int32)).node)
         assert len(cache.evict(1)) == 1
     assert len(cache._sizes._nodes) == 1

@@ -38,9 +38,7 @@ class Cache:
         self.tenant_of_page |= dict.fromkeys(numbers.tolist(), tenant)
         root = self.tree.match(b"", 0, tenant).node
         self.tree.lock(root)
-        node = self.tree.insert(root, pack_ids(numbers), numbers).node
-        self.tree.lock(node, root)
-        return node
+        return self.tree.insert(root, pack_ids(numbers), numbers).node
 
     def evict(self, num_pages: int, upto: int = 0, lease: CacheNode = None) -> str:
         """The tenants that lose them, a letter for each page."""

@@ -25,7 +25,6 @@ def put(cache: RadixCache, tokens: bytes, new_pages: IntArray, namespace: bytes 
     node = cache.match(b"", 0, namespace).node
     cache.lock(node)
     done = cache.insert(node, tokens, new_pages)
-    cache.lock(done.node, node)
     cache.unlock(done.node)
     cache.check()
 
@@ -63,7 +62,6 @@ def test_insert_names_the_pages_that_were_there_first() -> None:
     done = cache.insert(root, ids(1, 2, 9), pages(7, 8, 9))
     assert done.found.tolist() == [1, 2]
     assert done.num_owned == 3
-    cache.lock(done.node, root)
     cache.unlock(done.node)
     cache.check()
 
