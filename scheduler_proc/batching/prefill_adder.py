@@ -152,8 +152,8 @@ class PrefillAdder:
         Returns False if pages are short.
         """
         rows, row = self._rows, req.row
-        start = rows.kv_len.item(row)
-        num_left = rows.num_tokens.item(row) + rows.in_flight.item(row) - start
+        start = rows.kv_len_of[row]
+        num_left = rows.num_tokens_of[row] + rows.in_flight_of[row] - start
         if num_left <= 0 or self._token_budget <= 0 or self._request_budget <= 0:
             return True
         num_new = self._chunk_len(req, start, num_left)
@@ -166,7 +166,7 @@ class PrefillAdder:
                 self.num_missing = req.group.width
                 return False
         elif not self._try_reserve(req, start + num_new):
-            self.num_missing = self._kv.num_pages_for(start + num_new) - self._kv.num_pages.item(req.row)
+            self.num_missing = self._kv.num_pages_for(start + num_new) - self._kv.num_pages_of[req.row]
             return False
         self._schedule(req, start, num_new, samples=num_new == num_left)
         return True
@@ -214,7 +214,7 @@ class PrefillAdder:
             self._reserve_all(self._batch.guesses)
         for scheduled in self._guessing:
             end, num_guesses = scheduled.start + scheduled.num_known, len(scheduled.guesses)
-            num_fit = self._kv.num_pages.item(scheduled.row) * self._kv.page_size - end
+            num_fit = self._kv.num_pages_of[scheduled.row] * self._kv.page_size - end
             if num_fit < num_guesses and not self._try_reserve(scheduled.req, end + num_guesses):
                 scheduled.guesses = scheduled.guesses[:num_fit]
 

@@ -42,8 +42,8 @@ def seat_others(kv: KVCacheManager, group: RowGroup) -> int:
     for other in others:
         rows.acquire(other, 0)
         row = other.row
-        rows.num_tokens[row] = 0  # it is not ready until a hypothesis is forked to it
-        rows.max_len[row] -= shared_len
+        rows.num_tokens_of[row] = 0  # it is not ready until a hypothesis is forked to it
+        rows.max_len_of[row] -= shared_len
         kv.cache.lock(root)
         other.lease = root
         kv.tables.start(row, 0, NO_PAGES)
@@ -72,8 +72,8 @@ def go_on(kv: KVCacheManager, group: RowGroup, beams: Sequence[tuple[int, int]])
                 _fork(kv, source, other)
             after.append(other)
     if after:
-        tokens, num_tokens = kv.rows.tokens, kv.rows.num_tokens
-        at = num_tokens.item(after[0].row)  # the same for all of them
+        tokens, num_tokens = kv.rows.tokens, kv.rows.num_tokens_of
+        at = num_tokens[after[0].row]  # the same for all of them
         for beam, (_, token) in zip(after, beams, strict=True):
             row = beam.row
             tokens[row, at] = token
@@ -88,12 +88,12 @@ def _fork_in_place(kv: KVCacheManager, source: Request, other: Request) -> bool:
     """
     rows, table = kv.rows, kv.table
     src, row = source.row, other.row
-    kv_len = rows.kv_len.item(src)
+    kv_len = rows.kv_len_of[src]
     num_full, tail = divmod(kv_len, kv.page_size)
-    if not tail or rows.kv_len.item(row) != kv_len or other.lease is not source.lease:
+    if not tail or rows.kv_len_of[row] != kv_len or other.lease is not source.lease:
         return False
-    shared, first = kv.num_shared.item(row), _first_private(kv, row)
-    if shared != kv.num_shared.item(src) or first != _first_private(kv, src):
+    shared, first = kv.num_shared_of[row], _first_private(kv, row)
+    if shared != kv.num_shared_of[src] or first != _first_private(kv, src):
         return False
     if table[row, first:num_full].tobytes() != table[src, first:num_full].tobytes():
         return False
@@ -125,8 +125,8 @@ def _fork(kv: KVCacheManager, source: Request, other: Request) -> None:
     table[row, changed_from:num_full] = table[src, changed_from:num_full]
     if tail:
         table[row, num_full] = spare
-    tables.num_pages[row] = num_full + (tail > 0)
-    tables.num_shared[row], tables.num_gone[row] = tables.num_shared[src], tables.num_gone[src]
+    tables.num_pages_of[row] = num_full + (tail > 0)
+    tables.num_shared_of[row], tables.num_gone_of[row] = tables.num_shared_of[src], tables.num_gone_of[src]
     tables.changed(row, min(changed_from, num_full))
     kv.guard.is_counted = False
     if other.lease is not source.lease:
@@ -134,8 +134,8 @@ def _fork(kv: KVCacheManager, source: Request, other: Request) -> None:
         kv.cache.unlock(other.lease)
         other.lease = source.lease
     rows.tokens[row, source.num_prompt : kv_len] = rows.tokens[src, source.num_prompt : kv_len]
-    rows.num_tokens[row] = rows.kv_len[row] = kv_len
-    rows.max_len[row] = source.max_len
+    rows.num_tokens_of[row] = rows.kv_len_of[row] = kv_len
+    rows.max_len_of[row] = source.max_len
 
 
 def keep_best(kv: KVCacheManager, group: RowGroup, tokens: IntArray) -> None:
@@ -148,7 +148,7 @@ def keep_best(kv: KVCacheManager, group: RowGroup, tokens: IntArray) -> None:
         beam.row, head.row = head.row, beam.row
         beam.lease, head.lease = head.lease, beam.lease
         rows.holder[beam.row], rows.holder[head.row] = beam, head
-    rows.num_given[head.row] = head.num_prompt + num_same
+    rows.num_given_of[head.row] = head.num_prompt + num_same
 
 
 def release_others(kv: KVCacheManager, group: RowGroup) -> None:
@@ -167,7 +167,7 @@ def _second(pair: tuple[Request, int]) -> int:
 
 
 def _first_private(kv: KVCacheManager, row: int) -> int:
-    return kv.num_shared.item(row) or kv.num_gone.item(row)
+    return kv.num_shared_of[row] or kv.num_gone_of[row]
 
 
 def _num_same(one: IntArray, other: IntArray) -> int:

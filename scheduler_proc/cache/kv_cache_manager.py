@@ -72,8 +72,9 @@ class KVCacheManager:
         max_pages_a_row = -(-rows.tokens.shape[1] // page_size)
         self.tables = tables = PageTables(rows.max_rows, max_pages_a_row)
         self.guard = ShareGuard(rows, tables, cache, self.pages, page_size)
-        self.table, self.num_pages = tables.pages, tables.num_pages
-        self.num_shared, self.num_gone = tables.num_shared, tables.num_gone
+        self.table, self.num_pages, self.num_pages_of = tables.pages, tables.num_pages, tables.num_pages_of
+        self.num_shared, self.num_shared_of = tables.num_shared, tables.num_shared_of
+        self.num_gone, self.num_gone_of = tables.num_gone, tables.num_gone_of
         self.window = AttentionWindow(attention_window, page_size) if attention_window else None
         self._computing: set[PageKey] = set()  # next pages of running rows
 
@@ -132,10 +133,8 @@ class KVCacheManager:
             self._give_back(rows.item(i), unseen.item(i))
 
     def _give_back(self, row: int, upto: int) -> None:
-        """Give back the first `upto` pages of a row: shared pages stay with the cache, private ones become
-        free.
-        """
-        num_shared = self.num_shared.item(row)
+        """The first `upto` pages: what is shared to the cache alone, the rest to nobody."""
+        num_shared = self.num_shared_of[row]
         if num_shared:
             req = self.rows.holder[row]
             assert req is not None
@@ -143,9 +142,9 @@ class KVCacheManager:
             self.cache.lock(root)
             self.cache.unlock(req.lease)
             req.lease = root
-            self.num_shared[row] = 0
-        self.pages.free(self.table[row, num_shared or self.num_gone.item(row) : upto])
-        self.num_gone[row] = upto
+            self.num_shared_of[row] = 0
+        self.pages.free(self.table[row, num_shared or self.num_gone_of[row] : upto])
+        self.num_gone_of[row] = upto
 
     def give_back_rejected(self, rows: RowArray) -> None:
         """Give back the pages behind the one with each row's newest token: they hold rejected
@@ -198,7 +197,7 @@ class KVCacheManager:
         """Reserve pages for the first `upto` tokens of req, which holds a row, evicting if necessary. All or
         nothing.
         """
-        missing = self.num_pages_for(upto) - self.num_pages.item(req.row)
+        missing = self.num_pages_for(upto) - self.num_pages_of[req.row]
         if missing <= 0:
             return True
         pages = self._try_take_pages(missing, req.lease)
@@ -323,7 +322,7 @@ class KVCacheManager:
         self.publish(req)
         if req.computes is not None:
             self._withdraw(req, req.computes)
-            start = self.num_shared.item(req.row) * self.page_size
+            start = self.num_shared_of[req.row] * self.page_size
             end = start + self.page_size
             if end <= req.num_given:
                 self._announce(req, (req.lease.uid, self.rows.packed(req.row, start, end).tobytes()))
@@ -336,12 +335,12 @@ class KVCacheManager:
         would lose pages or leave the row reading freed ones.
         """
         row, size, lease, rows = req.row, self.page_size, req.lease, self.rows
-        if self.num_gone.item(row):
+        if self.num_gone_of[row]:
             return  # without their beginning, these pages are the KV of no prefix
-        first = self.num_shared.item(row)
-        upto = min(rows.kv_len.item(row), rows.num_tokens.item(row))
+        first = self.num_shared_of[row]
+        upto = min(rows.kv_len_of[row], rows.num_tokens_of[row])
         if req.group is not None:  # its output is a hypothesis, which may never be returned
-            upto = min(upto, rows.num_given.item(row))
+            upto = min(upto, rows.num_given_of[row])
         upto //= size
         if upto <= first:
             return
@@ -350,7 +349,7 @@ class KVCacheManager:
         done = self.cache.insert(lease, tokens, self.table[row, first:upto], req.priority)
         if len(done.found):
             self._repoint(row, first, done.found)
-        self.num_shared[row] = first + done.num_owned
+        self.num_shared_of[row] = first + done.num_owned
         req.lease = done.node
         if req.retained:
             self.cache.retain(done.node, first, first + done.num_owned, req.retained)
@@ -394,7 +393,7 @@ class KVCacheManager:
         assert not source.num_in_flight
         self.publish(source)
         num_full, tail = divmod(source.kv_len, self.page_size)
-        if not self.rows.num_free or self.num_shared.item(source.row) != num_full:
+        if not self.rows.num_free or self.num_shared_of[source.row] != num_full:
             return False
         copy = self._try_take_pages(1) if tail else NO_PAGES
         if copy is None:

@@ -54,11 +54,11 @@ class MaxUtilization:
 
     def try_promise(self, req: Request, prefix: Prefix, extra_pages: int) -> bool:
         num_missing = self.pages_for(req) - prefix.num_pages + extra_pages
-        if not self._rows.num_running:
-            # Alone, it may use everything: intake made sure that it never needs more.
-            self._promised_pages = num_missing
-            return True
         if self._promised_pages < 0:
+            if not self._rows.num_running:
+                # Alone, it may use everything: intake made sure that it never needs more.
+                self._promised_pages = num_missing
+                return True
             self._promised_pages = self.pages_wanted()
         room = self._kv.num_available - self._promised_pages
         if self._ledger.has_several:
@@ -105,7 +105,7 @@ class MaxUtilization:
         return max(candidates, key=self.rank)
 
     def rank(self, req: Request) -> tuple[int, int]:
-        return (-req.urgency, self._rows.stay.item(req.row))
+        return (-req.urgency, self._rows.stay_of[req.row])
 
     def note_step(self) -> None:
         self.new_token_ratio = max(self._floor, self.new_token_ratio - self._decay)

@@ -54,6 +54,17 @@ def _columns_of(each: list[ScheduledRow[Request]], rows: Rows) -> PlanColumns:
     )
 
 
+def _columns_of_single(single: list[ScheduledRow[Request]], rows: Rows) -> PlanColumns:
+    """Return columns of rows that all sample and guess nothing."""
+    return PlanColumns(
+        np.array([scheduled.row for scheduled in single], np.intp),
+        [scheduled.input_ids(rows) for scheduled in single],
+        np.array([scheduled.num_known for scheduled in single], np.int32),
+        np.ones(len(single), np.int32),
+        np.zeros(len(single), np.int32),
+    )
+
+
 class ScheduleBatch:
     """One step, from its plan to its commit."""
 
@@ -101,7 +112,7 @@ class ScheduleBatch:
         return loose if self.guesses is None else loose + self.guesses.total
 
     def add(self, scheduled: ScheduledRow[Request]) -> None:
-        if scheduled.samples and not self.rows.needs_python.item(scheduled.row):
+        if scheduled.samples and not self.rows.needs_python_of[scheduled.row]:
             self.single.append(scheduled)
         else:
             self.loose.append(scheduled)
@@ -150,12 +161,12 @@ class ScheduleBatch:
         """Return the columns of all rows except the plain decodes."""
         guesses, rows = self.guesses, self.rows
         if guesses is None:
-            return _columns_of(self._rest, rows)
+            return _columns_of(self._rest, rows) if self.loose else _columns_of_single(self.single, rows)
         ids, ones = guesses.input_ids(rows, FUTURE), np.ones(len(guesses.rows), np.int32)
         columns = PlanColumns(guesses.rows, [ids], guesses.counts + 1, ones, guesses.counts)
         if not self._rest:
             return columns
-        parts = (_columns_of(self.single, rows), columns, _columns_of(self.loose, rows))
+        parts = (_columns_of_single(self.single, rows), columns, _columns_of(self.loose, rows))
         return PlanColumns(
             np.concatenate([part.rows for part in parts]),
             [ids for part in parts for ids in part.ids],
@@ -190,9 +201,9 @@ class ScheduleBatch:
         """Return True if this step can be sampled only when the host knows tokens of earlier steps, because
         some rows have masks or logits processors.
         """
-        in_flight = self.rows.in_flight
+        in_flight = self.rows.in_flight_of
         return any(
-            in_flight.item(scheduled.row) > 1
+            in_flight[scheduled.row] > 1
             for scheduled in self.loose
             if scheduled.make_masks is not None or scheduled.unseen is not None
         )

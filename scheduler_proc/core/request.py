@@ -267,7 +267,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.parked) // TOKEN_BYTES if self.row < 0 else self.rows.num_tokens.item(self.row)
+        return len(self.parked) // TOKEN_BYTES if self.row < 0 else self.rows.num_tokens_of[self.row]
 
     @property
     def num_output(self) -> int:
@@ -275,16 +275,16 @@ class Request:
 
     @property
     def kv_len(self) -> int:
-        return 0 if self.row < 0 else self.rows.kv_len.item(self.row)
+        return 0 if self.row < 0 else self.rows.kv_len_of[self.row]
 
     @property
     def num_in_flight(self) -> int:
-        return 0 if self.row < 0 else self.rows.in_flight.item(self.row)
+        return 0 if self.row < 0 else self.rows.in_flight_of[self.row]
 
     @property
     def num_accepted_drafts(self) -> int:
-        """Number of accepted guesses, which is the number of output tokens that took no step of their own."""
-        now = 0 if self.row < 0 else self.rows.num_accepted.item(self.row)
+        """Guesses that were right: as many tokens of its output took no step of their own."""
+        now = 0 if self.row < 0 else self.rows.num_accepted_of[self.row]
         return self.num_accepted_before + now
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from runtime.wire.format import TOKEN_BYTES
+from runtime.wire.handle import HANDLE_BYTES
 from runtime.wire.plan import RowSetup
 from scheduler_proc.core.guesses import GuessLane
 from scheduler_proc.core.request import Request, Status, StopIds
@@ -54,27 +55,27 @@ class Rows(RowColumns):
         num_bytes, at = len(req.parked), row * self._row_bytes
         self._token_bytes[at : at + num_bytes] = req.parked
         num_tokens = num_bytes // TOKEN_BYTES
-        self.num_tokens[row] = num_tokens
-        self.num_given[row] = num_tokens
-        self.max_len[row] = req.max_len
-        self.min_len[row] = req.min_len
-        self.kv_len[row] = kv_len
-        self.in_flight[row] = 0
+        self.num_tokens_of[row] = num_tokens
+        self.num_given_of[row] = num_tokens
+        self.max_len_of[row] = req.max_len
+        self.min_len_of[row] = req.min_len
+        self.kv_len_of[row] = kv_len
+        self.in_flight_of[row] = 0
         if self._stops[row] is not req.stops:  # nearly all requests have the model's
             self._stops[row] = req.stops
             self.stop_ids[:, row] = req.stops.column
             self.num_stop_columns = max(self.num_stop_columns, req.stops.num_columns)
         is_plain = not req.features and req.group is None and req.stops.fit_the_column
-        self.needs_python[row] = not is_plain
+        self.needs_python_of[row] = not is_plain
         if not is_plain:  # for plain rows these have no meaning
             self.token_step[row] = 0
             self.only_guesses[row] = False
         if req.group is not None:
             self._num_further += req.head is not req
-        self.urgency[row] = req.urgency
-        self.handle[row] = req.handle
+        self.urgency_of[row] = req.urgency
+        self._handles[row * HANDLE_BYTES : (row + 1) * HANDLE_BYTES] = req.handle
         self._num_stays += 1
-        self.stay[row] = self._num_stays
+        self.stay_of[row] = self._num_stays
         self.holder[row] = req
         self._running = None
         self._setups[row] = req.row_setup(row)
@@ -90,15 +91,15 @@ class Rows(RowColumns):
         if req.group is not None or not req.stops.fit_the_column:
             return  # never decoded plainly
         if not req.features or all(feature.is_settled for feature in req.features):
-            self.needs_python[row] = False
+            self.needs_python_of[row] = False
             self.timed.add(row)
 
     def release(self, req: Request) -> None:
         """Release the row. Tokens in flight for it are dropped; see `still_held`."""
         row = req.row
         if req.status is not Status.FINISHED:
-            req.parked = self.packed(row, 0, self.num_tokens.item(row)).tobytes()
-        self.stay[row] = 0
+            req.parked = self.packed(row, 0, self.num_tokens_of[row]).tobytes()
+        self.stay_of[row] = 0
         self.holder[row] = None
         self._free.append(row)
         self._running = None
@@ -106,9 +107,9 @@ class Rows(RowColumns):
         self.timed.discard(row)
         if req.group is not None:
             self._num_further -= req.head is not req
-        if num_accepted := self.num_accepted.item(row):
+        if num_accepted := self.num_accepted_of[row]:
             req.num_accepted_before += num_accepted
-            self.num_accepted[row] = 0
+            self.num_accepted_of[row] = 0
         if self._has_marked_many:
             self._guesses_when_committed[row] = False
         if self._planned_when_committed:

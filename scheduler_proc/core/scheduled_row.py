@@ -86,7 +86,7 @@ class ScheduledRow(msgspec.Struct, Generic[R], eq=False, gc=False):
         guesses. May be a view of the row's tokens.
         """
         ids: bytes | memoryview
-        end, num_tokens = self.start + self.num_known, rows.num_tokens.item(self.row)
+        end, num_tokens = self.start + self.num_known, rows.num_tokens_of[self.row]
         if end <= num_tokens:
             ids = rows.packed(self.row, self.start, end)
         elif self.num_known == 1:

@@ -56,7 +56,7 @@ class PerfMetrics(RequestFeature):
         self._note_last()
         first_s, first_step = self._first or (None, None)
         last_s, last_step = self._last or (None, None)
-        num_pages = kv.num_pages.item(req.row) if req.row >= 0 else 0
+        num_pages = kv.num_pages_of[req.row] if req.row >= 0 else 0
         metrics = RequestPerfMetrics(
             TimingMetrics(req.arrived_s, self._scheduled_s, first_s, last_s),
             KvCacheMetrics.of(kv.page_size, num_pages, req.num_prompt, req.cached_tokens),

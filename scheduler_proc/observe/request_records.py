@@ -78,7 +78,7 @@ class RequestRecords:
             req.num_output,
             has_row and (stage == "GENERATION_COMPLETE" or req.row in scheduled),
             req.status is Status.WAITING and req.num_retractions > 0,
-            self._kv.num_pages.item(req.row) if has_row else 0,
+            self._kv.num_pages_of[req.row] if has_row else 0,
             req.cached_tokens,
             req.num_accepted_drafts,
         )

@@ -8,9 +8,11 @@ import msgspec
 import numpy as np
 
 from runtime.wire.format import IntArray
-from scheduler_proc.core.row_columns import RowArray
+from scheduler_proc.core.row_columns import RowArray, int_column
 
-CLEAN = np.iinfo(np.int32).max
+CLEAN = (1 << 31) - 1
+PAGE_BYTES = 4
+"""Bytes of a page's number."""
 
 
 class TableWrites(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -27,35 +29,37 @@ class PageTables:
 
     def __init__(self, max_rows: int, max_pages: int) -> None:
         self.pages: IntArray = np.zeros((max_rows, max_pages), np.int32)
-        self.num_pages: IntArray = np.zeros(max_rows, np.int32)
+        # The same memory with all rows one after the other: pages are copied in and out as bytes, for which
+        # NumPy takes several times as long.
+        self._bytes = memoryview(self.pages.data).cast("B")
+        self._row_bytes = max_pages * PAGE_BYTES
+        self.num_pages, self.num_pages_of = int_column(max_rows)
         # Number of leading pages that the cache owns.
-        self.num_shared: IntArray = np.zeros(max_rows, np.int32)
+        self.num_shared, self.num_shared_of = int_column(max_rows)
         # Number of leading pages that were given back because no later token sees them; none is shared then.
-        self.num_gone: IntArray = np.zeros(max_rows, np.int32)
+        self.num_gone, self.num_gone_of = int_column(max_rows)
         self.copies: list[tuple[int, int, int]] = []  # row, source page, target page
         # First entry of each row that the device does not have yet.
-        self._dirty_from: IntArray = np.full(max_rows, CLEAN, np.int32)
+        self._dirty_from, self._dirty_from_of = int_column(max_rows, CLEAN)
 
     def start(self, row: int, num_shared: int, pages: IntArray) -> None:
-        """Begin a new table in the row, with these pages, of which the first num_shared are shared with the
-        cache.
-        """
-        num_pages = len(pages)
-        self.num_shared[row] = num_shared
-        self.num_gone[row] = 0
-        self.pages[row, :num_pages] = pages
-        self.num_pages[row] = num_pages
-        self._dirty_from[row] = 0
+        """Begin the table of a new stay in the row, with these pages."""
+        num_pages, at = len(pages), row * self._row_bytes
+        self._bytes[at : at + num_pages * PAGE_BYTES] = pages.tobytes()
+        self.num_shared_of[row] = num_shared
+        self.num_gone_of[row] = 0
+        self.num_pages_of[row] = num_pages
+        self._dirty_from_of[row] = 0
 
     def end(self, row: int) -> IntArray:
         """End the table of a released row. Changes that the device was not told are dropped. Returns its
         private pages.
         """
-        first = self.num_shared.item(row) or self.num_gone.item(row)
-        private = self.pages[row, first : self.num_pages.item(row)]
-        self.num_pages[row] = 0
-        self.num_gone[row] = 0
-        self._dirty_from[row] = CLEAN
+        first = self.num_shared_of[row] or self.num_gone_of[row]
+        private = self.pages[row, first : self.num_pages_of[row]]
+        self.num_pages_of[row] = 0
+        self.num_gone_of[row] = 0
+        self._dirty_from_of[row] = CLEAN
         if self.copies:
             self.copies = [copy for copy in self.copies if copy[0] != row]
         return private
@@ -67,24 +71,24 @@ class PageTables:
         self._dirty_from[rows] = np.minimum(self._dirty_from[rows], have)
 
     def extend(self, row: int, pages: IntArray) -> None:
-        at = self.num_pages.item(row)
+        at = self.num_pages_of[row]
         self.pages[row, at : at + len(pages)] = pages
-        self.num_pages[row] = at + len(pages)
+        self.num_pages_of[row] = at + len(pages)
         self.changed(row, at)
 
     def cut(self, row: int, num_pages: int) -> IntArray:
-        """Keep the first num_pages pages of the row, and return the others."""
-        rest = self.pages[row, num_pages : self.num_pages.item(row)].copy()
-        self.num_pages[row] = num_pages
+        """Keep the first pages of the row, and return the others."""
+        rest = self.pages[row, num_pages : self.num_pages_of[row]].copy()
+        self.num_pages_of[row] = num_pages
         return rest
 
     def changed(self, row: int, at: int) -> None:
-        if at < self._dirty_from.item(row):
-            self._dirty_from[row] = at
+        if at < self._dirty_from_of[row]:
+            self._dirty_from_of[row] = at
 
     def private(self, row: int) -> IntArray:
-        first = self.num_shared.item(row) or self.num_gone.item(row)
-        return self.pages[row, first : self.num_pages.item(row)]
+        first = self.num_shared_of[row] or self.num_gone_of[row]
+        return self.pages[row, first : self.num_pages_of[row]]
 
     # -- what the device must be told, once per plan --------------------------------------------------------
 
@@ -118,6 +122,10 @@ class PageTables:
         spans[:, 0] = rows
         spans[:, 1] = starts
         spans[:, 2] = lens
-        pages = [self.pages[rows[:num_ones], starts[:num_ones]]]
-        pages += [self.pages[row, start : start + n] for row, start, n in spans[num_ones:].tolist()]
-        return TableWrites(spans.tobytes(), np.concatenate(pages).tobytes())
+        pages: list[bytes | memoryview] = [self.pages[rows[:num_ones], starts[:num_ones]].tobytes()]
+        pages += [self._packed(row, start, start + n) for row, start, n in spans[num_ones:].tolist()]
+        return TableWrites(spans.tobytes(), b"".join(pages))
+
+    def _packed(self, row: int, start: int, end: int) -> memoryview:
+        at = row * self._row_bytes
+        return self._bytes[at + start * PAGE_BYTES : at + end * PAGE_BYTES]

@@ -76,7 +76,7 @@ class GuessingRows:
         self._most[row] = most
         self._lengths.put(row, length)
         self._ngrams.join(row, index)
-        is_behind = len(index.tokens) < self._rows.num_tokens.item(row)
+        is_behind = len(index.tokens) < self._rows.num_tokens_of[row]
         self._found[row] = index.found if is_behind else index.look()
         self._num_foretold[row] = index.num_foretold
         self._num_drafted[row] = self._counted_with[row] = 0
