@@ -186,9 +186,7 @@ class Committer:
             self._go_on_with(complete)
 
     def _commit_member(self, member: Request, group: RowGroup, sampled: Sampled) -> None:
-        """Keep what one row of a group has got. With those of all the group goes on, or it ends: what it has
-        found the feature says then.
-        """
+        """Keep the result of one row of a group. Once all rows have theirs, the group continues or ends."""
         self.rows.in_flight_of[member.row] -= 1
         if member is group.head:
             for feature in member.features:

@@ -109,8 +109,9 @@ class Scheduler:
         self.committer.go_on_held()
         batch, totals = self.builder.build(self.executor.feeds_back)
         self.profile.mark("build")
-        self.step_log.note_batch(len(batch), totals)
-        if not len(batch):
+        num_rows = len(batch)
+        self.step_log.note_batch(num_rows, totals)
+        if not num_rows:
             return self._commit_one() or worked
         self._launch(batch, totals)
         self._commit_down_to(self.executor.max_in_flight - 1)
@@ -143,7 +144,7 @@ class Scheduler:
             self._commit_for_masks(batch)
             self.executor.sample(handle, self.committer.masks(batch))
         self.in_flight.append((batch, handle))
-        self.profile.mark("launch", step=self.num_steps, num_rows=len(batch))
+        self.profile.mark("launch", step=self.num_steps, num_rows=len(batch.order))
 
     def _commit_for_masks(self, batch: ScheduleBatch) -> None:
         """Commit the earlier steps whose tokens the masks of this batch depend on. Rows without tokens in

@@ -30,7 +30,7 @@ _pack_own = struct.Struct("=q").pack
 _pack = struct.Struct(f"={len(FLOATS)}d{len(INTEGERS)}q").pack
 _PLACES = {c.name: i for i, c in enumerate((*FLOATS, *INTEGERS))}
 _OF_DEVICE = tuple(p for p in PARAMETERS if (p.columns or p.example is not None) and not p.is_own)
-# The column that each request has for itself: its place in a row, and its number.
+# Place and value of the one column that differs in nearly every request.
 ((_OWN_AT, _own_number),) = (
     (8 * _PLACES[c.name], c.value) for p in PARAMETERS if p.is_own for c in p.columns
 )
@@ -49,16 +49,16 @@ _ROWS = tuple(
 
 
 class RowPacker:
-    """Packer of rows. Most requests ask for the same as the one before, but for what each has for itself:
-    that is kept packed here.
+    """Packer of rows that keeps the last result. Most requests have the same parameters as the one before,
+    except for the one that differs in nearly every request.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing kept."""
+        """Begin without a last result."""
         self._last: tuple[tuple[Any, ...], Stay, int, bytes, bytes] = ((), NEW_STAY, 0, b"", b"")
 
     def pack(self, sampling: Any, stay: Stay) -> tuple[int, bytes]:
-        """Return the features that SamplingParams need, and their columns, ROW_BYTES of them."""
+        """Return the feature bits that SamplingParams need, and their packed columns of ROW_BYTES bytes."""
         values, last = _values_of(sampling), self._last
         if values != last[0] or stay is not last[1]:
             last = self._last = (values, stay, *_pack_values(values, stay))
@@ -71,9 +71,9 @@ pack_row = RowPacker().pack
 
 @lru_cache(KEPT)
 def _pack_values(values: tuple[Any, ...], stay: Stay) -> tuple[int, bytes, bytes]:
-    """Return features, and the columns before and behind the one that each request has for itself.
-
-    Only what is not neutral is looked at: of most requests that is little.
+    """Return the feature bits, and the packed columns before and behind the one of the parameter that differs
+    in nearly every request, so that the result can be cached. Only values that are not neutral are looked at,
+    which are few in most requests.
     """
     sampling = SimpleNamespace(**dict(zip(_NAMES, values, strict=True)))
     numbers, features = list(_NEUTRAL_NUMBERS), NOISE

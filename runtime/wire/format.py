@@ -37,7 +37,7 @@ PING_S = 1.0
 SILENCE_S = 15.0
 """Seconds without a message after which client and detokenizer give each other up."""
 
-# As numpy wants them: it takes longer to read bytes than to make these of the classes.
+# NumPy makes these of the classes in each call, which takes longer than to read bytes.
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
 Handle: TypeAlias = Annotated[bytes, Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]

@@ -67,7 +67,7 @@ class Admission:
         for position in positions:
             if num_passed_over >= MAX_PASSED_OVER or num_skipped >= MAX_SKIPPED:
                 break
-            req = waiting[position]
+            req = waiting.requests[position]
             if gate is not None and not gate.may_start(req, self._kv.rows.num_running):
                 break
             if held_back and tenant_of(req.namespace) in held_back:

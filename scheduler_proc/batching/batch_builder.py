@@ -72,7 +72,7 @@ class BatchBuilder:
             ready, newcomers = self._chooser.choose(ready)
         for rows, admits in self._phases.of(ready):
             self._continue(rows, batch, adder)
-            if admits and len(self._lifecycle.waiting) and adder.can_admit and self.capacity.admits():
+            if admits and len(self._lifecycle.waiting) and adder.can_admit() and self.capacity.admits():
                 self._admission.admit(adder, newcomers)
             if len(batch):
                 break

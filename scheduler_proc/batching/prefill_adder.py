@@ -69,7 +69,7 @@ class PrefillAdder:
         self._guards_growth = capacity.guards_growth
         self._slots = slots
         self._limits = limits
-        self._token_budget, self._request_budget = limits.max_tokens, limits.max_requests
+        self._token_budget, self._request_budget, _, self._costs = limits
         self._num_admitted = 0
         self._num_prefill_tokens = 0
         self._num_cached_tokens = 0
@@ -87,9 +87,9 @@ class PrefillAdder:
         self.was_withheld = False
         """True if the last request that was not admitted lacked pages that are withheld for other tenants."""
 
-    @property
     def can_admit(self) -> bool:
-        if not self._rows.num_free:
+        """Return True if a row is free and the step has room for a waiting request."""
+        if not self._rows.free:
             return False
         return (self._token_budget > 0 and self._request_budget > 0) or self._capacity.closes_batches
 
@@ -179,7 +179,7 @@ class PrefillAdder:
         is_plain = not req.features and req.adapter is None and req.prompt_table is None
         cost = NO_COST if is_plain else combined_cost(req.features, req.contents)
         self.was_withheld = False
-        if not self.can_admit or (cost is not NO_COST and not self._can_afford(cost)):
+        if not self.can_admit() or (not is_plain and not self._can_afford(cost)):
             return False
         start, num_left = prefix.num_pages * kv.page_size, prefix.num_left
         num_new = self._chunk_len(req, start, num_left) if self._request_budget > 0 else 0
@@ -187,11 +187,11 @@ class PrefillAdder:
             return False
         # Locked before the room is counted, so that the request's own prefix does not count as evictable.
         kv.cache.lock(prefix.node)
-        if not self._capacity.try_promise(req, prefix, cost.pages):
+        if not self._capacity.try_promise(req, prefix, 0 if is_plain else cost.pages):
             self.was_withheld = kv.guard.num_withheld(prefix.node, kv.num_pages_for(req.max_len)) > 0
             kv.cache.unlock(prefix.node)
             return False
-        if cost.slots:
+        if not is_plain and cost.slots:
             req.slots, numbers = cost.slots, self._slots.take(cost.slots, req.seq)
             req.note_slots(numbers)
         num_taken = kv.seat(req, prefix, num_new)
@@ -265,7 +265,7 @@ class PrefillAdder:
         """
         if req.wanted_from < req.num_prompt and start < req.num_prompt:
             num_left = min(num_left, req.num_prompt - start)
-        costs, room = self._limits.costs, self._token_budget
+        costs, room = self._costs, self._token_budget
         if costs is not None:
             room = costs.most(start, room)
         if num_left <= room:
@@ -280,7 +280,7 @@ class PrefillAdder:
         """Put a row that has room for its num_new tokens into the batch."""
         is_prefill = start < req.num_given
         scheduled = ScheduledRow(req, req.row, start, num_new, samples, is_prefill)
-        costs = self._limits.costs if is_prefill else None
+        costs = self._costs if is_prefill else None
         self._token_budget -= num_new if costs is None else costs.cost(start, num_new, self._token_budget)
         self._request_budget -= 1
         if is_prefill:

@@ -102,8 +102,8 @@ class PrefixCache(Protocol):
         """Return the uids of the nodes whose pages `match` would use, from the root down. Changes nothing."""
 
     def insert(self, node: CacheNode, tokens: bytes, pages: IntArray, priority: int = 0) -> Insertion:
-        """Offer full pages that continue `node`. The lock on it that the caller has becomes one on the new
-        node. priority: of the request that computed them.
+        """Offer full pages that continue `node`, which the caller has locked. The lock moves to the node that
+        is returned. priority: that of the request that computed the pages.
         """
 
     def note_hit(self, node: CacheNode, priority: int) -> None:
@@ -115,7 +115,9 @@ class PrefixCache(Protocol):
         """
 
     def lock(self, node: CacheNode) -> None:
-        """Keep everything down to node from being evicted. Counted: one `unlock` each."""
+        """Keep everything from the root to `node` from being evicted. Locks are counted: each needs one
+        `unlock`.
+        """
 
     def unlock(self, node: CacheNode) -> None:
         """Undo one `lock`."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from runtime.wire.format import IntArray
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.cache.pages.page_allocator import NO_PAGES
-from scheduler_proc.core.request import Request, RowGroup, Status
+from scheduler_proc.core.request import FINISHED, Request, RowGroup
 
 
 def num_shared_pages(kv: KVCacheManager, num_prompt: int) -> int:
@@ -154,7 +154,7 @@ def keep_best(kv: KVCacheManager, group: RowGroup, tokens: IntArray) -> None:
 def release_others(kv: KVCacheManager, group: RowGroup) -> None:
     """Release the rows and pages of all members except the request itself, whose row is released next."""
     for other in group.end():
-        other.status = Status.FINISHED  # its tokens are not kept
+        other.status = FINISHED  # its tokens are not kept
         kv.release(other)
 
 

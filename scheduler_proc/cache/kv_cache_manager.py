@@ -133,7 +133,9 @@ class KVCacheManager:
             self._give_back(rows.item(i), unseen.item(i))
 
     def _give_back(self, row: int, upto: int) -> None:
-        """The first `upto` pages: what is shared to the cache alone, the rest to nobody."""
+        """Give back the first `upto` pages of a row: shared pages stay with the cache, private ones become
+        free.
+        """
         num_shared = self.num_shared_of[row]
         if num_shared:
             req = self.rows.holder[row]
@@ -215,7 +217,7 @@ class KVCacheManager:
         if shortfall > 0:
             if shortfall > self.cache.num_evictable:
                 return None
-            if self.guard.is_needed:
+            if self.cache.ledger.has_several:
                 evicted = self.guard.evict_for(lease, n, shortfall, self._eviction_bite)
             else:
                 evicted = self.cache.evict(shortfall, self._eviction_bite)
@@ -374,10 +376,11 @@ class KVCacheManager:
 
     def release(self, req: Request) -> None:
         """Release the row and pages of a request. The cache keeps the pages that it can use."""
-        self.publish(req)
+        row = req.row
+        if self.rows.kv_len_of[row] // self.page_size > self.num_shared_of[row]:
+            self.publish(req)
         if req.computes is not None:
             self._withdraw(req, req.computes)
-        row = req.row
         self.guard.is_counted = False
         self.pages.free(self.tables.end(row))
         self.cache.unlock(req.lease)

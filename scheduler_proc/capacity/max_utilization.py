@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.wire.format import IntArray
+from runtime.wire.format import TOKEN_BYTES, IntArray
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.row_columns import RowArray
@@ -60,7 +60,7 @@ class MaxUtilization:
                 self._promised_pages = num_missing
                 return True
             self._promised_pages = self.pages_wanted()
-        room = self._kv.num_available - self._promised_pages
+        room = self._kv.pages.num_free + self._kv.cache.num_evictable - self._promised_pages
         if self._ledger.has_several:
             room -= self._kv.guard.num_withheld(prefix.node, num_missing)
         if num_missing > room:
@@ -88,7 +88,7 @@ class MaxUtilization:
         """Return how many pages a waiting request is expected to take: for all tokens that it has and for a
         share of its possible output, a larger share after a retraction.
         """
-        num_tokens = req.num_tokens
+        num_tokens = len(req.parked) // TOKEN_BYTES
         left = min(req.max_len - num_tokens, MAX_ESTIMATED_TOKENS)
         headroom = int(left * self.new_token_ratio) or 1
         if req.num_retractions:

@@ -167,7 +167,7 @@ class GuaranteedNoEvict:
         return None
 
     def rank(self, req: Request) -> tuple[int, int]:
-        """Return the rank of a running request: first come, first served, within an urgency."""
+        """Return the sort key of a running request: by urgency, then first come, first served."""
         return (-req.urgency, self._rows.stay_of[req.row])
 
     def note_step(self) -> None:

@@ -55,7 +55,7 @@ def _columns_of(each: list[ScheduledRow[Request]], rows: Rows) -> PlanColumns:
 
 
 def _columns_of_single(single: list[ScheduledRow[Request]], rows: Rows) -> PlanColumns:
-    """Return columns of rows that all sample and guess nothing."""
+    """Return the columns of rows that all sample and have no guesses."""
     return PlanColumns(
         np.array([scheduled.row for scheduled in single], np.intp),
         [scheduled.input_ids(rows) for scheduled in single],

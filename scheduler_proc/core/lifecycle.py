@@ -21,7 +21,7 @@ from scheduler_proc.cache.group_pages import release_others
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.output import Output
-from scheduler_proc.core.request import Request, Status
+from scheduler_proc.core.request import FINISHED, RUNNING, WAITING, Request
 from scheduler_proc.core.solitary import SolitaryRuns
 from scheduler_proc.observe.queue_times import QueueTimes
 from scheduler_proc.waiting.deadlines import Deadlines
@@ -110,7 +110,7 @@ class Lifecycle:
         """Record that the requests at these positions of the waiting queue got a row."""
         now = self._clock()
         for req in self.room.take_admitted(positions):
-            req.status = Status.RUNNING
+            req.status = RUNNING
             if not req.num_retractions:
                 self.queue_times.add(now - req.arrived_s)
             else:
@@ -162,23 +162,24 @@ class Lifecycle:
         req.account.num_rows -= req.width
         req.num_retractions += 1
         self.num_paused += 1
-        req.status = Status.WAITING
+        req.status = WAITING
         self.num_retracted += 1
         self.room.enter(req)
 
     def _let_go(self, req: Request) -> None:
-        if req.status is Status.WAITING:
+        if req.status is WAITING:
             self.room.leave(req)
             if req.num_retractions:
                 self.num_paused -= 1
-        account, num_tokens = req.account, req.num_tokens
+        account, row = req.account, req.row
+        num_tokens = req.num_tokens if row < 0 else self.kv.rows.num_tokens_of[row]
         if req.group is not None:
             num_tokens += req.group.has_ended  # the token that it chose last is in none of its rows
         self.accounts.discard(req, num_tokens)
-        req.status = Status.FINISHED
-        if req.row >= 0 or req.num_retractions:
+        req.status = FINISHED
+        if row >= 0 or req.num_retractions:
             self.room.fair.note_end(req, num_tokens)
-        if req.row >= 0:
+        if row >= 0:
             self._give_back_row(req)
             account.num_running -= 1
             account.num_rows -= req.width
@@ -186,7 +187,7 @@ class Lifecycle:
                 self.room.note_row_free(account)
         del self.requests[req.key]
         self.roster.discard(req.key)
-        if self.solitary:
+        if self.solitary.requests:
             self.solitary.discard(req)
         if req.features:
             for feature in req.features:

@@ -49,6 +49,9 @@ class Status(IntEnum):
     FINISHED = 3
 
 
+WAITING, RUNNING, FINISHED = Status
+
+
 class StopIds:
     """Ids that end a sequence: as a set for single tokens, and as a column for many rows at once."""
 
@@ -177,7 +180,7 @@ class Request:
     num_retractions: int = 0
     computed_len: int = 0
     """Number of tokens that were computed in earlier stays."""
-    status: Status = Status.WAITING
+    status: Status = WAITING
     row: int = -1
     num_given: int = 0
     """Number of tokens that it had when it got its row. Computing these is prefill."""
@@ -241,7 +244,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return self.status is Status.FINISHED
+        return self.status is FINISHED
 
     @property
     def head(self) -> Request:
@@ -283,7 +286,7 @@ class Request:
 
     @property
     def num_accepted_drafts(self) -> int:
-        """Guesses that were right: as many tokens of its output took no step of their own."""
+        """Number of accepted guesses, which is the number of output tokens that took no step of their own."""
         now = 0 if self.row < 0 else self.rows.num_accepted_of[self.row]
         return self.num_accepted_before + now
 

@@ -6,12 +6,14 @@ from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.handle import HANDLE_BYTES
 from runtime.wire.plan import RowSetup
 from scheduler_proc.core.guesses import GuessLane
-from scheduler_proc.core.request import Request, Status, StopIds
+from scheduler_proc.core.request import FINISHED, Request, StopIds
 from scheduler_proc.core.row_columns import RowColumns
 
 
 class Rows(RowColumns):
     """Columns of all rows, and the request that holds each row."""
+
+    __slots__ = ("_num_further", "_num_stays", "_setups", "_stops", "free", "guess_lane", "holder")
 
     def __init__(self, max_rows: int, max_len: int) -> None:
         """Make the columns of max_rows rows. max_len: most tokens of one request, prompt and
@@ -19,7 +21,7 @@ class Rows(RowColumns):
         """
         super().__init__(max_rows, max_len)
         self.holder: list[Request | None] = [None] * max_rows
-        self._free = list(range(max_rows))[::-1]
+        self.free = list(range(max_rows))[::-1]  # the last one is taken first
         self._num_stays = 0
         self._num_further = 0  # rows of groups, beyond the first of each
         self._stops: list[StopIds | None] = [None] * max_rows  # whose ids are in `stop_ids`
@@ -29,12 +31,12 @@ class Rows(RowColumns):
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self.free)
 
     @property
     def num_running(self) -> int:
         """Number of requests that hold a row or a group of rows."""
-        return self.max_rows - len(self._free) - self._num_further
+        return self.max_rows - len(self.free) - self._num_further
 
     def holders(self) -> list[Request]:
         """Return the holder of each held row, in the order of admission: requests, and the other members of
@@ -51,7 +53,7 @@ class Rows(RowColumns):
         """Give req a free row and move its facts into the columns. The next plan tells the device. kv_len:
         number of tokens whose KV is there already.
         """
-        row = self._free.pop()
+        row = self.free.pop()
         num_bytes, at = len(req.parked), row * self._row_bytes
         self._token_bytes[at : at + num_bytes] = req.parked
         num_tokens = num_bytes // TOKEN_BYTES
@@ -72,7 +74,7 @@ class Rows(RowColumns):
             self.only_guesses[row] = False
         if req.group is not None:
             self._num_further += req.head is not req
-        self.urgency_of[row] = req.urgency
+        self.urgency_of[row] = req.urgency if req.is_starved else req.priority
         self._handles[row * HANDLE_BYTES : (row + 1) * HANDLE_BYTES] = req.handle
         self._num_stays += 1
         self.stay_of[row] = self._num_stays
@@ -97,11 +99,11 @@ class Rows(RowColumns):
     def release(self, req: Request) -> None:
         """Release the row. Tokens in flight for it are dropped; see `still_held`."""
         row = req.row
-        if req.status is not Status.FINISHED:
+        if req.status is not FINISHED:
             req.parked = self.packed(row, 0, self.num_tokens_of[row]).tobytes()
         self.stay_of[row] = 0
         self.holder[row] = None
-        self._free.append(row)
+        self.free.append(row)
         self._running = None
         self._setups.pop(row, None)
         self.timed.discard(row)

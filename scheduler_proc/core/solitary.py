@@ -31,12 +31,13 @@ class SolitaryRuns:
     """Sequences that must run alone, in the order of arrival. True while there are any."""
 
     def __init__(self) -> None:
-        self._requests: dict[bytes, Request] = {}
+        self.requests: dict[bytes, Request] = {}
+        """By sequence key."""
         self._next: Request | None = None
         """The sequence that runs alone now or next."""
 
     def __bool__(self) -> bool:
-        return bool(self._requests)
+        return bool(self.requests)
 
     @property
     def shown(self) -> bytes:
@@ -44,10 +45,10 @@ class SolitaryRuns:
         return NO_HANDLE if self._next is None else self._next.handle
 
     def add(self, req: Request) -> None:
-        self._requests[req.key] = req
+        self.requests[req.key] = req
 
     def discard(self, req: Request) -> None:
-        if self._requests.pop(req.key, None) is req and self._next is req:
+        if self.requests.pop(req.key, None) is req and self._next is req:
             self._next = None
 
     def next_to_start(self, num_running: int) -> Request | None:
@@ -57,6 +58,6 @@ class SolitaryRuns:
         if num_running:
             return None
         if self._next is None:
-            self._next = next(iter(self._requests.values()))
+            self._next = next(iter(self.requests.values()))
             return None
         return self._next

@@ -30,23 +30,24 @@ class SortedRequests(Generic[R]):
         """requests: initial content, in order."""
         self.version = 0
         """Number that changes whenever a request is added or removed."""
-        self._requests: list[R] = list(requests)
-        self._places: list[Place] = [req.place for req in self._requests]
-        self.num_rows = sum(req.width for req in self._requests)
+        self.requests: list[R] = list(requests)
+        """Requests in order, changed by this class alone."""
+        self._places: list[Place] = [req.place for req in self.requests]
+        self.num_rows = sum(req.width for req in self.requests)
         """Number of rows that they need; a beam search needs several."""
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self.requests)
 
     def __getitem__(self, position: int) -> R:
-        return self._requests[position]
+        return self.requests[position]
 
     def __iter__(self) -> Iterator[R]:
-        return iter(self._requests)
+        return iter(self.requests)
 
     def num_tokens(self) -> int:
         """Return the number of tokens to compute for all requests, cached ones included. Walks them."""
-        return sum(req.num_tokens for req in self._requests)
+        return sum(req.num_tokens for req in self.requests)
 
     def put(self, req: R) -> None:
         """Insert a request at its place."""
@@ -55,19 +56,19 @@ class SortedRequests(Generic[R]):
         place, places = req.place, self._places
         if not places or place > places[-1]:  # nearly always
             places.append(place)
-            self._requests.append(req)
+            self.requests.append(req)
             return
         position = bisect.bisect(places, place)
         places.insert(position, place)
-        self._requests.insert(position, req)
+        self.requests.insert(position, req)
 
     def remove(self, req: R) -> None:
         position = bisect.bisect_left(self._places, req.place)
-        assert self._requests[position] is req
+        assert self.requests[position] is req
         self._remove_slice(position, position + 1)
 
     def _remove_slice(self, start: int, end: int) -> None:
         self.version += 1
-        self.num_rows -= sum([req.width for req in self._requests[start:end]])
-        del self._requests[start:end]
+        self.num_rows -= sum([req.width for req in self.requests[start:end]])
+        del self.requests[start:end]
         del self._places[start:end]

@@ -55,10 +55,10 @@ class WaitingQueue(SortedRequests[Request]):
         """Remove the requests at these positions and return them in this order."""
         num_taken = len(positions)
         if positions == list(range(num_taken)):  # nearly always
-            taken = self._requests[:num_taken]
+            taken = self.requests[:num_taken]
             self._remove_slice(0, num_taken)
             return taken
-        taken = [self._requests[position] for position in positions]
+        taken = [self.requests[position] for position in positions]
         for position in sorted(positions, reverse=True):
             self._remove_slice(position, position + 1)
         return taken

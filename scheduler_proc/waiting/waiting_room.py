@@ -23,7 +23,7 @@ from runtime.base.errors import Overloaded
 from runtime.ring.tenants import Tenants
 from runtime.wire.error_info import error_info
 from runtime.wire.messages import ErrorInfo
-from scheduler_proc.core.request import Request, Status
+from scheduler_proc.core.request import WAITING, Request
 from scheduler_proc.waiting.account import Account
 from scheduler_proc.waiting.deadlines import Deadlines
 from scheduler_proc.waiting.fair_order import FairOrder
@@ -292,7 +292,7 @@ class WaitingRoom:
     def _keep_deadlines(self) -> None:
         queue_timeout_s = self._patience.queue_timeout_s
         for req in self._not_kept:
-            if req.status is not Status.WAITING:
+            if req.status is not WAITING:
                 continue
             if not req.is_held:
                 self._keep_starvation(req)
@@ -310,7 +310,7 @@ class WaitingRoom:
     def _take_given_up(self, now: float) -> list[Request]:
         """Return the requests that have waited for the whole queue timeout and never had a row."""
         passed = self._not_begun.take_passed(now - self._patience.queue_timeout_s)
-        return [req for req in passed if req.status is Status.WAITING and not req.num_retractions]
+        return [req for req in passed if req.status is WAITING and not req.num_retractions]
 
     @property
     def _turn_reached(self) -> int:
@@ -323,7 +323,7 @@ class WaitingRoom:
         starving = self._before_turn.take_passed(turn, MAX_STARVED_AT_ONCE)
         starving += self._starving.take_passed(now - self._patience.max_starvation_s, MAX_STARVED_AT_ONCE)
         for req in starving:
-            if req.status is not Status.WAITING or req.is_held or req.is_starved:
+            if req.status is not WAITING or req.is_held or req.is_starved:
                 continue
             if req.start_tag > turn:
                 self._before_turn.add(req)

@@ -12,7 +12,7 @@ from scheduler_proc.core.row_columns import RowArray, int_column
 
 CLEAN = (1 << 31) - 1
 PAGE_BYTES = 4
-"""Bytes of a page's number."""
+"""Size of a page number in the table."""
 
 
 class TableWrites(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -43,7 +43,9 @@ class PageTables:
         self._dirty_from, self._dirty_from_of = int_column(max_rows, CLEAN)
 
     def start(self, row: int, num_shared: int, pages: IntArray) -> None:
-        """Begin the table of a new stay in the row, with these pages."""
+        """Begin a new table in the row, with these pages, of which the first num_shared are shared with the
+        cache.
+        """
         num_pages, at = len(pages), row * self._row_bytes
         self._bytes[at : at + num_pages * PAGE_BYTES] = pages.tobytes()
         self.num_shared_of[row] = num_shared
@@ -77,7 +79,7 @@ class PageTables:
         self.changed(row, at)
 
     def cut(self, row: int, num_pages: int) -> IntArray:
-        """Keep the first pages of the row, and return the others."""
+        """Keep the first num_pages pages of the row, and return the others."""
         rest = self.pages[row, num_pages : self.num_pages_of[row]].copy()
         self.num_pages_of[row] = num_pages
         return rest
@@ -105,7 +107,7 @@ class PageTables:
         from the table now, so the device sees the latest value once, however often it changed since the last
         plan, and never the changes of an earlier holder of the row.
         """
-        rows = np.flatnonzero(self._dirty_from < self.num_pages)
+        rows = (self._dirty_from < self.num_pages).nonzero()[0]
         if not len(rows):
             return TableWrites(b"", b"")
         spans = np.empty((len(rows), 3), np.int32)
@@ -115,7 +117,7 @@ class PageTables:
         one = lens == 1  # nearly all: decodes that crossed into a new page
         num_ones = np.count_nonzero(one)
         if num_ones < len(rows):
-            order = np.argsort(~one, kind="stable")
+            order = (~one).argsort(kind="stable")
             rows = rows[order]
             starts = starts[order]
             lens = lens[order]

@@ -35,7 +35,7 @@ class LazyHeap(Generic[Key, Item]):
         return self._entries[item][0]
 
     def push(self, item: Item, key: Key) -> None:
-        """Put an item in, or move it to another key."""
+        """Put an item in, or change its key."""
         self._num_pushed = number = self._num_pushed + 1
         entry = self._entries[item] = (key, number, item)
         heapq.heappush(self._heap, entry)

@@ -201,7 +201,7 @@ class RadixCache:
     # -- leases ---------------------------------------------------------------------------------------------
 
     def lock(self, node: Node, above: Node | None = None) -> None:
-        # With `above`, a lock on that node becomes this one.
+        # above: an ancestor of `node` whose lock becomes this one.
         account = node.account
         num_locked = 0
         at: Node | None = node
@@ -246,7 +246,10 @@ class RadixCache:
                 if parent is None:
                     self.ledger.note_unused(account)
                 if not at.children:
-                    self._nothing_needs(at)
+                    if parent is None:
+                        self._nothing_needs(at)
+                    else:
+                        self._queue(at)
             at = parent
         if num_unlocked:
             self.num_evictable += num_unlocked
