@@ -43,6 +43,8 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "greedy, masks": {"temperature": 0.0},
 }
+PROMPTS = {"prompt, most likely": 0, "prompt, at rank 100": 99, "prompt, least likely": -1}
+"""Kinds without a draw: 5 logprobs of tokens at this place of their rows, and their ranks."""
 
 
 def grammar_masks(num_rows: int, vocab_size: int) -> dict[int, bytes]:
@@ -78,6 +80,14 @@ def make_step(
     return torch.inference_mode()(step)
 
 
+def make_scoring(kernels: NativeKernels | None, place: int, logits: torch.Tensor) -> Callable[[], object]:
+    """Return a function that scores the token at a place of the order of each row of the logits."""
+    device, (_, vocab_size) = make_device("cpu", threaded=False), logits.shape
+    sampler = Sampler(device, max_rows=1, max_len=1024, vocab_size=vocab_size, kernels=kernels)
+    tokens = logits.argsort(dim=1, descending=True)[:, place].contiguous()
+    return torch.inference_mode()(lambda: sampler.prompt_logprobs_of(logits, tokens, 5))
+
+
 def measure(steps: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
     """Return milliseconds of each step, measured in turns."""
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -107,12 +117,17 @@ def main() -> None:
     for case in options.cases:
         num_rows, vocab_size = map(int, case.split("x"))
         logits = 3.0 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(0))
-        for kind, fields in KINDS.items():
+        for kind in (*KINDS, *PROMPTS):
             if options.only not in kind:
                 continue
             masks = grammar_masks(num_rows, vocab_size) if kind.endswith("masks") else {}
             samplers = {"torch": None, "native": kernels}
-            steps = {name: make_step(each, fields, logits, masks) for name, each in samplers.items()}
+            steps = {
+                name: make_scoring(each, PROMPTS[kind], logits)
+                if kind in PROMPTS
+                else make_step(each, KINDS[kind], logits, masks)
+                for name, each in samplers.items()
+            }
             times = measure(steps, options.seconds)
             median = {name: round(statistics.median(each), 3) for name, each in times.items()}
             least = {name: round(min(each), 3) for name, each in times.items()}
