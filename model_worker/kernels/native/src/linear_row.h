@@ -22,13 +22,29 @@ inline void add_word(const uint32_t* word, typename Product::Unit x, typename Pr
   }
 }
 
-// A panel's sums over all of k.
+// Adds the products of a panel's next words.
 template <class Product>
-void multiply_panel(const uint32_t* weight, int words, const typename Product::Unit* x, float* sums) {
-  typename Product::Sum sum[kVectors] = {};
+inline void add_words(const uint32_t* weight, int words, const typename Product::Unit* x,
+                      typename Product::Sum (&sum)[kVectors]) {
   for (int word = 0; word < words; ++word, weight += kPanel, x += Product::kUnits) {
     add_word<Product, 0>(weight, x[0], sum);
     if constexpr (Product::kUnits == 2) add_word<Product, 1>(weight, x[1], sum);
+  }
+}
+
+// A panel's sums over all of k.
+template <class Product>
+void multiply_panel(const uint32_t* weight, int words, const typename Product::Unit* x, float* sums) {
+  constexpr int kMost = Product::kExactWords;
+  typename Product::Sum sum[kVectors] = {};
+  if constexpr (kMost == 0) {
+    add_words<Product>(weight, words, x, sum);
+  } else {
+    for (int word = 0; word < words; word += kMost) {
+      typename Product::Sum part[kVectors] = {};
+      add_words<Product>(weight + word * kPanel, std::min(kMost, words - word), x + word * Product::kUnits, part);
+      for (int v = 0; v < kVectors; ++v) sum[v] += part[v] >> Product::kShift;
+    }
   }
   for (int v = 0; v < kVectors; ++v) store(sums + v * kLanes, (vfloat)sum[v]);
 }
