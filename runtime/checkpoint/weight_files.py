@@ -14,6 +14,7 @@ from runtime.base.errors import ModelError
 from runtime.checkpoint.checkpoint_files import kind_of_others, refuse_lfs_pointer
 
 INDEX_FILE = "model.safetensors.index.json"
+WHOLE_FILE = "model.safetensors"
 LENGTH_BYTES = 8
 """Size of the field at the start of a safetensors file that has the length of its header, little endian."""
 MAX_HEADER_BYTES = 100_000_000
@@ -42,22 +43,29 @@ class StoredTensor(msgspec.Struct):
 
 
 def weight_files(model_path: Path) -> list[Path]:
-    """Return the checkpoint's weight files: those its index names, or else every *.safetensors in the
-    directory. Raises ModelError if there are none, or if files that the index names are missing.
+    """Return the checkpoint's weight files: those its index names, or model.safetensors, or else every
+    *.safetensors in the directory. Raises ModelError if there are none, or if files that the index names are
+    missing.
     """
-    index = model_path / INDEX_FILE
+    index, whole = model_path / INDEX_FILE, model_path / WHOLE_FILE
     if index.is_file():
         names = sorted(set(_read_index(index).values()))
         outside = [name for name in names if Path(name).name != name]
         if outside:
             raise ModelError(f"{index} names files outside the model directory: {_shown(outside)}.")
         missing = [name for name in names if not (model_path / name).is_file()]
-        if missing:
+        # Left from an earlier save: saving one file, transformers removes the shards, but not the index.
+        is_old = len(missing) == len(names) and whole.is_file()
+        if missing and not is_old:
             raise ModelError(
                 f"{model_path} lacks files that its index names: {_shown(missing)}. Download the rest of the "
                 "checkpoint."
             )
-        return [model_path / name for name in names]
+        if names and not is_old:
+            return [model_path / name for name in names]
+    # As transformers does: other files beside it (averages of weights, an adapter) are not part of the model.
+    if whole.is_file():
+        return [whole]
     # Some checkpoints contain the same weights again as "consolidated", in their authors' own layout.
     files = [path for path in sorted(model_path.glob("*.safetensors")) if "consolidated" not in path.name]
     if not files:

@@ -24,9 +24,15 @@ SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False
 SCALES = [KVScale(0.5, 3.0), KVScale(0.25, 1e-3)]
 
 
+def _save_model(path: Path) -> None:
+    """Save a tiny model in shards without an index, to which others may be added."""
+    save_tiny_llama(path)
+    (path / "model.safetensors").rename(path / "part.safetensors")
+
+
 def _write(path: Path, names: tuple[str, str], scales: dict[str, Tensor] | None = None) -> None:
     """A model of two layers whose attention has SCALES under those names, but for `scales`."""
-    save_tiny_llama(path)
+    _save_model(path)
     config = json.loads((path / "config.json").read_text())
     quantization = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": SCHEME}
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
@@ -108,7 +114,7 @@ def test_what_is_no_scale_is_refused_by_its_name(value: Tensor, says: str, tmp_p
 
 
 def test_missing_scales_are_named(tmp_path: Path) -> None:
-    save_tiny_llama(tmp_path)
+    _save_model(tmp_path)
     save_file({"model.layers.0.self_attn.k_scale": torch.ones(1)}, tmp_path / "scales.safetensors")
     with pytest.raises(
         ModelError, match=r"there is no model\.layers\.0\.self_attn\.v_scale.*--kv-cache-dtype"

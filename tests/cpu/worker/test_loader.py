@@ -125,6 +125,27 @@ def test_shards_without_an_index_are_all_read_but_not_the_consolidated_copy(tmp_
     assert all(torch.equal(memory_of(targets, name), tensor) for name, tensor in tensors)
 
 
+@pytest.mark.parametrize("weight_map", [{}, {"model.norm.weight": "model-00001-of-00002.safetensors"}])
+def test_an_index_of_an_earlier_save_is_passed_over(weight_map: dict[str, str], tmp_path: Path) -> None:
+    """transformers removes the shards, and leaves their index."""
+    config = _write_config(tmp_path)
+    tensors = _checkpoint(config)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+    targets = checkpoint_targets(_load(tmp_path, config))
+    assert all(torch.equal(memory_of(targets, name), tensor) for name, tensor in tensors.items())
+
+
+def test_what_stands_beside_the_models_one_file_is_left_alone(tmp_path: Path) -> None:
+    """Averages of the weights, which have the same names; transformers reads the one file, too."""
+    config = _write_config(tmp_path)
+    tensors = _checkpoint(config)
+    save_file(tensors, tmp_path / "model.safetensors")
+    save_file({name: torch.zeros_like(each) for name, each in tensors.items()}, tmp_path / "ema.safetensors")
+    targets = checkpoint_targets(_load(tmp_path, config))
+    assert all(torch.equal(memory_of(targets, name), tensor) for name, tensor in tensors.items())
+
+
 def test_tied_embeddings_share_memory_and_ignore_a_stored_head(tmp_path: Path) -> None:
     config = _write_config(tmp_path, tie_word_embeddings=True)
     tensors = _checkpoint(config)
@@ -182,7 +203,10 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ('{"weight_map": {"a": "gone.safetensors"}}', "lacks files that its index names: gone.safetensors"),
+        (
+            '{"weight_map": {"a": "model.safetensors", "b": "gone.safetensors"}}',
+            "lacks files that its index names: gone.safetensors",
+        ),
         ('{"weight_map": {"a": "../model.safetensors"}}', "outside the model directory"),
         ('{"weight_map": [', "cannot be read"),
     ],

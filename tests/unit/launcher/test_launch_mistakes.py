@@ -289,7 +289,10 @@ WRONG_FILES: dict[str, tuple[Change, str]] = {
     "only .bin": (_renamed(WEIGHTS, "pytorch_model.bin"), "only PyTorch's pickle files (.bin)"),
     "no weights": (lambda model: (model / WEIGHTS).unlink(), "has no *.safetensors file. Other formats"),
     "missing shard": (
-        _file(INDEX_FILE, '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'),
+        _file(
+            INDEX_FILE,
+            '{"weight_map": {"a": "model.safetensors", "b": "model-00001-of-00002.safetensors"}}',
+        ),
         "lacks files that its index names: model-00001-of-00002.safetensors. Download the rest",
     ),
     "index is no JSON": (_file(INDEX_FILE, "<html>"), f"{INDEX_FILE} cannot be read: "),
