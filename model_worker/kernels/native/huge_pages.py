@@ -38,6 +38,10 @@ class HugePages:
         piece, self._chunk = self._chunk[:num_bytes], self._chunk[size:]
         return piece
 
+    def start_over(self) -> None:
+        """Give out nothing more of the memory so far, which goes back when all that lies in it is gone."""
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+
     def take(self, weight: Tensor, rows: int) -> None:
         """Move the contiguous weight [N, K] into huge pages, with room for `rows` rows. Does nothing for a
         small weight, for a part of a larger tensor (whose memory would stay allocated), and without huge

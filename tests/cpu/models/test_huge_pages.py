@@ -97,11 +97,12 @@ def test_without_huge_pages_weights_stay(tmp_path: Path) -> None:
         assert not pages.has(weight)
 
 
-def test_a_chunk_goes_back_when_its_last_weight_does() -> None:
-    def is_mapped(address: int) -> bool:
-        spans = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
-        return any(int(begin, 16) <= address < int(end, 16) for begin, end in spans)
+def is_mapped(address: int) -> bool:
+    spans = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in spans)
 
+
+def test_a_chunk_goes_back_when_its_last_weight_does() -> None:
     pages, weight = HugePages(), _normal(48)
     pages.take(weight, 48)
     address = weight.data_ptr()
@@ -111,3 +112,17 @@ def test_a_chunk_goes_back_when_its_last_weight_does() -> None:
     del weight
     gc.collect()
     assert not is_mapped(address)
+
+
+def test_who_starts_over_keeps_no_chunk_of_what_is_gone() -> None:
+    """Weights that are measured go before those of a model come."""
+    pages, measured, weight = HugePages(), _normal(48), _normal(33)
+    pages.take(measured, 48)
+    address = measured.data_ptr()
+    pages.start_over()
+    assert is_mapped(address)
+    pages.take(weight, 48)
+    del measured
+    gc.collect()
+    assert not is_mapped(address)
+    assert pages.has(weight)

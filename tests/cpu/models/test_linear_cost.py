@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from model_worker.device.cpu import give_back_freed_memory
 from model_worker.kernels.native import build
 from model_worker.ops import linear_cost
-from model_worker.ops.base import LinearWeight
+from model_worker.ops.base import LinearWeight, Ops
 from model_worker.ops.linear_cost import LinearCost, LinearCosts, linear_costs, measure_linear_costs
 from model_worker.ops.native_ops import NativeOps
 from model_worker.ops.selection import make_ops
@@ -114,3 +117,27 @@ def test_what_has_no_kernel_is_named_with_what_torch_costs(
         "; by torch, linear layers take 12 times as long for one token and 1.5 times for 64 (measured on "
         "this CPU)"
     )
+
+
+@needs_compiler
+def test_weights_that_were_measured_leave_no_memory_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resident_bytes() -> int:
+        gc.collect()
+        give_back_freed_memory()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def make() -> Ops:
+        return make_ops("auto", device="cpu", dtype=torch.bfloat16, head_dim=64)
+
+    remembered = tmp_path / "remembered"
+    monkeypatch.setattr("model_worker.ops.selection.kernel_cache_dir", lambda: remembered)
+    make()
+    first = make()  # measures nothing
+    before = resident_bytes()
+    monkeypatch.setattr("model_worker.ops.selection.kernel_cache_dir", lambda: tmp_path / "new")
+    second = make()
+    num_bytes = linear_cost.NUM_WEIGHTS * linear_cost.SHAPE[0] * linear_cost.SHAPE[1] * 4
+    assert resident_bytes() - before < num_bytes / 2
+    assert second is not first, "both are still there"
