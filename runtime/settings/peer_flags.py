@@ -105,6 +105,7 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     value("--max-parallel-loading-workers", taken="each rank reads its own slices of the files"),
     no_value("--quantization-param-path", refused="scales of keys and values are read from the checkpoint"),
     no_switch("--calculate-kv-scales", refused="scales of keys and values are read from the checkpoint"),
+    no_value("--rope-theta", refused="give it as rope_theta in --hf-overrides"),
     no_switch("--disable-sliding-window", refused="a layer's window is the model's; leave it out"),
     no_switch("--enable-multimodal", refused=_NO_IMAGES),
     no_value("--limit-mm-per-prompt", "--mm-processor-kwargs", "--mm-attention-backend", refused=_NO_IMAGES),
@@ -226,6 +227,7 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
         *("--compilation-config", "-O", "-cc", "--optimization-level"),
         taken="kernels are compiled as they are needed, not by torch.compile",
     ),
+    value("--max-seq-len-to-capture", taken="recorded steps are for sequences of any length"),
     switch("--enable-torch-compile", taken="kernels are compiled as they are needed, not by torch.compile"),
     understood("--enable-deterministic-inference", deterministic=True),
     no_value(

@@ -126,6 +126,7 @@ TAKEN = """
 --max-prefill-tokens 4096 | --chunked-prefill-size
 --random-seed 1 | a request's own seed decides
 --enable-metrics | /metrics is always there
+--max-seq-len-to-capture 8192 | sequences of any length
 --sampling-backend pytorch | the result is the same
 --stream-interval 2 | with their step
 --dp 1 | one engine
@@ -135,6 +136,7 @@ TAKEN = """
 --enable-reasoning | wherever --reasoning-parser knows it
 """
 REFUSED = """
+--rope-theta 10000 | give it as rope_theta in --hf-overrides
 --quantization fp8 | recognised without it; leave it out
 --tool-parser-plugin x.py | parsers are those of --tool-call-parser
 --tool-server demo | tools are called by the client
