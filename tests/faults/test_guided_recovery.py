@@ -36,12 +36,13 @@ def sampling(seed: int) -> SamplingParams:
 def expected(faulty: FaultyLaunch) -> list[list[int]]:
     """Tokens of each guide where nothing happens."""
     with Client(faulty.launch.run_dir) as client:
-        outputs = [
-            client.generate("x", sampling(seed), structured_outputs=guide, timeout=TIMEOUT_S).token_ids
+        streams = [
+            client.stream("x", sampling(seed), structured_outputs=guide, timeout=TIMEOUT_S)
             for seed, guide in enumerate(GUIDES)
         ]
+        outputs = [[token for delta in stream for token in delta.token_ids] for stream in streams]
     assert min(map(len, outputs)) > 100
-    return [list(output) for output in outputs]
+    return outputs
 
 
 @pytest.mark.parametrize("role", ["grammar", "scheduler", "worker", "tokenizer"])

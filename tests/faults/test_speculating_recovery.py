@@ -5,6 +5,7 @@ same tokens come.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -40,16 +41,13 @@ def sampling(seed: int, **fields: Any) -> SamplingParams:
 @pytest.fixture(scope="module")
 def off(faulty: FaultyLaunch) -> list[Completion]:
     """Outputs without guesses, where nothing happens."""
-    with Client(faulty.launch.run_dir) as client:
-        outputs = [
-            client.generate(
-                prompt,
-                sampling(seed, speculative_num_draft_tokens=0),
-                timeout=TIMEOUT_S,
-                structured_outputs=GUIDES[seed],
-            )
-            for seed, prompt in enumerate(PROMPTS)
-        ]
+    with Client(faulty.launch.run_dir) as client, ThreadPoolExecutor(len(PROMPTS)) as threads:
+
+        def generate(seed: int) -> Completion:
+            asked = sampling(seed, speculative_num_draft_tokens=0)
+            return client.generate(PROMPTS[seed], asked, timeout=TIMEOUT_S, structured_outputs=GUIDES[seed])
+
+        outputs = list(threads.map(generate, range(len(PROMPTS))))
     assert min(len(completion.token_ids) for completion in outputs) > 100
     return outputs
 
