@@ -329,7 +329,7 @@ def test_ranks_all_call_them_with_the_same_logits(tmp_path: Path) -> None:
         assert first == second
 
 
-@pytest.mark.parametrize("num_steps", [300, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_steps", [150, pytest.param(1000, marks=pytest.mark.full)])
 def test_rank_0_alone_may_call_them_and_the_others_follow(tmp_path: Path, num_steps: int) -> None:
     options = (
         *("--max-beam-width", "4", "--tp-size", "2", "--disable-logits-processor-replicate", *PROCESSORS),
