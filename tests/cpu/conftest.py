@@ -40,7 +40,6 @@ def demo_launch() -> Iterator[Launched]:
     with launched(
         *("--dtype", "float32", "--cpu-threads", "1", "--max-running-requests", "8"),
         *("--gather-context-logits", "--gather-generation-logits", "--served-model-name", "demo"),
-        is_cold=True,
     ) as launch:
         yield launch
 
