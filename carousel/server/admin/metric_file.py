@@ -19,6 +19,19 @@ import numpy as np
 CELL_BYTES = 8
 
 
+def map_file(path: Path, num_bytes: int) -> mmap.mmap:
+    """Create or continue a file of so many bytes and map it. Raises OSError that names the file."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
+        os.posix_fallocate(fd, 0, num_bytes)
+        return mmap.mmap(fd, num_bytes)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(fd)
+
+
 class CounterSpec(NamedTuple):
     name: str
     text: str
@@ -78,13 +91,7 @@ class MetricFile:
         self._num_counters = len(counters)
         self._histograms = histograms
         self._num_cells = len(counters) + sum(len(each.bounds) + 2 for each in histograms)
-        fd = os.open(folder / f"metrics{index}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
-            os.posix_fallocate(fd, 0, self._num_cells * CELL_BYTES)
-            self._map = mmap.mmap(fd, self._num_cells * CELL_BYTES)
-        finally:
-            os.close(fd)
+        self._map = map_file(folder / f"metrics{index}", self._num_cells * CELL_BYTES)
         cells = memoryview(self._map).cast("d")
         self.counters = [Counter(cells, at) for at in range(len(counters))]
         self.histograms: list[Histogram] = []

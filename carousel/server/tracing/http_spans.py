@@ -7,13 +7,13 @@ instead of the label.
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
+
+from carousel.server.admin.metric_file import map_file
 
 NUM_KEPT = 1024
 """Number of requests of one process that are kept; each prompt of a request counts."""
@@ -38,14 +38,7 @@ class HttpSpans:
         OSError.
         """
         self._folder = folder
-        size = NUM_KEPT * _RECORD.size
-        fd = os.open(folder / f"http_spans{index}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
-            os.posix_fallocate(fd, 0, size)
-            self._map = mmap.mmap(fd, size)
-        finally:
-            os.close(fd)
+        self._map = map_file(folder / f"http_spans{index}", NUM_KEPT * _RECORD.size)
         self._next = 0
 
     def note(self, labels: Iterable[str], received_s: float, answered_s: float) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from carousel.server.admin.metrics import Metrics
 from carousel.server.tracing.http_spans import NUM_KEPT, HttpSpan, HttpSpans, label_digest
 from carousel.server.tracing.profile_tracks import HTTP, SCHEDULER, Lanes, with_requests
 
@@ -67,3 +72,17 @@ def test_spans_of_all_http_processes_are_read_and_the_last_are_kept(tmp_path: Pa
     assert found[label_digest("p_1")] == [HttpSpan(5.0, 6.0)]
     # One in the place of a process that has died goes on with its file.
     assert label_digest("x3") in HttpSpans(tmp_path, 0).read()
+
+
+def test_a_full_disk_is_told_with_the_file_that_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launch ends with what the process says: which disk is full."""
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for make, name in ((HttpSpans, "http_spans0"), (lambda folder: Metrics("m", folder), "metrics0")):
+        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/{name}'"):
+            make(tmp_path)
