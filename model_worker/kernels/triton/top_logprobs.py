@@ -43,10 +43,11 @@ def top_logprobs(
     chosen = torch.empty(num_rows, dtype=torch.float32, device=device)
     ids = torch.empty((num_rows, num_top), dtype=torch.int32, device=device)
     top = torch.empty((num_rows, num_top), dtype=torch.float32, device=device)
-    counts = torch.empty((num_rows, num_blocks) if ranks else 0, dtype=torch.int32, device=device)
-    places = torch.empty(num_rows if ranks else 0, dtype=torch.int32, device=device)
+    # Counted for whoever asks: a kernel that does not count is another one to compile.
+    counts = torch.empty((num_rows, num_blocks), dtype=torch.int32, device=device)
+    places = torch.empty(num_rows, dtype=torch.int32, device=device)
     if num_rows:
-        of_block, merge = _sites(num_blocks, num_top, ranks)
+        of_block, merge = _sites(num_blocks, num_top)
         of_block.launch(
             (num_rows, num_blocks, 1), logits, tokens, keys, highest, sums, counts, vocab_size, num_top
         )
@@ -58,13 +59,13 @@ def top_logprobs(
 
 
 @cache
-def _sites(num_blocks: int, num_top: int, ranks: bool) -> tuple[CallSite, CallSite]:
+def _sites(num_blocks: int, num_top: int) -> tuple[CallSite, CallSite]:
     num_keys = num_blocks * max(num_top, MAX_LOGPROBS)
     return (
-        CallSite(_best_of_block, BLOCK=BLOCK, RANKS=ranks, num_warps=8),
+        CallSite(_best_of_block, BLOCK=BLOCK, num_warps=8),
         CallSite(
             _merge, BLOCKS=triton.next_power_of_2(num_blocks), KEYS=triton.next_power_of_2(num_keys),
-            RANKS=ranks, num_warps=4,
+            num_warps=4,
         ),
     )  # fmt: skip
 
@@ -77,8 +78,7 @@ def _place_key(x, token):
 
 @triton.jit(do_not_specialize=["num_top"])
 def _best_of_block(
-    logits, tokens, keys, highest, sums, counts, vocab_size, num_top, BLOCK: tl.constexpr,
-    RANKS: tl.constexpr,
+    logits, tokens, keys, highest, sums, counts, vocab_size, num_top, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -91,10 +91,9 @@ def _best_of_block(
     tl.store(highest + place, largest)
     tl.store(sums + place, tl.sum(tl.exp(x - base), 0))
     key = tl.where(inside, _place_key(x, token), LOWEST)
-    if RANKS:
-        chosen = tl.load(tokens + row)
-        own = _place_key(tl.load(logits + row * vocab_size + chosen), chosen)
-        tl.store(counts + place, tl.sum((key > own).to(tl.int32), 0))
+    chosen = tl.load(tokens + row)
+    own = _place_key(tl.load(logits + row * vocab_size + chosen), chosen)
+    tl.store(counts + place, tl.sum((key > own).to(tl.int32), 0))
     for n in range(num_top):
         best = tl.max(key, 0)
         tl.store(keys + place * num_top + n, best)
@@ -104,7 +103,7 @@ def _best_of_block(
 @triton.jit(do_not_specialize=["num_top"])
 def _merge(
     logits, tokens, keys, highest, sums, counts, chosen, ids, top, places, vocab_size, num_blocks, num_top,
-    BLOCKS: tl.constexpr, KEYS: tl.constexpr, RANKS: tl.constexpr,
+    BLOCKS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     b = tl.arange(0, BLOCKS)
@@ -117,9 +116,8 @@ def _merge(
     log_sum = largest + tl.log(total)
     token = tl.load(tokens + row)
     tl.store(chosen + row, tl.load(logits + row * vocab_size + token) - log_sum)
-    if RANKS:
-        before = tl.load(counts + row * num_blocks + b, mask=present, other=0)
-        tl.store(places + row, tl.sum(before, 0) + 1)
+    before = tl.load(counts + row * num_blocks + b, mask=present, other=0)
+    tl.store(places + row, tl.sum(before, 0) + 1)
     k = tl.arange(0, KEYS)
     num_keys = num_blocks * num_top
     key = tl.load(keys + row * num_keys + k, mask=k < num_keys, other=LOWEST)
