@@ -45,7 +45,9 @@ class PrefillTotals(msgspec.Struct, frozen=True, eq=False, gc=False):
     num_new_tokens: int
     num_cached_tokens: int
     num_prefills: int = 0
-    """Number of requests in the batch of which prompt tokens are computed."""
+    """Number of requests of which the batch computes given tokens: of the prompt, or output that is computed
+    again.
+    """
     num_recomputed_tokens: int = 0
     """New tokens that are computed again, or are output: see InflightBatchingStats.num_recomputed_ctx_tokens.
     """

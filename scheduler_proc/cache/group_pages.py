@@ -139,8 +139,8 @@ def _fork(kv: KVCacheManager, source: Request, other: Request) -> None:
 
 
 def keep_best(kv: KVCacheManager, group: RowGroup, tokens: IntArray) -> None:
-    """Give the request's own row to the beam that has most of the winning output in common, so that the cache
-    gets these pages when the row is released.
+    """Give the request the row of the beam that has most of the winning output in common, so that the cache
+    gets the pages of that output when the row is released.
     """
     rows, head = kv.rows, group.head
     beam, num_same = max(((beam, _num_same(_output(kv, beam), tokens)) for beam in group.beams), key=_second)

@@ -62,7 +62,7 @@ class KVCacheManager:
         cache: PrefixCache,
         attention_window: int = 0,
     ) -> None:
-        """attention_window: how many tokens back the widest layer sees; 0: without limit."""
+        """attention_window: how many tokens the layer that looks back farthest sees; 0: one sees all."""
         self.page_size = page_size
         self.rows = rows
         self.cache = cache

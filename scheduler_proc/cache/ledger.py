@@ -53,7 +53,7 @@ class Ledger:
         self._with_rows: list[CacheAccount] = []
         self._num_protected = 0
         self.alone: CacheAccount | None = None
-        """Account of the only tenant present, or None if there are several. Valid once settled."""
+        """Account of the tenant that is present if exactly one is, else None. Valid once settled."""
         # Tenants above their share, the one furthest above first; and absent tenants, by the first leaf of
         # each.
         self._over: LazyHeap[tuple[float, float, float, float], CacheAccount] = LazyHeap()

@@ -107,7 +107,7 @@ class ShareGuard:
 
     def may_grow(self, rows: RowArray | int, upto: IntArray | int) -> bool:
         """Return True if pages for the first `upto` tokens of these running rows take nothing that is
-        withheld from any of them. It does not check that there are enough pages.
+        withheld from any of them. True also if there are not enough pages at all.
         """
         growth = np.atleast_1d(-(-upto // self._page_size) - self._tables.num_pages[rows])
         shortfall = int(np.maximum(growth, 0).sum()) - self._pages.num_free

@@ -92,7 +92,9 @@ class TenantLimiter:
         return min(most, (limits.max_running or self._rows.max_rows) + limits.max_waiting)
 
     def _check_waiting(self, account: Account[Request], max_waiting: int, num_rows: int) -> None:
-        """One always may wait, however wide a search it is."""
+        """Raise RateLimited if more than max_waiting sequences of the tenant would wait. One request may
+        always wait, however wide a search it is.
+        """
         num_waiting = self._room.num_without_row(account, self._rows.num_free)
         if num_waiting and num_waiting + num_rows > max_waiting:
             raise RateLimited(

@@ -111,7 +111,7 @@ class WorkerCalls:
                 self._refuse(call, self._late(call))
 
     def forget(self, client: int, tenant: str) -> None:
-        """Forget the calls of a client that has gone and of this tenant."""
+        """Forget the calls of a client that has gone: those of this tenant, or all if it is the owner."""
         for number, call in list(self._open.items()):
             if call.request.client == client and tenant in (OWNER, call.request.tenant):
                 del self._open[number]

@@ -99,7 +99,7 @@ class FILO:
 
 
 class PriorityEviction:
-    """Evicts the run whose requests had the lowest scheduling priority."""
+    """Evicts the run that only requests of the lowest scheduling priority used."""
 
     def rank(self, run: CachedRun) -> float:
         return run.request_priority

@@ -1,12 +1,12 @@
 """FairEviction: order of eviction among tenants.
 
-    1  tenants above their share: the one most above it relative to its size, a few pages at a time
+    1  tenants above their share, down to it: the one most above, relative to its size, a few pages at a time
     2  if that was not enough: the tenant that needs the pages, if these take it above its share
     3  all tenants
 
 At each turn the pages of tenants that are not present compete with those of the giving tenant: the leaf that
-is first in the eviction order goes. While only one tenant is present, steps 1 and 2 are skipped as it shares
-with nobody.
+is first in the eviction order goes. While only one tenant is present, it shares with nobody: step 1 is
+skipped, and it and the absent tenants give all pages.
 """
 
 from __future__ import annotations
