@@ -35,7 +35,7 @@ DOMAIN = "carousel-nodes"
 OWN_SECRET = "nodes.key"
 HANDSHAKE_MS = 2000
 SHUTDOWN_LINGER_MS = 200
-# A machine that is gone sends nothing. After these settings the kernel gives the connection up.
+# A machine that is gone sends nothing. The kernel gives the connection up after these times.
 KEEPALIVE_S = 2
 MAX_UNACKNOWLEDGED_MS = 15_000
 
@@ -108,7 +108,7 @@ class NodeKeys:
         socket.curve_publickey = self.server_public
         socket.curve_secretkey = self._server_secret
         socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
-        # Without an authenticator, ZMQ accepts every peer.
+        # Without this setting, a context without an authenticator accepts every peer.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def connect(self, socket: zmq.Socket[Any]) -> None:

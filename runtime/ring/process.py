@@ -67,8 +67,8 @@ class ProcessContext:
         """Name of this process, for logs and errors."""
         self.config = launch.config
         self.epoch = epoch
-        """Number of restarts of the launch; each restart gives the next number to the processes that it
-        starts.
+        """Number of the restart that started this process; FIRST_EPOCH at the start of the launch. Each
+        restart takes the next number for the processes that it starts.
         """
         self.secret = launch.secret
         self.endpoints = Endpoints(run_dir)

@@ -122,7 +122,7 @@ class TcpGate:
         socket.curve_publickey = self._keys.public
         socket.curve_secretkey = self._keys.secret
         socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
-        # Without an authenticator, ZMQ accepts every peer.
+        # Without this setting, a context without an authenticator accepts every peer.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         try:
             socket.bind(address)

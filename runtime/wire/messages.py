@@ -125,7 +125,9 @@ class GenerateRequest(Message, frozen=True):
     other.
     """
     retention: Retention | None = None
-    """How long the prompt's KV cache is kept; None: no wish, and earlier wishes for the same pages stay."""
+    """How firmly the prompt's KV is kept, and for how long; None: no wish, and earlier wishes for the same
+    pages stay.
+    """
     guide: Guide | None = None
     """Form that the output must have; None: any."""
     tenant: Label = ""
@@ -535,7 +537,7 @@ class RingStatus(Message, frozen=True):
 
 
 class TensorEntry(Record, frozen=True):
-    """Description of some consecutive rows of one tensor of a sequence."""
+    """Description of some rows of one tensor of a sequence. They are sent in the order of the tensor."""
 
     handle: Handle
     name: TensorName

@@ -277,8 +277,8 @@ class AdapterRef(Record, frozen=True):
 
     name: Label
     id: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
-    """Number of the adapter. One id always means one path. With an empty name, the number of weights that
-    came with a request.
+    """Number that the caller gave the adapter; one id always means one path. With an empty name, the number
+    of weights that came with a request.
     """
     version: Annotated[str, Meta(max_length=64)]
     """Digest of the files (runtime.checkpoint.adapters). Changed files are another version."""

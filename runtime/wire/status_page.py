@@ -152,7 +152,7 @@ class StatusPage:
 
 
 def _make(path: Path, counts: Mapping[str, int]) -> None:
-    """Create the file under another name and rename it when it is complete."""
+    """Create the file under another name and rename it when it is complete, so that nobody maps a part."""
     numbers = [counts.get(role, 1) for role in ROLES]
     new = path.with_suffix(".new")
     fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)

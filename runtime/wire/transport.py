@@ -95,7 +95,7 @@ class MessageCodec:
 
 class Inbox(Protocol):
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
-        """Return the messages that have arrived, in order, up to about `limit` messages or MAX_DRAIN_BYTES.
+        """Return the messages that have arrived, in order, at most `limit`, and none after MAX_DRAIN_BYTES.
         Never blocks. A message with raw frames behind it is returned as Framed, with `num_frames` of them.
         """
 
