@@ -36,7 +36,9 @@ class AttentionLayer:
 
 
 def widest_window(windows: Iterable[int | None]) -> int:
-    """Return how many tokens back the widest layer sees, the newest token included; 0: without limit."""
+    """Return how many of a sequence's last tokens the widest layer sees, the newest included; 0: one sees
+    all.
+    """
     widest = 0
     for window in windows:
         if window is None:

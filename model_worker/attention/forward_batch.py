@@ -26,7 +26,7 @@ class ForwardBatch:
     page_table: Tensor  # [max_rows, max_pages] int32, the device table, addressed by row
     page_size: int  # tokens
     num_decodes: int  # each of the first num_decodes sequences has exactly one new token
-    output_indices: Tensor | None  # [W] int64, tokens with final hidden states; W may be 0; None: all
+    output_indices: Tensor | None  # [W] int64, tokens whose final hidden states are wanted; None: all
     rows_repeat: bool = False  # a row may occur several times among the decodes, for consecutive tokens
     decode_lens: Tensor | None = None  # [num_decodes] int64, kv_lens on the device; None: see positions
     adapter_rows: Tensor | None = None  # [T] int64, each token's row; None: no row has an adapter

@@ -32,8 +32,8 @@ class RankGroup(Protocol):
         """
 
     def gather(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor | None:
-        """Return the first `width` columns of all ranks' x [n, m], joined side by side in rank order: [n,
-        width], on rank 0, in `out` if it is given; None on other ranks.
+        """Join all ranks' x [n, m] side by side in rank order, and return the first `width` columns [n,
+        width] on rank 0, in `out` if it is given; None on other ranks.
         """
 
     def broadcast(self, x: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ class SharedMemoryGroup:
         return min(int(self._slot(slots, rank, own)) for rank in range(self.size))
 
     def close(self) -> None:
-        """Release the memory. It is freed with the last process."""
+        """Close the descriptors of the other processes. The memory is freed when the last process ends."""
         for pidfd in self._pidfds.values():
             os.close(pidfd)
         self._pidfds = {}

@@ -124,7 +124,7 @@ class TorchGroup:
         return int(least)
 
     def close(self) -> None:
-        """Do nothing. NCCL's communicator ends with the process, because destroying it would wait for all
+        """Shut gloo down. NCCL's communicator ends with the process, because destroying it would wait for all
         ranks.
         """
         if self._device.type != "cuda":

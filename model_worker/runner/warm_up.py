@@ -20,7 +20,9 @@ from runtime.wire.sampling_params import SamplingParams
 PROMPT_TOKENS = 8
 ALL_ALLOWED = 0xFF
 FIRST_SLOT = 0
-"""Adapter slot that is empty, used by rows with an adapter in models that take any."""
+"""Adapter slot of all rows of the warm-up. It is empty, but in a model that takes adapters these rows launch
+what rows with an adapter do.
+"""
 
 
 def first_prompt(max_len: int, num_pages: int, page_size: int) -> BatchPlan:

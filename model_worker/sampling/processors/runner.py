@@ -31,7 +31,7 @@ SHARED_AT_ONCE = 1 << 18
 """Logits in one broadcast: as many as fit into a slot of shared memory."""
 MAX_ERROR_CHARS = 500
 MAX_SCORE = 1e30
-"""Largest magnitude of a score that a processor may leave for a beam's token, so that sums stay finite."""
+"""Largest score that a processor may leave for a beam's token, so that sums are still numbers."""
 Processor: TypeAlias = Callable[..., Any]
 
 

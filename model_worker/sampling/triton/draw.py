@@ -222,7 +222,7 @@ def _best_in_block(
 def _best_of_list(
     row, window, cut, least, seed, position, best, token, TILE: tl.constexpr, ID_BITS: tl.constexpr
 ):  # fmt: skip
-    """Return the best of the previous best and the ids of a list that are before the cut and at least
+    """Return the best of the previous best and the ids of a list up to and with the cut that are at least
     `least`.
     """
     for start in range(0, row[2], TILE):
