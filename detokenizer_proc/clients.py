@@ -24,8 +24,8 @@ CHECK_S = 0.25
 MAX_CLIENTS = 4096
 # Number of these places that only clients of the run directory may take: more than a launch has HTTP servers.
 NUM_LOCAL_ONLY = 128
-# Clients that a tenant may have while any place is free. Beyond this it needs as many free places as it has
-# clients.
+# Clients that a tenant may have while any place is free. For a further one, more places must be free than it
+# has clients.
 NUM_OF_EACH_TENANT = 32
 # Greetings and pings handled in a turn, which takes at most 2 ms for them.
 MAX_DRAIN = 128

@@ -44,7 +44,7 @@ class StopStringMatcher:
 
     def push(self, piece: str, *, may_match: bool = True) -> tuple[str, str | None]:
         """Process the next piece of text. Returns (text that may be sent, the stop string that it completed
-        or None). With `may_match` False no stop string ends in this piece, though one may begin. Call nothing
+        or None). With `may_match` False no stop string ends in this piece, though one may begin. Push nothing
         after a match.
         """
         if not self.concerns(piece):

@@ -72,7 +72,7 @@ class StopWordMatcher:
     def push(self, token: int, piece: str, *, may_match: bool) -> tuple[str, str | None]:
         """Process one token and its text. Returns (text that may be sent, the stop string or the text of the
         stop word that it completed, or None). With `may_match` False nothing ends here, though it may begin.
-        Call nothing after a match.
+        Push nothing after a match.
         """
         self._starts.append(self._num_chars)
         self._tokens.append(token)

@@ -185,7 +185,7 @@ class AdapterTable:
 
     def resolved(self, asked: AdapterRef | None, tenant: str) -> AdapterRef | None:
         """Return the adapter with its path and version. Raises InvalidRequest if it cannot be served,
-        Forbidden for a path given by a tenant.
+        Forbidden for a path given by a tenant other than the owner.
         """
         if asked is None:
             return None

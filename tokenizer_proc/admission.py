@@ -148,7 +148,9 @@ class QueueAdmission:
         return not (attempt_of(request.handle) and self._is_recovering())
 
     def check(self, request: GenerateRequest) -> None:
-        """Check that there is room for a request. Raises Overloaded if there is none, now or ever."""
+        """Check that there is room for a request. Raises Overloaded if there is none, or the
+        server is shutting down.
+        """
         if self._is_draining():
             raise Overloaded("the server is shutting down", code="shutting_down", retry_after_s=DRAIN_RETRY_S)
         status = self._scheduler_status()

@@ -71,7 +71,7 @@ class ControlCalls:
 
     def iteration_stats(self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S) -> list[IterationStats]:
         """Return statistics of the iterations after number `after` that the scheduler still has, the oldest
-        first. Raises RequestError (stats_off if it has none), RingClosed, TimeoutError.
+        first. Raises RequestError (stats_off if it records none), RingClosed, TimeoutError.
         """
         return StatsPlace.of_iterations(after).read(self._ask_stats(timeout))
 

@@ -124,8 +124,8 @@ class OwnRuntime:
 
 
 def _make_run_dir() -> Path:
-    """Where temporary files are or, where that path is too long for the names of sockets, as that of a job's
-    own directory may be, in /tmp.
+    """Make the run directory where temporary files are or, if that path is too long for the names of sockets,
+    as that of a job's own directory may be, in /tmp.
     """
     fits = len(os.fsencode(tempfile.gettempdir())) + RUN_DIR_BYTES <= MAX_RUN_DIR_BYTES
     return Path(tempfile.mkdtemp(prefix=RUN_DIR_PREFIX, dir=None if fits else "/tmp"))

@@ -213,7 +213,7 @@ class _Launch(msgspec.Struct):
 
 
 def _node_of(endpoints: Endpoints) -> _NodeOfLaunch:
-    """Return the number of this node in a launch over several machines."""
+    """Return which node of a launch over several machines this one is, with the address of node 0."""
     try:
         return msgspec.json.decode(endpoints.config_file.read_bytes(), type=_Launch).config
     except (OSError, msgspec.MsgspecError):  # it has ended, is not ready yet, or has another version

@@ -114,7 +114,7 @@ class Completion:
     """Outputs, as many as `n` asked for."""
     usage: Usage
     """Tokens of the prompt, counted once, and of all generated sequences, including those that best_of has
-    not chosen. Cached tokens are those of the first sequence.
+    not chosen. Cached tokens are those of the first sequence, since the others find its prompt in the cache.
     """
     prompt_logprobs: PromptLogprobs = field(default_factory=lambda: NO_LOGPROBS)
     """Log-probabilities of the prompt's tokens; empty if not asked for."""

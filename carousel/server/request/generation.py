@@ -403,7 +403,7 @@ class Generation(Response):
 
 
 def labelled(submission: Submission, label: str) -> Submission:
-    """Return the request with another label."""
+    """Return the request under a label that is held for it."""
     options = submission.options
     if submission.label != label:
         options = RequestOptions({**options, "label": label})
