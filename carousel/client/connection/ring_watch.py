@@ -80,8 +80,8 @@ class PageWatch:
                     self._pidfd = os.pidfd_open(pid)
                 except ProcessLookupError:
                     return True
-            # Checked after the pidfd is open: a launcher that holds the lock now is the process that the pidfd
-            # refers to.
+            # Checked after the pidfd is open: a launcher that holds the lock now is the process that this
+            # descriptor refers to.
             if not is_held(self._run_dir):
                 return True
             if not pid:
