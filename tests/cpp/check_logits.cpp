@@ -1,4 +1,5 @@
 // Log-probabilities, penalties and masks.
+#include <algorithm>
 #include <numeric>
 
 #include "check.h"
@@ -10,7 +11,7 @@ void check_logits() {
   auto logits = check::normal(rows * size, 1, 3);
   const std::vector<int64_t> tokens{0, 202, 77};
   std::vector<float> chosen(rows), top(rows * num_top);
-  std::vector<int32_t> ids(rows * num_top), best;
+  std::vector<int32_t> ids(rows * num_top), best, ranks(rows), places;
   std::vector<double> expected, expected_top;
   for (int r = 0; r < rows; ++r) {
     const float* row = &logits[r * size];
@@ -20,13 +21,16 @@ void check_logits() {
     std::vector<int32_t> order(size);
     std::iota(order.begin(), order.end(), 0);
     std::sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
+    places.push_back((int32_t)(std::find(order.begin(), order.end(), tokens[r]) - order.begin()) + 1);
     for (int i = 0; i < num_top; ++i) best.push_back(order[i]), expected_top.push_back(row[order[i]] - std::log(total));
   }
-  LogprobsCall logprobs{logits.data(), tokens.data(), chosen.data(), ids.data(), top.data(), rows, size, num_top, 2};
+  LogprobsCall logprobs{logits.data(), tokens.data(), chosen.data(), ranks.data(), ids.data(),
+                        top.data(), rows, size, num_top, 2};
   carousel_logprobs(&logprobs);
   check::near("logprobs", chosen, expected, 1e-5);
   check::near("top logprobs", top, expected_top, 1e-5);
   check::equal("top ids", ids, best);
+  check::equal("ranks", ranks, places);
 
   const std::vector<int64_t> order{2, 0}, table{0, 1};
   std::vector<int32_t> counts(2 * size);
