@@ -31,7 +31,7 @@ CHECK_AFTER_IDLE_S = 1.0
 
 class SchedulerLoad(NamedTuple):
     """Figures that are shown as soon as they change: the load by which tokenizers admit requests, the size of
-    the newest step, the sequence that runs alone, and whether the scheduler is idle.
+    the newest step, the sequence that runs alone, and whether generation is paused.
     """
 
     num_running: int
@@ -55,7 +55,7 @@ class SchedulerLoop:
         self._keep_accounts()
 
     def turn(self) -> float:
-        """Take one turn. Returns the seconds to wait for a message before the next one; 0.0: there is more
+        """Take one turn. Returns the seconds to wait for a message before the next turn; 0.0: there is
         work.
         """
         # While there is no room for answers, no message is read: requests then pile up where they can be

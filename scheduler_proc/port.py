@@ -79,7 +79,7 @@ class Port:
         wait_for_grammar: Callable[[float], object] = lambda _: None,
         adapters_dir: Path | None = None,
     ) -> None:
-        """outboxes: one for each detokenizer. is_client_alone: returns True if exactly one client is
+        """outboxes: one for each detokenizer. is_client_alone: returns True if at most one client is
         connected. new_tenants: as TenantsFile.read_new. seed: of the random numbers; drawn if none is given.
         grammar: where masks arrive; wait_for_grammar: waits for some. adapters_dir: directory of adapters
         whose weights came with requests.
@@ -178,7 +178,7 @@ class Port:
         return feature.ready()
 
     def is_client_alone(self) -> bool:
-        """Return True if exactly one client is connected."""
+        """Return True if at most one client is connected."""
         return self._is_client_alone()
 
     def new_tenants(self) -> Tenants | None:

@@ -92,8 +92,8 @@ class RequestFeature:
         """Receive the results of a chunk with `row.wanted`. Called before the `accept` of the same step."""
 
     def closing(self, closed: Closed) -> Closed:
-        """Return the request's terminal message, extended if needed. Called when the request is about to end
-        and still holds its row. Not called when a higher attempt replaces it.
+        """Return the request's terminal message, extended if needed. Called when the request is about to end,
+        while it still holds what it has, such as its row. Not called when a higher attempt replaces it.
         """
         return closed
 

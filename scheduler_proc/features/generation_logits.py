@@ -31,7 +31,7 @@ class GenerationLogits(RequestFeature):
                 start = kept.start - req.num_prompt
                 self._emit(TensorEntry(req.handle, "generation_logits", "float32", shape, start), kept.frame)
         for name, rows in sampled.outputs:
-            # A row of logits belongs to the token before the one that was sampled from it.
+            # A row of additional outputs belongs to the token before the one sampled from it.
             kept = rows.upto(end - 1)
             if kept is not None:
                 shape = (kept.num_positions, kept.vocab_size)

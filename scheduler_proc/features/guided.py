@@ -53,7 +53,7 @@ class Guided(RequestFeature):
         self._num_masked = 1
         """Number of tokens of the step in flight that were sampled with a mask."""
         self._guesses_from = 0
-        """Output length, prompt included, from which on it may have guesses."""
+        """Number of tokens, prompt included, from which on it may have guesses."""
         client.open(self)
 
     @property

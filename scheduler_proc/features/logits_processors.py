@@ -46,7 +46,7 @@ def attach_logits_processors(
     names: Collection[str], *, speculates: bool = False, is_static: bool = False
 ) -> Callable[[Request], RequestFeature | None]:
     """Return a feature factory that gives Processed to each request with logits processors, except beam
-    searches, which call them themselves. names: processors of the launch. speculates: True if rows guess
+    searches, which ask for them themselves. names: processors of the launch. speculates: True if rows guess
     unless they say otherwise. is_static: True with static batching.
     """
 

@@ -60,7 +60,7 @@ class StatsQuestions:
                 self._answer(question)
 
     def forget(self, client: int, tenant: str) -> None:
-        """Forget the questions of a client that has gone and of this tenant."""
+        """Forget the questions of a client that has gone: those of this tenant, or all for the owner."""
         for key, question in list(self._waiting.items()):
             if key[0] == client and tenant in (OWNER, question.tenant):
                 del self._waiting[key]

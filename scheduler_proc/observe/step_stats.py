@@ -235,7 +235,7 @@ class StepStats:
         return "request_stats_max_iterations" if of_requests and self._requests is None else ""
 
     def has_news_for(self, step: int) -> bool:
-        """Return True if there is a step that a reader who has seen `step` does not know."""
+        """Return True if the last step is not `step`, the last one that a reader has seen."""
         return step != (self._ring[-1].launched.step if self._ring else 0)
 
     def _iteration_stats(self, done: Finished) -> IterationStats:

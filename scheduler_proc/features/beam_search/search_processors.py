@@ -1,4 +1,4 @@
-"""SearchProcessors: calls the launch's logits processors for the hypotheses of a beam search.
+"""SearchProcessors: has the worker call logits processors for the hypotheses of a beam search.
 
 One call has all hypotheses of a step, the best first, each with its own tokens. The worker keeps the tokens
 of each row; for a row that has forked it is told which row its tokens continue.

@@ -66,7 +66,7 @@ class DraftLength:
             likely *= rate
         if expected < least:
             count = 0
-        if count or bar >= 1.0:  # otherwise not even a guess that is sure to be right is worth it
+        if count or bar >= 1.0:  # at such a bar not even a sure guess is worth it
             return count
         is_over = LOWEST_BAR * (self.pause - self.wait) >= bar * self.pause
         return min(1, most) if is_over and self.wait <= 0 else 0

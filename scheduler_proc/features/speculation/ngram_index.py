@@ -118,8 +118,8 @@ class NgramIndex:
 
     def find(self, other: NgramIndex | None = None) -> int:
         """Return the position of the token that followed the last earlier occurrence of the longest n-gram at
-        the end; -1 if there is none. other: index whose end is looked up instead; it has room for as many
-        tokens.
+        the end; -1 if there is none. other: index whose end is looked up instead; it has room for at least
+        as many tokens.
         """
         tokens, slots, mask = self.tokens, self._slots, self.mask
         of = self if other is None else other
