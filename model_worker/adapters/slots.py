@@ -215,7 +215,7 @@ def _check_unchanged(ref: AdapterRef, version: str) -> None:
 
 
 def _be_nice(all_begun: threading.Barrier) -> None:
-    """Lower the priority of the loading threads, and limit them to one core together."""
+    """Lower the priority of this loading thread, and let it use one core at most."""
     torch.set_num_threads(1)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     all_begun.wait()

@@ -119,7 +119,7 @@ class Device(Protocol):
         """Return the address of the current CUDA stream; None on other devices."""
 
     def capture(self, fn: Callable[[], None]) -> Graph:
-        """Record what `fn` launches on the current stream, after running it once or twice. `fn` must not wait
+        """Record what `fn` launches on the current stream, calling it once or twice. `fn` must not wait
         for the device, and must depend only on memory that outlives the graph. Raises the exceptions of `fn`,
         including torch.OutOfMemoryError.
         """

@@ -153,7 +153,8 @@ class CpuDevice:
 
     def free_bytes(self, *, cached: bool = True) -> int:
         """Return the bytes that the kernel can give without swapping, at most what the control group leaves.
-        cached: first return freed memory, which a KV cache would otherwise not be able to use.
+        cached: first return to the system what loading has freed. A KV cache in its place would take memory
+        before it is written.
         """
         if cached:
             give_back_freed_memory()

@@ -37,7 +37,7 @@ class TakingEnd(Protocol):
 
 
 class Waiting(NamedTuple):
-    """How a stage waits for another one."""
+    """Settings of a stage that waits for another one."""
 
     on_wait: Callable[[], None]
     """Called about every SLICE_S while waiting."""

@@ -47,7 +47,7 @@ class Ranks:
             poller.register(pidfd, zmq.POLLIN)
 
     def died(self, fired: dict[Any, int]) -> str | None:
-        """Return the names of the ranks that have ended, from the result of a poll; None if none has."""
+        """Return the name of a rank that has ended, from the result of a poll; None if none has."""
         return next((name for pidfd, name in self._names.items() if pidfd in fired), None)
 
     def send(self, message: Message, wait: Callable[[], None], ranks: Sequence[int] | None = None) -> None:
