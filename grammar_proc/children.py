@@ -90,7 +90,7 @@ class CompileChild:
         self.is_wanted = True
         """Somebody waits for that guide."""
         self.since = time.monotonic()
-        """When it began with the guide, or was asked for."""
+        """Time at which it began with the guide, or was asked for, on the clock of time.monotonic()."""
         self.charged_s = 0.0
         """CPU time of its guide that was charged to the credit that all guides share."""
         self._link = link

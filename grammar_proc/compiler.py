@@ -1,7 +1,7 @@
 """GuideCompiler: tries guides in child processes, a few at a time, kills those that take too long, and
 remembers refusals.
 
-        begin(guide) ──► waiting (8 at most) ──► a child, 3 s at most ──► grammar or refusal
+    begin(guide) ──► waiting (8 at most) ──► a child, 3 s at most ──► grammar or refusal
 
 There are as many children as processors, less one. A child whose guide takes longer than most guides do
 continues only while nobody else needs the processor, and is replaced afterwards. After it is killed, it may

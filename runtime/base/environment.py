@@ -15,7 +15,7 @@ def api_key() -> str | None:
 
 
 def has_vllm_api_key() -> bool:
-    """Tell whether VLLM_API_KEY is set, which gives vLLM's server its key: whoever sets it wants one."""
+    """Return True if VLLM_API_KEY is set, which gives vLLM's server its key: whoever sets it wants one."""
     return bool(os.environ.get("VLLM_API_KEY"))
 
 

@@ -132,7 +132,7 @@ def _put_theta_where_it_is_read(raw: dict[str, Any], overrides: dict[str, Any]) 
 
 
 def _put_rope(raw: dict[str, Any], overrides: dict[str, Any], name: str, scaling: dict[str, Any]) -> None:
-    """Store the scaling under the key that the file uses, and keep the file's other rotary parameters."""
+    """Store the scaling under the key that the file uses, and keep its theta and partial factor."""
     parameters = overrides.get("rope_parameters", raw.get("rope_parameters"))
     if not isinstance(parameters, dict) or not parameters:
         overrides["rope_scaling"] = scaling

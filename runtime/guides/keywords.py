@@ -121,7 +121,7 @@ XGRAMMAR: dict[str, str] = {
     "patternProperties": "one pattern beside `additionalProperties` false, if it matches no property's name",
     "maxProperties": "also where it is the number of the required ones",
 }
-"""How --grammar-backend xgrammar keeps a keyword, where it differs from llguidance."""
+"""Notes on keywords that --grammar-backend xgrammar keeps in another way than llguidance."""
 
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")

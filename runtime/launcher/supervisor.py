@@ -233,7 +233,7 @@ class Supervisor:
             self._keys_are_due = False
         self._beat()
         if self._parent.has_ended():
-            self._num_signals += 2  # no process is left whose requests could finish
+            self._num_signals += 2  # the process that asks is gone, so no request needs to finish
 
     def _read_messages(self) -> None:
         for message in [*self.names.inbox.drain(), *(self._nodes.take_news() if self._nodes else ())]:

@@ -36,7 +36,7 @@ class Hang(NamedTuple):
 
 
 class _Unchanged:
-    """How long a value has not changed, counted in watched time only."""
+    """Time for which a value has not changed, counted in watched time only."""
 
     __slots__ = ("_value", "seconds")
 

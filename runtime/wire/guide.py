@@ -64,7 +64,7 @@ class MatcherState(Record, frozen=True):
     Alternatively the number of the slot that holds the mask, which then allows some id.
     """
     are_complete: tuple[bool, ...]
-    """For each mask, True if the output may end there."""
+    """True for each mask at which the output may end."""
     guesses: PackedIds = b""
     """Packed guesses that these masks are for."""
     is_short: bool = False

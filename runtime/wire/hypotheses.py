@@ -42,7 +42,7 @@ class BranchMatchers(Message, frozen=True):
         tuple[tuple[Annotated[int, Meta(ge=FROM_THE_START, lt=MAX_HYPOTHESES)], PackedIds], ...],
         Meta(max_length=MAX_HYPOTHESES),
     ]
-    """For each hypothesis, the index of the one that it continues, and its new ids, packed."""
+    """Index of the hypothesis that each one continues, and its new ids, packed."""
 
 
 class BranchStates(Message, frozen=True):
@@ -51,4 +51,4 @@ class BranchStates(Message, frozen=True):
     masks: tuple[bytes, ...]
     """Bitmasks of what may follow each hypothesis; see MatcherState."""
     are_complete: tuple[bool, ...]
-    """For each hypothesis, True if it may end here."""
+    """True for each hypothesis that may end here."""

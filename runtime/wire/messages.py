@@ -125,7 +125,7 @@ class GenerateRequest(Message, frozen=True):
     other.
     """
     retention: Retention | None = None
-    """How firmly the prompt's KV is kept, and for how long; None: no wish, and earlier wishes for the same
+    """Wish for how firmly and how long the prompt's KV is kept; None: no wish, and earlier wishes for the same
     pages stay.
     """
     guide: Guide | None = None
@@ -190,21 +190,21 @@ class ControlRequest(Message, frozen=True):
     number: Count
     op: ControlOp
     after: Count = 0
-    """For statistics: number of the last iteration that the client has seen. For timelines without a label:
+    """Number of the last iteration that the client has seen, for statistics. For timelines without a label:
     number of the last timeline.
     """
     wait: bool = False
-    """For statistics: True to answer only when there is something newer."""
+    """True to answer only when there is something newer, for statistics."""
     own: Annotated[tuple[ClientId, ...], Meta(max_length=64)] = ()
-    """For request_stats: all client ids of the asker, whose requests are named to it."""
+    """All client ids of the asker, whose requests are named to it, for request_stats."""
     mode: PauseMode = "in_place"
-    """For pause_generation: how running requests are treated."""
+    """Treatment of running requests, for pause_generation."""
     num_steps: Annotated[int, Meta(ge=0, le=MAX_PROFILE_STEPS)] = 0
-    """For start_profile: number of steps after which it ends by itself; 0: MAX_PROFILE_STEPS."""
+    """Number of steps after which a profile ends by itself, for start_profile; 0: MAX_PROFILE_STEPS."""
     tenant: Label = ""
     """Tenant that asks, as in GenerateRequest. Only admins may."""
     label: Label = ""
-    """For drop_adapter: the adapter's name. For timeline: the request's label, or empty for all; answered by
+    """Name of the adapter, for drop_adapter. For timeline: the request's label, or empty for all; answered by
     the asking client's detokenizer with what it has seen.
     """
     call: RankCall | None = None

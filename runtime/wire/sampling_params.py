@@ -38,7 +38,7 @@ Bias: TypeAlias = Mapping[int, float] | Mapping[str, float] | Sequence[Sequence[
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """How to choose the next tokens and when to stop. Neutral values change nothing.
+    """Parameters that say how to choose the next tokens and when to stop. Neutral values change nothing.
 
     Raises InvalidRequest from `validate()`; constructing one checks nothing, so that a caller sees every
     error in one place.

@@ -71,25 +71,25 @@ class ProcessStatus(NamedTuple):
     stuck.
     """
     num_clients: int = 0
-    """For a detokenizer: number of connected clients, processes of the HTTP server included."""
+    """Number of clients connected to a detokenizer, processes of the HTTP server included."""
     recovery_ns: int = 0
     """Time on CLOCK_MONOTONIC of the last event after which requests are submitted again. In the launcher's
     slot, the last time that a process being replaced was not ready; in a detokenizer's, the last time that a
     client came back under its id.
     """
     solitary: bytes = NO_HANDLE
-    """For the scheduler: handle of the sequence that runs alone because the engine died under it before, or
+    """Handle of the scheduler's sequence that runs alone because the engine died under it before, or
     NO_HANDLE.
     """
 
     is_paused: bool = False
-    """For the scheduler: True while it launches no step until generation is continued."""
+    """True while the scheduler launches no step until generation is continued."""
     loaded: float = 0.0
-    """For a worker, or a scheduler that has it in its process: share of the weights that is loaded."""
+    """Share of the weights that is loaded, by a worker, or by a scheduler that has it in its process."""
     is_profiling: bool = False
-    """For the scheduler: True while a profile is being taken."""
+    """True while the scheduler takes a profile."""
     is_in_call: bool = False
-    """For the scheduler: True while a call to ranks is open, during which no step is launched."""
+    """True while the scheduler has an open call to ranks, during which no step is launched."""
 
     def age_s(self) -> float:
         return (time.monotonic_ns() - self.heartbeat_ns) / 1e9

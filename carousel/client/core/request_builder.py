@@ -109,7 +109,7 @@ class RequestOptions(EmbedOptions, total=False):
     task: Task
     """Task of the request; set by the embedding calls."""
     kv_cache_retention_config: KvCacheRetentionConfig | None
-    """How firmly, and how long, the server keeps its KV cache for requests with the same beginning."""
+    """Wish for how firmly and how long the server keeps the KV cache for requests with the same beginning."""
     structured_outputs: StructuredOutputsParams | GuidedDecodingParams | Guide | None
     """Form that the output must have."""
     draft_token_ids: TokenIds | None

@@ -12,7 +12,7 @@ from carousel.server.chat.tools import NO_TOOLS, ToolSet
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """How the answers to one request are parsed."""
+    """Formats by which the answers to one request are parsed."""
 
     tool_format: ToolFormat | None = None
     tools: ToolSet = NO_TOOLS

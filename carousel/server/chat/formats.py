@@ -38,7 +38,7 @@ from carousel.server.chat.thoughts import read_thoughts
 
 CallReader: TypeAlias = Callable[[Reader], Steps[None]]
 Thinking: TypeAlias = Literal["open", "may begin", "none"]
-"""How the answer begins: inside reasoning, because the prompt ends with its opening tag; perhaps with that
+"""Beginning of the answer: inside reasoning, because the prompt ends with its opening tag; perhaps with that
 tag; or after all reasoning.
 """
 

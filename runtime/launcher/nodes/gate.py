@@ -78,7 +78,7 @@ class NodeGate:
         self.hosts = {node: RemoteHost(node, self.wait) for node in range(1, config.nnodes)}
         """The other nodes by number."""
         self.refusal = ""
-        """Reason why a node was refused; empty if none was."""
+        """Reason why a node was refused for its facts or its key; empty if none was."""
         self.stranger = ""
         """Message about the last connection with a wrong key; empty if there was none. It does not end the
         start, because it may be somebody else's.

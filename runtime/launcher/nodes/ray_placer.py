@@ -45,7 +45,7 @@ def take_niceness_of(raylet: int) -> None:
 
 def take_oom_score_of(raylet: int) -> None:
     """Give this process, and so the agent, the OOM score of the raylet; ranks add to it. Ray's workers have
-    1,000 by default, so the kernel would kill the actor first, and with it the agent.
+    1,000 by default, so the kernel would kill the actor first when memory is short, and with it the agent.
     """
     wanted = Path(f"/proc/{raylet}/oom_score_adj").read_text()
     try:
