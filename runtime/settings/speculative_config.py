@@ -13,8 +13,8 @@ LOOKUPS = ("prompt_lookup_min", "prompt_lookup_max")
 
 
 def ngram_settings(option: str, value: str) -> Mapping[str, Any] | None:
-    """Return the settings that the object stands for; None if it asks for another method or is no object. Raises
-    ConfigError, which names a key that is not supported.
+    """Return the settings that the object stands for; None if it asks for another method or is no object.
+    Raises ConfigError, which names a key that is not supported.
     """
     try:
         given = json.loads(value)

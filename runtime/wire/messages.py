@@ -125,8 +125,8 @@ class GenerateRequest(Message, frozen=True):
     other.
     """
     retention: Retention | None = None
-    """Wish for how firmly and how long the prompt's KV is kept; None: no wish, and earlier wishes for the same
-    pages stay.
+    """Wish for how firmly and how long the prompt's KV is kept; None: no wish, and earlier wishes for the
+    same pages stay.
     """
     guide: Guide | None = None
     """Form that the output must have; None: any."""

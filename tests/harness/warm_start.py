@@ -276,7 +276,7 @@ class Stock:
         self._process.wait()
 
     def may_start(self, environment: Mapping[str, str]) -> bool:
-        """Tell whether the processes of a ring may have this environment: it is not what libraries read as
+        """Return True if the processes of a ring may have this environment: it is not what libraries read as
         they are loaded that differs.
         """
         return not self.differences(environment)

@@ -30,7 +30,7 @@ def anchors(text: str) -> set[str]:
 
 
 def defines(path: Path, name: str) -> bool:
-    """Tell whether a module has a class or function `name`, or `Class.method`."""
+    """Return True if a module has a class or function `name`, or `Class.method`."""
     body: list[ast.stmt] = ast.parse(path.read_text()).body
     for part in name.split("."):
         kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -87,7 +87,7 @@ class Matching:
         return self._compiled[1].deep_copy()
 
     def takes(self, guide: Guide, text: str) -> bool:
-        """Tell whether a whole text matches, as the tokenizer writes it."""
+        """Return True if a whole text matches, as the tokenizer writes it."""
         matcher = self.compile(guide)
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return matcher.consume_tokens(ids) and matcher.is_accepting()

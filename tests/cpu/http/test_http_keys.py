@@ -104,7 +104,7 @@ def filled(path: str) -> str:
 
 
 def is_unknown(path: str, response: httpx.Response) -> bool:
-    """Tell whether it was looked for: of nobody's request there is no timeline, and no profile was taken."""
+    """Return True if it was looked for: nobody's request has a timeline, and no profile was taken."""
     codes = {"/timelines/": "timeline_not_found", "/profiles/": "profile_not_found"}
     expected = next((code for prefix, code in codes.items() if path.startswith(prefix)), None)
     return expected is not None and response.json()["error"]["code"] == expected

@@ -91,7 +91,7 @@ def test_an_oom_score_that_cannot_be_lowered_is_said_with_what_helps(
 
 
 def _may_lower_niceness() -> bool:
-    """Tell whether this process has the capability; in some containers root has not."""
+    """Return True if this process has the capability; in some containers root has not."""
     mask = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16)
     return bool(mask >> CAP_SYS_NICE & 1)
 

@@ -32,7 +32,7 @@ VALUES: tuple[Any, ...] = (True, 1, 2, 0.5, ("hidden_states",), b"\1\0\0\0", obj
 
 
 def is_answered(req: Request) -> bool:
-    """Tell whether a factory attaches something, or refuses the request, or is at a loss with its value."""
+    """Return True if a factory attaches something, refuses the request, or is at a loss with its value."""
     try:
         return any(factory(req) is not None for factory in FACTORIES)
     except Exception:

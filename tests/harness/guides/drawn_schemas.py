@@ -26,7 +26,7 @@ class _Elements(many):
     _loop: Iterator[None] | None = None
 
     def more(self) -> bool:
-        """Tell whether one more is to be drawn."""
+        """Return True if one more is to be drawn."""
         if self._loop is None:
             self.__enter__()
             self._loop = iter(self)

@@ -153,5 +153,5 @@ SERVED_FROM = {"codegen": "5.24", "gptj": "5.24"}
 
 
 def is_served_by_now(name: str) -> bool:
-    """Tell whether the installed transformers library serves what earlier versions of it do not."""
+    """Return True if the installed transformers library serves what earlier versions of it do not."""
     return name in SERVED_FROM and Version(transformers.__version__) >= Version(SERVED_FROM[name])

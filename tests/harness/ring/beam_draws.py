@@ -154,7 +154,7 @@ def searched(
 
 
 def _is_stopped(tokenizer: PreTrainedTokenizerBase | None, output: list[int], draw: Draw) -> bool:
-    """Tell whether a stop string is in the text of these ids."""
+    """Return True if a stop string is in the text of these ids."""
     if tokenizer is None or not draw.stop:
         return False
     text = str(tokenizer.decode(output, skip_special_tokens=True))

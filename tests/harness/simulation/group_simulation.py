@@ -179,7 +179,7 @@ def expected(asked: Asked, setting: Setting) -> list[Hypothesis]:
 
 
 def is_over(asked: Asked, context: list[int]) -> bool:
-    """Tell whether nothing may follow an output, not even a stop id, as it is complete."""
+    """Return True if nothing may follow an output, not even a stop id, as it is complete."""
     if asked.guide is None or asked.stop_ids:
         return False
     place = place_in(asked.guide.text, context[len(asked.prompt) :])

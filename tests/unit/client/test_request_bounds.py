@@ -61,7 +61,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def reaches(prompt: Any = "x", sampling: dict[str, Any] | None = None, **options: Any) -> bool:
-    """Tell whether it is sent; False: the caller is told what is wrong."""
+    """Return True if it is sent; False: the caller is told what is wrong."""
     try:
         params = SamplingParams(**(sampling or {}))
         request = build_request(HANDLE, Submission(prompt, params, options=options))  # type: ignore[arg-type]

@@ -174,5 +174,5 @@ def test_guesses_are_what_followed_some_longest_match(seed: int) -> None:
 
 
 def search_exactly(tokens: list[int], n: int) -> bool:
-    """Tell whether the last n tokens have come up before."""
+    """Return True if the last n tokens have come up before."""
     return any(tokens[at - n : at] == tokens[-n:] for at in range(n, len(tokens)))
