@@ -152,7 +152,7 @@ class _CallSize:
         self._num_bytes = self._num_parts = 0
 
     def add(self, data: memoryview, where: str) -> None:
-        """Raises InvalidRequest."""
+        """Count one call's JSON. Raises InvalidRequest when all calls are too much."""
         self._num_bytes += len(data)
         self._num_parts += sum(map(bytes(data).count, (b"[", b"{", b",")))
         if self._num_bytes > MAX_FURTHER_BYTES or self._num_parts > MAX_CALL_PARTS:

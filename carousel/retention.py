@@ -1,4 +1,6 @@
-"""KvCacheRetentionConfig: how long the server keeps the KV cache of a request, under TensorRT-LLM's names."""
+"""KvCacheRetentionConfig: how firmly, and for how long, the server keeps the KV cache of a request, under
+TensorRT-LLM's names.
+"""
 
 from __future__ import annotations
 

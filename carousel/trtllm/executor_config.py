@@ -426,7 +426,9 @@ def _is_same(value: object, neutral: object) -> bool:
 
 
 def _name(value: object) -> str | None:
-    """Return the name of a member of any enum, or of a string; None for anything else."""
+    """Return the name of a member of any enum, or a string in upper case; None for None, and the repr of any
+    other value.
+    """
     if isinstance(value, Enum):
         return value.name
     name = getattr(value, "name", value)  # members of a compiled library's enum are of no class of Python's

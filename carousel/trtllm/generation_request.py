@@ -58,8 +58,8 @@ _OUTPUT_NAMES = dict.fromkeys(("additional_outputs", "gather_context"), "additio
 
 
 class GenerationRequest:
-    """Request of one prompt. `n` and `best_of` of `sampling_params` give the number of sequences, and how
-    many of these are returned.
+    """Request of one prompt. `n` of `sampling_params` is how many sequences are returned, `best_of` how many
+    are generated for the choice.
 
     max_tokens: takes precedence over that of `sampling_params`. Without it and without sampling parameters,
     the limit is the end of the context.
@@ -80,7 +80,7 @@ class GenerationRequest:
     return_all_generated_tokens: each Response of a stream holds all ids so far, not only the new ones. Those
     of a beam search always do.
 
-    kv_cache_retention_config: priorities of its pages in the KV cache.
+    kv_cache_retention_config: how firmly, and for how long, its pages stay in the KV cache.
 
     guided_decoding_params: guide that the output must match.
 

@@ -65,7 +65,7 @@ class ReasoningFormat:
     read: CallReader | None = None
     """Reader of a format in which reasoning, text and calls are messages."""
     next_message: str = ""
-    """Text between two messages."""
+    """Text that begins a message after another one."""
     content: str = ""
     """Text that begins the message of the content."""
     behind: CallReader | None = None

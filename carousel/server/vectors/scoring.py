@@ -106,7 +106,7 @@ def _listed(texts: ComparedTexts) -> list[str]:
 
 
 def _check_number(first: Sequence[str], second: Sequence[str], name: str) -> None:
-    """Raises InvalidRequest where there are too many texts together."""
+    """Raise InvalidRequest if there are too many texts together."""
     total = len(first) + len(second)
     if total > MAX_INPUTS:
         raise InvalidRequest(f"{name}: at most {MAX_INPUTS} texts in all, got {total}", param=name)
