@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="package", autouse=True)
 def rare_collections() -> Iterator[None]:
-    """For all tests of the folder whose conftest.py imports it."""
+    """Collect garbage rarely in all tests of the folder whose conftest.py imports this."""
     usual = gc.get_threshold()
     gc.set_threshold(50_000, 20, 20)
     yield

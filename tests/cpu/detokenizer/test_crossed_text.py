@@ -1,4 +1,4 @@
-"""Whose text is whose: with several processes of every kind, each caller gets its own answer and no other's.
+"""With several processes of every kind, each caller gets its own answer and no other's.
 
 Every request is biased to one token, which no other request in flight has; so an answer that went astray, or
 a part of one, is seen at once, whatever the model says.

@@ -87,7 +87,7 @@ class Meeting:
 
 
 LINGER_MS = 20
-"""For what a gate or an agent says last, on this machine."""
+"""Time enough, on this machine, for the last messages of a gate or an agent."""
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 IDLE_S = 10.0
 AGAIN_S = 60.0
-"""For Ray to see that a raylet is gone, and to start an actor elsewhere."""
+"""Longest time until Ray sees that a raylet is gone and starts an actor elsewhere."""
 
 
 @pytest.fixture(scope="module")

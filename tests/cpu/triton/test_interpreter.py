@@ -60,7 +60,7 @@ def test_blocks_that_do_not_match_are_refused() -> None:
 
 @pytest.mark.parametrize("low", [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
 def test_floats_are_rounded_to_bfloat16_as_torch_rounds_them(low: int) -> None:
-    """For all that bfloat16 can hold, with these bits below; and back."""
+    """Convert every value that bfloat16 can hold, with `low` as the bits below; and back."""
     halves = np.arange(1 << 16, dtype=np.uint32)
     floats = (halves << 16 | low).view(np.float32)
     got = _convert_float(floats, tl.float32, tl.bfloat16, None).reshape(-1)

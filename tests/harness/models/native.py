@@ -19,7 +19,7 @@ needs_compiler = pytest.mark.skipif(
 LEAST_ISA: CpuIsa = "avx2" if "avx2" in usable_isas() else "portable"
 """The set that nearly every CPU has."""
 NATIVE_ISAS: tuple[CpuIsa, ...] = tuple(dict.fromkeys((cpu_isa(), LEAST_ISA)))
-"""For which the kernels are tested: as much as may be used, and that."""
+"""Sets for which the kernels are tested: the largest that may be used here, and LEAST_ISA."""
 ISA_WITHOUT_AMX: CpuIsa = "avx512_bf16" if cpu_isa() == "amx" else cpu_isa()
 
 

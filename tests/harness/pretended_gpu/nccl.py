@@ -36,7 +36,7 @@ DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 }
 CALL_BYTES = 128
-"""For what a rank says of its next call."""
+"""Size of the message in which a rank describes its next call."""
 # torch's operations are equal to their names, and have no hash of their own.
 COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": torch.add,

@@ -19,7 +19,7 @@ from triton.runtime import interpreter
 
 
 def _by_name(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """For a function of a type."""
+    """Replace a function of one type."""
     known: dict[str, Any] = {}
 
     def remembered(of: Any) -> Any:
@@ -32,7 +32,7 @@ def _by_name(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _block_type(plain: Callable[..., None]) -> Callable[..., None]:
-    """For block_type.__init__."""
+    """Replace block_type.__init__."""
     known: dict[Any, dict[str, Any]] = {}
     shapes: dict[Any, Any] = {}  # one object for each, so that they can be compared at a glance
 
@@ -53,7 +53,7 @@ def _block_type(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _tensor(plain: Callable[..., None]) -> Callable[..., None]:
-    """For tensor.__init__. A tensor's shape is changed by nobody."""
+    """Replace tensor.__init__. Nobody changes a tensor's shape."""
     known: dict[str, dict[str, Any]] = {}
 
     def init(self: Any, handle: Any, type: Any) -> None:
@@ -68,7 +68,7 @@ def _tensor(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _to_ir(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """For block_type.to_ir: the interpreter has types of Triton for those of the compiler."""
+    """Replace block_type.to_ir: the interpreter has types of Triton for those of the compiler."""
     known: dict[str, Any] = {}
 
     def to_ir(self: Any, builder: Any) -> Any:
@@ -82,7 +82,7 @@ def _to_ir(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_element_ty(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """For block_type.with_element_ty."""
+    """Replace block_type.with_element_ty."""
     known: dict[Any, Any] = {}
 
     def with_element_ty(self: Any, scalar: Any) -> Any:
@@ -97,12 +97,12 @@ def _with_element_ty(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _equal(plain: Callable[..., bool]) -> Callable[..., bool]:
-    """For dtype.__eq__."""
+    """Replace dtype.__eq__."""
     return lambda self, other: self is other or plain(self, other)
 
 
 def _computation_type(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """For TritonSemantic.computation_type_impl."""
+    """Replace TritonSemantic.computation_type_impl."""
     known: dict[Any, Any] = {}
 
     def computation_type(
@@ -139,7 +139,7 @@ def _joined() -> Callable[[Any, Any], Any]:
 
 
 def _broadcast(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """For TritonSemantic.broadcast_impl_value."""
+    """Replace TritonSemantic.broadcast_impl_value."""
     joined = _joined()
 
     def broadcast(self: Any, left: Any, right: Any) -> Any:
@@ -163,7 +163,7 @@ def _broadcast(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _operands(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """For TritonSemantic.binary_op_type_checking_impl, of whose results numpy makes one."""
+    """Replace TritonSemantic.binary_op_type_checking_impl, of whose results numpy makes one."""
     results: dict[Any, Any] = {}
 
     def computed_in(self: Any, a: Any, b: Any, div_or_mod: bool) -> Any:
@@ -237,13 +237,13 @@ NUMBER_LEFT = {(int, tl.tensor), (float, tl.tensor)}
 
 
 def _unwrapped(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """For the language's _unwrap_if_constexpr."""
+    """Replace the language's _unwrap_if_constexpr."""
     simple = {tl.tensor, int, float, bool, type(None)}
     return lambda value: value if type(value) in simple else plain(value)
 
 
 def _fits(plain: Callable[..., bool]) -> Callable[..., bool]:
-    """For the interpreter's _validate_np_data_size: of an array and a type."""
+    """Replace the interpreter's _validate_np_data_size, which takes an array and a type."""
     known: dict[Any, bool] = {}
 
     def fits(array: Any, of: Any) -> bool:
@@ -256,7 +256,7 @@ def _fits(plain: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _constant(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """For TritonSemantic.scalar_constant. Nobody changes one."""
+    """Replace TritonSemantic.scalar_constant. Nobody changes a constant."""
     known: dict[Any, Any] = {}
 
     def constant(self: Any, value: Any, dtype: Any) -> Any:
@@ -274,7 +274,7 @@ def _constant(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _handle(plain: Callable[..., None]) -> Callable[..., None]:
-    """For TensorHandle.__init__, which holds numpy's width against the type's each time."""
+    """Replace TensorHandle.__init__, which compares numpy's width with the type's each time."""
 
     def init(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
         self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
@@ -286,8 +286,9 @@ CHECKS_SEMANTIC = tl.core.builtin(lambda: None).__code__
 
 
 def _patch_attr(plain: Callable[..., None]) -> Callable[..., None]:
-    """For the interpreter's _patch_attr: the wrapper of each function of Triton's language, which says that
-    it is called outside of a kernel, is left out inside of one, and no keywords are sorted out for each call.
+    """Replace the interpreter's _patch_attr. The wrapper of each function of Triton's language, which says
+    that it is called outside of a kernel, is left out inside of one, and no keywords are sorted out for each
+    call.
     """
     semantic = interpreter.interpreter_semantic
 

@@ -60,7 +60,7 @@ class SharesWatch:
         self._kv = kv
         self._retracts = retracts
         self._for: Request | None = None
-        """For whom pages are taken now; None: for several, or nobody knows."""
+        """Request for which pages are taken now; None if for several, or if nobody knows."""
         self._num_wanted = 0
         self.num_within = 0
         """Evictions that took pages within a tenant's share, for want of others."""

@@ -45,7 +45,7 @@ def tenants_with(rng: random.Random) -> tuple[Tenant, ...]:
 
 
 UNKNOWN_STEPS = round(SETTLE_S / 0.01) + 2
-"""For which the scheduler may not have looked at what tenants use."""
+"""Most steps for which the scheduler may not have looked at what tenants use."""
 
 
 class TenantWatch:

@@ -166,7 +166,7 @@ class Simulation:
             self._abort_stale()
 
     def _pause(self) -> None:
-        """For some steps, every now and then, where waiting is measured."""
+        """Pause the scheduler for some steps, now and then, if waiting is measured."""
         if self._num_paused_steps:
             self._num_paused_steps -= 1
             if not self._num_paused_steps:

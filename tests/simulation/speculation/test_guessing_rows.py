@@ -40,7 +40,9 @@ def requests_that_repeat(rng: random.Random) -> list[TokenizedRequest]:
 
 
 def requests_that_go_round(rng: random.Random) -> list[TokenizedRequest]:
-    """For a model that sees two tokens: the output goes round, until as many tokens would come again."""
+    """Return requests to a model that sees two tokens. Their output goes round, until
+    `no_repeat_ngram_size` tokens would come again.
+    """
     requests = []
     for number in range(14):
         sampling = {

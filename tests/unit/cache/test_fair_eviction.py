@@ -1,4 +1,4 @@
-"""Whose pages go first when several tenants share the cache."""
+"""The tenants whose pages go first when several share the cache."""
 
 from __future__ import annotations
 

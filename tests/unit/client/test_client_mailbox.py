@@ -18,7 +18,9 @@ ARRIVED: list[Item] = [RingClosed("first"), RingClosed("second")]
 
 
 async def woken_in_turns(num_waiters: int, leaving: Collection[int] = ()) -> list[list[int]]:
-    """For whom something arrives at once; `leaving` give up before they are woken."""
+    """Return the numbers of the waiters that go on in each turn, after something has arrived for all at once.
+    Those of `leaving` give up before they are woken.
+    """
     line = PacedLine(WAKES_PER_TURN)
     mailboxes = [Mailbox(line) for _ in range(num_waiters)]
 

@@ -6,7 +6,7 @@ from runtime.launcher.restart_budget import BACK_OFF_S, RestartBudget
 
 
 def spend(budget: RestartBudget, unit: str, limit: int, now: float) -> float | None:
-    """For a death from outside."""
+    """Spend a restart on a death from outside."""
     return budget.spend(unit, limit, now, from_outside=True)
 
 

@@ -92,7 +92,7 @@ def test_faults_of_a_key_directory_are_named(tmp_path: Path) -> None:
 
 
 def test_two_names_for_one_key_are_refused(tmp_path: Path) -> None:
-    """Whose is what comes with it?"""
+    """Otherwise nobody could say whose a message with that key is."""
     make_keys(tmp_path, ["alice", "bob"])
     clients = tmp_path / "clients"
     (clients / "carol.key").write_bytes((clients / "alice.key").read_bytes())

@@ -48,7 +48,7 @@ def ask(tenant: str, seq: int, client: int = 0, **fields: Any) -> GenerateReques
 
 
 def passed(ring: Ring) -> list[tuple[str, int]]:
-    """Whose requests have gone to the scheduler, and which."""
+    """Return the tenant and the number of each request that has gone to the scheduler."""
     sent = [message for message in ring.scheduler.drain() if isinstance(message, TokenizedRequest)]
     return [(message.tenant, int.from_bytes(message.handle[8:12], "little")) for message in sent]
 
