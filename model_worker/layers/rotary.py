@@ -116,7 +116,7 @@ def _exponents(rope: RopeConfig) -> Tensor:
 
 
 def _llama3_frequencies(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
-    """Scale frequencies as Llama 3: divide long wavelengths by the factor, keep short ones, interpolate
+    """Scale frequencies by the method llama3: divide long wavelengths by the factor, keep short ones, interpolate
     between.
     """
     turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)  # over the original context

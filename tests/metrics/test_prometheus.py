@@ -126,7 +126,7 @@ def test_no_counter_falls_although_a_process_was_replaced(run: Run) -> None:
         num_series += 1
         num_samples += len(values)
     assert num_series > 100
-    assert num_samples / num_series > 10
+    assert num_samples / num_series > 5  # the run waits for seven scrapes, and some series begin later
 
 
 def expressions_of_the_dashboard() -> Iterator[str]:
