@@ -116,8 +116,8 @@ def _exponents(rope: RopeConfig) -> Tensor:
 
 
 def _llama3_frequencies(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
-    """Scale frequencies by the method llama3: divide long wavelengths by the factor, keep short ones, interpolate
-    between.
+    """Scale frequencies by the method llama3: divide long wavelengths by the factor, keep short ones, and
+    interpolate between.
     """
     turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)  # over the original context
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
