@@ -102,7 +102,7 @@ class Reader:
         """True if nothing follows `text`."""
         self.tools = tools
         self.quiet: Markers | None = None
-        """If nothing is held back and the item is text: the only markers that would change that."""
+        """Markers that can end the text item, if nothing is held back; None otherwise."""
         self.has_reasoning = False
         self.is_thinking = False
         """True inside reasoning that has not ended."""

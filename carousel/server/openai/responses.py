@@ -1,4 +1,4 @@
-"""Answers of OpenAI's endpoints (completions, chat, models), and the chunks of their streams."""
+"""Bodies of the OpenAI API's answers (completions, chat, models), and the chunks of their streams."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class PromptTokensDetails(Struct):
 
 class CompletionTokensDetails(Struct):
     reasoning_tokens: int | UnsetType = UNSET
-    """Tokens of reasoning, where the server tells it apart."""
+    """Number of reasoning tokens, if the server separates reasoning."""
     accepted_prediction_tokens: int | UnsetType = UNSET
-    """Guesses from the request's prediction that were right, where the server speculates."""
+    """Number of accepted guesses from the request's prediction, if the server speculates."""
     rejected_prediction_tokens: int | UnsetType = UNSET
 
 
@@ -28,22 +28,22 @@ class UsageBody(Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    """Parts of the output's tokens, where the server tells reasoning apart, or speculates."""
+    """Counts within completion_tokens, if the server separates reasoning or speculates."""
 
 
 class PromptLogprob(Struct, gc=False):
     logprob: float
     rank: int
-    """Place of the token among all, 1 for the most likely."""
+    """Rank of the token in the vocabulary; 1 is the most likely."""
     decoded_token: str
 
 
 PromptLogprobsJson: TypeAlias = list[dict[str, PromptLogprob] | None]
-"""By the token id; null for the first token."""
+"""Log-probabilities for each prompt token, keyed by token id; null for the first token."""
 
 
 class CompletionLogprobs(Struct):
-    """Log-probabilities of an answer in columns, one entry for each token."""
+    """Log-probabilities of an answer as columns with one entry for each token."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -58,22 +58,22 @@ class CompletionChoice(Struct):
     finish_reason: str | None
     matched_stop: str | int | None
     stop_reason: str | int | None
-    """Same as matched_stop; `time_limit` where that is what ended it."""
+    """Same as matched_stop, or `time_limit` if the time limit ended the sequence."""
     prompt_logprobs: PromptLogprobsJson | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     score: float | UnsetType = UNSET
-    """Score of a hypothesis of a beam search, beyond OpenAI."""
+    """Score of a beam search's hypothesis. Not in OpenAI's API."""
     cumulative_logprob: float | UnsetType = UNSET
-    """Sum of the logprobs of a hypothesis of a beam search, beyond OpenAI."""
+    """Sum of the logprobs of a beam search's hypothesis. Not in OpenAI's API."""
     hidden_states: list[float] | UnsetType = UNSET
-    """Hidden states where the last token was drawn, with return_hidden_states; empty where the prompt has
-    it.
+    """Hidden states from which the last token was drawn, with return_hidden_states; empty if they belong to
+    the prompt.
     """
 
 
 class CompletionResponse(Struct):
-    """Also each event of a stream; `usage` is left out of those unless it was asked for."""
+    """Answer, or event of a stream. An event has `usage` only if it was requested."""
 
     id: str
     object: Literal["text_completion"]
@@ -104,7 +104,7 @@ class ChatLogprobs(Struct):
 class FunctionCall(Struct):
     name: str
     arguments: str
-    """JSON."""
+    """Arguments as JSON text."""
 
 
 class ToolCall(Struct):
@@ -118,9 +118,9 @@ class ChatMessageBody(Struct):
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType | None = UNSET
-    """Reasoning, where the server tells it apart."""
+    """Reasoning, if the server separates it."""
     reasoning: str | UnsetType | None = UNSET
-    """Reasoning by vLLM's newer name."""
+    """Reasoning under vLLM's newer name."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -133,12 +133,12 @@ class ChatChoice(Struct):
     stop_reason: str | int | None
     token_ids: list[int] | None = None
     score: float | UnsetType = UNSET
-    """Score of a hypothesis of a beam search, beyond OpenAI."""
+    """Score of a beam search's hypothesis. Not in OpenAI's API."""
     cumulative_logprob: float | UnsetType = UNSET
-    """Sum of the logprobs of a hypothesis of a beam search, beyond OpenAI."""
+    """Sum of the logprobs of a beam search's hypothesis. Not in OpenAI's API."""
     hidden_states: list[float] | UnsetType = UNSET
-    """Hidden states where the last token was drawn, with return_hidden_states; empty where the prompt has
-    it.
+    """Hidden states from which the last token was drawn, with return_hidden_states; empty if they belong to
+    the prompt.
     """
 
 
@@ -159,7 +159,7 @@ class FunctionCallDelta(Struct, omit_defaults=True):
 
 
 class ToolCallDelta(Struct, omit_defaults=True):
-    """The first of a call has its id and name; the others the next piece of its arguments."""
+    """Part of a tool call. The first part of a call has its id and name, later ones more of its arguments."""
 
     index: int
     function: FunctionCallDelta
@@ -200,11 +200,11 @@ class ModelCard(Struct):
     created: int
     max_model_len: int
     root: str
-    """The first of the names, or an adapter's own: what it was loaded from is nobody's business."""
+    """First of the model's names, or the adapter's name. Paths of files are not shown."""
     object: Literal["model"] = "model"
     owned_by: str = "carousel"
     parent: str | None = None
-    """Model that an adapter belongs to."""
+    """Name of an adapter's base model."""
 
 
 class ModelList(Struct):
@@ -213,6 +213,6 @@ class ModelList(Struct):
 
 
 def last_hidden_states(output: CompletionOutput) -> list[float]:
-    """Return those of the place where the last token was drawn, if that is one of the output."""
+    """Return the hidden states from which the last token was drawn; empty if they belong to the prompt."""
     rows = output.additional_generation_outputs.get(HIDDEN_STATES)
     return [] if rows is None or not len(rows) else [float(number) for number in rows[-1]]

@@ -1,6 +1,6 @@
-"""The requests of the OpenAI API: what a body may hold, field by field, with its bounds.
+"""Bodies of the OpenAI API's requests: their fields, types and bounds.
 
-What becomes of a field that is not declared is in `carousel.server.request.field_table`.
+`carousel.server.request.field_table` handles fields that are not declared here.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ Duration: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
 class RetainedRangeBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Prompt tokens token_start .. token_end - 1; null: to its end."""
+    """Retention of prompt tokens from token_start to token_end - 1; a null token_end is the prompt's end."""
 
     token_start: Annotated[int, Meta(ge=0, lt=1 << 31)]
     token_end: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     priority: RetentionPriority | None = None
     duration_ms: Duration | None = None
-    """After the last use; null: for ever."""
+    """Milliseconds after the last use; null: no limit."""
 
 
 class RetentionBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """TensorRT-LLM's KvCacheRetentionConfig."""
+    """Priority and duration with which pages stay in the KV cache: TensorRT-LLM's KvCacheRetentionConfig."""
 
     token_range_retention_configs: Annotated[list[RetainedRangeBody], Meta(max_length=MAX_RANGES)] | None = (
         None
@@ -58,15 +58,15 @@ class RetentionBody(Struct, forbid_unknown_fields=True, kw_only=True):
     decode_retention_priority: RetentionPriority | None = None
     decode_duration_ms: Duration | None = None
     max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
-    """The short form: the first so many tokens of the prompt at the highest priority, for ever."""
+    """Short form: number of the prompt's first tokens to keep at the highest priority, without a limit."""
 
 
 class LogitsProcessorBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A logits processor that the launch has under this name (--logits-processor)."""
+    """Logits processor that --logits-processor has defined."""
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
     args: dict[str, Any] | None = None
-    """Keyword arguments; those of all processors are at most 4 KiB of JSON."""
+    """Keyword arguments. Those of all processors together are at most 4 KiB of JSON."""
 
 
 ProcessorNames: TypeAlias = Annotated[list[LogitsProcessorBody], Meta(max_length=MAX_PROCESSORS)]
@@ -75,12 +75,12 @@ ProcessorNames: TypeAlias = Annotated[list[LogitsProcessorBody], Meta(max_length
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    """Beyond OpenAI: each event has the usage so far."""
+    """True: each event has the usage so far. Not in OpenAI's API."""
     include_obfuscation: Literal[False] | None = None
 
 
 class GenerationBody(GuideFields, forbid_unknown_fields=True, kw_only=True):
-    """Fields that both kinds of request share. Null is the same as absent."""
+    """Fields of both completions and chat completions. Null means the same as absent."""
 
     # Written by python -m runtime.sampling.generate: begin.
     min_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] | None = None
@@ -129,17 +129,17 @@ class GenerationBody(GuideFields, forbid_unknown_fields=True, kw_only=True):
     cache_salt: CacheSalt | None = None
     kv_cache_retention_config: RetentionBody | None = None
     time_limit: TimeLimit | None = None
-    """Seconds."""
+    """Time limit of the request in seconds."""
     logits_processors: ProcessorNames | None = None
-    """Called in this order."""
+    """Logits processors, in the order in which they are called."""
     return_hidden_states: bool | None = None
-    """SGLang's: each choice has the last layer's at the place from which its last token was drawn."""
+    """True: each choice has the last layer's hidden states from which its last token was drawn (SGLang)."""
 
 
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     prompt: str | list[TokenId | str | PromptIds]
     max_tokens: NumTokensOrNone | None = None
-    """Most tokens of output; 0 only with echo: the prompt and its logprobs, and nothing after it."""
+    """Maximum number of output tokens. 0 is allowed with echo: the answer is the prompt and its logprobs."""
     logprobs: NumLogprobs | bool | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
@@ -158,7 +158,7 @@ Messages: TypeAlias = Annotated[list[MessageBody], TURNS]
 
 
 class PredictionBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Text that the answer may resemble."""
+    """Text that the answer may resemble, used as guesses."""
 
     content: str | list[TextPart]
     type: Literal["content"]
@@ -178,7 +178,7 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Raw = field(default_factory=Raw)
-    """A list of definitions, which the chat template gets as it is."""
+    """JSON list of tool definitions, passed to the chat template unchanged."""
     tool_choice: Literal["none", "auto", "required"] | ToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
     separate_reasoning: bool | None = None
@@ -187,5 +187,5 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     """False leaves reasoning out of the answer (vLLM's field)."""
     reasoning_effort: ReasoningEffort | None = None
     thinking_token_budget: NumTokensOrNone | None = None
-    """Most tokens of reasoning (vLLM's field)."""
+    """Maximum number of tokens of reasoning (vLLM's field)."""
     prediction: PredictionBody | None = None

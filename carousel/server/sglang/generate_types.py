@@ -1,4 +1,4 @@
-"""The bodies of /generate, as SGLang spells them: what a request may hold, and what an answer holds."""
+"""Bodies of /generate's requests and answers, with SGLang's names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from runtime.wire.format import MAX_LABEL_CHARS
 from runtime.wire.sampling_params import SamplingParams, TokenId
 
 SPELLINGS = {p.name: p.sglang for p in PARAMETERS if p.sglang}
-"""Fields of SamplingParams that go by another name here."""
+"""SGLang's names of those SamplingParams fields that differ."""
 PARAM_NAMES = {
     **{name: f"sampling_params.{SPELLINGS.get(name, name)}" for name in SamplingParams.__struct_fields__},
     "logprobs": "top_logprobs_num",
@@ -35,16 +35,16 @@ PARAM_NAMES = {
 }
 
 AdapterName: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
-"""Empty for none."""
+"""Name of an adapter; empty for none."""
 RequestLabel: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
 
 
 Logits: TypeAlias = list[list[float | None]]
-"""A row for each position, a number for each id of the vocabulary; null for one that is not finite."""
+"""Rows [positions, vocabulary]; null for a number that is not finite."""
 
 
 class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Null is the same as absent."""
+    """Sampling parameters with SGLang's names. Null means the same as absent."""
 
     # Written by python -m runtime.sampling.generate: begin.
     max_new_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
@@ -99,29 +99,29 @@ class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     input_ids: list[TokenId | PromptIds] | None = None
     sampling_params: GenerateSampling | None = None
     rid: RequestLabel | Annotated[list[RequestLabel], Meta(max_length=MAX_PROMPTS)] | None = None
-    """One, or one for each prompt."""
+    """Request id, or one for each prompt."""
     return_logprob: bool | None = None
     logprob_start_len: Annotated[int, Meta(ge=-1)] | None = None
-    """The first token of the prompt to give logprobs of; -1: none, those of the output only."""
+    """Position of the first prompt token with logprobs; -1: logprobs of the output only."""
     top_logprobs_num: NumLogprobs | None = None
     return_text_in_logprobs: bool | None = None
     return_hidden_states: bool | None = None
-    """Those of the last layer, as the additional output hidden_states, of prompt and output."""
+    """True: the answer has the last layer's hidden states of prompt and output."""
     stream: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     kv_cache_retention_config: RetentionBody | None = None
     lora_path: AdapterName | Annotated[list[AdapterName | None], Meta(max_length=MAX_PROMPTS)] | None = None
-    """Name of an adapter; one, or one for each prompt."""
+    """Name of an adapter, or one for each prompt."""
     time_limit: TimeLimit | None = None
-    """Seconds."""
+    """Time limit of the request in seconds."""
     logits_processors: ProcessorNames | None = None
-    """Called in this order."""
+    """Logits processors, in the order in which they are called."""
 
 
 class Logprob(Struct, array_like=True, gc=False):
     logprob: float | None
-    """Null for the first token of the prompt that is shown."""
+    """Log-probability; null for the first prompt token that is shown."""
     token_id: int
     text: str | None
 
@@ -129,15 +129,15 @@ class Logprob(Struct, array_like=True, gc=False):
 class FinishInfo(Struct, omit_defaults=True):
     type: Literal["stop", "length", "timeout", "abort"]
     matched: str | int | UnsetType | None = UNSET
-    """For a stop: the stop string or id; null where the model ended by its own end token."""
+    """Stop string or id that ended a `stop`; null if it was the model's own end token."""
     length: int | UnsetType = UNSET
-    """For a length: the tokens that came."""
+    """Number of output tokens of a `length`."""
     message: str | UnsetType = UNSET
-    """For an abort: who asked for it."""
+    """Cause of an `abort`."""
 
 
 class MetaInfo(Struct):
-    """The usage of the prompt and the time are known at the end; the events before it are without them."""
+    """Ids, counts, times and logprobs of an answer. Only a last event has the prompt's usage and the time."""
 
     id: str
     finish_reason: FinishInfo | None
@@ -145,40 +145,40 @@ class MetaInfo(Struct):
     prompt_tokens: int | UnsetType = UNSET
     cached_tokens: int | UnsetType = UNSET
     e2e_latency: float | UnsetType = UNSET
-    """Seconds."""
+    """Seconds from the request to the end of the sequence."""
     spec_verify_ct: int | UnsetType = UNSET
-    """Steps that gave it tokens, where the server speculates; all of them verify what there is to verify."""
+    """Number of steps that gave the sequence tokens, if the server speculates."""
     spec_draft_token_num: int | UnsetType = UNSET
-    """Guesses that were verified."""
+    """Number of guesses that were verified."""
     spec_accept_token_num: int | UnsetType = UNSET
-    """Guesses that were right."""
+    """Number of guesses that were accepted."""
     score: float | UnsetType = UNSET
-    """Score of a hypothesis of a beam search."""
+    """Score of a beam search's hypothesis."""
     cumulative_logprob: float | UnsetType = UNSET
-    """Sum of its logprobs."""
+    """Sum of the hypothesis' logprobs."""
     input_token_logprobs: list[Logprob] | UnsetType = UNSET
     input_top_logprobs: list[list[Logprob] | None] | UnsetType = UNSET
     output_token_logprobs: list[Logprob] | UnsetType = UNSET
     output_top_logprobs: list[list[Logprob]] | UnsetType = UNSET
     hidden_states: list[Logits] | UnsetType = UNSET
-    """With return_hidden_states: first the rows of the prompt, with the first of its sequences, then each row
-    of the output by itself.
+    """Hidden states, with return_hidden_states: first a list of the prompt's rows, for the first of its
+    sequences, then a list of one row for each output token.
     """
 
 
 class GenerateResponse(Struct):
-    """Also each event of a stream: text, ids and logprobs are all there are so far, not what is new."""
+    """Answer, or event of a stream, which has all text, ids and logprobs so far, not only new ones."""
 
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
     context_logits: Logits | UnsetType = UNSET
-    """Logits at each token of the prompt, when asked for, with the first of its sequences."""
+    """Logits of each prompt token, if requested, for the first sequence of a prompt."""
     generation_logits: Logits | UnsetType = UNSET
-    """Logits of each output token, when asked for."""
+    """Logits of each output token, if requested."""
     additional_context_outputs: dict[str, Logits] | UnsetType = UNSET
-    """By name a row for each token of the prompt, when asked for, with the first of its sequences."""
+    """Rows of each prompt token by name, if requested, for the first sequence of a prompt."""
     additional_generation_outputs: dict[str, Logits] | UnsetType = UNSET
-    """By name a row for each output token but the last, when asked for."""
+    """Rows of each output token except the last by name, if requested."""
     index: int | UnsetType = UNSET
-    """In a stream over several prompts or sequences: whose event it is."""
+    """Number of the sequence, in a stream of several prompts or sequences."""

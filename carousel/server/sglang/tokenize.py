@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: what the model's tokenizer makes of a text, and of ids. Nothing is generated."""
+"""Routes /tokenize and /detokenize: token ids of a text, and text of token ids. Nothing is generated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest
 
 BYTES_PER_TOKEN = 4
-"""Bytes of text that stand for a token, where there is a limit before it is encoded."""
+"""Bytes of text that count as one token for limits that apply before encoding."""
 CALL_IDS = 4
 PIECE_IDS = 1 << 13
 """Token ids encoded as JSON in one piece, in which no other thread runs."""
@@ -88,10 +88,10 @@ async def detokenize(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Bounds of one call: its work and its memory are those of a few prompts."""
+    """Limits of one call, which keep its work and memory at those of a few prompts."""
 
     max_ids: int
-    """Most ids of one text or list; a call may have four times as many."""
+    """Maximum number of ids of one text or list. A call may have four times as many."""
     field: str
 
     def check_ids(self, lists: Sequence[Sequence[int]]) -> None:
@@ -99,7 +99,7 @@ class TokenLimits:
         self._check(max(map(len, lists)), sum(map(len, lists)), 1, "tokens")
 
     def check_texts(self, prompts: Sequence[Any]) -> None:
-        """Before they are encoded, by four bytes for each token. Raises InvalidRequest."""
+        """Check texts before encoding, at four bytes for each token. Raises InvalidRequest."""
         lengths = [len(each.encode()) if isinstance(each, str) else num_chars(each) for each in prompts]
         self._check(max(lengths), sum(lengths), BYTES_PER_TOKEN, "bytes of text")
 
@@ -114,12 +114,12 @@ class TokenLimits:
 
 
 class _Tokenized(NamedTuple):
-    """One prompt, encoded."""
+    """Encoded prompt."""
 
     num_ids: int
     ids: bytes
     strings: bytes
-    """JSON, as the ids are, without the brackets."""
+    """Strings of the tokens as JSON without the brackets, like `ids`."""
 
 
 def _tokenize_one(
@@ -130,7 +130,7 @@ def _tokenize_one(
     *,
     with_strings: bool,
 ) -> _Tokenized:
-    """Encode a prompt and spell what was found. Raises RequestError that names the field."""
+    """Encode a prompt and format its tokens as JSON. Raises RequestError that names the field."""
     try:
         ids = vocabulary.encode(prompt, options, BYTES_PER_TOKEN * limits.max_ids)
     except InvalidRequest as error:
@@ -145,7 +145,7 @@ def _tokenize_one(
 
 
 def _detokenize_one(ids: Sequence[int], vocabulary: Vocabulary, *, skip_special_tokens: bool) -> bytes:
-    """The text as JSON. Raises InvalidRequest."""
+    """Return the text of token ids as JSON. Raises InvalidRequest for an id beyond the vocabulary."""
     highest, vocab_size = max(ids, default=0), vocabulary.vocab_size
     if highest >= vocab_size:
         raise InvalidRequest(
@@ -169,7 +169,7 @@ def _tokenize_response(
 
 
 def _prompts(body: TokenizeBody) -> tuple[list[Prompt], RequestOptions]:
-    """Raises InvalidRequest."""
+    """Return the prompts and options of a body. Raises InvalidRequest."""
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt or messages is needed, one of the two", param="prompt")
     if body.messages is not None:

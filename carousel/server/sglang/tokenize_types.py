@@ -1,4 +1,4 @@
-"""The bodies of /tokenize and /detokenize, as vLLM spells them; SGLang's clients find theirs too."""
+"""Bodies of /tokenize and /detokenize, with vLLM's names and those that SGLang's clients read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ IdLists: TypeAlias = Annotated[list[TokenId | list[TokenId]], Meta(max_length=1 
 
 
 class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One of prompt and messages. Null is the same as absent."""
+    """Request of /tokenize, with either prompt or messages. Null means the same as absent."""
 
     model: str | None = None
     prompt: str | TextList | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
-    """Default: true of a prompt; false of messages, whose template writes its own."""
+    """True to add special tokens. Default: true for a prompt; false for messages, whose template has them."""
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -29,7 +29,7 @@ class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TokenizeResponse(Struct):
-    """Answer of /tokenize. For a list of prompts each field but the length is a list."""
+    """Answer of /tokenize. For a list of prompts each field except max_model_len is a list."""
 
     count: int | list[int]
     max_model_len: int
@@ -41,11 +41,11 @@ class DetokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
     tokens: IdLists
     model: str | None = None
     skip_special_tokens: bool | None = None
-    """Default: false, so that the text says all that the tokens do."""
+    """True to leave special tokens out of the text; default false."""
 
 
 class DetokenizeResponse(Struct):
     prompt: str | list[str]
-    """Text by vLLM's name."""
+    """Text under vLLM's name."""
     text: str | list[str]
-    """Text by SGLang's name."""
+    """Text under SGLang's name."""

@@ -1,9 +1,9 @@
 """OtlpTracing: traces of HTTP requests for a collector.
 
-OpenTelemetry's SDK says which requests are sampled, and by which attributes the process is known, by its own
-variables (OTEL_*). Spans are encoded when a request has ended, of what its sequences brought back
-(`otlp_encoding`), and wait in a bounded queue for a thread that sends them (`otlp_export`): no request waits
-for a collector.
+OpenTelemetry's SDK decides which requests are sampled and which attributes the process has, by its own
+variables (OTEL_*). When a request has ended, spans are encoded from the stamps of its sequences
+(`otlp_encoding`). They wait in a bounded queue for a thread that sends them (`otlp_export`), so no request
+waits for a collector.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PHASE_END, SPAN_ID_BYTES = encode_flags(is_remote=False), 8
 
 class OtlpTracing(Tracing):
     def __init__(self, config: RuntimeConfig, metrics: Metrics) -> None:
-        """Read OpenTelemetry's variables. Raises ConfigError for what they cannot mean."""
+        """Read OpenTelemetry's variables. Raises ConfigError for invalid values."""
         super().__init__()
         self.has_content = config.trace_content
         environment = os.environ
@@ -106,10 +106,10 @@ class OtlpTracing(Tracing):
 
 
 class _Place(NamedTuple):
-    """Place of a request among the spans of others."""
+    """Position of a request in its trace."""
 
     parent: trace.SpanContext
-    """Its caller's span; an invalid one is none."""
+    """Span of the caller; invalid if there is none."""
     trace_id: int
     tracestate: str
 
@@ -194,14 +194,14 @@ class OtlpRequestTrace(RequestTrace):
 
 
 def _operation(asked: TracedRequest) -> str:
-    """Return what a request is called, by OpenTelemetry's conventions."""
+    """Return the name of a request's operation, by OpenTelemetry's conventions."""
     if asked.submissions[0].options.get("task") == "embed":
         return "embeddings"
     return "chat" if asked.scope["path"] == CHAT_PATH else "text_completion"
 
 
 def _attributes(asked: TracedRequest, operation: str) -> dict[str, AttributeValue]:
-    """Return what is asked for, in the names of OpenTelemetry's conventions for generative models."""
+    """Return a request's attributes, named by OpenTelemetry's conventions for generative models."""
     sampling = asked.submissions[0].sampling
     given = {
         "gen_ai.operation.name": operation,

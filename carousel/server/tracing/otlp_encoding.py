@@ -1,7 +1,7 @@
-"""Spans in OTLP's protobuf encoding, made as bytes at once: a twentieth of the time that objects for spans,
-attributes and events take, and that every traced request would pay.
+"""Encoding of spans in OTLP's protobuf format, directly as bytes. It takes a twentieth of the time of objects
+for spans, attributes and events, which every traced request would pay.
 
-Numbers of fields are those of opentelemetry/proto/trace/v1/trace.proto.
+Field numbers are those of opentelemetry/proto/trace/v1/trace.proto.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ AttributeValue: TypeAlias = str | bool | int | float | Sequence[str]
 ATTRIBUTE_OF_SPAN, ATTRIBUTE_OF_RESOURCE = b"\x4a", b"\x0a"
 """Tags of KeyValue: field 9 of Span, 1 of Resource."""
 UNIQUE = {"carousel.request_id", "gen_ai.input.messages", "gen_ai.output.messages"}
-"""Attributes whose values do not come again."""
+"""Attributes whose values are not repeated, so they are not cached."""
 INTERNAL, SERVER = b"\x30\x01", b"\x30\x02"
 """Kinds of spans."""
 ERROR = b"\x7a\x02\x18\x02"
-"""Status of a span that has failed."""
+"""Status field of a failed span."""
 FLAGS = struct.Struct("<HI")
 FLAGS_TAG = 0x0185
 SAMPLED, KNOWS_PARENT, IS_REMOTE = 0x1, 0x100, 0x200
 EVENT_NAMES = {name: b"\x12" + bytes((len(name),)) + name.encode() for name in get_args(StampName)}
 VALUE_HEADS = [b"\x1a%c\x0a\x05value\x12%c\x18" % (10 + size, 1 + size) for size in range(11)]
-"""Attribute `value` of an event, up to its number, by the bytes of that."""
+"""Attribute `value` of an event before its number, indexed by the number's length in bytes."""
 EPOCH_BYTES = 8
 
 
 class TraceLimits(NamedTuple):
-    """OpenTelemetry's limits (OTEL_*_LIMIT) of spans' attributes and events; None: none."""
+    """OpenTelemetry's limits (OTEL_*_LIMIT) of spans' attributes and events; None: no limit."""
 
     num_attributes: int | None = None
     value_len: int | None = None
@@ -41,11 +41,11 @@ class TraceLimits(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Some of a span's fields, as bytes."""
+    """Encoded fields of a span."""
 
     data: bytes
     num_dropped: int = 0
-    """Left out, by the limits."""
+    """Number of attributes or events that the limits have left out."""
 
 
 def varint(number: int) -> bytes:
@@ -70,13 +70,13 @@ def encode_attribute(tag: bytes, key: str, value: AttributeValue) -> bytes:
 
 @lru_cache(maxsize=1024, typed=True)
 def _known_attribute(key: str, value: str | int) -> bytes:
-    """The same of a span, for values that come again: names of models, paths, numbers."""
+    """Encode an attribute of a span, cached for repeated values: model names, paths, numbers."""
     return encode_attribute(ATTRIBUTE_OF_SPAN, key, value)
 
 
 def _any_value(value: AttributeValue) -> bytes:
     if isinstance(value, str):
-        # A lone surrogate is no UTF-8: no collector would take the batch that it is in.
+        # A lone surrogate is invalid UTF-8, and collectors would refuse the whole batch.
         return with_length(b"\x0a", value.encode(errors="replace"))
     if isinstance(value, bool):
         return b"\x10\x01" if value else b"\x10\x00"
@@ -88,7 +88,7 @@ def _any_value(value: AttributeValue) -> bytes:
 
 
 def encode_attributes(attributes: Mapping[str, AttributeValue], limits: TraceLimits) -> Encoded:
-    """Encode a span's attributes, the first ones where there may not be so many."""
+    """Encode a span's attributes; the first ones if there are more than the limit."""
     most, value_len = limits.num_attributes, limits.value_len
     pairs = list(attributes.items())
     num_dropped = 0 if most is None else max(0, len(pairs) - most)
@@ -112,7 +112,7 @@ def _cut(value: AttributeValue, value_len: int) -> AttributeValue:
 
 
 def encode_events(stamps: Sequence[Stamp], wall_offset_ns: int, limits: TraceLimits) -> Encoded:
-    """Encode stamps as a span's events, the last ones where there may not be so many."""
+    """Encode stamps as a span's events; the last ones if there are more than the limit."""
     num_dropped = 0 if limits.num_events is None else max(0, len(stamps) - limits.num_events)
     parts = []
     for stamp in stamps[num_dropped:] if num_dropped else stamps:
@@ -135,8 +135,8 @@ def encode_span(
     events: Encoded,
     end: bytes,
 ) -> bytes:
-    """Encode a span, as a field of ScopeSpans. `ids`: of `encode_ids`; `name_and_kind`: of `encode_name`;
-    `end`: status and flags.
+    """Encode a span, as a field of ScopeSpans. `ids` comes from `encode_ids`, `name_and_kind` from
+    `encode_name`; `end` has status and flags.
     """
     times = b"\x39%b\x41%b" % (start_ns.to_bytes(8, "little"), end_ns.to_bytes(8, "little"))
     dropped = b""
@@ -150,7 +150,7 @@ def encode_span(
 
 
 def encode_ids(trace_id: bytes, span_id: bytes, parent_id: bytes, state: bytes) -> bytes:
-    """`parent_id`: empty where there is no parent; `state`: of `encode_state`."""
+    """Encode a span's ids. `parent_id` is empty if there is no parent; `state` comes from `encode_state`."""
     parent = b"\x22\x08" + parent_id if parent_id else b""
     return b"\x0a\x10%b\x12\x08%b%b%b" % (trace_id, span_id, state, parent)
 
@@ -164,12 +164,12 @@ def encode_name(name: str, kind: bytes) -> bytes:
 
 
 def encode_flags(*, is_remote: bool) -> bytes:
-    """`is_remote`: the span's parent is one of another process."""
+    """Encode a span's flags. `is_remote` means that its parent belongs to another process."""
     return FLAGS.pack(FLAGS_TAG, SAMPLED | KNOWS_PARENT | (IS_REMOTE if is_remote else 0))
 
 
 class RequestEncoder:
-    """Puts spans into requests to a collector."""
+    """Encodes spans as requests to a collector."""
 
     def __init__(self, scope: str, resource: Mapping[str, Any], schema_url: str) -> None:
         attributes = [encode_attribute(ATTRIBUTE_OF_RESOURCE, *each) for each in resource.items()]
@@ -178,7 +178,7 @@ class RequestEncoder:
         self._schema_url = with_length(b"\x1a", schema_url.encode()) if schema_url else b""
 
     def encode(self, spans: Sequence[bytes]) -> bytes:
-        """Return an ExportTraceServiceRequest of these spans, as `encode_span` makes them."""
+        """Return an ExportTraceServiceRequest with these spans of `encode_span`."""
         of_scope = self._scope + b"".join(spans)
         of_resource = self._resource + with_length(b"\x12", of_scope) + self._schema_url
         return with_length(b"\x0a", of_resource)

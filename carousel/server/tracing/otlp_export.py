@@ -1,7 +1,7 @@
-"""SpanExport: encoded spans that wait in a bounded queue for a thread, which sends them to a collector: over
-HTTP (HttpSender) or gRPC (`make_grpc_sender`). No request waits for it. What is lost is counted.
+"""SpanExport: bounded queue of encoded spans, and the thread that sends them to a collector over HTTP
+(HttpSender) or gRPC (`make_grpc_sender`). No request waits for it. Lost spans are counted.
 
-Where to, and how, is what OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_*, OTEL_BSP_*) say.
+OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_*, OTEL_BSP_*) set the address and the protocol.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from carousel.server.admin.metrics import Metrics
 from runtime.base.errors import ConfigError
 
 DEFAULT_QUEUE, DEFAULT_BATCH = 768, 256
-"""Spans that wait, and that are sent at once: together some megabytes if each has all the stamps that there
-may be.
+"""Maximum numbers of waiting spans and of spans in one message. If each has the maximum number of stamps,
+these are some megabytes.
 """
 DEFAULT_DELAY_MS = 5000
 DEFAULT_TIMEOUT_S = 10.0
 LOCAL = "http://localhost:4318"
 RETRIED = {408, 429, 502, 503, 504}
-"""Statuses of a collector that may take the same later."""
+"""Statuses after which a collector may accept the same message later."""
 PROVIDERS = "opentelemetry_otlp_credential_provider"
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "none": lambda data: data,
@@ -45,18 +45,18 @@ logger = logging.getLogger(__name__)
 
 
 class Sender(Protocol):
-    """The way to a collector."""
+    """Connection to a collector."""
 
     def send(self, spans: Sequence[bytes]) -> bool:
-        """Tell whether the collector has taken them. Waits for it, with a limit."""
+        """Send spans, and return True if the collector has accepted them. Waits for it, with a time limit."""
 
     def close(self) -> None:
-        """Try nothing again. Called by another thread."""
+        """Stop retrying. Called by another thread."""
 
 
 class SpanExport:
     def __init__(self, sender: Sender, metrics: Metrics, environment: Mapping[str, str] = os.environ) -> None:
-        """Read the variables of an export. Raises ConfigError for those that are none of its numbers."""
+        """Read the variables of the queue. Raises ConfigError for values that are no positive integers."""
         self._sender = sender
         self._metrics = metrics
         self._room = _count(environment, "OTEL_BSP_MAX_QUEUE_SIZE", DEFAULT_QUEUE)
@@ -72,11 +72,11 @@ class SpanExport:
 
     @property
     def num_free(self) -> int:
-        """Spans that there is room for."""
+        """Number of free places in the queue."""
         return max(0, self._room - len(self._waiting))
 
     def put(self, spans: Sequence[bytes], num_dropped: int = 0) -> None:
-        """Send these, as far as there is room. `num_dropped`: spans that were not even encoded."""
+        """Queue spans as far as there is room. `num_dropped` is the number of spans that were not encoded."""
         num_free = self.num_free
         self._waiting.extend(spans[:num_free])
         num_dropped += max(0, len(spans) - num_free)
@@ -86,8 +86,8 @@ class SpanExport:
             self._wake.set()
 
     def close(self, timeout_s: float) -> None:
-        """Send what waits, as far as the time allows. The collector may not answer: the end of the process
-        does not wait for the thread.
+        """Send the waiting spans, as far as the time allows. If the collector does not answer, the process
+        ends without waiting for the thread.
         """
         self._is_closing = True
         self._wake.set()
@@ -125,7 +125,7 @@ class SpanExport:
 
 
 class HttpSender:
-    """OTLP over HTTP/protobuf, on a connection that is kept."""
+    """Sends OTLP over HTTP/protobuf, on a persistent connection."""
 
     def __init__(
         self,
@@ -133,8 +133,8 @@ class HttpSender:
         endpoint: str,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        """`endpoint`: as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT; empty: what the variables say. Raises
-        ConfigError.
+        """Read the variables. `endpoint` replaces OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, unless it is empty.
+        Raises ConfigError.
         """
 
         def said(name: str) -> str:
@@ -191,7 +191,7 @@ class HttpSender:
 
 
 def make_grpc_sender(encode: Callable[[Sequence[bytes]], bytes], endpoint: str) -> Sender:
-    """OTLP over gRPC, by OpenTelemetry's own exporter, which finds its requests made."""
+    """Return a sender of OTLP over gRPC: OpenTelemetry's own exporter, with requests encoded by `encode`."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     from opentelemetry.sdk.trace.export import SpanExportResult
@@ -214,7 +214,7 @@ def make_grpc_sender(encode: Callable[[Sequence[bytes]], bytes], endpoint: str) 
 def make_sender(
     encode: Callable[[Sequence[bytes]], bytes], endpoint: str, environment: Mapping[str, str] = os.environ
 ) -> Sender:
-    """HTTP/protobuf, or gRPC where OpenTelemetry's variables say so. Raises ConfigError."""
+    """Return a sender over HTTP/protobuf, or gRPC if OpenTelemetry's variables say so. Raises ConfigError."""
     name = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
     protocol = environment.get(name) or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
     if protocol not in ("grpc", "http/protobuf"):
@@ -227,7 +227,7 @@ def make_sender(
 
 
 def _session(environment: Mapping[str, str]) -> requests.Session:
-    """A new session, or the credential provider's that the variables name."""
+    """Return a new session, or that of the named credential provider. Raises ConfigError."""
     kind = "CREDENTIAL_PROVIDER"
     of_traces = environment.get(f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_{kind}")
     name = of_traces or environment.get(f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{kind}")

@@ -1,7 +1,7 @@
-"""Adds requests to a profile of steps: tracks of the HTTP server, the tokenizers, the scheduler and the
-detokenizers, and an arrow through them for each sequence.
+"""Tracks of requests in a profile of steps: for the HTTP server, the tokenizers, the scheduler and the
+detokenizers, with an arrow through them for each sequence.
 
-What overlaps in time lies in lanes of its process, so that slices of one lane nest.
+Slices that overlap in time are in different lanes of their process, so that slices of one lane nest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Slice(NamedTuple):
     begin_s: float
     end_s: float
     inner: tuple[Slice, ...] = ()
-    """Slices within it, one behind the other."""
+    """Consecutive slices within this one."""
 
 
 class TrackStage(NamedTuple):
@@ -37,8 +37,8 @@ class TrackStage(NamedTuple):
 
 
 def stages_of(timeline: Mapping[str, Any], http: HttpSpan | None, last_s: float) -> list[TrackStage]:
-    """The stays of a sequence, in the order in which they begin. `last_s`: when the detokenizer had the end
-    of the last sequence of its request; from then on the HTTP process has only to answer.
+    """Return the stays of a sequence, ordered by begin. `last_s` is the time at which the detokenizer had the
+    end of the request's last sequence; after it the HTTP process only has to answer.
     """
     begin_s, name = timeline["clock_s"], timeline["label"] or timeline["trace_id"]
     stamps = [Stamp(stamp, begin_s + at, value) for stamp, at, value in timeline["stamps"]]
@@ -67,7 +67,7 @@ def stages_of(timeline: Mapping[str, Any], http: HttpSpan | None, last_s: float)
 
 def _in_scheduler(name: str, stamps: Sequence[Stamp]) -> Slice:
     begin_s, end_s = stamps[0].at_s, stamps[-1].at_s
-    # It begins to wait when it is taken in.
+    # Its wait begins when the scheduler receives it.
     waits = Stamp("tokenizer_out", begin_s)
     phases = list(phases_of([waits, *stamps[1:]], begin_s, end_s))[1:]
     inner = tuple(Slice(p.name, p.start_s, p.end_s) for p in phases if p.name != "deliver")
@@ -75,15 +75,13 @@ def _in_scheduler(name: str, stamps: Sequence[Stamp]) -> Slice:
 
 
 class Lanes:
-    """Lays slices that overlap beside each other."""
+    """Assigns overlapping slices to different lanes."""
 
     def __init__(self) -> None:
         self._free_at: dict[int, list[float]] = {}
 
     def take(self, process: int, begin_s: float, end_s: float) -> int:
-        """Return the first lane of the process that is free by then. Slices come in the order of their
-        begin.
-        """
+        """Return the first lane of the process that is free at begin_s. Call it in the order of begin_s."""
         lanes = self._free_at.setdefault(process, [])
         for lane, free_at in enumerate(lanes):
             if free_at <= begin_s:
@@ -96,7 +94,7 @@ class Lanes:
 def with_requests(
     trace: dict[str, Any], timelines: Iterable[Mapping[str, Any]], spans: Mapping[bytes, Sequence[HttpSpan]]
 ) -> dict[str, Any]:
-    """The trace, and the sequences of `timelines` that lived while it was taken."""
+    """Return the trace with the sequences of `timelines` that existed while it was recorded."""
     window = trace["otherData"]
     begun_s, ended_s = window["begun_us"] / 1e6, window["ended_us"] / 1e6
     found: list[tuple[Mapping[str, Any], HttpSpan | None]] = []
@@ -150,7 +148,7 @@ def _slice(process: int, lane: int, piece: Slice) -> dict[str, Any]:
 
 
 def _arrow(number: int, stages: Sequence[tuple[TrackStage, int]]) -> Iterator[dict[str, Any]]:
-    """From the begin of each stay to that of the next, and back to the end of the answer."""
+    """Yield the events of an arrow from the begin of each stay to that of the next, and to the answer."""
     points = [(stage.process, lane, stage.slice.begin_s) for stage, lane in stages]
     if stages and stages[0][0].slice.inner and stages[0][0].process == HTTP:
         stage, lane = stages[0]

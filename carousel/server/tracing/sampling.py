@@ -1,5 +1,5 @@
-"""Which requests are sampled, where no traces are sent: those that their callers sample, and a share of the
-others. Of a sampled request the ring keeps a timeline.
+"""Sampling of requests on a server that sends no traces: those that their callers sample, and a share of the
+others. The ring keeps a timeline of each sampled request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TRACEPARENT = b"traceparent"
 
 
 def traceparent_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The one valid traceparent among a request's headers. By W3C's rules any other counts as none."""
+    """Return the request's traceparent; None if there is not exactly one or it is invalid (W3C's rules)."""
     given = [value for name, value in headers if name == TRACEPARENT]
     if len(given) != 1 or not given[0].isascii():
         return None
@@ -27,8 +27,8 @@ def new_traceparent() -> str:
 
 
 def sampled_traceparent(headers: Iterable[tuple[bytes, bytes]], share: float) -> str | None:
-    """The context of a request: its caller's, or a new one for a `share` of those without; None: it is not
-    sampled.
+    """Return the traceparent of a sampled request: its caller's, or a new one for a `share` of the requests
+    without one. None if it is not sampled.
     """
     given = traceparent_of(headers)
     if given is not None:

@@ -21,7 +21,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 @dataclass(frozen=True, slots=True)
 class EndedSequence:
-    """A sequence that has ended, and which prompt of the request it is of."""
+    """Ended sequence, with the number of its prompt in the request."""
 
     prompt: int
     index: int
@@ -35,23 +35,23 @@ class RequestTrace:
 
     def __init__(self, traceparent: str | None) -> None:
         self.traceparent = traceparent
-        """Traceparent that its sequences carry; None: it is not sampled."""
+        """Traceparent of the request's sequences; None if it is not sampled."""
         self.has_content = False
-        """It tells what was said."""
+        """True if the trace has the texts of prompts and outputs."""
 
     def end(self, sequences: Sequence[EndedSequence], error: BaseException | None) -> None:
-        """The answer has gone out, or there was none."""
+        """End the trace, after the answer has been sent or the request has failed with `error`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """Facts of a request that a trace tells: of its prompt only where traces have content."""
+    """Request as a trace describes it. Prompts are used only if traces have content."""
 
     scope: Scope
     submissions: Sequence[Submission]
-    """Submissions of the request, one for each prompt, alike but for prompt and label."""
+    """Submissions of the request, one for each prompt, which differ only in prompt and label."""
     received_s: float
-    """By CLOCK_MONOTONIC."""
+    """Time of arrival in seconds of CLOCK_MONOTONIC."""
     model: str
 
 
@@ -65,11 +65,11 @@ class Tracing:
         return RequestTrace(sampled_traceparent(asked.scope["headers"], self._sample_rate))
 
     def close(self, timeout_s: float) -> None:
-        """Send what waits, as far as the time allows."""
+        """Send the waiting traces, as far as the time allows."""
 
 
 def wants_traces(config: RuntimeConfig, environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether there is a collector to send to, by the settings or by OpenTelemetry's variables."""
+    """Return True if the settings or OpenTelemetry's variables name a collector."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     if environment.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
@@ -79,4 +79,4 @@ def wants_traces(config: RuntimeConfig, environment: Mapping[str, str] = os.envi
 
 def has_opentelemetry() -> bool:
     names = ("opentelemetry", "opentelemetry.sdk", "requests")
-    return all(find_spec(name) is not None for name in names)  # in this order: a parent before what is in it
+    return all(find_spec(name) is not None for name in names)  # a parent package before its modules

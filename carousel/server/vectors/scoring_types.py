@@ -24,7 +24,7 @@ class RerankBody(VectorBody, forbid_unknown_fields=True, kw_only=True):
     query: str
     documents: ComparedTexts
     top_n: Annotated[int, Meta(ge=0)] | None = None
-    """Most results; 0: all."""
+    """Maximum number of results; 0: all."""
     return_documents: bool | None = None
     """False leaves the texts out of the answer."""
 

@@ -1,1 +1,1 @@
-"""The page: what a browser gets of the server's address."""
+"""Web page that browsers get at the server's address."""

@@ -1,7 +1,7 @@
-"""PageMiddleware: the page that a browser gets of the server's address, and its files.
+"""PageMiddleware: serves the web page at the server's address, and its files.
 
-It stands before the question for a key: the files are the same for everybody and say nothing of what is
-served. All that the page shows it asks for like any other caller, with its user's key.
+It runs before the check of keys: the files are the same for everybody and reveal nothing of the server. The
+page requests its data like any other caller, with its user's key.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PageFile:
     def answer(self, headers: Headers, policy: str) -> Response:
         """Return the answer to a request with these headers."""
         fields = {
-            "Cache-Control": "no-cache",  # asked for again each time, and answered with 304
+            "Cache-Control": "no-cache",  # browsers ask again each time and get a 304
             "Content-Security-Policy": policy,
             "ETag": self.etag,
             "Referrer-Policy": "no-referrer",
@@ -60,7 +60,7 @@ class PageFile:
 
 @cache
 def page_files() -> dict[str, PageFile]:
-    """Return the page's files by the names that stand behind PREFIX; read and packed once in a process."""
+    """Return the page's files by their names after PREFIX. They are read and packed once in a process."""
     paths = [path for path in sorted(FOLDER.rglob("*")) if path.suffix in MEDIA_TYPES]
     return {
         path.relative_to(FOLDER).as_posix(): PageFile(path.read_bytes(), MEDIA_TYPES[path.suffix])
@@ -69,8 +69,8 @@ def page_files() -> dict[str, PageFile]:
 
 
 def security_policy(index: bytes) -> str:
-    """Return the Content-Security-Policy of the page: files of its own server alone, no script in its text
-    but the import map, no markup that has not been through the sanitizer.
+    """Return the Content-Security-Policy of the page. It allows only files of its own server, no script in
+    markup except the import map, and no markup that has not been through the sanitizer.
     """
     hashes = [hashlib.sha256(text).digest() for text in _IMPORT_MAP.findall(index)]
     scripts = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in hashes)
@@ -82,7 +82,7 @@ def security_policy(index: bytes) -> str:
 
 
 class PageMiddleware:
-    """Answers `/` where a browser asks, and PREFIX with the names of files; all else passes."""
+    """Answers `/` for browsers, and files under PREFIX. Other requests are passed on."""
 
     def __init__(self, app: ASGIApp, *, files: Mapping[str, PageFile], needs_key: bool) -> None:
         self._app = app
