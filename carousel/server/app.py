@@ -20,7 +20,7 @@ from carousel.server.tenancy.auth import ApiKeyMiddleware, guarded
 from carousel.server.web.page import PageMiddleware, page_files
 from runtime.settings.config import RuntimeConfig
 
-# A page may read them beside what every page may.
+# Headers that a web page may read besides those that are always readable.
 EXPOSED_HEADERS = ("X-Request-Id", "Retry-After", "X-Carousel-Ignored")
 
 
@@ -32,7 +32,7 @@ def make_app(server: ServerState) -> Starlette:
         middleware=_middleware(server, endpoints),
         exception_handlers=HANDLERS,
     )
-    # A slash too many is a wrong path; after a redirection some clients send no body.
+    # A path with a superfluous slash is unknown: after a redirection some clients send no body.
     app.router.redirect_slashes = False
     app.state.server = server
     return app
@@ -60,7 +60,7 @@ def _middleware(server: ServerState, endpoints: Sequence[Endpoint]) -> list[Midd
             )
         )
     if config.origins:
-        # Before the key: a browser's first question has none, and its page may read why it was refused.
+        # Before the check of keys: a preflight has no key, and the page may read the reason of a refusal.
         middleware.append(
             Middleware(
                 CORSMiddleware,

@@ -81,7 +81,7 @@ class GarbageWatch:
         self._fewest_bytes = min(self._fewest_bytes, num_bytes)
         has_rested = self._clock() - self._collected_s >= REST_S
         has_swollen = has_rested and num_bytes - self._fewest_bytes >= GROWN_BYTES
-        # Where collections are off for a while, what comes meanwhile is to be left out of them.
+        # Where collections are off, the new objects will be frozen, and must not be collected before.
         if gc.isenabled() and (has_swollen or self._has_many_old_objects()):
             gc.collect()
             self._note_collection()
@@ -93,7 +93,7 @@ class GarbageWatch:
         self._collected_s = self._clock()
 
     def _has_many_old_objects(self) -> bool:
-        num_collections = gc.get_count()[2]  # of new objects, since the last of all
+        num_collections = gc.get_count()[2]  # collections of new objects since the last full one
         self._num_looked_at = min(self._num_looked_at, num_collections)
         if num_collections - self._num_looked_at < LOOKED_AT:
             return False

@@ -34,7 +34,7 @@ from runtime.ring.adapters_file import AdaptersFile
 from runtime.ring.process import ProcessContext
 from runtime.settings.config import RuntimeConfig
 
-# Between two looks at whether to stop: short against the second after which the launcher kills what is left.
+# Interval of checks for the end, short against the second after which the launcher kills the process.
 TICK_S = 0.05
 SHUTDOWN_S = 0.8
 FLUSH_S = 0.2
@@ -62,7 +62,7 @@ def return_large_blocks() -> None:
     for each piece of a large body then came from the system each time, up to 3 MB of it page by page in a
     turn of the event loop.
     """
-    with suppress(AttributeError):  # another C library
+    with suppress(AttributeError):  # a C library without mallopt
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
@@ -83,7 +83,7 @@ def main(context: ProcessContext) -> None:
     make_warnings_rare()
     return_large_blocks()
     sys.setswitchinterval(SWITCH_S)
-    # What has been imported stays. To look through it took each full collection 29 ms, without service.
+    # Imported objects stay. Looking through them took each full collection 29 ms, in which nothing is served.
     collect_new_objects_alone()
     uvloop.run(serve(context, watches_garbage=True))
 
@@ -148,7 +148,7 @@ async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> No
         watching.cancel()
         if state.siblings is not None:
             state.siblings.close()
-        # Every caller gets an answer, then the connections are closed.
+        # Every caller gets an answer before the connections are closed.
         error = RequestError("the server is shutting down", code="shutting_down", status=503)
         await client.aclose(client.error or error)
         server.should_exit = True
@@ -197,8 +197,8 @@ def _listening_socket(fd: int, slow_reader_timeout_s: float) -> socket.socket:
     """Return the launcher's listening socket, which all HTTP processes share."""
     listener = socket.socket(fileno=fd)
     listener.setblocking(False)
-    # Every connection inherits it. The kernel ends one whose client takes nothing for so long, whatever is
-    # being written, also when this process has already closed it.
+    # Every connection inherits the timeout. The kernel ends a connection whose client takes nothing for that
+    # long, whatever is being written, even after this process has closed it.
     timeout_ms = max(1, round(1000 * slow_reader_timeout_s))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
     return listener

@@ -35,7 +35,7 @@ REQUEST_ID = {
 def document_endpoint(config: RuntimeConfig) -> Endpoint:
     """Return the endpoint that serves the document. The document is made once."""
     document = msgspec.json.encode(describe(config))
-    packed = gzip.compress(document, mtime=0)  # a fifteenth
+    packed = gzip.compress(document, mtime=0)  # a fifteenth of the size
 
     async def openapi(request: Request) -> Response:
         headers = {"Vary": "Accept-Encoding"}
@@ -57,7 +57,7 @@ def describe(config: RuntimeConfig) -> dict[str, Any]:
     for kind in FIELD_TABLES:
         schema = components[kind.__name__]
         schema["properties"] |= described_fields(kind)
-        # A null is never unknown.
+        # A null is accepted for unknown fields, too.
         schema["additionalProperties"] = {"type": "null"} if config.unknown_fields == "refuse" else True
     schema_of = {repr(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths = {
@@ -93,11 +93,11 @@ def _types() -> list[Any]:
 def _operation(
     endpoint: Endpoint, method: str, config: RuntimeConfig, schema_of: dict[str, Any]
 ) -> dict[str, Any]:
-    # Any answer may be that to a malformed X-Request-Id, without the key, and to a page of another site.
+    # Every route refuses a malformed X-Request-Id, also without a key, and pages of other sites.
     statuses = {400, 500, *endpoint.statuses} | ({403} if config.checks_web_origin else set())
     role = endpoint.role_with(config)
     if role is not None:
-        # What has a body takes a share of something.
+        # A request with a body takes a share of a limited resource.
         statuses |= {401, 403} | ({429} if endpoint.body is not None else set())
     answer = partial(_answer, schema_of=schema_of)
     responses = {str(status): answer(status, ErrorBody) for status in sorted(statuses)}
@@ -130,7 +130,7 @@ def _answer(status: int, kind: Any, *, schema_of: dict[str, Any], streams: bool 
     else:
         content = {JSON_TYPE: {"schema": schema_of[repr(kind)]}}
     if streams:
-        # No schema: in OpenAPI 3.1 some tools read it as one event's, others as the whole stream's.
+        # No schema: some tools read it as that of one event, others as that of the whole stream.
         content["text/event-stream"] = {}
     return {"description": HTTPStatus(status).phrase, "content": content}
 

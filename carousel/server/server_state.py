@@ -34,7 +34,7 @@ from runtime.settings.config import RuntimeConfig
 from runtime.wire.plan import NO_LORA
 from runtime.wire.status_page import StatusPage
 
-# A scrape gives up after ten seconds by default; it is to get this answer before.
+# Less than the ten seconds after which a scrape gives up by default.
 CONTROL_TIMEOUT_S = 5.0
 MIN_MAX_IDS = 1 << 16
 DEFAULT_MODEL = "default"

@@ -20,10 +20,10 @@ CELL_BYTES = 8
 
 
 def map_file(path: Path, num_bytes: int) -> mmap.mmap:
-    """Create or continue a file of so many bytes and map it. Raises OSError that names the file."""
+    """Create or continue a file of `num_bytes` bytes and map it. Raises OSError that names the file."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
+        # Allocate the blocks: on a full disk, the first write to a hole would raise SIGBUS.
         os.posix_fallocate(fd, 0, num_bytes)
         return mmap.mmap(fd, num_bytes)
     except OSError as error:
@@ -104,7 +104,7 @@ class MetricFile:
         """Return counters and histograms, added up over all processes of the launch."""
         size = self._num_cells * CELL_BYTES
         files = [path.read_bytes() for path in self._folder.glob("metrics*")]
-        # One that has just been made is still empty.
+        # A new file is still empty.
         whole = [np.frombuffer(data, np.float64) for data in files if len(data) == size]
         cells: list[float] = np.sum(whole, axis=0).tolist()
         histograms = []

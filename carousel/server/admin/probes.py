@@ -68,7 +68,7 @@ async def _try_a_request(server: ServerState) -> Problem:
     try:
         await _go_round(server)
     except Overloaded:
-        pass  # a full queue is no illness, and what `ready` looks at is well
+        pass  # a full queue is not unhealthy, and the processes are ready
     except TimeoutError:
         return "scheduler", f"no answer within {PROBE_TIMEOUT_S:g} s"
     except CarouselError as error:
@@ -97,7 +97,7 @@ def _seen(server: ServerState) -> Problem:
 
 def _loaded(page: StatusPage, config: RuntimeConfig) -> float | None:
     """Return the smallest share of loaded weights among the ranks; None if no rank is loading."""
-    # The first rank's part of the model is in the scheduler's process, but for a CPU's.
+    # The first rank is in the scheduler's process, except on a CPU.
     loaders = [("worker", index) for index in range(page.counts["worker"]) if index or config.device == "cpu"]
     if config.device != "cpu":
         loaders.append(("scheduler", 0))
@@ -121,7 +121,7 @@ def _problem(page: StatusPage, config: RuntimeConfig) -> Problem:
         if role == "worker" and index == 0 and config.device != "cpu":
             continue  # its part of the model is in the scheduler's process
         status = page.read(role, index)
-        # The launcher waits for all others; it is in the way only when none of them is.
+        # The launcher waits for all others, so its own state counts only if they are all ready.
         if status.state != "ready" and not (role == "launcher" and status.state == "loading"):
             return process_name(role, index, config), status.state
         if is_stopped(status.pid):

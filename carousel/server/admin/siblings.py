@@ -50,7 +50,7 @@ class Siblings:
             except BlockingIOError:
                 await asyncio.sleep(RETRY_S)
             except (FileNotFoundError, ConnectionRefusedError):
-                return  # it is being replaced, and what it had has ended
+                return  # it is being replaced, and its requests have ended
         raise Overloaded("a process of the HTTP server does not answer; send it again", retry_after_s=1.0)
 
     def _read(self) -> None:
@@ -61,7 +61,7 @@ class Siblings:
         try:
             order = _decode(data)
         except DECODE_ERRORS:
-            return  # not from one of us
+            return  # not sent by an HTTP process
         self._take(order)
 
     def close(self) -> None:

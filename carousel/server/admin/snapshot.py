@@ -1,4 +1,4 @@
-"""SharedSnapshot: one snapshot of the scheduler for all who ask this process."""
+"""SharedSnapshot: snapshot of the scheduler that all callers of this process share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTERVAL_S = 0.25
 
 
 class SharedSnapshot:
-    """Snapshot that is asked for when it is read, and shared. It belongs to one event loop."""
+    """Shared snapshot, requested from the scheduler when it is read. It belongs to one event loop."""
 
     def __init__(
         self, ask: Callable[[], Awaitable[dict[str, Any]]], clock: Callable[[], float] = time.monotonic
@@ -26,14 +26,14 @@ class SharedSnapshot:
         self._asked_at = 0.0
 
     async def read(self) -> bytes:
-        """Return the snapshot as JSON: one that is on its way, one that was asked for less than INTERVAL_S
+        """Return the snapshot as JSON: one that is on its way, one that was requested less than INTERVAL_S
         ago, or a new one. Raises what `ask` raises.
         """
         answer, now = self._answer, self._clock()
         if answer is None or (answer.done() and now - self._asked_at >= INTERVAL_S):
             self._asked_at = now
             answer = self._answer = asyncio.create_task(self._read())
-            answer.add_done_callback(_look_at)  # all who wait for it may have left
+            answer.add_done_callback(_look_at)  # every waiting caller may have left
         return await asyncio.shield(answer)
 
     async def _read(self) -> bytes:

@@ -30,7 +30,7 @@ def harmony(r: Reader, *, has_reasoning: bool = False) -> Steps[None]:
     """Parse messages. Text outside messages is text. With `has_reasoning` the channel `analysis` is
     reasoning, otherwise it is text, too.
     """
-    # The prompt ends in the first header, which may go on with a function.
+    # The prompt ends within the first header, which may continue with a function.
     r.mark()
     yield from r.space()
     begins_in_header = yield from r.take("to=functions.")
@@ -66,7 +66,7 @@ def _message(r: Reader, header: str, *, has_reasoning: bool) -> Steps[str]:
         r.mark()
         if not (yield from named_call(r, found[1])):
             if found[1] and (yield from r.take(_CALL)):
-                # No body is no arguments.
+                # A call without a body has no arguments.
                 r.begin_call(found[1])
                 r.add("{}")
                 r.end_call(is_whole=True)

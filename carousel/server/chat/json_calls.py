@@ -93,7 +93,7 @@ def _text(r: Reader) -> Steps[str]:
 def _decode_text(value: str) -> str:
     try:
         return msgspec.json.decode(value, type=str)
-    except _ERRORS:  # half a character
+    except _ERRORS:  # an incomplete character
         return ""
 
 

@@ -80,7 +80,7 @@ def output_guide(
         content = content or tags.AnyTokens("" if thinking == "open" else reasoning.begin, BUDGET)
     if content is None:
         return guide
-    # Elsewhere each guide in the tag says so of itself.
+    # In a structural tag each nested guide has its own any_whitespace.
     any_whitespace = guide is None or guide.kind != KIND or guide.any_whitespace
     if reasoning is None or (thinking == "none" and reasoning.read is None):
         is_plain = isinstance(content, tags.Nested)

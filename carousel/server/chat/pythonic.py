@@ -57,7 +57,7 @@ def _call(r: Reader) -> Steps[bool]:
     is_whole = yield from r.take(")")
     key, value = "", None
     if not is_whole:
-        # The first argument tells whether it is a call: nothing has been said by then.
+        # The first argument shows whether this is a call. No event has been emitted yet.
         key, value = yield from _argument(r)
         if value is None:
             return False
@@ -139,9 +139,9 @@ def _string(r: Reader, parts: list[str]) -> Steps[bool]:
             continue
         text = r.here(plain)
         if not text:
-            text = quote[0]  # one alone, in a string of three
+            text = quote[0]  # a single quote inside a triple-quoted string
             yield from r.take(text)
-        # A line break needs no escape in what a model calls a string.
+        # Models write unescaped line breaks in strings; Python needs an escape.
         parts.append(text.replace("\n", "\\n") if len(quote) == 1 else text)
     return False
 
@@ -149,7 +149,7 @@ def _string(r: Reader, parts: list[str]) -> Steps[bool]:
 def literal_as_json(literal: str) -> str | None:
     """Return a Python literal as JSON; None if it is none."""
     try:
-        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # "\\d", which is taken
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # "\\d", which is accepted
             node = ast.parse(literal.strip(), mode="eval").body
         return json.dumps(_value(node), ensure_ascii=False, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):

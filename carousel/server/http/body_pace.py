@@ -66,7 +66,7 @@ class BodyPace:
         if self._began_s is None:
             self._began_s = self._cpu_time()
             loop = asyncio.get_running_loop()
-            # What has been read is taken over by a task, in the next turn.
+            # A task takes the data that was read, in the next turn.
             loop.call_soon(loop.call_soon, self._end)
 
     def wait(self, go_on: Callable[[], None], tenant: str = OWNER) -> None:
@@ -113,7 +113,7 @@ class BodyPace:
                 if self._lines:
                     self._first_in_line()()
         finally:
-            if self._lines:  # those who went on may have nothing to do, or one has failed
+            if self._lines:  # the callbacks may have had nothing to do, or one has failed
                 self._next = loop.call_soon(self._go_on)
 
     def _first_in_line(self) -> Callable[[], None]:

@@ -107,7 +107,7 @@ class BodyPool:
                 self._take(each, each.wanted)
                 each.waiter.set_result(None)
             elif self._bytes.may_have(each.tenant, each.wanted):
-                break  # nobody younger takes what it waits for
+                break  # a later body must not take the bytes that it waits for
 
 
 class BodyShare:

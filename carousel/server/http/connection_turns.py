@@ -50,6 +50,6 @@ class ConnectionTurns:
                     break
                 self._line.popleft()()
         finally:
-            # Who spends makes the next turn come. Those who wait have one also if nobody has spent anything.
+            # Spending causes the next turn. Waiting callbacks also get one if nothing was spent.
             if self._line and not self._spent:
                 asyncio.get_running_loop().call_soon(self._begin_turn)

@@ -112,7 +112,7 @@ async def handle_error(request: Request, error: Exception) -> Response:
         told = _not_found(request.scope["path"], told)
     response = error_response(told)
     if isinstance(error, HTTPException):
-        # A refused method must be answered with those that are allowed.
+        # The answer to a refused method must name the allowed ones.
         response.headers.update(error.headers or {})
     return response
 

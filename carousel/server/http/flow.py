@@ -70,7 +70,7 @@ def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
         try:
             await app(scope, receive, send)
         finally:
-            # They refer to the request, which refers to its scope: a cycle would wait for the collector.
+            # They refer to the request, which refers to its scope: a cycle for the collector.
             state.clear()
 
     return run

@@ -45,7 +45,7 @@ class PacedReader(asyncio.BufferedProtocol):
             self.on_made()
         state = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
         if state in (TCP_CLOSE, TCP_CLOSE_WAIT):
-            # The client has left while the kernel kept the connection: others wait behind it.
+            # The client left before the connection was accepted. Drop it, since others wait.
             transport.abort()
             return
         self._protocol = self._make_protocol()

@@ -38,7 +38,7 @@ UNREAD_TIMEOUT_S = 5.0
 """Longest time between an answer and the end of its request, which nobody reads."""
 PIECE_BYTES = 8 << 10
 """Number of bytes that are parsed at a time."""
-# Asked every few seconds by machines; a line for each would be most of the log.
+# Called every few seconds by other programs; a line for each call would be most of the log.
 UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
 
 
@@ -116,7 +116,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._tell_of_the_end()
         super().connection_lost(exc)
-        # They refer to this object, too, and would wait for the collector together.
+        # They refer to this object, too: a cycle for the collector.
         self.pipeline.clear()
         self.cycle = self._in_work = None  # type: ignore[assignment]
 
@@ -126,7 +126,7 @@ class HttpProtocol(HttpToolsProtocol):
         """
         self._tell_of_the_end()
 
-    # From a read to the parser, piece by piece
+    # Passing of data to the parser, piece by piece
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Take received data. `data` may be a view of memory that is not valid after this call."""
@@ -162,7 +162,7 @@ class HttpProtocol(HttpToolsProtocol):
                 return
             piece = data[at : at + PIECE_BYTES]
             self._cost = 1 + len(piece) // BYTES_PER_COST
-            # What comes behind a refusal is thrown away, no faster than it would be parsed.
+            # Data after a refusal is dropped, no faster than it would be parsed.
             at += self._feed(piece) if self._last_words is None else len(piece)
             self._turns.spend(self._cost)
         if self._is_in_large_body and not self._pace.is_alone:
@@ -219,7 +219,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._feed(memoryview(head))
         return parsed
 
-    # Calls of the parser. Whatever they raise ends the parsing.
+    # Callbacks of the parser. An exception of one ends the parsing.
 
     def _stop(self, error: RequestError) -> NoReturn:
         """End parsing with a refusal. The refusal itself is not raised, because an exception would refer to
@@ -279,7 +279,7 @@ class HttpProtocol(HttpToolsProtocol):
         is_old = self.parser.get_http_version() == "1.0"
         if num_hosts > 1 or not (num_hosts or is_old):
             self._stop(_invalid("a request of HTTP/1.1 has one Host header"))
-        # The parser finds out when the request has been begun.
+        # The parser would notice only after the request has begun.
         if codings and (is_old or codings != [b"chunked"]):
             self._stop(_invalid("Transfer-Encoding is chunked, in HTTP/1.1, or left out"))
 
@@ -321,7 +321,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.cycle.response_complete and not self.transport.is_closing():
             self._start_keep_alive_timer()
 
-    # The begin and the end of answers, the end of the connection
+    # Begin and end of answers, and end of the connection
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._in_work = cycle
@@ -339,7 +339,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.pipeline or not self.cycle.response_complete or self.transport.is_closing():
             return
-        # What has come of a body that nobody has asked for.
+        # Drop the part of a body that the application has not read.
         self.cycle.body = bytearray()
         if self._last_words is not None:
             self._refuse(self._last_words)
@@ -367,7 +367,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _on_head_timeout(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            # An answer is on its way; what has come behind its request may be no more than a line break.
+            # An answer is on its way. The data after its request may be only a line break.
             self._start_head_timer()
             return
         self._refuse(

@@ -70,7 +70,7 @@ class HttpServer(uvicorn.Server):
         self._turns = ConnectionTurns()
         self._body_pace = body_pace
         self._buffer = memoryview(bytearray(READ_BYTES))
-        # Called as a protocol's class would be.
+        # Called like a protocol class.
         protocol = cast(type[HttpProtocol], self._read_connection)
         super().__init__(uvicorn.Config(app, http=protocol, **settings))
         body_pace.requests = self.server_state.tasks
@@ -100,7 +100,7 @@ class HttpServer(uvicorn.Server):
         """
         while len(self.servers) < min(ACCEPTED_IN_TURN, self._count.room):
             self.servers.append(await self._create_server())
-        self._close_servers()  # of places that were taken meanwhile
+        self._close_servers()  # for connections that were accepted meanwhile
 
     async def _create_server(self) -> asyncio.Server:
         """Return a server on a copy of the listening socket, so that pausing closes only copies."""
@@ -157,11 +157,11 @@ class HttpServer(uvicorn.Server):
         loop drops the reader (nothing reports a failed handshake), or until the time for a handshake is over.
         """
         self._count.take()
-        # The garbage collector, which may be who sees it, runs in any thread.
+        # The garbage collector may finalize the reader, and runs in any thread.
         loop = asyncio.get_running_loop()
         failed = weakref.finalize(reader, call_in_loop, loop, self._count.give_back, None)
         failed.atexit = False
-        # Whatever refers to it may be a cycle, which is not looked for before there are many.
+        # A cycle may hold the reader, and collections of cycles are rare; the timer bounds the wait.
         timer = loop.call_later(HANDSHAKE_TIMEOUT_S + TLS_CLOSE_TIMEOUT_S, failed)
 
         def made() -> None:
@@ -172,7 +172,7 @@ class HttpServer(uvicorn.Server):
         return made
 
     def _make_protocol(self) -> asyncio.Protocol:
-        # As uvicorn does when it starts.
+        # The same as at the start of uvicorn.
         return self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )

@@ -104,7 +104,7 @@ def _max_tokens(body: ChatBody, server: ServerState) -> int:
         return given
     limit = server.config.context_length
     default = server.config.default_max_tokens or server.defaults.max_tokens or limit
-    return max(min(default, limit), body.min_tokens or 0)  # who asks for at least so many gets them
+    return max(min(default, limit), body.min_tokens or 0)  # min_tokens takes precedence
 
 
 def _num_logprobs(body: ChatBody) -> int | None:

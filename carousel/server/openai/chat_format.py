@@ -83,7 +83,7 @@ class ChatCompletionFormat:
         data = b""
         if delta.index not in self._begun:
             self._usage.add_prompt(prompt, delta)
-            data = self._first_event(delta.index)  # with the usage before the tokens that follow it
+            data = self._first_event(delta.index)  # with the usage before this delta's tokens
         self._usage.add(prompt, delta)
         reason = finish_reason_of(delta)
         is_only_text = delta.text and not reason

@@ -76,7 +76,7 @@ async def plan_answer(
     if not reads_reasoning:
         reasoning, thinking = None, "none"
     elif reasoning is not None and options["structured_outputs"] is not None:
-        # What is held begins behind the closing tag.
+        # Guided output begins after the closing tag.
         reasoning = replace(reasoning, ends_at_call=False)
     if not tools.names and reasoning is None:
         return PlannedAnswer(None, sampling, None)
@@ -89,7 +89,7 @@ async def plan_answer(
         shows_reasoning=body.include_reasoning is not False,
         is_calls_alone=calls.is_forced,
     )
-    # Special tokens are in the text only where some of them are needed, and then for the parser alone.
+    # Special tokens are put into the text only if the parser needs some, and then the parser removes them.
     if sampling.skip_special_tokens and not special.isdisjoint(plan.special):
         sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         plan = replace(plan, left_out=_left_out(special, plan.special))

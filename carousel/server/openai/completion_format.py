@@ -91,7 +91,7 @@ class CompletionFormat:
         held.append(delta)
         if delta.prompt_logprobs:
             self._prompt_logprobs[prompt].append(delta.prompt_logprobs)
-        # One that has ended before them will not bring them any more.
+        # A sequence that has ended before its prompt logprobs will not bring them.
         has_ended = delta.index == 0 and delta.finish_reason is not None
         if not has_ended and self._awaits_prompt_logprobs(prompt):
             return
@@ -213,7 +213,7 @@ class CompletionFormat:
         if not self._view.prompt_texts:
             return iter(())
         ids = self._view.prompt_ids[prompt]
-        # A request that was ended early has not computed them all.
+        # A request that was ended early has not computed all of them.
         padded = [*parts, [None] * (len(ids) - sum(map(len, parts)))]
         return self._columns(
             number, padded, ids, partial(self._echoed_chars, self._view.prompt_texts[prompt])

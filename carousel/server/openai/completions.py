@@ -81,7 +81,7 @@ async def _look_at_tokens(
     if shows_logprobs:
         vocabulary = await tokenizer.vocabulary()
         view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
-    # A stream tells the length of its prompt, but others of the request may not have begun by then.
+    # A stream reports the length of its prompt, but the request's other prompts may not have begun yet.
     counts_several = view.counts_continuously and len(asked) > 1
     shows_prompt_tokens = view.shows_ids or counts_several or body.prompt_logprobs is not None
     prompts: list[Any] = [each.prompt for each in asked]
@@ -96,7 +96,7 @@ async def _look_at_tokens(
         check_prompt_logprobs(asked[0].sampling, num_tokens, name)
     if body.echo:
         tokenizer.require("echo")
-        # Ids are echoed as they were given: special ones, too, unless they are not wanted.
+        # Ids are echoed as given, including special ones unless skip_special_tokens is set.
         skips = bool(body.skip_special_tokens)
         view.prompt_texts = [
             prompt
@@ -131,7 +131,7 @@ def _sampling(body: CompletionBody, server: ServerState, max_tokens: int) -> Sam
     return sampling_params(
         body,
         server.defaults,
-        # The prompt's last position gives its logprobs with the first output token.
+        # Logprobs of the prompt's last position come with the first output token.
         max_tokens=max(1, max_tokens),
         logprobs=logprobs,
         prompt_logprobs=max((each for each in wanted if each is not None), default=None),

@@ -20,7 +20,7 @@ class VectorBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str | None = None
 
-    # Beyond OpenAI, as other servers spell them.
+    # Fields of other servers, not in OpenAI's API.
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: NumKept | None = None
     priority: Priority | None = None

@@ -76,7 +76,7 @@ class TokenSpeller:
         if length is None:
             text = self._vocabulary.token_text(token_id)
             data = self._vocabulary.token_bytes(token_id) if REPLACEMENT in text else None
-            # Each character begins with one byte of another kind than those that go on with it.
+            # Count first bytes of characters; continuation bytes are 0b10xxxxxx.
             length = len(text) if data is None else sum(byte & 0xC0 != 0x80 for byte in data)
             self._lengths[token_id] = length
         return length
@@ -113,7 +113,7 @@ def completion_logprobs(
             continue
         value = finite(entry.logprob)
         columns.token_logprobs.append(value)
-        # Parts of characters may read the same. The last one stays: the most likely, or the one in the text.
+        # Parts of characters may have equal texts. The last one stays: the most likely, or the drawn one.
         top = {token_text(each): finite(logprob) for each, logprob in reversed(entry.top[:num_top])}
         columns.top_logprobs.append({**top, token: value})
     return columns
@@ -184,7 +184,7 @@ def in_pieces(entries: Sequence[T], num_top: int) -> Iterator[Sequence[T]]:
     """Yield slices of entries about many tokens, with `num_top` others of each: each slice is a few
     milliseconds' work.
     """
-    if isinstance(entries, LogprobColumns):  # all of an entry is made, whatever is told of it
+    if isinstance(entries, LogprobColumns):  # whole entries are unpacked, however much is shown
         num_top = max(num_top, entries.num_top)
     size = max(1, PIECE_ENTRIES // (num_top + 1))
     for start in range(0, len(entries), size):

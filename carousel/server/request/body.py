@@ -41,7 +41,7 @@ async def read_body(request: Request, kind: type[T]) -> T:
         data = await _read_bytes(request, share)
         return await _decoded(request, data, kind)
     except RequestError:
-        # Many that have waited for the same are refused together.
+        # Many bodies are refused together, after the same wait; the refusals take turns.
         await server.entrance.enter(0, tenant)
         raise
     finally:
@@ -85,8 +85,8 @@ async def read_optional_body(request: Request, kind: type[T]) -> T:
     """Return what `read_body` does; a missing body stands for the defaults. Raises RequestError."""
     headers = request.headers
     is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-    # A page in a browser can send none of JSON's type without asking first, and of no type not without saying
-    # where it is from.
+    # Without a CORS preflight, a web page cannot send the type of JSON, and without a type it always sends its
+    # origin.
     if is_empty and (_is_json(headers) or ("origin" not in headers and "content-type" not in headers)):
         return kind()
     return await read_body(request, kind)
@@ -94,7 +94,7 @@ async def read_optional_body(request: Request, kind: type[T]) -> T:
 
 async def _read_bytes(request: Request, share: BodyShare) -> BodyBytes:
     headers = request.headers
-    # A page in a browser can send any other type to this server without asking first.
+    # A web page can send any other type to this server without a CORS preflight.
     if not _is_json(headers):
         raise RequestError("Content-Type must be application/json", code="unsupported_media_type", status=415)
     if headers.get("content-encoding", "identity").lower() != "identity":

@@ -75,7 +75,7 @@ async def _decode_large(large: LargeJson, kind: type[T], limits: PromptLimits, f
     stand_ins = {name: field.stand_in for name, field in large_fields.items() if name in spans}
     body = _decode(joined(small | stand_ins), kind, fields)
     if getattr(body, "truncate_prompt_tokens", None) is not None:
-        limits = PromptLimits(limits.max_ids)  # what does not fit of a text is cut off
+        limits = PromptLimits(limits.max_ids)  # a text that does not fit is truncated
     hints = _hints_of(cast(Hashable, kind))
     for name in stand_ins:
         try:
@@ -135,7 +135,7 @@ def field_error(message: str, kind: object, within: str = "") -> InvalidRequest:
     that was decoded by itself.
     """
     at = _AT.search(message)
-    # An entry of an object has no name there: logit_bias[...].
+    # msgspec does not name an entry of an object: logit_bias[...].
     path = at["path"].partition("[...]")[0] if at else ""
     choices = _choices_at(kind, path) if message.startswith(_LISTED) else []
     path = f"{within}.{path}".replace(".[", "[").removesuffix(".") if within else path

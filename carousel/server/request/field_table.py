@@ -41,7 +41,7 @@ NeutralValues: TypeAlias = Mapping[str, tuple[Any, ...]]
 Object: TypeAlias = dict[str, msgspec.Raw]
 Items: TypeAlias = list[msgspec.Raw]
 
-# Labels for the operator, hints for caches and queues of others, and what only goes with things not built.
+# Labels for the operator, hints for other servers' caches and queues, and options of unsupported features.
 TAKEN: dict[str, Any] = {
     # OpenAI
     "metadata": Object,
@@ -374,7 +374,7 @@ FIELD_TABLES: dict[type, FieldTable] = {
         _GENERATING,
         {"sampling_params": GenerateSampling, **_RETENTION, **_PROCESSORS},
     ),
-    # Nothing is generated: what is about generating changes nothing.
+    # Nothing is generated, so fields about generation have no effect.
     EmbeddingBody: FieldTable(TAKEN, REFUSED, HINTS),
     ScoreBody: FieldTable(TAKEN, REFUSED, HINTS),
     RerankBody: FieldTable(TAKEN, REFUSED, HINTS),

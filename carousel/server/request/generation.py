@@ -221,7 +221,7 @@ class Generation(Response):
         if stream is None:
             return
         if stream.state is None:
-            # It is about to be submitted: closed now, it would have no end to show.
+            # It is about to be submitted. If it were closed now, it would have no end to report.
             asyncio.get_running_loop().call_later(ABORT_RETRY_S, self._end_early, prompt)
         else:
             stream.abort()
@@ -252,7 +252,7 @@ class Generation(Response):
             is_traced = self._trace.traceparent is not None
             await run_until_disconnect(receive, work, self._leave if is_traced else None)
         except RequestError as error:
-            failure = error.with_traceback(None)  # its frames refer to it: a cycle waits for the collector
+            failure = error.with_traceback(None)  # its frames refer to it: a cycle for the collector
             raise respelled(error, self._param_names) from None
         finally:
             if self._trace.traceparent is not None:
@@ -307,7 +307,7 @@ class Generation(Response):
                 for number, submission in enumerate(submissions)
             ]
             completions = await all_results(calls)
-        # Spelling many log-probabilities or vectors takes long: nobody else's tokens wait for it.
+        # Formatting many log-probabilities or vectors takes long; other callers' tokens must not wait for it.
         is_long = self._submissions[0].options.get("task") == "embed" or _is_long(self._sampling)
         body = await asyncio.to_thread(self._body, completions) if is_long else self._body(completions)
         await Response(body, media_type="application/json")(scope, receive, send)
@@ -352,7 +352,7 @@ class Generation(Response):
             if not writer.has_begun:
                 raise
             last = b"data: %b\n\n" % error_body(as_request_error(error))
-            error.__traceback__ = None  # its frames refer to it: a cycle waits for the collector
+            error.__traceback__ = None  # its frames refer to it: a cycle for the collector
         await writer.end(last)
 
     async def _write_events(
@@ -407,7 +407,7 @@ def labelled(submission: Submission, label: str) -> Submission:
     options = submission.options
     if submission.label != label:
         options = RequestOptions({**options, "label": label})
-    # As replace() would, which takes longer to find out what the fields are.
+    # The same as replace(), which takes longer because it looks up the fields.
     return Submission(
         submission.prompt,
         submission.sampling,
@@ -441,8 +441,8 @@ async def all_results(calls: Collection[Coroutine[Any, Any, T]]) -> list[T]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]
     except ExceptionGroup as errors:
-        # Raised from here it would refer to the group, which refers to it, and so do the frames: a cycle of
-        # all that the request has would wait for the collector.
+        # Raised here, the error would refer to the group, and the group and the frames to it. Such a cycle
+        # keeps all objects of the request until a garbage collection.
         failure = errors.exceptions[0]
         errors.__traceback__ = None
     if failure is not None:
@@ -460,7 +460,7 @@ async def run_until_disconnect(
     it end early, it is cancelled only after LEAVE_S.
     """
     watch = asyncio.create_task(_disconnected(receive))
-    # Who left while his request waited for this process is known by now: nothing is begun for him.
+    # If the caller left while the request waited for this process, that is known now, and nothing is begun.
     await asyncio.sleep(0)
     if watch.done():
         work.close()
@@ -472,7 +472,7 @@ async def run_until_disconnect(
             leave()
             await asyncio.wait((task,), timeout=LEAVE_S)
             if task.done() and not task.cancelled():
-                task.exception()  # nobody is there to be told
+                task.exception()  # the caller is gone, so the error is dropped
                 return
     finally:
         watch.cancel()

@@ -31,7 +31,7 @@ Wait: TypeAlias = Callable[[int], Awaitable[None]]
 
 _SPACES = b" \t\n\r"
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB]")
-# One level down for each bracket that opens, one up for each that closes.
+# One level down for each opening bracket, one up for each closing one.
 _STEPS = bytes({0x5B: 1, 0x7B: 1, 0x5D: 255, 0x7D: 255}.get(byte, 0) for byte in range(256))
 _NONE = np.zeros(0, np.int64)
 
@@ -175,7 +175,7 @@ class LargeJson:
             for at in marks:
                 if (self._data[at] == COLON) != is_name:
                     if start == span.start + 1 and not (await self._trimmed(Span(start, at))).size:
-                        return  # no field at all
+                        return  # an object without fields
                     raise msgspec.DecodeError("the fields of an object are names, colons and values")
                 if is_name:
                     name = self._name(Span(start, at))
@@ -282,7 +282,7 @@ class _Scanner:
             piece = b"_" + piece[1:]
         self._is_escaped = False
         if b"\\" in piece:
-            # From left to right: what then is a backslash escapes something else, or the next piece's first.
+            # From left to right: a remaining backslash escapes another character, or the next piece's first.
             piece = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__")
             self._is_escaped = piece.endswith(b"\\")
         if self._is_inside and b'"' not in piece:

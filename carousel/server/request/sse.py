@@ -15,7 +15,7 @@ HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 DONE = b"data: [DONE]\n\n"
-# Stands for the text of a template's event; nothing that a template holds can contain it.
+# Placeholder for the text of an event's template. No other part of a template can contain it.
 TEXT_MARK = uuid.uuid4().hex
 
 _encode = msgspec.json.Encoder().encode

@@ -68,7 +68,7 @@ class Vocabulary:
         if is_special is None:
             try:
                 texts = {self.decode([token_id], skip_special_tokens=skips) for skips in (True, False)}
-            except InvalidRequest:  # there is no tokenizer, and no text to leave it out of
+            except InvalidRequest:  # there is no tokenizer, so there is no text
                 texts = set()
             is_special = self._special[token_id] = len(texts) > 1
         return is_special

@@ -182,7 +182,7 @@ class GenerateFormat:
         yield from (b'{"text":"', sequence.text, b'","output_ids":[', sequence.ids.data, b'],"meta_info":')
         yield _encode(meta)[:-1]
         if view.shows_logprobs:
-            # Those of the prompt once, at the end, as all else that is told of it.
+            # The prompt's logprobs come once, in the last event, like its usage.
             shown = self._inputs[prompt] if part.finish_reason is not None else _Input()
             yield from (b',"input_token_logprobs":[', shown.logprobs.data, b"]")
             if view.num_top and view.input_ids:

@@ -35,7 +35,7 @@ class Entrance:
 
     def __init__(self) -> None:
         self._line = PacedLine(TURN_BYTES)
-        # Locks by tenant: held while a large body is decoded.
+        # Locks by tenant, each held while a large body of the tenant is decoded.
         self._large: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def enter(self, num_bytes: int, tenant: str = OWNER) -> None:

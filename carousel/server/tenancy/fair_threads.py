@@ -47,7 +47,7 @@ class FairThreads:
             await self._turn_of(tenant)
             future = self._threads.submit(work)
             loop = asyncio.get_running_loop()
-            # Also of work whose caller has left meanwhile: until its end it has the thread.
+            # Not at the caller's end: work whose caller has left keeps the thread until it ends.
             future.add_done_callback(lambda _: call_in_loop(loop, self._pass_on, None))
             return await asyncio.wrap_future(future)
         finally:
@@ -69,7 +69,7 @@ class FairThreads:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                self._pass_on()  # it had just been given the thread
+                self._pass_on()  # the thread had just been assigned to it
             raise
 
     def _pass_on(self, _: object = None) -> None:

@@ -38,14 +38,14 @@ class Shares:
         return self._counts[tenant]
 
     def has_room(self, amount: int) -> bool:
-        """Return True if so many more units are free."""
+        """Return True if `amount` more units are free."""
         return self.total + amount <= self.size
 
     def may_have(self, tenant: str, amount: int) -> bool:
-        """Return True if the share of a tenant includes so many more units, free or not."""
+        """Return True if the share of a tenant includes `amount` more units, free or not."""
         if not self._is_divided():
             return True
-        num_before = amount - 1  # all but the last, which must find some free, too
+        num_before = amount - 1  # all units except the last, which must find a free one, too
         num_own, num_free = self._counts[tenant] + num_before, self.size - self.total - num_before
         return num_own * (self.size - self._most_of_one) < self._most_of_one * num_free
 

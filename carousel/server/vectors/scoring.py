@@ -79,7 +79,7 @@ class RerankFormat:
 
     def response(self, completions: Sequence[Completion]) -> RerankResponse:
         scores = similarities(completions[:1], completions[1:])
-        # Equal ones stay in their order.
+        # Equal scores keep their order.
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         items = [RerankItem(index, scores[index]) for index in order[: self._body.top_n or None]]
         if self._body.return_documents is not False:
