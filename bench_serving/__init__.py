@@ -1,3 +1,1 @@
-"""The load generator `python -m bench_serving`: a client like any other, which knows no model and needs no
-torch.
-"""
+"""Load generator `python -m bench_serving`: an ordinary client, independent of models and torch."""

@@ -180,7 +180,7 @@ def _check(config: BenchConfig, given: set[str]) -> None:
     for header in config.header:
         if not header.partition("=")[1] or {"\r", "\n"} & set(header):
             raise ConfigError("--header: each must be Name=Value")
-    # Each raises by itself what is wrong with it.
+    # Each raises its own error.
     _ = config.extra, config.rates, config.slo_ms
     for one, other in (("base_url", "host"), ("base_url", "port"), ("sweep", "request_rate")):
         if {one, other} <= given:

@@ -26,7 +26,7 @@ Render: TypeAlias = Callable[[list[ChatTurn]], BenchPrompt]
 """
 OnRecord: TypeAlias = Callable[[RequestRecord], None]
 
-# Second element of the seed: arrivals and prompts must not be drawn from the same numbers.
+# Second element of the seed, so that arrivals and prompts draw from different streams.
 ARRIVAL_STREAM = 1
 
 
@@ -49,7 +49,7 @@ class LoadResult:
     began_s: float
     duration_s: float
     max_lateness_s: float
-    """Longest delay of a conversation's start, behind its plan, that the client itself caused."""
+    """Longest delay in seconds of a conversation's start, against its plan, that the client itself caused."""
     client_cpu_share: float
     """Share of one core over the duration. Near 1, the client limits the measurement."""
 

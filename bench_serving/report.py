@@ -150,7 +150,7 @@ def json_record(
         else:
             flat[name] = value
     arguments = msgspec.to_builtins(config)
-    # A header may hold a key; results are passed around.
+    # Results are shared, and a header may have a key.
     arguments["header"] = [header.partition("=")[0] for header in config.header]
     arguments["request_rate"] = _json_rate(config.request_rate)
     return {

@@ -40,7 +40,7 @@ class ServerFigures(msgspec.Struct, frozen=True, kw_only=True):
         return ServerFigures(**{name: getattr(self, name) - getattr(before, name) for name in SAMPLES})
 
 
-# Sums and counts, never buckets: those are as coarse as their bounds.
+# Sums and counts, never buckets, whose bounds are too coarse.
 SAMPLES = {
     "finished": "e2e_request_latency_seconds_count",
     "prompt_tokens": "prompt_tokens_total",
@@ -88,7 +88,7 @@ def parse(body: bytes) -> ServerFigures:
                     sums[sample.name.partition(":")[2]] += sample.value
     except ValueError as error:
         raise RequestFailure(f"/metrics is not what Prometheus reads: {error}") from None
-    # A figure may be absent as long as no request was counted, but not all of them.
+    # A metric may be absent until a request was counted, but not all of them.
     if not sums:
         raise RequestFailure("/metrics has nothing that begins with " + " or ".join(PREFIXES))
     return ServerFigures(**{name: sums[sample] for name, sample in SAMPLES.items()})

@@ -16,7 +16,7 @@ class EventParser:
 
     def feed(self, received: bytes) -> list[bytes]:
         """Return the data of all events that are complete now, in order."""
-        # Nearly always one whole event of one line comes: it needs no cutting.
+        # Nearly always a chunk is one whole event of one line, and needs no splitting.
         if (
             received.startswith(b"data: ")
             and received.find(b"\n") == len(received) - 2

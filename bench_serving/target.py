@@ -24,7 +24,7 @@ from runtime.text.tokenizer import Tokenizer
 from runtime.text.tokenizer import load as load_tokenizer
 
 DEMO_MODEL_NAME = "carousel-demo"
-# A server may hold /metrics up behind its requests; a measurement is not lost for that.
+# A server may delay /metrics behind its requests; the measurement is kept all the same.
 METRICS_TIMEOUT_S = 10.0
 
 
@@ -93,8 +93,8 @@ def _launch_file(run_dir: Path) -> LaunchFile:
 
 
 def _tokenizer_of(model: str) -> str:
-    """Return the directory of a model's tokenizer; empty if it is not on this machine. Servers are often
-    asked for a model by its directory, and the demo model's is known.
+    """Return the directory of a model's tokenizer; empty if it is not on this machine. Models are
+    often named by their directory, and the demo model's is known.
     """
     if model == DEMO_MODEL_NAME:
         return str(DEMO_MODEL)

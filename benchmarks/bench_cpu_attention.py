@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 SHAPES = {
     "llama-60m": Shape(8, 8, 4, 64),
     "qwen-0.5b": Shape(24, 14, 2, 64),
-    "llama-8b": Shape(4, 32, 8, 128),  # four of its layers
+    "llama-8b": Shape(4, 32, 8, 128),  # with four of its layers
     "heads-of-256": Shape(8, 8, 2, 256),
 }
 
@@ -54,7 +54,7 @@ class Case:
     def __init__(self, shape: Shape, batch: int, context: int, page_size: int, is_hot: bool) -> None:
         torch.manual_seed(0)
         self.shape, self.batch, self.context = shape, batch, context
-        # Not quite of one length: or all splits end together.
+        # Slightly different lengths, or all splits would end together.
         lens = [max(1, context - 3 * (row % 5)) for row in range(batch)]
         per_row = -(-context // page_size)
         num_pages = per_row * (1 if is_hot else batch)

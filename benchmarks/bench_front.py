@@ -49,7 +49,7 @@ ROLES = ("client", "api", "tokenizer", "scheduler", "worker", "detokenizer")
 
 
 class Sample(NamedTuple):
-    """One measurement of one way."""
+    """Measurement of one way."""
 
     num_tokens: int
     duration_s: float
@@ -157,10 +157,10 @@ def run(args: argparse.Namespace) -> dict[str, list[Sample]]:
         for number in range(args.rounds + 1):
             for order, name in enumerate(args.ways.split(",")):
                 way, launcher_pid = ways[name]
-                # Prompts of their own, so that no way finds another one's in the prefix cache.
+                # New prompts, so that no way finds another one's in the prefix cache.
                 rng = np.random.default_rng([number, order])
                 lengths = {"input_len": args.input_len, "output_len": args.output_len}
-                draw = random_text if name in CHATS else random_ids  # a conversation is of texts
+                draw = random_text if name in CHATS else random_ids  # a conversation needs texts
                 prompts = draw(source, rng, args.streams, **lengths, range_ratio=1.0)
                 if name == "filled":
                     prompts = behind(fill, prompts)

@@ -131,7 +131,7 @@ def main() -> None:
         http_front(Path(folder), **PARSERS) as front,
     ):
         for _ in range(args.rounds):
-            for name, asked in ASKED.items():  # in turns, so that other work on the machine meets all
+            for name, asked in ASKED.items():  # in turns, so that other work on the machine affects all alike
                 found[name].append(measure(front, readers, asked, args.streams, args.steps))
     for name, rounds in found.items():
         loop, io = (min(column) for column in zip(*rounds, strict=True))

@@ -75,7 +75,7 @@ def make_checkpoint(folder: Path, gib: float, dtype: torch.dtype) -> None:
 
 def measure(folder: Path, rank: int, size: int) -> dict[str, float]:
     config = ModelConfig.from_path(folder)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     began = time.perf_counter()
     model = load_model(folder, config, torch.bfloat16, "cpu", group=Place(rank, size))

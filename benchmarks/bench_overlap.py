@@ -1,4 +1,4 @@
-"""How long the device waits for the host: idle share of a stream whose steps take 3 ms, at 256 decoding rows.
+"""Idle share of a device that waits for the host: a stream whose steps take 3 ms, at 256 decoding rows.
 
     python -m benchmarks.bench_overlap [--steps 300]
 

@@ -138,9 +138,9 @@ class NullExecutor:
         self._has_logprobs = np.zeros(max_rows, np.bool_)
         self._num_top = num_top
         self._top_ids = np.full((max_rows, num_top), TOKEN, np.int32) + np.arange(num_top, dtype=np.int32)
-        lowest = -8.0 if num_logits else -1.1  # rules look further down than a choice without them
+        lowest = -8.0 if num_logits else -1.1  # rules need lower logprobs than a choice without them
         self._logprobs = np.tile(np.linspace(-1.0, lowest, num_top, dtype=np.float32), (max_rows, 1))
-        # In a group one row is the best by far: all that goes on comes from it.
+        # In a group one row is the best by far, and all beams that go on come from it.
         self._logprobs[1:] -= 10.0 * (np.arange(1, max_rows, dtype=np.float32)[:, None] % 4 > 0)
         self._logits: list[bytes] = []
         if num_logits:
@@ -384,7 +384,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES), help="of those that the report names")
     args = parser.parse_args()
     NullExecutor.max_in_flight = args.depth
-    gc.disable()  # as the process does: tests/cpu/scheduler/test_no_cycles.py
+    gc.disable()  # as in the scheduler process: tests/cpu/scheduler/test_no_cycles.py
     runs: dict[tuple[str, Case], list[Figures]] = {}
     for _ in range(args.repeats):
         for name in args.cases.split(","):

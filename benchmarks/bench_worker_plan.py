@@ -44,7 +44,7 @@ class NoModel:
 def make_runner(num_rows: int, page_size: int) -> ModelRunner:
     device = make_device("cpu", threaded=False)
     num_pages = num_rows * (MAX_LEN // page_size)
-    # One small head, so that the pool of a real run's pages fits: applying a plan does not touch its memory.
+    # One small head, so that a pool with a real number of pages fits. A plan does not touch its memory.
     pool = MHATokenToKVPool(num_pages, page_size, 1, 1, 2, torch.bfloat16, device.torch_device)
     return build_runner(
         NoModel(), pool, TorchOps(), device, max_rows=num_rows, max_len=MAX_LEN, vocab_size=VOCAB

@@ -1,7 +1,7 @@
 """Server of canned answers: OpenAI completions as events, served as cheaply as possible, in order to measure
 the client that reads them.
 
-One thread, epoll, no framework. Every byte of a token is made before it is asked for, and the texts are the
+One thread, epoll, no framework. Every byte of a token is made in advance, and the texts are the
 same for all requests. The server only reads max_tokens of a request.
 
 Run: python -m benchmarks.canned_server --rate 40000; the first line that it prints is its port.
@@ -88,7 +88,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 class Connection:
-    """One request, and how much of its answer was written."""
+    """Request, and the number of bytes of its answer that were written."""
 
     def __init__(self, sock: socket.socket, answers: Answers) -> None:
         self.sock = sock
@@ -173,7 +173,7 @@ class CannedServer:
     def _read(self, connection: Connection) -> None:
         try:
             if connection.try_read():
-                # Nobody looks at this socket for reading any more: it answers one request.
+                # The socket is no longer polled for reading, since it answers one request.
                 self._selector.unregister(connection.sock)
                 self._streams[connection] = None
         except ConnectionError:

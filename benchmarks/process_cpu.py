@@ -77,7 +77,7 @@ def _all_processes() -> dict[int, _Stat]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                # After the name, which is in parentheses and may hold anything.
+                # Fields after the name, which is in parentheses and may contain any character.
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
             except (FileNotFoundError, ProcessLookupError):
                 continue

@@ -68,7 +68,7 @@ class Branches:
         began = time.thread_time()
         ids: list[int] = unpack_ids(packed).tolist()
         matcher = before.deep_copy()
-        matcher.consume_tokens(ids)  # a mistake shows as an error of the matcher
+        matcher.consume_tokens(ids)  # a failure sets the error of the matcher
         mask, _ = self._vocabulary.timed_mask(matcher)
         search.excess_s += max(0.0, time.thread_time() - began - FAIR_STEP_S * len(ids))
         return matcher, mask.tobytes() if mask.any() else b""

@@ -57,7 +57,7 @@ class Nursery:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                # It ends with this process, and before it when memory is short.
+                # It ends with this process, and is killed before it when memory is short.
                 [*ENTRY, str(os.getpid()), str(OOM_SCORE), "grammar_proc.compile_child", *self._arguments],
                 stdin=theirs.fileno(),
                 env=child_environment(),
@@ -77,7 +77,7 @@ class Nursery:
 
 
 class CompileChild:
-    """One child process. It is ready once it has reported its process id."""
+    """Child process that compiles guides. It is ready once it has reported its process id."""
 
     def __init__(self, link: socket.socket) -> None:
         link.setblocking(False)
@@ -88,9 +88,9 @@ class CompileChild:
         """Key of the guide that it tries."""
         self.guide: Guide | None = None
         self.is_wanted = True
-        """Somebody waits for that guide."""
+        """True if a request waits for that guide."""
         self.since = time.monotonic()
-        """Time at which it began with the guide, or was asked for, on the clock of time.monotonic()."""
+        """Time at which it began with the guide or was requested, in seconds of time.monotonic()."""
         self.charged_s = 0.0
         """CPU time of its guide that was charged to the credit that all guides share."""
         self._link = link

@@ -1,10 +1,9 @@
-"""Nursery of the processes that try guides: `python -m grammar_proc.compile_child TOKENIZER BACKEND`, the
-directory of one, with a socket for its stdin.
+"""Parent of the processes that try guides: `python -m grammar_proc.compile_child TOKENIZER BACKEND`, where
+TOKENIZER is a directory. Its stdin is a socket.
 
-It reads the vocabulary once. For each socket that it is sent it forks a child, which needs no start of its
-own, and dies with it. The child reads frames from its socket, each a length and a Guide, and writes a frame
-for each: a Compiled. It says once, with the number of its process, that it is there. Whoever asked for it
-kills it when a guide takes too long.
+It reads the vocabulary once. For each socket that it receives it forks a child, which starts at once and ends
+with it. The child first sends its process id. Then it reads frames from its socket, each a length and a
+Guide, and writes a Compiled for each. The grammar process kills a child whose guide takes too long.
 """
 
 from __future__ import annotations
@@ -100,8 +99,8 @@ def _address_space() -> int:
 
 def main(vocabulary: BackendVocabulary[Any], control: socket.socket) -> None:
     """Fork a child for each socket that arrives, until the other end closes."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
-    warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside a thread, which waits for faults
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit statuses are not needed
+    warnings.simplefilter("ignore", DeprecationWarning)  # fork beside a thread that waits for faults
     own_pid = os.getpid()
     gc.collect()
     gc.freeze()
@@ -118,6 +117,6 @@ def main(vocabulary: BackendVocabulary[Any], control: socket.socket) -> None:
 
 if __name__ == "__main__":
     control = socket.socket(fileno=os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a fork that kept it would hide that this process has ended
-    os.dup2(2, 1)  # what a library prints
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a fork that kept it would hide the end of this process
+    os.dup2(2, 1)  # for output of libraries
     main(open_vocabulary(sys.argv[2], Path(sys.argv[1]), num_threads=1), control)

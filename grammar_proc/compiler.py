@@ -32,12 +32,12 @@ MIN_CPU_S = MAX_COMPILE_S / 2
 the processor.
 """
 MAX_WAIT_S = 30.0
-"""Seconds that a guide waits for a child."""
+"""Maximum number of seconds for which a guide waits for a child."""
 MAX_START_S = 60.0
 RESTART_S = 1.0
 """Seconds between a child that could not start and the next attempt."""
 MOMENT_S = 0.2
-"""Seconds that a guide has to finish once nobody wants it any more."""
+"""Seconds that a guide has to finish after it was cancelled."""
 FAIR_CPU_S = 0.03
 """CPU seconds of each guide at normal priority."""
 MAX_CREDIT_S = 0.3
@@ -134,12 +134,12 @@ class GuideCompiler:
         self._hand_out()
 
     def cancel(self, key: bytes) -> None:
-        """Give up a guide for which nobody waits any more."""
+        """Cancel a guide for which no request waits any more."""
         self._waiting.pop(key, None)
         self._died.discard(key)
         for child in self._children:
             if child.key == key:
-                child.is_wanted = False  # over in a moment, or killed
+                child.is_wanted = False  # it finishes within MOMENT_S, or is killed
 
     def poll(self) -> Iterator[tuple[bytes, Compiled]]:
         """Yield the results since the last call, kill children that take too long, and give waiting guides to

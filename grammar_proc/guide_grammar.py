@@ -69,7 +69,7 @@ def _json_grammar(schema: Any, guide: Guide) -> str:
 
 def _choices(text: str) -> str:
     choices = choices_of(text)
-    # As one terminal: of alternatives of rules llguidance follows 2,000 at most.
+    # One terminal, because llguidance follows at most 2,000 alternatives of a rule.
     return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
 
 

@@ -41,7 +41,7 @@ from runtime.wire.transport import Inbox, Outbox
 
 MAX_DRAIN = 256
 MAX_STATES = 64
-"""Most states in one message, so that the first ones need not wait for the last."""
+"""Maximum number of states in one message, so that the first ones need not wait for the last."""
 MAX_READY = 256
 """Number of guides that are kept compiled."""
 MAX_READY_CHARS = 1 << 21
@@ -55,7 +55,7 @@ the interpreter lock.
 
 def _give_way() -> None:
     """Lower the priority of this thread, so that it gets about a tenth of a processor that others want."""
-    niceness = max(COMPILE_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))  # nobody may go back
+    niceness = max(COMPILE_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))  # niceness may not be lowered
     os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 

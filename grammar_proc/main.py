@@ -28,7 +28,7 @@ def main(context: ProcessContext) -> None:
         compiler,
         lambda: context.beat(num_running=loop.num_matchers),
     )
-    compiler.wait_for_child()  # it reads what this process has read; until then no guide could be tried
+    compiler.wait_for_child()  # it reads the same vocabulary; guides can be tried only after that
     gc.freeze()
     context.ready()
     while not context.stop.is_set():

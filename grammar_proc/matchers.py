@@ -116,7 +116,7 @@ class Matchers:
             return
         entry.num_tokens, entry.guesses = news.num_tokens, news.guesses
         if ids:
-            self._consume(entry, ids)  # a mistake shows as an error of the matcher
+            self._consume(entry, ids)  # a failure sets the error of the matcher
         self._changed[news.handle] = None
 
     def start_of(self, handle: bytes) -> Matcher | None:

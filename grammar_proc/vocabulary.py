@@ -52,7 +52,7 @@ class GrammarVocabulary:
         """
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # what is looked up once for all
+            matcher.compute_bitmask()  # warms up what all matchers of the grammar share
         return matcher
 
     def after_one(self, matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
@@ -84,7 +84,7 @@ class GrammarVocabulary:
 
     def timed_mask(self, matcher: llguidance.LLMatcher) -> tuple[IntArray, float]:
         """Return the mask of one matcher, and the CPU seconds that it took."""
-        began = time.thread_time()  # of a single one, the work is done in this thread
+        began = time.thread_time()  # the mask of a single matcher is computed in this thread
         (mask,) = self.masks([matcher])
         return mask, time.thread_time() - began
 

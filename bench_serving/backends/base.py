@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 from bench_serving.records import RequestRecord
 
 ChatTurn: TypeAlias = dict[str, str]
-"""One turn of a conversation: role and content."""
+"""Turn of a conversation: role and content."""
 BenchPrompt: TypeAlias = str | list[int] | list[ChatTurn]
 
 

@@ -58,7 +58,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     def step_s(self, machine: Machine, num_rows: int, context_len: int) -> float:
         """Return the seconds for one token of each of `num_rows` sequences of `context_len` tokens."""
         weights = self.num_layer_weights + self.num_head_weights
-        # Keys and values have two bytes each; each is multiplied and added once for each query head.
+        # A key or value has two bytes, and is multiplied and added once for each query head.
         kv_bytes = num_rows * context_len * self.num_hidden_layers * 2 * self.key_value_size * 2
         attention_flops = num_rows * context_len * self.num_hidden_layers * 4 * self.query_size
         read_s = (2 * weights + kv_bytes) / machine.memory_gb_per_s / 1e9

@@ -67,7 +67,7 @@ def one_after_another(
 
 
 def timed(functions: list[Callable[[], object]], seconds: float, clock: Callable[[], float]) -> np.ndarray:
-    """Call all in turns, for so many seconds each. Return the seconds of each call, [turns, functions]."""
+    """Call functions in turns, for `seconds` each. Return the seconds of each call, [turns, functions]."""
     for function in functions:
         function()
     turns = []
@@ -122,7 +122,7 @@ def main() -> None:
             num_bytes = outputs * inputs * dtype.itemsize * cases[0][1]
             turns = timed([*functions, memory_sum(num_bytes)], options.seconds, clock)
             times = turns.min(axis=0)[:-1].tolist()
-            # Not of the best ones: a virtual machine's memory is twice as fast for some moments.
+            # Not the minimum, since a virtual machine's memory is twice as fast for some moments.
             quick = np.quantile(turns, 0.1, axis=0)
             shares = (quick[-1] / quick[:-1]).tolist()
             line = f"{shape:>12} {rows:>4} rows:"

@@ -27,7 +27,7 @@ from runtime.base.cpu_isa import choose_cpu_isa, usable_isas
 SHAPES = ((2048, 1408, 512), (1024, 4864, 896), (2048, 2048, 2048))  # rows, outputs, depth
 DTYPES = (torch.bfloat16, torch.float32)
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-LEAST_BYTES = 128 * 10**6  # for machines that do not tell the sizes of their caches
+LEAST_BYTES = 128 * 10**6  # for machines that do not report the sizes of their caches
 
 
 def beyond_caches() -> int:

@@ -216,7 +216,7 @@ def measure(turn: str, given: argparse.Namespace, server: Server, load_end: Conn
     is_sampled = turn == "sampled"
     with process(views, port, given.viewers if turn == "viewers" else 0, stop):
         tell(load_end, is_sampled)
-        # Those that run were begun in the turn before.
+        # The running requests were begun in the turn before; wait for their end.
         time.sleep(DRAIN_S + given.tokens / 100)
         tell(load_end, is_sampled)
         began, before = time.monotonic(), cpu_by_role(server.launcher_pid)

@@ -65,7 +65,7 @@ def link_of(folder: Path, layout: Layout) -> StageLink:
 def stage(folder: Path, layout: Layout, plans: Connection, results: Connection) -> None:
     """Sleep for each step, between receiving from the stage before and sending to the next one."""
     torch.set_num_threads(1)
-    # Else each sleep takes 50 us more, which is four times as much of a step that is a quarter as long.
+    # Otherwise each sleep takes 50 us more, a larger share of the shorter steps of more stages.
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
     link = link_of(folder, layout) if layout.num_stages > 1 else None
     results.send(READY)
@@ -122,7 +122,7 @@ class SleepingStages:
     def __init__(self, num_stages: int, folder: Path) -> None:
         self.max_in_flight = num_stages + 1
         fork = multiprocessing.get_context("fork")
-        # A queue would give on each message in a thread of its own.
+        # Pipes, since a queue would pass on each message in a separate thread.
         plans = [fork.Pipe(duplex=False) for _ in range(num_stages)]
         results = [fork.Pipe(duplex=False) for _ in range(num_stages)]
         self._plans = [sending for _, sending in plans]

@@ -40,7 +40,7 @@ BOTH = (
 )
 TIMEOUT_S = 300.0
 TOLD_S = 3.0
-"""Seconds after which Ray has reported all tasks, which it does every second."""
+"""Seconds after which Ray has reported all tasks. It reports them every second."""
 NUM_TRACED = 1000
 NUM_CALLS = 5
 

@@ -44,7 +44,7 @@ class Server(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One run that belongs to a comparison."""
+    """Run of a comparison."""
 
     round: int
     workload: str
@@ -96,7 +96,7 @@ def seed_of(turn: Turn, runs: Sequence[dict[str, Any]], seed: int) -> int:
     repeats = WORKLOADS[turn.workload].repeats
     tries = Counter(map(_key, runs))[turn.round, repeats or turn.workload, turn.server.name]
     if repeats:
-        tries = max(0, tries - 1)  # the last one's prompts
+        tries = max(0, tries - 1)  # the last run's prompts
     return seed + turn.round + SEEDS_OF_A_TRY * tries
 
 

@@ -61,7 +61,7 @@ class Recorded(speculation.Speculation):
     wrong: ClassVar[float] = 0.0
 
     def __init__(self, req: Request, num_draft_tokens: int, cost: StepCost, lane: object = None) -> None:
-        # By itself: the lane of many rows knows n-grams alone.
+        # Without the lane of many rows, which supports n-grams only.
         super().__init__(req, num_draft_tokens, cost)
 
     def _has_guesses(self, new: list[int]) -> bool:
@@ -179,7 +179,7 @@ def compare(streams: Streams, num_streams: int, options: argparse.Namespace) -> 
             before = streams.scheduler.stats.drafts.totals()
             run = streams.run(num_streams, guesses=wrong is not None)
             after = streams.scheduler.stats.drafts.totals()
-            if not turn:  # costs of steps are not known yet
+            if not turn:  # the costs of steps are not known yet
                 continue
             runs.setdefault(name, []).append(run)
             counts = results.setdefault(name, {"drafted": 0, "accepted": 0, "other_outputs": 0})

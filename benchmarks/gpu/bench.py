@@ -103,7 +103,7 @@ class Bench:
 
     def release(self) -> None:
         """Free device memory that is no longer used."""
-        gc.collect()  # a runner's tables and recordings know each other
+        gc.collect()  # a runner's tables and recordings form a cycle
         self.device.free_bytes()  # empties the allocator's cache
 
     def copy_rate(self) -> float:

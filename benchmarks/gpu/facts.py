@@ -1,8 +1,8 @@
-"""Facts about a machine with a GPU: programs, versions, whether all can be imported, one kernel, one graph.
+"""Facts about a machine with a GPU: programs, versions, results of imports, one kernel, one graph.
 
 python -m benchmarks.gpu.facts --out DIR        writes DIR/facts.json
 
-Nothing needs to be there for it to start but Python; what is missing is an "error" in its place.
+It needs only Python to start. An "error" takes the place of anything that is missing.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def graph() -> dict[str, Any]:
 
     device = make_device("cuda", threaded=False)
     x = torch.zeros(4, device=device.torch_device)
-    torch.cuda.synchronize()  # for what the recording's stream reads
+    torch.cuda.synchronize()  # for memory that the recording's stream reads
 
     def add() -> None:
         x.add_(1.0)

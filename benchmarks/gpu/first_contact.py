@@ -1,13 +1,13 @@
-"""All that is worth knowing of a GPU that is there for minutes, the most valuable first.
+"""Measurements of a GPU that is available for minutes, the most valuable first.
 
     python -m benchmarks.gpu.first_contact --plan                        each window's steps, with estimates
-    python -m benchmarks.gpu.first_contact --window a --out DIR          facts, and whether all is right
-    python -m benchmarks.gpu.first_contact --window b --out DIR          how fast it is
-    python -m benchmarks.gpu.first_contact --window c --again RESULTS.tgz --out DIR      once more
+    python -m benchmarks.gpu.first_contact --window a --out DIR          facts and tests
+    python -m benchmarks.gpu.first_contact --window b --out DIR          speed
+    python -m benchmarks.gpu.first_contact --window c --again RESULTS.tgz --out DIR      both again
 
-Each step is a process with a limit of its own. One that fails, hangs or finds no memory keeps no other from
-running; one that no longer fits the time left (--minutes) is skipped. DIR gets two files, both written after
-every step: index.json, with what became of each, and results.tgz, with all that the steps have written.
+Each step is a process with a time limit. One that fails, hangs or finds no memory does not stop the others;
+one that no longer fits the remaining time (--minutes) is skipped. Two files in DIR are written after every
+step: index.json, with the result of each step, and results.tgz, with everything that the steps have written.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Contact:
 
 
 def _ended(process: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Wait for a process that has a group of its own, and kill what is left of the group."""
+    """Wait for a process that has its own process group, and kill the rest of the group."""
     try:
         code = process.wait(limit_s)
         status = "ok" if code == 0 else f"failed: exit code {code}"
@@ -125,7 +125,7 @@ def _ended(process: subprocess.Popen[bytes], limit_s: float) -> str:
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # nobody is left
+    with suppress(ProcessLookupError):  # the group has ended
         os.killpg(process.pid, number)
 
 

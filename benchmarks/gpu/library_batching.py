@@ -35,7 +35,7 @@ def baseline(name: str, load: Load, device: torch.device, dtype: torch.dtype) ->
     """Run greedily, in a manager that the library sizes for these requests. Raises RuntimeError if
     one fails.
     """
-    # Here: it takes seconds, and the runtime can be measured without the library.
+    # Imported here, because it takes seconds and the runtime can be measured without it.
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
     from transformers.generation.continuous_batching.utils import WorkloadHints
@@ -43,7 +43,7 @@ def baseline(name: str, load: Load, device: torch.device, dtype: torch.dtype) ->
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[name]), dtype=dtype).eval()
     settings = None
-    if device.type == "cpu":  # it would size its cache by the machine's memory
+    if device.type == "cpu":  # its cache would get a size by the machine's memory
         settings = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
     generation = GenerationConfig(
         max_new_tokens=load.output_len, do_sample=False, eos_token_id=-1, pad_token_id=0
@@ -57,7 +57,7 @@ def baseline(name: str, load: Load, device: torch.device, dtype: torch.dtype) ->
             manager.add_requests(inputs=load.prompts(name, seed), max_new_tokens=load.output_len)
             num_tokens = sum(_finished(manager) for _ in range(load.num_requests))
             duration_s = time.perf_counter() - began_s
-        attention = model.config._attn_implementation  # the model gets its own back when the manager ends
+        attention = model.config._attn_implementation  # before the manager restores the model's own
     if num_tokens != load.num_requests * load.output_len:
         raise RuntimeError(f"the library made {num_tokens} tokens of {load}")
     return {

@@ -12,7 +12,7 @@ MAX_BYTES = 16 << 20
 MAX_LOG_BYTES = 1 << 20
 """Bytes kept of a log's end, whose last lines say why it ended."""
 ENTRY_BYTES = 1024
-"""Most bytes of a file in the archive besides its content: header and padding."""
+"""Maximum number of bytes of a file in the archive besides its content: header and padding."""
 
 
 def pack(folder: Path, target: Path, max_bytes: int = MAX_BYTES) -> list[str]:

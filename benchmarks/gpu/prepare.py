@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-# For the processes that compile, too: it is a part of the cache's keys, and Triton 3.10 changes its default.
+# Also for the compiling processes: it is part of the cache's keys, and Triton 3.10 changes its default.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch

@@ -12,7 +12,7 @@ from typing import Any
 logger = logging.getLogger("gpu")
 
 MAX_ERROR = 2000
-"""Most characters of an error that are kept."""
+"""Maximum number of characters of an error that are kept."""
 
 
 class Results:

@@ -97,7 +97,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
         "vocab_size": 262144,
     },
-    # Everything that the others have, so small that an interpreter gets through it.
+    # All features of the other shapes, small enough for an interpreter.
     "tiny": {
         **_LLAMA,
         "hidden_size": 32,

@@ -244,7 +244,7 @@ def stages(bench: Bench) -> dict[str, Callable[[Results], None]]:
 
 def run_stage(name: str, run: Callable[[Results], None], bench: Bench) -> bool:
     """Run a stage and write its file. Returns True if nothing in it failed."""
-    bench.release()  # a stage may need all of it, in another process too
+    bench.release()  # a stage may need all memory, also in another process
     began = time.monotonic()
     results = Results(bench.out / f"{name}.json", bench.release)
     try:

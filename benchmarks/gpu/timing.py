@@ -15,8 +15,8 @@ from model_worker.device.base import Device
 
 NUM_REPLAYS = 5
 MAX_QUEUED = 200
-"""Most copies in a `Backlog`. The device's queue has room for about a thousand launches, including those that
-are timed.
+"""Maximum number of copies in a `Backlog`. The device's queue has room for about a thousand launches,
+including those that are timed.
 """
 
 
@@ -65,8 +65,8 @@ def recorded_ms(work: Callable[[], object], device: Device, repeats: int) -> flo
     def measured() -> float:
         return median_ms(device.capture(several).replay, device.torch_device, NUM_REPLAYS) / repeats
 
-    wait(device.torch_device)  # for what `work` reads
-    # Nothing can be recorded on the stream that everything else is on.
+    wait(device.torch_device)  # for memory that `work` reads
+    # The default stream cannot be recorded.
     return device.forward_stream.launch(measured).wait()
 
 

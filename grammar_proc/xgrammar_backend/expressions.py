@@ -120,7 +120,7 @@ class Expression:
             if num_repeats > MAX_DEPTH:
                 self._refuse("too many repetitions of repetitions")
             least, most = bounds
-            self._takes("?")  # lazy or not, the same texts match
+            self._takes("?")  # a lazy repetition matches the same texts
             if self._text[self._at : self._at + 1] == "+":
                 self._refuse("possessive repetition is not supported")
             node = Repeated(node, least, most)

@@ -53,7 +53,7 @@ PLAIN_CHARS = without(complement(()), [*CONTROLS, *points('"\\')])
 """Characters that stand for themselves in a JSON string."""
 ESCAPES = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", '"': '"', "\\": "\\"}
 HEX = chars([*points("0123456789"), (0x41, 0x46), (0x61, 0x66)])
-# No half of a pair: two of them would be one character.
+# No single surrogate, because two of them could form one character.
 CODE = alt(
     [
         seq(chars(points("0123456789abcefABCEF")), HEX, HEX, HEX),

@@ -29,7 +29,7 @@ class FixedText:
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character from a set without surrogates, which no text has."""
+    """Character from a set. The set has no surrogates, which texts cannot contain."""
 
     ranges: Ranges
     is_inline: bool = False
@@ -64,14 +64,14 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token, by its id."""
+    """Token with a given id."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AnyToken:
-    """One token of any kind, with or without text."""
+    """Any token, with or without text."""
 
     but: tuple[int, ...]
     """Ids that the token may not have; at least one."""

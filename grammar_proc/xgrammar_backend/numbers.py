@@ -27,7 +27,7 @@ from grammar_proc.xgrammar_backend.nodes import (
 )
 
 MAX_MULTIPLES = 10_000
-"""Most multiples that are written one by one."""
+"""Maximum number of multiples that are listed."""
 MAX_DIVISOR = 100
 """Largest divisor of numbers without a bound, because each remainder needs a rule."""
 MAX_DIGITS = 320
@@ -308,7 +308,7 @@ def multiples(of: Fraction, bounds: Bounds, rules: Rules, *, is_integer: bool) -
         values = [number * of for number in range(first, last + 1)]
         texts = [_decimal(value) for value in values if not is_integer or value.denominator == 1]
         return literals(texts, rules) if texts else NEVER
-    divisor = of.numerator  # of the integers among them, and of all where it is one
+    divisor = of.numerator  # divisor of the multiples that are integers, and of all if `of` is one
     if (of.denominator > 1 and not is_integer) or divisor > MAX_DIVISOR:
         return None
     positive = _divisible(divisor, rules)

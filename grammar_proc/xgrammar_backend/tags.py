@@ -66,7 +66,7 @@ class TagNodes(TagWalk[GrammarNode]):
             has_token = any(spelling in trigger for spelling in self._special)
             if has_token:
                 segments.append(seq(self._text(trigger), rest))
-            if not has_token or trigger in self._special:  # its spelling is a trigger, too
+            if not has_token or trigger in self._special:  # the text of the special token is a trigger, too
                 texts[trigger] = rest
         text = free_text(self._rules, texts, is_endless=not element.stop_after_first)
         if not segments:

@@ -67,7 +67,7 @@ class XGrammarVocabulary:
             for number in range(num_ids)
         ]
         info = xgrammar.TokenizerInfo(known, xgrammar.VocabType.RAW, stop_token_ids=[])
-        # Without threads of its own: who compiles is a child or a thread of low priority.
+        # No threads: the caller is a child process or a thread of low priority.
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._num_words = -(-num_ids // WORD_BITS)
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=num_threads)

@@ -26,7 +26,7 @@ SCALARS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel with its constants, as a launch would specialise it."""
+    """Kernel with its constants, as a launch would specialise it."""
 
     name: str
     kernel: Any

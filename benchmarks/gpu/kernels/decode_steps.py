@@ -101,7 +101,7 @@ class DecodeSteps:
         between steps.
         """
         step_ms = self._step_ms(num_steps, 2 if overlap else 1)
-        if self._busy_ms is None:  # overlap is nothing to the device
+        if self._busy_ms is None:  # the device's time does not depend on overlap
             count, rounds = min(NUM_QUEUED, num_steps), min(NUM_ROUNDS, 1 + num_steps // 10)
             self._busy_ms = statistics.median(self._queued_ms(step_ms, count) for _ in range(rounds))
         return {"step": step_ms, "busy": self._busy_ms, "gap": step_ms - self._busy_ms}
@@ -131,7 +131,7 @@ class DecodeSteps:
         steps = [stream.launch(self._compute) for _ in range(count)]
         last = stream.launch(lambda: mark(at)).value
         for step in steps:
-            step.wait()  # raises what it raised
+            step.wait()  # raises the error of the step
         wait(at)
         return ms_between(first, last) / count
 

@@ -107,7 +107,7 @@ class DecodeWork:
         self.num_bytes = 2 * batch * context * num_kv_heads * head_dim * setting.kv_dtype.itemsize  # read
         layers = [pages]
         if device.type == "cuda":
-            # The same values in other memory, as the next layer's are: or they would come from the cache.
+            # The same values in other memory, like the next layer's; else they would come from the cache.
             copies = min(MAX_LAYERS, BEYOND_CACHES // self.num_bytes)
             layers += [
                 pages._replace(k_pool=pages.k_pool.clone(), v_pool=pages.v_pool.clone())
@@ -146,7 +146,7 @@ class ExtendWork:
         self.starts = num_new * torch.arange(num_seqs + 1, device=setting.at, dtype=torch.int32)
         self.lens = torch.full((num_seqs,), length, device=setting.at, dtype=torch.int32)
         self.out = torch.empty_like(self.q)
-        # Two products; what is masked is not counted.
+        # Two products, without masked elements.
         self.operations = 4 * num_heads * head_dim * num_seqs * num_new * (num_cached + num_new / 2)
 
     def run(self, tile: ExtendTile | None = None) -> None:

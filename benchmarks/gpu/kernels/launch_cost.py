@@ -66,7 +66,7 @@ def _best_us(
     """
     best_s = [float("inf"), float("inf")]
     run()  # compiles
-    run()  # is kept from here on
+    run()  # keeps the compiled code
     for _ in range(num_batches):
         for i, by_triton in enumerate((False, True)):
             wait(device.torch_device)

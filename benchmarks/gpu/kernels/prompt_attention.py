@@ -14,7 +14,7 @@ from benchmarks.gpu.timing import recorded_ms, wait
 PAGE_SIZE = 16
 TOLERANCE = 3e-2  # of the largest: weights have bfloat16's 8 bits, and sums another order
 MAX_ERROR = 300
-"""Most characters of an error that are kept."""
+"""Maximum number of characters of an error that are kept."""
 
 
 class Prompts(NamedTuple):

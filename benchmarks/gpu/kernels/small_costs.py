@@ -92,7 +92,7 @@ def nccl_one_rank(device: Device, size: int, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         group = TorchGroup(meeting_in(Path(folder), 1), 0, 1, at, join_timeout_s=JOIN_TIMEOUT_S)
         try:
-            group.all_reduce(torch.ones(1, device=at))  # makes the communicator, which no recording may
+            group.all_reduce(torch.ones(1, device=at))  # makes the communicator, before a recording
             x = torch.arange(float(size), device=at)
             ms = _on_stream(device, lambda: _recorded_ms(group, x, device, repeats))
             if not torch.equal(x, torch.arange(float(size), device=at)):
@@ -106,7 +106,7 @@ def _on_stream(device: Device, work: Callable[[], T]) -> T:
     """Return the result of `work` on the forward stream, because nothing can be recorded on the
     default one.
     """
-    wait(device.torch_device)  # for what `work` reads
+    wait(device.torch_device)  # for memory that `work` reads
     return device.forward_stream.launch(work).wait()
 
 

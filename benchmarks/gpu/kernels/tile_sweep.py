@@ -41,7 +41,7 @@ DECODE_TILES = (
     DecodeTile(128, 4, 3),
     DecodeTile(128, 4, 5),
     DecodeTile(128, 8, 5),
-    # Fewer warps divide a block of keys among fewer, and meet less often.
+    # Fewer warps have larger parts of a block of keys, and synchronise less.
     DecodeTile(32, 2, 5),
     DecodeTile(64, 2, 5),
     DecodeTile(64, 1, 5),

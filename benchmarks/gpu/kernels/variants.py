@@ -54,7 +54,7 @@ def variant_of(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
     multiples of 16.
     """
     given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
-    said = getattr(kernel, "kwargs", None) or vars(kernel)  # of an interpreted kernel; of another
+    said = getattr(kernel, "kwargs", None) or vars(kernel)  # of an interpreted kernel, or of a compiled one
     plain = set(said.get("do_not_specialize") or ())
     unaligned = plain | set(said.get("do_not_specialize_on_alignment") or ())
     constants = {name for name, each in kernel.fn.__annotations__.items() if CONSTANT in str(each)}
@@ -111,7 +111,7 @@ def _argument(kind: str, value: Any, is_aligned: bool) -> Any:
     if kind == CONSTANT:
         return value
     if kind.startswith("*"):
-        # Only its address is looked at, which is 0, or that of the second element.
+        # Only the address is examined: 0, or that of the second element.
         dtype = next(dtype for dtype, name in TYPES.items() if name == kind[1:])
         return torch.empty(2, dtype=dtype, device="meta")[0 if is_aligned else 1 :]
     number = ALIGNMENT if is_aligned else 3

@@ -85,7 +85,7 @@ async def read_optional_body(request: Request, kind: type[T]) -> T:
     """Return what `read_body` does; a missing body stands for the defaults. Raises RequestError."""
     headers = request.headers
     is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-    # Without a CORS preflight, a web page cannot send the type of JSON, and without a type it always sends its
+    # Without a CORS preflight, a web page cannot send JSON's type, and without a type it always sends its
     # origin.
     if is_empty and (_is_json(headers) or ("origin" not in headers and "content-type" not in headers)):
         return kind()

@@ -65,7 +65,7 @@ def template_options(
         options["continue_final_message"] = True
         options["add_generation_prompt"] = False
     if chat_template_kwargs is not None:
-        # Packing checks them. A prompt that is encoded in this process is not packed; the limits are the same.
+        # Packing checks them. A prompt encoded in this process is not packed; the limits are the same.
         pack_template_kwargs(chat_template_kwargs)
         options["chat_template_kwargs"] = chat_template_kwargs
     return options
