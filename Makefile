@@ -38,9 +38,9 @@ serve: setup-serving
 	$(BIN)/python launch.py $(ARGS)
 
 # In parts, each a process of its own that computes on one core, more or less, and waits for launches: one more at a time
-# than there are cores, so that none idles. Those that wait most come first, so that what is left at the end computes. With a
-# GPU Triton compiles in tests/gpu, and interprets in no other.
-PARTS := servers rings launches kernels models faults simulation pretended project unit-first unit-rest
+# than there are cores, so that none idles. The longest come first, so that what is left at the end is short. With a GPU Triton
+# compiles in tests/gpu, and interprets in no other.
+PARTS := servers rings kernels models launches simulation faults pretended project unit-first unit-rest
 JOBS := $(shell expr $$(nproc) + 1)
 test: setup
 	$(MAKE) --no-print-directory --jobs $(JOBS) --keep-going $(PARTS:%=test-%)
