@@ -52,7 +52,7 @@ UNFINISHED = "building-"
 """Beginning of the name of a folder in the cache in which a library is compiled."""
 ABANDONED_S = 4 * COMPILE_TIMEOUT_S
 """Age after which such a folder is one whose process was killed."""
-MAX_UNITS = 4  # more save nothing: the sources of attention alone take as long as all units but theirs
+MAX_UNITS = 4  # more save nothing: attention takes as long as all other sources
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 STRUCTURE = re.compile(r"^struct (\w+) \{$", re.MULTILINE)
 NO_CHECKS: Mapping[str, str] = MappingProxyType({})
@@ -173,7 +173,7 @@ def _compile(
     """Write the library in a temporary folder and then move it, so that nobody sees an incomplete one."""
     library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     num_cores = len(os.sched_getaffinity(0))
-    # The sources of another version may have names in common.
+    # Sources of another version may have the same names.
     together = min(num_cores, MAX_UNITS) if source_dir == SOURCE_DIR else None
     unchecked = set(checks)
     _remove_abandoned(library.parent)

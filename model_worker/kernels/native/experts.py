@@ -13,7 +13,7 @@ from torch import Tensor
 from model_worker.kernels.native.library import ExpertProgram, ExpertsCall, NativeKernels
 from model_worker.kernels.native.program import Arena, Program
 
-# Rows of an expert's program; more tokens go through it in turns. Enough for a weight to be read rarely.
+# Rows of an expert's program. More tokens take several runs. Enough for a weight to be read rarely.
 CHUNK = 256
 
 
@@ -47,7 +47,7 @@ class NativeExperts:
         that does not consist of kernels only.
         """
         self.packs_weight = packs_weight
-        self._kept = run_expert  # the programs point into what it multiplies with
+        self._kept = run_expert  # the programs point into its weights
         self._programs = [
             Program(
                 kernels,

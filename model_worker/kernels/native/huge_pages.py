@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-LEAST_BYTES = 1 << 16  # of what moves: less is read from a cache
+LEAST_BYTES = 1 << 16  # minimum size of a weight to move: smaller ones are read from a cache
 PAGE_BYTES = 1 << 21
-CHUNK_BYTES = 1 << 28  # of addresses; pages are taken as they are written
+CHUNK_BYTES = 1 << 28  # of addresses; memory is taken as pages are written
 ALIGNMENT = 64
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -51,7 +51,7 @@ class HugePages:
         is_part = weight.untyped_storage().nbytes() > rows * row_bytes
         if not self._exist or is_part or weight.nbytes < LEAST_BYTES:
             return
-        # A storage of its own, as if it were alone.
+        # A separate storage, like that of a single tensor.
         piece = torch.frombuffer(self.empty(rows * row_bytes).numpy(), dtype=weight.dtype)
         weight.data = piece.view(rows, -1)[: len(weight)].copy_(weight)
         self._taken.add(weight.data_ptr())

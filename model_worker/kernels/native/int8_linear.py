@@ -19,8 +19,8 @@ from model_worker.kernels.native.operators import (
 )
 from runtime.checkpoint.model_config import Activation
 
-OFFSET = 128  # of the kernel's quantised rows, which are unsigned
-LOWEST = -128  # which has no opposite in int8: some kernels can do without it alone
+OFFSET = 128  # added to the kernel's quantised rows, which are unsigned
+LOWEST = -128  # has no opposite in int8; some kernels need weights without it
 MAX_IN_FEATURES = 1 << 16  # sums of 255 * 127 stay below 2^31
 
 

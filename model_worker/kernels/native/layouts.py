@@ -24,7 +24,7 @@ def layout_check(name: str, structure: type[ctypes.Structure]) -> str:
             f"std::is_floating_point_v<{member}> == {_bool(kind is ctypes.c_float)}",
         ]
     asserts = "".join(f'static_assert({test}, "{name} of ctypes differs");\n' for test in tests)
-    # As many names as fields, or it is an error.
+    # Raises if there are more or fewer names than fields.
     names = ", ".join(f"{field}_" for field in fields)
     count = f"inline void has_all_fields({name}& call) {{ [[maybe_unused]] auto& [{names}] = call; }}\n"
     return f"#include <cstddef>\n#include <type_traits>\nnamespace carousel {{\n{asserts}{count}}}\n"

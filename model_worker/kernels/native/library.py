@@ -1,5 +1,5 @@
-"""NativeKernels: the compiled kernels as methods on tensors. It checks what C++ cannot check; it knows no
-layer. The kernels have threads of their own (team.h), so a kernel never waits for a thread that another
+"""NativeKernels: compiled kernels as methods on tensors. It checks what C++ cannot check, and does not depend
+on layers. The kernels have threads of their own (team.h), so a kernel never waits for a thread that another
 process has displaced.
 """
 

@@ -26,7 +26,7 @@ class SortedRows:
         self.num_slots = num_slots
         self.order = torch.empty(0, dtype=torch.int32)
         self.begins = torch.zeros(num_slots + 1, dtype=torch.int32)
-        self._slots = torch.full((max_rows + 1,), -1, dtype=torch.int32)  # the last row is nobody's
+        self._slots = torch.full((max_rows + 1,), -1, dtype=torch.int32)  # the last row is unused
         self.slots_host = self._slots.numpy()
         self._run = kernels.adapters.sort_rows
         self._call = SortRowsCall(

@@ -35,8 +35,8 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def can_fill(weight: Tensor) -> bool:
-    """Return True if the rows of weight [N, K] fill whole panels, or have room behind them, or may be moved
-    to where there is room.
+    """Return True if the rows of weight [N, K] fill whole panels, or are followed by room for the rest, or
+    may be moved to where there is room.
     """
     size, row_bytes = weight.untyped_storage().nbytes(), weight.shape[1] * weight.element_size()
     return len(weight) % PANEL == 0 or size in (weight.nbytes, round_up(len(weight)) * row_bytes)

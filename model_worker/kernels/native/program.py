@@ -22,7 +22,7 @@ from model_worker.kernels.native.library import Condition, NativeKernels
 from model_worker.kernels.native.step_calls import ProgramCall, ProgramStep
 
 ALIGNMENT = 64  # bytes
-# Between buffers: else those for 2^n rows lie so that their rows compete for the same lines of a cache.
+# Gap between buffers. Without it, rows of buffers for 2^n rows would compete for the same cache lines.
 GAP = 17 * ALIGNMENT
 ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default)
 
@@ -68,7 +68,7 @@ class _Tape(TorchDispatchMode):
 
 @dataclass(slots=True)
 class _Buffer:
-    """One allocation of the recording: its original address, the first and last call that need it, its size,
+    """Allocation of the recording: its original address, the first and last call that need it, its size,
     and its place in the arena.
     """
 
@@ -93,7 +93,7 @@ class Arena:
     def take(self, size: int) -> Tensor:
         """Return at least `size` bytes. Earlier, smaller results may be other memory."""
         if size > self._memory.nbytes:
-            # Not set to zero: so memory that only large batches need is taken when one comes.
+            # Not zeroed, so memory for large batches is taken only when one comes.
             self._memory = torch.empty(size, dtype=torch.uint8)
         return self._memory
 
@@ -161,7 +161,7 @@ class Program:
         )
         self.step_at = ctypes.addressof(self._step)
         """Address of the ProgramStep, for code that runs the program as part of something else."""
-        self._results: dict[int, Tensor] = {}  # by their rows
+        self._results: dict[int, Tensor] = {}  # by number of rows
 
     def run(self, *, num_tokens: int, num_outputs: int, num_seqs: int) -> Tensor:
         """Run the program on what its inputs contain now. Returns the result [num_outputs, ...], valid until

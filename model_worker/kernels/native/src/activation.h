@@ -1,4 +1,4 @@
-// What feed-forward layers put between their two products.
+// Activations of feed-forward layers, between their two products.
 #pragma once
 
 #include "simd.h"

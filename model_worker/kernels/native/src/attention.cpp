@@ -1,11 +1,11 @@
 // Causal attention of new tokens over a paged KV pool: decodes, whole prompts and chunks after a cached
 // prefix.
 //
-// The result of a query row is the same bits whatever else is in the batch, however its sequence was chunked
-// and however many threads work: keys are taken in blocks of kBlock and splits of kSplit, both counted from
-// position 0 of the sequence; a split is reduced block by block, and the splits of a row are folded in their
-// order. Only who computes which split, and when, depends on the batch. Rows that go by lanes (attention_lanes.h)
-// have another order, so that how a sequence is chunked shows, unless the call is to be deterministic.
+// The bits of a query row do not depend on the rest of the batch, the chunks of its sequence or the number of
+// threads. Keys are taken in blocks of kBlock and splits of kSplit, both counted from position 0 of the sequence;
+// a split is reduced block by block, and the splits of a row are merged in order. Only the assignment of splits to
+// threads, and their times, depend on the batch. Rows that are computed by lanes (attention_lanes.h) have another
+// order of summation, in which chunks do matter, unless the call is deterministic.
 //
 //   keys of a row   |0 ........ split 0 ........ 255|256 ...... split 1 ...... 511|512 . split 2 .|
 //                    block block block block         block block block block       block cut
@@ -25,13 +25,13 @@
 
 namespace carousel {
 
-// Few tiles, as in a small decode batch, leave threads idle, or the longest sequence alone at the end: then
-// threads share the splits of a tile. Not of one with many rows, whose partial results would take more memory
-// than the keys they are of; nor of one that goes by lanes, which takes all splits at once.
+// With few tiles, as in a small decode batch, threads would be idle, or one would work alone on the longest
+// sequence at the end. So threads share the splits of a tile. They do not share a tile with many rows, whose
+// partial results would take more memory than its keys, or one that is computed by lanes, all splits at once.
 constexpr int kMaxSharedRows = 32;
 
-// Of a token's keys, what the KV heads of one tile may have: two splits of so much, this one and the next, and their
-// values are half a megabyte. Of less than the least, nothing is asked for ahead: it costs more than it saves.
+// Bounds of the bytes of a token's keys in the KV heads of one tile. At the maximum two splits, the current and the
+// next one, are half a megabyte with their values. Below the minimum, prefetching costs more than it saves.
 constexpr int kMaxTokenBytes = 512, kMinAheadBytes = 256;
 
 template <class T>
@@ -70,7 +70,7 @@ void load_queries(const AttentionCall& call, const Tile& tile, Workspace<Math>& 
   }
 }
 
-// How much attend_head tells Ahead of its work.
+// The amount of work that attend_head reports to Ahead.
 template <class Math>
 int work_of_head([[maybe_unused]] const AttentionCall& call, [[maybe_unused]] const Tile& tile,
                  const KeyRange& keys) {
@@ -80,7 +80,7 @@ int work_of_head([[maybe_unused]] const AttentionCall& call, [[maybe_unused]] co
   return 2 * (int)(keys.end - keys.begin);
 }
 
-// What the keys give a tile's rows of one head. Slots are known of keys before end_known.
+// Attends a tile's rows of one head to the keys. The slots of keys before end_known are known.
 template <class Math>
 void attend_head(const AttentionCall& call, const Tile& tile, const KeyRange& keys, int64_t end_known,
                  Workspace<Math>& work, const typename Math::Unit* queries, float (*lane_sums)[kLanes], Partial out) {
@@ -118,7 +118,7 @@ void attend_head(const AttentionCall& call, const Tile& tile, const KeyRange& ke
   }
 }
 
-// What split `split` of the keys gives each row of the tile. Queries must have been loaded.
+// Attends each row of the tile to split `split` of the keys. The queries must have been loaded.
 template <class Math>
 void attend_split(const AttentionCall& call, const Tile& tile, int split, Workspace<Math>& work, Partial out) {
   const int num_rows = tile.rows_of_heads();
@@ -126,7 +126,7 @@ void attend_split(const AttentionCall& call, const Tile& tile, int split, Worksp
   std::fill_n(out.rows, num_rows * call.head_dim, 0.0f);
   std::memset(work.lane_sums, 0, num_rows * sizeof work.lane_sums[0]);
   const KeyRange keys(call, tile, split);
-  // Packing asks for the next block, also over the end of the split if that comes next.
+  // Packing prefetches the next block, also beyond the end of the split if the next split follows.
   const int64_t end_of_tile = tile.end_key(tile.num_rows - 1, call.num_heads / call.num_kv_heads);
   const bool goes_on = tile.split < 0 && tile.num_heads == 1;
   const int64_t end_known = goes_on ? std::min(keys.end + kBlock, end_of_tile) : keys.end;
@@ -139,7 +139,7 @@ void attend_split(const AttentionCall& call, const Tile& tile, int split, Worksp
   for (int r = 0; r < num_rows; ++r) out.sum[r] = sum_of(load(work.lane_sums[r]));
 }
 
-// total = total and then part. The order of calls is the order of splits.
+// Merges part into total. Calls must be in the order of splits.
 inline void fold(const Partial& part, int num_rows, int head_dim, Partial total) {
   for (int r = 0; r < num_rows; ++r) {
     if (part.max[r] == kNone) continue;
@@ -182,13 +182,13 @@ inline int end_split(const AttentionCall& call, const Tile& tile) {
   return (int)((end + kSplit - 1) / kSplit);
 }
 
-// Whether so many rows of a sequence and KV head are computed in another order, by which they are faster.
+// Whether num_rows rows of a sequence and KV head are computed by lanes, which is faster but sums in another order.
 template <class Math>
 bool goes_by_lanes(const AttentionCall& call, int num_rows) {
   return Math::kHasTiles && num_rows >= kMinLaneRows && !call.deterministic;
 }
 
-// KV heads whose few rows one tile may have.
+// Maximum number of KV heads whose rows, if they are few, share one tile.
 template <class Math>
 int most_heads(const AttentionCall& call) {
   constexpr int kHeads = kMaxTileRows / kMaxFewRows;
@@ -196,8 +196,8 @@ int most_heads(const AttentionCall& call) {
   return std::min({call.num_kv_heads, kHeads, std::max(1, kMaxTokenBytes / head_bytes)});
 }
 
-// Tiles of all sequences, with several heads each where these have few rows. Longest work first, roughly: chunks stand
-// last in a batch, and their last rows see most.
+// Tiles of all sequences, with several heads each if these have few rows. The longest work comes first, roughly:
+// chunks are last in a batch, and their last rows see most keys.
 template <class Math>
 std::vector<Tile> make_tiles(const AttentionCall& call, int heads_of_few) {
   std::vector<Tile> tiles;
@@ -218,7 +218,7 @@ std::vector<Tile> make_tiles(const AttentionCall& call, int heads_of_few) {
   return tiles;
 }
 
-// One tile per split, their partial results numbered; partials of a tile are neighbours, in order.
+// One tile per split, with numbered partial results. Those of one tile are consecutive and in order.
 std::vector<Tile> by_split(const AttentionCall& call, const std::vector<Tile>& tiles) {
   std::vector<Tile> items;
   for (const Tile& tile : tiles) {
@@ -285,8 +285,8 @@ class Attention {
   }
 
  private:
-  // The tasks. A tile of several heads reads the pool as it lies; but a thread has many tasks, so that none waits long
-  // for another one at the end.
+  // The tasks. A tile of several heads reads the pool in order. There are many tasks for each thread, so that no thread
+  // waits long for another one at the end.
   std::vector<Tile> share(int threads) const {
     std::vector<Tile> tiles = make_tiles<Math>(call_, 1);
     const bool shares_splits = threads > 1 && (int)tiles.size() < 4 * threads;
@@ -298,7 +298,7 @@ class Attention {
     return shares_splits ? by_split(call_, tiles) : tiles;
   }
 
-  // A team costs microseconds to wake and to join, which the smallest steps do not earn back.
+  // Waking and joining a team takes microseconds, more than the smallest steps save.
   int num_threads() const {
     int64_t work = 0;
     for (int seq = 0; seq < call_.num_seqs; ++seq) {
@@ -314,7 +314,7 @@ class Attention {
     return *work;
   }
 
-  // Aims at the next split of the tile, or else at the next tile.
+  // Sets Ahead to the next split of the tile, or else to the next tile.
   void look_ahead(const Tile& tile, int split, const Tile* next, Ahead& ahead) {
     const int token_bytes = tile.num_heads * call_.head_dim * (int)sizeof(typename Math::Stored);
     const int work = tile.num_heads * work_of_head<Math>(call_, tile, KeyRange(call_, tile, split));
@@ -368,7 +368,7 @@ class Attention {
 
 }  // namespace carousel
 
-// Only the model's dtype, where that is known: attention is the most to compile.
+// Only the model's dtype, if it is known: attention takes the longest to compile.
 CAROUSEL_EXPORT void carousel_attention(const carousel::AttentionCall* call) {
   using namespace carousel;
   if (call->num_tokens == 0) return;

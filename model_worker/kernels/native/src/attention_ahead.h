@@ -1,13 +1,13 @@
-// Memory answers slowly: what a thread reads next is asked for while it computes, into the second cache, a token at a
-// time as it lies in the pool, for all heads of a tile. Little by little: a processor that has asked for more lines than
-// it can await computes nothing until they come.
+// Prefetching: while a thread computes, the keys and values that it reads next are prefetched into the second-level
+// cache, token by token in the pool's order, for all heads of a tile. It goes in small steps, because a processor with
+// more outstanding lines than it can track computes nothing until they come.
 #pragma once
 
 #include "attention_call.h"
 
 namespace carousel {
 
-// The keys and values of one split of a tile, to be asked for while `work` is done.
+// Keys and values of one split of a tile, to be prefetched while `work` is done.
 class Ahead {
  public:
   void aim_at_nothing() { num_left_ = 0; }
@@ -28,7 +28,7 @@ class Ahead {
     enter_page((int)(keys.first % page_size_));
   }
 
-  // So much of the work will have been done when this is called next.
+  // Prefetches for `work`, which will be done before the next call.
   void advance(int work) {
     if (num_left_ == 0) return;
     for (due_ += work * tokens_per_work_; due_ >= 1 << kShift; due_ -= 1 << kShift) {
@@ -43,7 +43,7 @@ class Ahead {
 
  private:
   static constexpr int kSecondCache = 2;
-  static constexpr int kShift = 16;  // of numbers of tokens that are not whole
+  static constexpr int kShift = 16;  // the fraction of a token that is left over
 
   void enter_page(int offset) {
     const int64_t slot = (int64_t)*page_++ * page_size_ + offset;

@@ -20,7 +20,7 @@ struct Workspace {
   alignas(64) float total_rows[kTileFloats];
   float split_max[kMaxTileRows], split_sum[kMaxTileRows];
   float total_max[kMaxTileRows], total_sum[kMaxTileRows];
-  int64_t slots[kSplit + kBlock];  // of the split's keys, and of the block after it
+  int64_t slots[kSplit + kBlock];  // slots of the split's keys and of the block after it
   Ahead ahead;
 };
 
@@ -30,7 +30,7 @@ void prefetch(const T* pool, int64_t slot, int width, int head_dim) {
   for (int byte = 0; byte < head_dim * (int)sizeof(T); byte += kPrefetchLine) __builtin_prefetch(row + byte);
 }
 
-// Packs num_keys keys at slots; zeros up to num_padded. Asks for the block's behind it meanwhile, num_next keys.
+// Packs num_keys keys at slots, with zeros up to num_padded. Meanwhile prefetches the num_next keys after the block.
 template <class Math>
 void pack_keys(const typename Math::Stored* pool, int width, int head_dim, const int64_t* slots, int num_keys,
                int num_padded, int num_next, typename Math::Unit* keys, Ahead& ahead) {
@@ -52,7 +52,7 @@ void pack_keys(const typename Math::Stored* pool, int width, int head_dim, const
   }
 }
 
-// Units of packed values that hold a block's first num_keys keys.
+// Number of units of packed values for a block's first num_keys keys.
 template <class Math>
 int units_of_keys(int num_keys) {
   constexpr int kApart = Math::kKeysApart;
@@ -70,7 +70,7 @@ void pack_values(const typename Math::Stored* pool, int width, int head_dim, con
     ahead.advance(Math::kPerUnit);
     for (int i = u * Math::kPerUnit; i < std::min((u + 1) * Math::kPerUnit, num_next); ++i)
       prefetch(pool, slots[kBlock + i], width, head_dim);
-    // The weight of a key that is not there is 0: any finite row will do.
+    // A missing key has weight 0, so any finite row can stand for it.
     const int next = t + kApart < num_keys ? t + kApart : t;
     Math::pack_values(values + u * head_dim, pool + slots[t] * width, pool + slots[next] * width, head_dim);
   }
@@ -124,8 +124,8 @@ void add_columns(const typename Math::Unit (*weights)[kBlock / Math::kPerUnit],
   }
 }
 
-// Turns a row's raw scores into weights, of keys [first, end) of the block. store_weights(t, low, high) takes those of
-// keys [t, t + 2 * kLanes). Returns what the sums of earlier keys' weighted values are to be multiplied by.
+// Turns a row's raw scores of keys [first, end) of the block into weights. store_weights(t, low, high) gets those of
+// keys [t, t + 2 * kLanes). Returns the factor for the sums of earlier keys' weighted values.
 template <class Store>
 float weigh(const float* scores, int first, int end, int num_padded, float scale, float softcap, float* max_so_far,
             float* lane_sums, const Store& store_weights) {
@@ -182,7 +182,7 @@ struct BlockStep {
     for (int c = 0; c < head_dim; c += kLanes) store(row + c, load(row + c) * factor);
   }
 
-  // The weights of rows [r, r + rows), from their scores.
+  // Computes the weights of rows [r, r + rows) from their scores.
   void weigh_rows(int r, int rows) {
     for (int g = 0; g < rows; ++g) {
       const int row = r + g;

@@ -1,4 +1,4 @@
-// What one layer's attention is asked, and the units it is computed in. The binding mirrors AttentionCall.
+// Arguments of one layer's attention, and the units in which it is computed. The binding mirrors AttentionCall.
 #pragma once
 
 #include <algorithm>
@@ -9,14 +9,14 @@
 
 namespace carousel {
 
-constexpr int kBlock = 64;   // keys whose scores stay in L1; multiples of it are what a split may be
-constexpr int kSplit = 256;  // 128 to 512 measure within 8 %; smaller ones give many cores more to share
+constexpr int kBlock = 64;   // keys whose scores stay in L1; a split is a multiple of it
+constexpr int kSplit = 256;  // 128 to 512 are within 8 %; smaller splits give more work to share on many cores
 constexpr int kMaxHeadDim = 256;
 constexpr int kTileFloats = 8192;  // accumulators of a tile: 32 KiB, so that they stay in L1 or next to it
 constexpr int kMaxTileRows = 128;
 constexpr int kRowGroup = kLanes == 16 ? 8 : 4;  // rows whose sums are in registers together
-constexpr int kMaxRowGroup = 16;                 // as many as a tile has
-constexpr int kMaxFewRows = 8;                   // of a KV head, as a decode has: twice as many are a tile's
+constexpr int kMaxRowGroup = 16;                 // all rows of a tile
+constexpr int kMaxFewRows = 8;                   // of a KV head, as in a decode: twice as many fill a tile
 constexpr int kPrefetchLine = 64;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
@@ -47,14 +47,14 @@ struct AttentionCall {
   int32_t window;  // keys a token sees, itself included; 0: all before it
   int32_t dtype;
   int32_t num_threads;
-  int32_t force_float_math;  // even where the CPU multiplies bf16 itself
+  int32_t force_float_math;  // also if the CPU multiplies bf16 itself
   float scale;
-  float softcap;  // a scaled score s counts as softcap * tanh(s / softcap); 0: as s
-  int32_t deterministic;  // each row is summed in one order, in whatever batch and chunk
+  float softcap;  // replaces a scaled score s by softcap * tanh(s / softcap); 0: no cap
+  int32_t deterministic;  // each row is summed in one order, in any batch and chunk
 };
 
-// Rows [first_row, first_row + num_rows) of one sequence and each of the KV heads [kv_head, kv_head + num_heads). Where
-// rows of all heads are counted, those of a head are neighbours.
+// Rows [first_row, first_row + num_rows) of one sequence, for each of the KV heads [kv_head, kv_head + num_heads). In
+// counts over all heads, the rows of one head are consecutive.
 struct Tile {
   int32_t seq;
   int32_t kv_head;
@@ -63,7 +63,7 @@ struct Tile {
   int32_t num_rows;
   int64_t num_cached;
   int32_t split;    // the one split to compute, or -1: all of them
-  int32_t partial;  // where a split's result goes
+  int32_t partial;  // number of the partial result of a split
   bool by_lanes;    // see attention_lanes.h
 
   int rows_of_heads() const { return num_heads * num_rows; }
@@ -85,15 +85,15 @@ struct Tile {
   }
 };
 
-// The result of some keys for each row of a tile, before division by the sum of the weights.
+// Partial result of each row of a tile for some keys, before division by the sum of the weights.
 struct Partial {
   float* max;   // [rows] of the scores; kNone: the row has seen no key
   float* sum;   // [rows] of exp(score - max)
   float* rows;  // [rows, head_dim] of exp(score - max) * value
 };
 
-// out = x [head_dim], turned and rounded. cos_sin [head_dim]: cosines, then sines. A vector at a time, for what is
-// stored in small pieces cannot be loaded as a vector at once.
+// out = x [head_dim], rotated and rounded. cos_sin [head_dim]: cosines, then sines. It stores whole vectors, because
+// a vector that was stored in small pieces cannot be loaded without a wait.
 template <class T>
 void rotate(const T* x, const float* cos_sin, int head_dim, T* out) {
   const int half = head_dim / 2;
@@ -118,8 +118,8 @@ void rotate(const T* x, const float* cos_sin, int head_dim, T* out) {
   std::copy_n(r, rest, out + half + i);
 }
 
-// slots[t - begin] = the slot of token t of a sequence, for t in [begin, end). Nobody sees those before `first`, and
-// their pages may be another sequence's by now, whose NaN would be NaN times 0, too: they have the slot of `first`.
+// slots[t - begin] = slot of token t of a sequence, for t in [begin, end). Tokens before `first` are not visible. Their
+// pages may belong to another sequence by now, and its NaN would be NaN even times 0, so they get the slot of `first`.
 inline void find_slots(const AttentionCall& call, int seq, int64_t begin, int64_t first, int64_t end, int64_t* slots) {
   const int64_t size = call.page_size;
   const int32_t* page = call.page_table + call.rows[seq] * call.page_table_stride + begin / size;
@@ -135,7 +135,7 @@ inline void find_slots(const AttentionCall& call, int seq, int64_t begin, int64_
   if (begin < first) std::fill_n(slots, first - begin, slots[first - begin]);
 }
 
-// The keys of a split that any of a tile's rows sees: positions [first, end). `begin` is that of first's block.
+// Keys of a split that any row of a tile sees: positions [first, end). `begin` is the begin of first's block.
 struct KeyRange {
   int64_t begin, first, end;
 

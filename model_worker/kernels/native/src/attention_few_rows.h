@@ -1,13 +1,13 @@
-// Attention of few query rows, as a decode has, on AMX: keys and values are multiplied as they lie in the pool,
-// in groups of 16 tokens, and nothing is packed. Tokens that do not lie side by side are copied.
+// Attention of few query rows, as in a decode, on AMX: keys and values are multiplied where they are in the pool,
+// in groups of 16 tokens, without packing. Tokens that are not contiguous are copied.
 //
 //   scores   keys [16 tokens, 32 dims] x queries [16 pairs of dims, columns]      -> [16 tokens, columns]
 //   values   weights [2 rows, 16 tokens] x values [16 tokens, 16 pairs of dims]   -> [2 rows, 16 pairs]
 //
 // The instruction multiplies pairs and adds both products. A pair of packed values is one dim of two tokens
-// (attention_math.h), here it is two dims of one token: so a weight w comes as (w, 0) and as (0, w), whose sums
-// are the even dims and the odd ones. The products and their order are those of the packed way, and so are the
-// bits: a test compares decodes, chunks and prompts.
+// (attention_math.h); here it is two dims of one token. So a weight w is used as (w, 0) and as (0, w), whose sums
+// are those of the even dims and of the odd ones. The products and their order are those of packed values, and so
+// are the bits: a test compares decodes, chunks and prompts.
 #pragma once
 
 #include "attention_block.h"
@@ -17,19 +17,19 @@
 
 namespace carousel {
 
-constexpr int kWeighWork = 2;  // of a row in a block, in loads of tiles: 1 to 4 measure alike
+constexpr int kWeighWork = 2;  // of a row in a block, in loads of tiles: 1 to 4 are equally fast
 constexpr int kGroups = kSplit / kTileRows;
 static_assert(kBlock % (2 * kTileRows) == 0 && kSplit % kBlock == 0, "a group is whole in its block");
 
-// What a thread keeps of one split, besides the Workspace. What the unit for tiles has stored takes long to be there
-// for others: so each step is done for the whole split before the next one reads what it gave.
+// A thread's memory for one split, besides the Workspace. Results that the tile unit stores are visible to other units
+// only after a while. So each step is done for the whole split before the next one reads its results.
 struct FewRowsWorkspace {
   alignas(64) uint32_t queries[kMaxHeadDim / 2 * kMaxFewRows];  // [units of a head][columns]
   alignas(64) float scores[kSplit * kMaxFewRows];               // [tokens][columns]
   alignas(64) uint32_t weights[kGroups][2 * kMaxFewRows][kTileRows];  // rows (w, 0) and (0, w) in turns
-  // Of two groups and 32 dims: a row's even dims, then its odd ones.
+  // For two groups and 32 dims: a row's even dims, then its odd ones.
   alignas(64) float products[kGroups / 2][kMaxHeadDim / 32][2 * kMaxFewRows][kLanes];
-  float shrink[kSplit / kBlock][kMaxFewRows];  // what a block makes of the sums before it
+  float shrink[kSplit / kBlock][kMaxFewRows];  // factors of a block for the earlier sums
   alignas(64) bf16 copied[2][kTileRows * kMaxHeadDim];
 };
 
@@ -53,7 +53,7 @@ class FewRows {
  public:
   static constexpr bool fit(int num_rows) { return num_rows <= kMaxFewRows; }
 
-  // What `attend` tells of its work: how many tiles it loads, and weights as many as take as long.
+  // The amount of work that `attend` reports: tiles that it loads, and the equivalent for weights.
   static int work(const AttentionCall& call, const Tile& tile, const KeyRange& keys) {
     const int num_keys = (int)(keys.end - keys.begin);
     const int pairs = (num_keys + 2 * kTileRows - 1) / (2 * kTileRows), blocks = (num_keys + kBlock - 1) / kBlock;
@@ -90,7 +90,7 @@ class FewRows {
   }
 
  private:
-  // Columns of the queries: a power of two, those beyond the rows zero.
+  // Number of columns of the queries: a power of two. Columns beyond the rows are zero.
   int lay_across(const uint32_t* queries) {
     const int rows = tile_.num_rows, units = call_.head_dim / 2;
     int columns = 1;
@@ -107,18 +107,18 @@ class FewRows {
     int64_t stride;
   };
 
-  // Keys from the split's token t on. Rows behind its last token may be anything.
+  // Keys from the split's token t on. Rows after its last token are undefined.
   Group keys_from(int t, int num_keys, bf16* copied) const {
     return lie_side_by_side(t) ? in_pool(call_.k_pool, t) : copy_of(call_.k_pool, t, num_keys, copied);
   }
 
-  // Values likewise, with zeros behind the last one.
+  // Values likewise, with zeros after the last one.
   Group values_from(int t, int num_keys, bf16* copied) const {
     const bool is_whole = num_keys - t >= kTileRows;
     return lie_side_by_side(t) && is_whole ? in_pool(call_.v_pool, t) : copy_of(call_.v_pool, t, num_keys, copied);
   }
 
-  // Whether 16 tokens from t on have the slots behind its own.
+  // Whether the 16 tokens from t on have consecutive slots.
   bool lie_side_by_side(int t) const { return side_by_side_ && t >= first_seen_; }
 
   Group in_pool(const void* pool, int t) const {
@@ -143,7 +143,7 @@ class FewRows {
   void weigh_keys(int64_t begin, int num_keys, float (*lane_sums)[kLanes]) {
     for (int t = 0; t < num_keys; t += 2 * kTileRows) compute_scores<Columns>(t, num_keys);
     see_memory();
-    // The processor sees by itself what follows within a page.
+    // The processor itself prefetches the rest of a page.
     for (int t = 0; !side_by_side_ && t < std::min(kBlock, num_keys); ++t) ask_for(call_.v_pool, t);
     for (int t = 0; t < num_keys; t += kBlock) {
       float scores[Columns][kBlock];
@@ -161,7 +161,7 @@ class FewRows {
     }
   }
 
-  // Of the split's tokens [t, t + 32), or of 16 if there are no more.
+  // For the split's tokens [t, t + 32), or for the last 16.
   template <int Columns>
   void compute_scores(int t, int num_keys) {
     constexpr int64_t kStride = Columns * sizeof(float);
@@ -182,7 +182,7 @@ class FewRows {
     _tile_stored(6, work_.scores + (t + kTileRows) * Columns, kStride);
   }
 
-  // The weights of a row for keys [t, t + num_keys) of the split, a block.
+  // Computes a row's weights for keys [t, t + num_keys) of the split, one block.
   void weigh_block(int row, const float* scores, int64_t begin, int t, int num_keys, float* lane_sums) {
     const int first = (int)std::max<int64_t>(0, tile_.first_key(row, group_, call_.window) - begin - t);
     const int end = (int)std::min<int64_t>(num_keys, tile_.end_key(row, group_) - begin - t);
@@ -219,7 +219,7 @@ class FewRows {
     see_memory();
   }
 
-  // The products of two groups, or one, and Chunks times 32 dims.
+  // Products of one or two groups and Chunks times 32 dims.
   template <int Chunks>
   void multiply_dims(int t, Group value, Group more, bool has_more, int c) {
     const int group = t / kTileRows, chunk = c / (2 * kLanes);
@@ -243,7 +243,7 @@ class FewRows {
     _tile_dpbf16ps(1, 2, 4);
   }
 
-  // Sums a row's products, two groups after two groups, and puts its dims in their order.
+  // Sums a row's products, two groups at a time, and puts its dims in order.
   void add_products(int row, int num_keys) {
     constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
     for (int c = 0; c < call_.head_dim; c += 2 * kLanes) {

@@ -1,6 +1,6 @@
-// A block of keys for the few query rows of a decode, where vectors of floats multiply: keys and values are widened in
-// registers, because packing them for so few rows takes longer than what they are packed for. The products and their
-// order are those of the packed way, and so are the bits.
+// One block of keys for the few query rows of a decode, if vectors of floats multiply. Keys and values are widened in
+// registers, because packing them takes longer than the products of so few rows. The products and their order are
+// those of packed values, and so are the bits.
 //
 //   scores   keys [kLanes tokens, kLanes dims], transposed, x a query's dims one by one   -> a vector of scores
 //   values   a row's weights, token by token, x values [kLanes dims]                      -> a vector of dims
@@ -11,13 +11,13 @@
 namespace carousel {
 
 constexpr int kMaxRowsInPlace = 4;
-constexpr int kKeyGroups = 2;  // of kLanes keys at a time: one sum of each row would wait for its own last product
+constexpr int kKeyGroups = 2;  // of kLanes keys at a time: a single sum of each row would wait for its own last product
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 
 typedef uint16_t vquarters __attribute__((vector_size(32)));
 
-// Of both halves of two vectors the first four elements in turns, or the last four: shuffles that cross no half.
+// Interleaves the first (or last) four elements of each half of two vectors: shuffles that cross no half.
 inline vquarters zip_first(vquarters a, vquarters b) {
   return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27);
 }
@@ -26,12 +26,12 @@ inline vquarters zip_last(vquarters a, vquarters b) {
   return __builtin_shufflevector(a, b, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 
-// Both in one vector.
+// Both results in one vector.
 inline vquarters joined(vhalf first, vhalf last) {
 #if defined(__clang__)
   return __builtin_shufflevector(first, last, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 #else
-  // One instruction, of which the compiler makes two.
+  // One instruction, for which the compiler makes two.
   typedef long long vwide __attribute__((vector_size(32)));
   typedef long long vnarrow __attribute__((vector_size(16)));
   const vquarters low = __builtin_shufflevector(first, first, 0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, -1, -1, -1);
@@ -39,11 +39,11 @@ inline vquarters joined(vhalf first, vhalf last) {
 #endif
 }
 
-// key[group][i] = dim i of kLanes rows. As elements of 16 bits, of which half as many vectors are transposed.
+// key[group][i] = dim i of kLanes rows. Elements of 16 bits are transposed, in half as many vectors.
 inline void load_across(const bf16* const* rows, int dim, vfloat (&key)[kKeyGroups][kLanes]) {
   vquarters row[kLanes];
   for (int i = 0; i < kLanes; ++i) {
-    // So that widening, which also takes the first four of both halves, leaves the rows in their order.
+    // Widening also takes the first four of both halves, so this leaves the rows in order.
     const int low = i < 4 ? i : i + 4;
     vhalf first, last;
     std::memcpy(&first, rows[low] + dim, sizeof first);
@@ -78,7 +78,7 @@ inline void load_across(const T* const* rows, int dim, vfloat (&key)[kKeyGroups]
   }
 }
 
-// Where a block's keys or values of one KV head are.
+// Addresses of a block's keys or values of one KV head.
 template <class T>
 struct Places {
   const T* pool;
@@ -98,7 +98,7 @@ void scores_in_place(const float* queries, const Places<T>& keys, int num_keys, 
   for (int t0 = 0; t0 < num_padded; t0 += kKeyGroups * kLanes) {
     const T* rows[kKeyGroups * kLanes];
     for (int i = 0; i < kKeyGroups * kLanes; ++i) {
-      // What stands behind the last key has no weight: the last one's dims will do.
+      // Entries after the last key have no weight, so they get the dims of the last one.
       rows[i] = keys.row(std::min(t0 + i, num_keys - 1));
       if (t0 + i < num_keys) ask(t0 + i);
     }

@@ -3,8 +3,8 @@
 //   scores  [keys][16]      = keys [keys][head_dim] by queries [head_dim][16]
 //   sums    [head_dim][16] += values [head_dim][keys] by weights [keys][16]
 //
-// so that maxima, sums and rescaling need nothing across lanes, and weights are multiplied where they are made.
-// A row's result depends on its sequence alone, but not bit by bit on what attention_block.h makes of it.
+// Maxima, sums and rescaling then need no operation across lanes, and weights are multiplied where they are made.
+// A row's result depends only on its sequence, but its bits differ from those of attention_block.h.
 #pragma once
 
 #include <memory>
@@ -16,16 +16,16 @@
 namespace carousel {
 
 constexpr int kLaneRows = 256;    // that share packed keys and values
-constexpr int kMinLaneRows = 33;  // fewer may be one tile a head, whose splits threads share
+constexpr int kMinLaneRows = 33;  // with fewer, a head may be one tile, whose splits threads share
 
-// All keys that the tile's rows see, and their output. Only where there are tiles.
+// Attends the tile's rows to all keys that they see, and writes their output. Only on CPUs with tiles.
 void attend_by_lanes(const AttentionCall& call, const Tile& tile);
 
 #if defined(CAROUSEL_HAS_TILES)
 
 constexpr int kLaneKeys = 128;  // of a block: packed keys and values of 64 dimensions are 32 KiB
 constexpr int kSumsOfTile = kTileRows * kLanes;  // floats
-constexpr float kLowestScore = -1e30f;  // finite: what a row that has seen no key starts from
+constexpr float kLowestScore = -1e30f;  // initial maximum of a row; finite
 
 struct LaneWorkspace {
   alignas(64) bf16 keys[kLaneKeys * kMaxHeadDim];             // [kLaneKeys][head_dim]
@@ -34,13 +34,13 @@ struct LaneWorkspace {
   alignas(64) float sums[kLaneRows * kMaxHeadDim];            // [groups][head_dim][kLanes]
   alignas(64) float scores[kLaneKeys][kLanes];
   alignas(64) uint32_t weights[kLaneKeys / 2][kLanes];  // pairs
-  alignas(64) float max[kLaneRows];                     // of the scores so far
-  alignas(64) float total[kLaneRows];                   // of the weights so far
+  alignas(64) float max[kLaneRows];                     // maximum of the scores so far
+  alignas(64) float total[kLaneRows];                   // sum of the weights so far
   alignas(64) int32_t first_key[kLaneRows], end_key[kLaneRows];
   int64_t slots[kLaneKeys];
 };
 
-// 2^x within 9e-5 of it, a fortieth of what a weight is rounded by; 1 for 0 and 0 for -infinity.
+// 2^x with a relative error of 9e-5, a fortieth of the rounding of a weight; 1 for 0 and 0 for -infinity.
 inline vfloat exp2(vfloat x) {
   const vfloat f = (vfloat)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // x - floor(x)
   vfloat p = f * 7.70670593e-2f + 2.27644972e-1f;
@@ -86,7 +86,7 @@ class LaneTile {
   float* sums_of(int g) const { return work_.sums + (int64_t)g * kLanes * head_dim_; }
   uint32_t* queries_of(int g) const { return work_.queries + (int64_t)g * kLanes * head_dim_ / 2; }
 
-  // Rows behind the last are like it, and are not written.
+  // Rows after the last one are copies of it, and are not written.
   void load_queries(int g) {
     alignas(64) bf16 rows[kLanes][kMaxHeadDim];
     for (int i = 0; i < kLanes; ++i) {
@@ -113,14 +113,14 @@ class LaneTile {
     return (const bf16*)pool + (work_.slots[key] * call_.num_kv_heads + tile_.kv_head) * head_dim_;
   }
 
-  // Finds the slots of the block of keys that begins there; returns how many it has.
+  // Finds the slots of the block of keys that begins at `begin`, and returns their number.
   int take_block(int begin, int end) {
     const int num_keys = std::min(kLaneKeys, end - begin);
     find_slots(call_, tile_.seq, begin, work_.first_key[0], begin + num_keys, work_.slots);
     return num_keys;
   }
 
-  // Memory answers slowly: the next block is asked for while this one is multiplied.
+  // The next block is prefetched while this one is multiplied.
   void prefetch(int key, int end_key) const {
     for (; key < end_key; ++key) {
       for (int c = 0; c < head_dim_; c += kTileDepth) {
@@ -130,7 +130,7 @@ class LaneTile {
     }
   }
 
-  // Rows behind the last are left as they are: nobody sees their scores.
+  // Rows after the last one are left unchanged: their scores are not used.
   void pack_keys(int num_keys) {
     for (int t = 0; t < num_keys; ++t) {
       const bf16* key = pool_row(call_.k_pool, t);
@@ -138,7 +138,7 @@ class LaneTile {
     }
   }
 
-  // Zeros behind the last: their weights are 0.
+  // Zeros after the last one, whose weights are 0.
   void pack_values(int num_keys) {
     for (int t0 = 0; t0 < num_keys; t0 += kTileDepth) {
       const bf16* rows[kTileDepth];
@@ -150,7 +150,7 @@ class LaneTile {
     }
   }
 
-  // A tile of values: 16 dimensions of kTileDepth keys, those of dimensions c to c + 31 that `order` takes.
+  // A tile of values: 16 of the dimensions c to c + 31, chosen by `order`, for kTileDepth keys.
   static void pack_values(const bf16* const* rows, int c, __m512i order, bf16* to) {
     vfloat pairs[kLanes];
     for (int i = 0; i < kLanes; ++i) {
@@ -161,7 +161,7 @@ class LaneTile {
     std::memcpy(to, pairs, sizeof pairs);
   }
 
-  // Keys [begin, begin + num_keys) to 16 rows: as many of them as any row sees, in steps of kTileDepth.
+  // Attends 16 rows to keys [begin, begin + num_keys): as many as any row sees, in steps of kTileDepth.
   void add_block(int g, int begin, int num_keys) {
     const int32_t *first_key = work_.first_key + g * kLanes, *end_key = work_.end_key + g * kLanes;
     const int first = std::max(0, first_key[0] - begin), end = std::min(num_keys, end_key[kLanes - 1] - begin);
@@ -183,7 +183,7 @@ class LaneTile {
     if (t < to) compute_scores<2>(g, t);
   }
 
-  // Of `Tiles` times 16 keys.
+  // For `Tiles` times 16 keys.
   template <int Tiles>
   void compute_scores(int g, int t) {
     const int64_t stride = head_dim_ * sizeof(bf16), next = kTileRows * head_dim_;
@@ -212,7 +212,7 @@ class LaneTile {
     }
   }
 
-  // Turns scores of keys [from, to) into weights, and rescales what there is so far.
+  // Turns scores of keys [from, to) into weights, and rescales the earlier sums.
   template <bool kMasked>
   void weigh(int g, int begin, int from, int to) {
     const vfloat old_max = load(work_.max + g * kLanes);
@@ -229,7 +229,7 @@ class LaneTile {
         highest = max(highest, score);
       }
     } else {
-      vfloat of[4] = {highest, highest, highest, highest};  // as an instruction waits for the one before
+      vfloat of[4] = {highest, highest, highest, highest};  // independent: each waits for the one before
       for (int t = from; t < to; t += 4) {
         for (int i = 0; i < 4; ++i) of[i] = max(of[i], load(work_.scores[t + i]));
       }
@@ -251,7 +251,7 @@ class LaneTile {
       const vfloat odd = exp2(load(work_.scores[t + 1]) * scale_ - shift);
       total += even;
       odd_total += odd;
-      // The low half is of the second argument; a pair is one lane's, of two keys.
+      // The low half comes from the second argument. A pair belongs to one lane and two keys.
       const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
       _mm512_store_si512(work_.weights[t / 2], _mm512_permutexvar_epi16(order, halves));
     }
@@ -265,7 +265,7 @@ class LaneTile {
     if (c < head_dim_) add_values<2>(g, c, from, to);
   }
 
-  // Of `Tiles` times 16 dimensions.
+  // For `Tiles` times 16 dimensions.
   template <int Tiles>
   void add_values(int g, int c, int from, int to) {
     constexpr int kNext = kTileRows * kTileDepth;
@@ -320,7 +320,7 @@ class LaneTile {
   const int head_dim_;
   const int group_;
   const int num_groups_;
-  const float scale_;  // of scores as they are kept, to powers of 2
+  const float scale_;  // factor of the stored scores, for powers of 2
   TileShapes shapes_;
 };
 

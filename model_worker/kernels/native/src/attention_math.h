@@ -1,6 +1,6 @@
-// How attention multiplies: what one element ("unit") of a packed block is, and how two of them are
-// multiplied and added. FloatMath multiplies floats; Bf16PairMath multiplies two bf16 at a time where the CPU
-// can; Bf16TileMath (attention_tiles.h) whole tiles of those.
+// Arithmetic of attention: the type of one element ("unit") of a packed block, and the product and sum of two
+// units. FloatMath multiplies floats. Bf16PairMath multiplies two bf16 at a time, if the CPU can. Bf16TileMath
+// (attention_tiles.h) multiplies whole tiles of those.
 #pragma once
 
 #include "simd.h"
@@ -28,13 +28,13 @@ struct FloatMath {
   static vfloat units_of(const T* p) { return load(p); }
   static void store_units(Unit* to, vfloat values) { store(to, values); }
 
-  // Weights of 2 * kLanes neighbouring keys, as the values they multiply are packed.
+  // Weights of 2 * kLanes consecutive keys, in the order of the packed values.
   static void store_weights(Unit* to, vfloat low, vfloat high) {
     store(to, low);
     store(to + kLanes, high);
   }
 
-  // One row of values [head_dim]; a unit holds one key's.
+  // One row of values [head_dim]; a unit holds the value of one key.
   static void pack_values(Unit* to, const T* row, const T*, int head_dim) {
     for (int c = 0; c < head_dim; c += kLanes) store(to + c, load(row + c));
   }
@@ -42,7 +42,7 @@ struct FloatMath {
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 
-// Of elements of 16 bits, `first` and the one `apart` from it, the next ones of both, and so on: 16 pairs.
+// 16 pairs of elements of 16 bits: `first` and the one `apart` from it, then the next ones of both, and so on.
 inline __m512i interleaving(int first, int apart) {
   const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i low = _mm512_add_epi32(step, _mm512_set1_epi32(first));
@@ -51,7 +51,7 @@ inline __m512i interleaving(int first, int apart) {
 
 struct Bf16PairMath {
   using Stored = bf16;
-  using Unit = uint32_t;  // two: neighbouring dimensions of q and k; keys of weights and v, kKeysApart from each other
+  using Unit = uint32_t;  // two: adjacent dimensions of q and k; for weights and v, two keys that are kKeysApart
   using Vector = __m512bh;
   using Shapes = NoShapes;
   static constexpr int kPerUnit = 2;
@@ -72,13 +72,13 @@ struct Bf16PairMath {
     _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)values));
   }
 
-  // Weights of 2 * kLanes neighbouring keys, as the values they multiply are packed.
+  // Weights of 2 * kLanes consecutive keys, in the order of the packed values.
   static void store_weights(Unit* to, vfloat low, vfloat high) {
     const __m512i words = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
     _mm512_storeu_si512(to, _mm512_permutexvar_epi16(interleaving(0, 16), words));
   }
 
-  // Two rows of values [head_dim], interleaved; a unit holds two keys'.
+  // Two rows of values [head_dim], interleaved; a unit holds the values of two keys.
   static void pack_values(Unit* to, const bf16* row, const bf16* next, int head_dim) {
     const __m512i low = interleaving(0, 32);
     const __m512i high = interleaving(16, 32);

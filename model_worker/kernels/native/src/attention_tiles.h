@@ -1,5 +1,5 @@
-// Attention's two products on AMX, from the blocks that pairs of bf16 are packed in: 16 words of the packed keys or
-// values are a tile. A row's sums are taken over dimensions, and over keys, in steps of 32.
+// Attention's two products on AMX, over packed blocks of pairs of bf16: 16 words of the packed keys or values are a
+// tile. A row's sums are taken over dimensions, and over keys, in steps of 32.
 #pragma once
 
 #include "attention_call.h"

@@ -1,6 +1,6 @@
-// Norms, alone or with the residual addition before them, the activations of feed-forward layers, and what is
-// multiplied and added between them. They round where the torch versions round. Rows are independent, so their
-// results do not depend on the batch.
+// Norms, alone or with the residual addition before them, activations of feed-forward layers, and scaled or capped
+// sums. They round where the torch versions round. Rows are independent, so their results do not depend on the
+// batch.
 #include <algorithm>
 
 #include "activation.h"
@@ -26,7 +26,7 @@ struct NormCall {
   int32_t dtype;
   int32_t weight_is_float;
   int32_t centers;  // a layer norm: the mean is subtracted first
-  int32_t is_wide;  // weight and bias come before the rounding; else the weight multiplies what is rounded
+  int32_t is_wide;  // weight and bias come before the rounding; otherwise the weight multiplies the rounded value
   int32_t num_threads;
   float eps;
 };
@@ -54,10 +54,10 @@ struct CombineCall {
   float cap;  // 0: none
 };
 
-// Sums and squares of what is to be normed, which is left in `residual` where there is one.
+// Sums and squares of the values to be normed, which are stored in `residual` if there is one.
 template <class T, class W>
 void norm_row(const NormCall& call, const T* x, T* residual, const W* weight, const W* bias, T* out) {
-  // Read once: for all that the compiler knows, `out` and `residual` may be part of the call.
+  // Read once, because the compiler must assume that `out` and `residual` may alias the call.
   const int size = call.size;
   const bool is_wide = call.is_wide;
   vfloat sum = {}, squares = {};

@@ -1,10 +1,10 @@
-// What tensor-parallel ranks, processes of one machine, do together: each puts its data into shared memory,
-// waits until all have, and reads what it needs. Sums are taken in the order of the ranks, so that all ranks
-// get the same bits, whoever came first.
+// Collectives of tensor-parallel ranks, processes of one machine: each writes its data to shared memory, waits
+// until all have, and reads what it needs. Sums are taken in the order of the ranks, so that all ranks get the
+// same bits, whichever came first.
 //
 //   region:  counter of rank 0 | … of rank n-1 | even rounds: data of rank 0 … n-1 | odd rounds: the same
 //
-// Two halves are enough: who writes round r + 2 has seen everybody in round r + 1, so nobody reads round r.
+// Two halves are enough: a rank that writes round r + 2 has seen all ranks in round r + 1, so none reads round r.
 #include <atomic>
 #include <climits>
 #include <ctime>
@@ -23,8 +23,8 @@ namespace carousel {
 constexpr int64_t kCounterBytes = 64;  // a cache line each
 
 struct Counter {
-  std::atomic<uint32_t> round;     // the newest round whose data is there; a futex
-  std::atomic<uint32_t> sleepers;  // who may have to be woken
+  std::atomic<uint32_t> round;     // the newest round whose data is complete; a futex
+  std::atomic<uint32_t> sleepers;  // ranks that may have to be woken
 };
 static_assert(sizeof(Counter) <= kCounterBytes && std::atomic<uint32_t>::is_always_lock_free);
 
@@ -34,13 +34,13 @@ struct ExchangeCall {
   const void* data;
   int64_t num_bytes;   // of data, at most slot_bytes
   int64_t slot_bytes;  // room for one rank's data of one round
-  int64_t spin_ns;     // how long to look before sleeping
-  int64_t wait_ns;     // how long to sleep, at most, for one rank
+  int64_t spin_ns;     // time to spin before sleeping
+  int64_t wait_ns;     // maximum time to sleep for one rank
   uint32_t round;
   int32_t rank;
   int32_t num_ranks;
-  int32_t is_posted;  // in and out: the data is there already; for the call that goes on waiting
-  int32_t missing;    // out: the rank that the call gave up waiting for, or -1
+  int32_t is_posted;  // in and out: the data is written already; for a call that continues waiting
+  int32_t missing;    // out: the rank for which the call stopped waiting, or -1
 };
 
 struct SumCall {
@@ -63,7 +63,7 @@ inline bool reached(const Counter& counter, uint32_t round) {
   return (int32_t)(counter.round.load(std::memory_order_acquire) - round) >= 0;
 }
 
-// Not of the private kind that threads of one process use. Elsewhere than on Linux no group is formed.
+// Not private, since several processes use it. Other systems than Linux form no group.
 inline void sleep_on_shared(std::atomic<uint32_t>& word, uint32_t value, const timespec& timeout) {
 #if defined(__linux__)
   syscall(SYS_futex, (uint32_t*)&word, FUTEX_WAIT, value, &timeout, nullptr, 0);
@@ -76,7 +76,7 @@ inline void wake_processes(std::atomic<uint32_t>& word) {
 #endif
 }
 
-// False: not within the time.
+// Returns false after the timeout.
 inline bool wait_for(Counter& counter, uint32_t round, int64_t spin_until, int64_t wait_ns) {
   if (reached(counter, round)) return true;
   while (now_ns() < spin_until) {
@@ -85,7 +85,7 @@ inline bool wait_for(Counter& counter, uint32_t round, int64_t spin_until, int64
       relax();
     }
   }
-  // In this order: whoever posts after the look that follows sees that somebody sleeps.
+  // In this order: a rank that posts after the following check sees the sleeper.
   counter.sleepers.fetch_add(1);
   const uint32_t seen = counter.round.load();
   if ((int32_t)(seen - round) < 0) {

@@ -1,6 +1,6 @@
-// A mixture of experts: each token through the few experts that the router likes best, weighted by how much.
-// Tokens are sorted by expert, and each expert's own kernels, recorded, run on the rows that it got. The reference
-// is SparseMLP of models/feed_forward.py. A token's result does not depend on the batch.
+// Mixture of experts: each token goes through the few experts with the highest scores of the router, weighted by
+// these. Tokens are sorted by expert, and the recorded kernels of each expert run on its rows. The reference is
+// SparseMLP of models/feed_forward.py. A token's result does not depend on the batch.
 #include <algorithm>
 #include <vector>
 
@@ -13,7 +13,7 @@ namespace carousel {
 // The binding mirrors both field by field.
 struct ExpertProgram {
   ProgramStep* step;  // of up to `chunk` rows of x
-  const void* y;      // where it leaves them
+  const void* y;      // results of these rows
 };
 
 struct ExpertsCall {
@@ -21,7 +21,7 @@ struct ExpertsCall {
   const void* scores;  // [num_tokens, score_stride] of the router
   void* outputs;       // [num_tokens, num_per_token * size] of each token's experts
   void* out;           // [num_tokens, size]
-  void* x;             // [chunk, size] what an expert's program reads
+  void* x;             // [chunk, size] input of an expert's program
   const ExpertProgram* programs;  // [num_experts]
   int32_t num_tokens;
   int32_t size;
@@ -36,7 +36,7 @@ struct ExpertsCall {
 
 constexpr int64_t kMinParallelExperts = 1 << 15;  // elements
 
-// The experts of one token, the likeliest first, equals by number, and their weights, rounded to T.
+// Experts of one token by descending score, equal ones by number, and their weights, rounded to T.
 template <class T>
 void route(const ExpertsCall& call, int token, int32_t* ids, float* weights) {
   const T* scores = (const T*)call.scores + (int64_t)token * call.score_stride;

@@ -1,5 +1,5 @@
-// The threads of another library, for one that is compiled later: the two never compute at the same time, and threads
-// of its own would take the cores from those that wait for work.
+// Threads of another library, for a library that is compiled later. The two never compute at the same time, and a
+// second set of threads would take the cores from the first one's, which wait for work.
 #include "simd.h"
 #include "team.h"
 
@@ -19,5 +19,5 @@ void run_tasks(int threads, int tasks, TaskFunction function, const void* body) 
 
 }  // namespace carousel
 
-// run: carousel_run_tasks of the library that has the threads. Before any other call.
+// run: carousel_run_tasks of the library that has the threads. Must be called first.
 CAROUSEL_EXPORT void carousel_borrow_team(void* run) { carousel::lent = (carousel::RunTasks)run; }

@@ -1,4 +1,4 @@
-// y = x W^T + bias of numbers of 32 and of 16 bits. W is packed once, in place, as panels.h has it.
+// y = x W^T + bias for numbers of 32 and of 16 bits. W is packed once, in place, in the layout of panels.h.
 #include "linear_task.h"
 #include "linear_tiles.h"
 

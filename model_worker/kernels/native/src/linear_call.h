@@ -1,4 +1,4 @@
-// What a linear layer is asked, and how its sums become outputs.
+// Arguments of a linear layer, and the conversion of its sums to outputs.
 #pragma once
 
 #include <algorithm>
@@ -13,29 +13,29 @@ namespace carousel {
 
 // The binding mirrors it field by field.
 struct LinearCall {
-  const void* x;              // [num_rows, k]; of int8 as QuantizeCall leaves it
+  const void* x;              // [num_rows, k]; for int8 in QuantizeCall's form
   const uint32_t* weight;     // packed [n, k]
-  const float* x_scale;       // [num_rows] of int8
-  const float* weight_scale;  // [n] of int8, and up to a multiple of 16 zeros
-  const int32_t* weight_sum;  // the same: of each row's elements
+  const float* x_scale;       // [num_rows], for int8
+  const float* weight_scale;  // [n], for int8; zeros up to a multiple of 16
+  const int32_t* weight_sum;  // the same: sum of each row's elements
   const void* bias;           // [n], or null
   void* out;                  // [num_rows, n], or [num_rows, n / 2] with a gate
   int32_t num_rows;
   int32_t n;
   int32_t k;
-  int32_t dtype;         // of x, weight and bias; of int8 that of the bias and what is rounded to
-  int32_t out_is_float;  // float32 whatever they are
+  int32_t dtype;         // of x, weight and bias; for int8 that of the bias and of rounding
+  int32_t out_is_float;  // float32 output, whatever the dtype
   int32_t gate;  // 0, or 1 + the Activation of W's first half, which multiplies its second; then out is as x, and n a
                  // multiple of 32
-  int32_t is_symmetric;  // of int8: no element of W is -128
+  int32_t is_symmetric;  // for int8: no element of W is -128
   int32_t in_huge_pages;  // W is
   int32_t num_threads;
 };
 
-// Panels of the output, of which the last may have fewer rows of W, and then zeros.
+// Number of panels of the output. The last one may have fewer rows of W, followed by zeros.
 inline int num_columns(const LinearCall& call) { return ((call.gate ? call.n / 2 : call.n) + kPanel - 1) / kPanel; }
 
-// One row's sums of one panel, all of them or those from `lane` on, to the output, rounded to T or float32.
+// Writes one row's sums of one panel, all or those from `lane` on, to the output, as T or float32.
 template <class T>
 inline void write_panel(const LinearCall& call, int row, int panel, int lane, vfloat sum) {
   const int64_t column = panel * kPanel + lane, at = (int64_t)row * call.n + column;
@@ -47,7 +47,7 @@ inline void write_panel(const LinearCall& call, int row, int panel, int lane, vf
   }
 }
 
-// One row's sums of the panel that n does not fill.
+// Writes one row's sums of the panel that n does not fill.
 template <class T>
 inline void write_last_panel(const LinearCall& call, int row, int panel, const float* sums) {
   const int64_t column = panel * kPanel, at = (int64_t)row * call.n + column;
@@ -67,8 +67,8 @@ inline void write_last_panel(const LinearCall& call, int row, int panel, const f
   }
 }
 
-// Output of rows that follow each other, of two panels: a panel and the next one, or with a gate of the same one
-// of both halves.
+// Output of consecutive rows and two panels: a panel and the next one, or with a gate the same panel of both
+// halves.
 template <class T>
 class PairWriter {
  public:
@@ -80,7 +80,7 @@ class PairWriter {
         stride_((int64_t)(call.gate ? call.n / 2 : call.n) * (is_float_ ? sizeof(float) : sizeof(T))),
         out_((char*)call.out + row * stride_ + panel * kPanel * (is_float_ ? sizeof(float) : sizeof(T))) {}
 
-  // The next row's sums.
+  // Takes the next row's sums.
   void write(const float* left, const float* right) {
     for (int lane = 0; lane < kPanel; lane += kLanes) write(lane, load(left + lane), load(right + lane));
     out_ += stride_;

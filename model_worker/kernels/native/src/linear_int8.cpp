@@ -1,5 +1,5 @@
-// Rows to int8, and y = x W^T * scales + bias for int8 x and W, whose words are four of a row's elements
-// (linear_products.h). Sums are int32 and exact, so all paths give the same ones.
+// Quantisation of rows to int8, and y = x W^T * scales + bias for int8 x and W, whose words are four elements of a
+// row (linear_products.h). Sums are int32 and exact, so all paths give the same results.
 #include "linear_task.h"
 
 namespace carousel {
@@ -10,7 +10,7 @@ constexpr int64_t kMinParallelElements = 1 << 15;
 struct QuantizeCall {
   const void* x;  // [num_rows, size], size a multiple of 16
   uint8_t* out;   // [num_rows, size], 128 added
-  float* scale;   // [num_rows]: of the row, the largest magnitude / 127
+  float* scale;   // [num_rows]: largest magnitude of the row / 127
   int32_t num_rows;
   int32_t size;
   int32_t dtype;
@@ -20,7 +20,7 @@ struct QuantizeCall {
 typedef uint8_t vbyte __attribute__((vector_size(kLanes)));
 typedef uint8_t vbytes __attribute__((vector_size(kLanes * 4)));
 
-// The lowest byte of each element, by the few instructions that it takes, where GCC makes eighteen to thirty of a
+// Lowest byte of each element, in a few instructions, where GCC uses eighteen to thirty for a
 // conversion.
 inline vbyte low_bytes(vint x) {
 #if defined(__AVX512F__)
@@ -39,7 +39,7 @@ inline vbyte low_bytes(vint x) {
 #endif
 }
 
-// A row with a NaN gets NaN as its scale, one with an infinity gets infinity: what is computed from it shows it.
+// A row with a NaN gets NaN as its scale, and one with an infinity gets infinity, so the result shows it.
 template <class T>
 void quantize_row(const T* x, int size, uint8_t* out, float* scale) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits

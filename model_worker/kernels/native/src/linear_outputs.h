@@ -1,4 +1,4 @@
-// The sums of a task of a linear layer, some rows by some panels, and how they become outputs.
+// Sums of a task of a linear layer, some rows by some panels, and their conversion to outputs.
 #pragma once
 
 #include "linear_call.h"
@@ -6,7 +6,7 @@
 namespace carousel {
 
 constexpr int kVectors = kPanel / kLanes;  // of a panel
-constexpr int kTaskPanels = 16;            // most of a task
+constexpr int kTaskPanels = 16;            // maximum of a task
 constexpr int kSumStride = kTaskPanels * kPanel;
 
 // T: an element of bias and output.
@@ -16,15 +16,15 @@ struct TaskOutputs {
   int row;  // the first one
   int num_rows;
   int panel;       // the first one
-  int num_panels;  // with a gate, those of both halves
+  int num_panels;  // with a gate, counted over both halves
   float* sums;     // [num_rows, kSumStride] of 32 bits
 
-  // Of the task's panels, in the order in which their sums lie: with a gate, each one beside its other half.
+  // The task's panels in the order of their sums: with a gate, each one beside its other half.
   int panel_at(int i) const {
     return call.gate ? panel + i / 2 + (i % 2 ? call.n / 2 / kPanel : 0) : panel + i;
   }
 
-  // Exact sums of int8 to what they stand for.
+  // Converts exact sums of int8 to the values that they represent.
   void scale(int offset) const {
     for (int i = 0; i < num_panels; ++i) {
       for (int lane = 0; lane < kPanel; lane += kLanes) {

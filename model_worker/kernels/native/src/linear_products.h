@@ -1,4 +1,4 @@
-// What the products of a linear layer are made of. W and x are taken 32 bits at a time:
+// Products of a linear layer. W and x are taken 32 bits at a time:
 //
 //   Product          a word of packed W   a unit of x and of widened W   a sum
 //   Floats           one float32          one float32                    float32
@@ -9,9 +9,9 @@
 //   BytePairs        four int8            two int16                      int32
 //   UpperBytePairs   four int8            two int16                      int32      SSE2, one row
 //
-// units_of gives units of a panel's words from a lane on. A word of what is widened becomes two; `Plain` multiplies
-// those. x of int8 comes with 128 added, because VNNI multiplies unsigned by signed; kOffset times the sum of W's row
-// is taken off at the end. Sums of int32 are exact: none of the instructions saturates, and k is at most 2^16.
+// units_of gives units of a panel's words from a lane on. A widened word becomes two, which `Plain` multiplies.
+// x of int8 has 128 added, because VNNI multiplies unsigned by signed; kOffset times the sum of W's row is
+// subtracted at the end. Sums of int32 are exact: no instruction saturates, and k is at most 2^16.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@
 
 namespace carousel {
 
-// Vectors of sums in registers, of 32 or 16. Where W is widened beside them, what that takes must fit in, too: with
-// 12 of 16 it computes a quarter slower (GCC 12).
+// Number of vectors of sums in the 32 or 16 registers. If W is widened beside them, the registers for that must fit,
+// too: with 12 of 16 it computes a quarter slower (GCC 12).
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kSumRegisters = 24, kSumRegistersInPlace = 24;
 #else
@@ -35,7 +35,7 @@ constexpr int kSumRegisters = 12, kSumRegistersInPlace = 10;
 #endif
 
 constexpr int kMaxPanels = 4;  // whose sums are in registers together
-constexpr int kTaskRows = 96;  // most of a task
+constexpr int kTaskRows = 96;  // maximum of a task
 
 inline vuint load_words(const uint32_t* words) {
   vuint bits;
@@ -43,7 +43,7 @@ inline vuint load_words(const uint32_t* words) {
   return bits;
 }
 
-// A product whose words of W are units as they are: its sums' vector, its unit and how many elements of k are in one.
+// Product whose words of W are units: the vector of its sums, its unit, and the number of elements of k in a unit.
 template <class Product, class S, class U, int depth>
 struct PlainProduct {
   using Sum = S;
@@ -51,10 +51,10 @@ struct PlainProduct {
   using Plain = Product;
   static constexpr int kUnits = 1;  // in a word
   static constexpr int kDepth = depth;
-  static constexpr int kSums = kSumRegisters;  // most vectors of them in registers
+  static constexpr int kSums = kSumRegisters;  // maximum number of vectors of sums in registers
   static constexpr int kPanels = kMaxPanels;
-  static constexpr int kOffset = 128;  // of int8: what x still has added
-  static constexpr int kExactWords = 0;  // most whose sums fit; 0: all that there are
+  static constexpr int kOffset = 128;  // for int8: offset that is still added to x
+  static constexpr int kExactWords = 0;  // maximum whose sums fit; 0: no limit
 
   template <int>
   static S units_of(const uint32_t* words, int lane) {
@@ -134,11 +134,11 @@ struct SignedUnit {
   int32_t size;  // their magnitudes
 };
 
-// W with the signs of x, times the magnitudes of x, which are unsigned: two products of 127 * 127 at most are added
-// without saturating. W has no -128, whose sign cannot be changed. For one row these are fewer instructions than
-// widening takes; for more they are slower, since three of four go to the same units. One panel at a time is one stream
-// of memory, which the processor follows by itself: 25 to 30 GB/s on one core of an EPYC Zen 4, and 19 to 25 where each
-// line was asked for, too (2026-11).
+// W with the signs of x, times the unsigned magnitudes of x: two products of at most 127 * 127 are added without
+// saturation. W has no -128, whose sign cannot be changed. For one row these are fewer instructions than widening
+// takes; for more rows they are slower, since three of four go to the same units. One panel at a time is one stream of
+// memory, which the processor prefetches itself: 25 to 30 GB/s on one core of an EPYC Zen 4, and 19 to 25 with explicit
+// prefetches (2026-11).
 struct SignedQuads : PlainProduct<SignedQuads, vint, SignedUnit, 4> {
   typedef char vbytes __attribute__((vector_size(32)));
   static constexpr int kOffset = 0;
@@ -169,7 +169,7 @@ struct SignedQuads : PlainProduct<SignedQuads, vint, SignedUnit, 4> {
 struct ShortPairs : PlainProduct<ShortPairs, vint, int32_t, 2> {
   static vint add(vint sum, vint w, int32_t x) { return sum + multiply_pairs(w, vint{} + x); }
 
-  // Elements 0 and 2 of four, then 1 and 3: to be had of W by shifts.
+  // Elements 0 and 2 of four, then 1 and 3, which shifts can extract from W.
   static void widen_x(const uint8_t* x, int size, int32_t* units) {
     for (int c = 0; c < size; c += 4, units += 2) {
       uint32_t word;

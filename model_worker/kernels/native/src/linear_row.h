@@ -1,7 +1,7 @@
-// y = x W^T + bias of one row, which takes as long as W is read: so a thread reads one stream of memory, panel after
-// panel, which the processor follows by itself as far as a page goes. In huge ones it reads no faster where it is asked
-// for lines ahead, nor where several panels go side by side; in those of 4 KiB it does (EPYC Zen 4, 2026-11). The
-// products and their order are those of more rows (linear_task.h), and so are the bits.
+// y = x W^T + bias for one row. It takes as long as W is read, so a thread reads one stream of memory, panel after
+// panel, which the processor itself prefetches within a page. Explicit prefetches and several panels side by side help
+// with pages of 4 KiB, but not with huge ones (EPYC Zen 4, 2026-11). The products and their order are those of more
+// rows (linear_task.h), and so are the bits.
 #pragma once
 
 #include <vector>
@@ -11,8 +11,8 @@
 
 namespace carousel {
 
-constexpr int kRowPanels = 4;             // most of a task
-constexpr int64_t kRowTaskBytes = 1 << 16;  // of W, or one panel: else threads wait for each other at the end
+constexpr int kRowPanels = 4;             // maximum of a task
+constexpr int64_t kRowTaskBytes = 1 << 16;  // of W, or one panel; larger tasks would make threads wait
 
 template <class Product, int unit>
 inline void add_word(const uint32_t* word, typename Product::Unit x, typename Product::Sum (&sum)[kVectors]) {
@@ -63,7 +63,7 @@ void multiply_row(const LinearCall& call, int first_panel) {
   const auto multiply = [&](int row, int, int panel, int columns) {
     alignas(64) float sums[kSumStride];
     const TaskOutputs<T> outputs{call, row, 1, first_panel + panel, halves * columns, sums};
-    for (int half = 0; half < halves; ++half) {  // those of one half lie behind each other
+    for (int half = 0; half < halves; ++half) {  // panels of one half are contiguous
       for (int i = half; i < outputs.num_panels; i += halves) {
         multiply_panel<Product>(call.weight + outputs.panel_at(i) * panel_words, words, x, sums + i * kPanel);
       }

@@ -1,15 +1,15 @@
-// y = x W^T + bias by vectors, whatever a Product (linear_products.h) multiplies. Each sum is taken over k in order,
-// one unit at a time, whatever the number of rows.
+// y = x W^T + bias by vectors, for any Product (linear_products.h). Each sum is taken over k in order, one unit at a
+// time, whatever the number of rows.
 //
-// A task is some rows by some panels. k goes by in parts:
+// A task is some rows by some panels. k is processed in parts:
 //
 //   second cache   a part of the task's rows of x, in units
 //   first cache    a panel's part, while all of those rows pass, some at a time with their sums in registers. For
 //                  few rows it is widened there, for more it is widened first
 //
-// Sums wait in memory between parts, and are finished when all of k is in them. What comes next of W is asked for
-// meanwhile, to the second cache: 28 GB/s for one row on one core of an EPYC Zen 4, where 4 KiB ahead of each load
-// was 17 to 22, and to the first cache 17 to 22, too (2026-11).
+// Sums are kept in memory between parts, and finished after the last part of k. The next data of W are prefetched into
+// the second-level cache meanwhile: 28 GB/s for one row on one core of an EPYC Zen 4. Prefetching 4 KiB ahead of each
+// load, or into the first-level cache, gave 17 to 22 (2026-11).
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 
 namespace carousel {
 
-// The product of weights that are kept as T.
+// Product for weights of type T.
 template <class T>
 struct ProductOf : Widened<T> {};
 template <>
@@ -33,13 +33,13 @@ struct ProductOf<bf16> : Bf16Pairs {};
 constexpr int kFewPanels = 4;    // of a task of rows that pass at once
 constexpr int kPartSize = 256;   // units of k that stay in a cache while rows pass
 constexpr int kLongPart = 2048;  // of rows that pass at once
-constexpr int kRowStride = kLongPart + 16;  // of x: else rows compete for the same lines of a cache
+constexpr int kRowStride = kLongPart + 16;  // of x, so that rows do not compete for the same cache lines
 
-// Rows that pass at a time, with one vector of two panels at least.
+// Number of rows that pass at a time, with at least one vector of two panels.
 template <class Product>
 constexpr int kMaxRows = kVectors == 1 ? Product::kSums / 2 : Product::kSums / kVectors;
 
-// Panels whose sums are in registers beside those of so many rows.
+// Number of panels whose sums of `rows` rows are in registers.
 template <class Product>
 constexpr int panels_for(int rows) {
   const int most = Product::kSums / kVectors / rows;
@@ -49,9 +49,9 @@ constexpr int panels_for(int rows) {
 template <class Product>
 struct Block {
   const typename Product::Unit* x;     // [rows, kRowStride]
-  const uint32_t* weight[kMaxPanels];  // of each panel this part's words
-  const char* ahead[kMaxPanels];       // what comes next of W, to be asked for meanwhile
-  int ahead_step;                      // bytes of it a word
+  const uint32_t* weight[kMaxPanels];  // this part's words of each panel
+  const char* ahead[kMaxPanels];       // next data of W, to be prefetched meanwhile
+  int ahead_step;                      // bytes of it for each word
   float* sums;                         // [rows, kSumStride] of 32 bits
   int words;                           // of the part
   bool is_first;                       // of the parts
@@ -115,7 +115,7 @@ bool multiply_panels(Block<Product> block, int panels) {
   return true;
 }
 
-// Of 1 to sizeof...(Rows) rows.
+// For 1 to sizeof...(Rows) rows.
 template <class Product, int... Rows>
 void multiply_block(const Block<Product>& block, int rows, int panels, std::integer_sequence<int, Rows...>) {
   (void)((rows == Rows + 1 && multiply_panels<Product, Rows + 1>(block, panels)) || ...);
@@ -136,7 +136,7 @@ class Task {
         part_depth_((num_rows_ > kMaxRows<Product> ? kPartSize : kLongPart) * Product::kDepth) {}
 
   void run() {
-    // Blocks of rows of about the same size, since small ones compute slowly.
+    // Blocks of rows of about equal size, since small ones are slow.
     const int blocks = (num_rows_ + kMaxRows<Plain> - 1) / kMaxRows<Plain>;
     const int rows = (num_rows_ + blocks - 1) / blocks;
     const int wide = is_widened_ ? panels_for<Plain>(rows) : panels_for<Product>(rows);
@@ -163,13 +163,13 @@ class Task {
     return call_.weight + ((int64_t)outputs_.panel_at(i) * call_.k + begin) / kWordDepth * kPanel;
   }
 
-  // Panel i, or if there are fewer one of the next part or the next task.
+  // Panel i, or beyond the last one a panel of the next part or the next task.
   const uint32_t* next_of(int i, int begin) const {
     if (i < num_panels_) return weight_at(i, begin);
     return begin + part_depth_ < call_.k ? weight_at(i - num_panels_, begin + part_depth_) : weight_at(i, 0);
   }
 
-  // A part of all rows by panel i and those behind it.
+  // Multiplies a part of all rows by panel i and those after it.
   void multiply_part(int begin, int size, int i, int panels, int blocks) {
     const uint32_t* weight[kMaxPanels];
     const char* ahead[kMaxPanels];
@@ -204,7 +204,7 @@ class Task {
     }
   }
 
-  // What Plain reads.
+  // Input of Plain.
   const uint32_t* widened_panel(const uint32_t* words, int num_words, int p) {
     float* const panel = panels_[p];
     for (int word = 0; word < num_words; ++word) {

@@ -1,15 +1,15 @@
-// The bf16 linear layer on AMX. 16 words of a packed panel (panels.h) are a tile of W as they lie in memory, and
-// 32 elements of 16 rows are one of x. Each sum is taken over k in steps of 32, whatever the number of rows.
+// The bf16 linear layer on AMX. 16 consecutive words of a packed panel (panels.h) are a tile of W, and 32 elements of
+// 16 rows are a tile of x. Each sum is taken over k in steps of 32, whatever the number of rows.
 //
 // Panels are taken in pairs: a panel and the next one, or, with a gate, the same one of both halves of W. More than
-// 16 rows go in blocks of 32 rows by a pair, with their sums in four of the eight tiles:
+// 16 rows are computed in blocks of 32 rows by a pair, with their sums in four of the eight tiles:
 //
 //   first cache    a block's rows of x, kPartSteps of k; W passes by with loads that leave them there
 //   second cache   the panels of a task, while all of its rows pass; if they are too large a part of k at a time,
 //                  and then that part of x, too. The next weights are asked for meanwhile
 //
-// What a block has summed leaves the tiles in the first steps of the next one, and is rounded and written during
-// the others: the tile unit never waits for it.
+// The sums of a block leave the tiles in the first steps of the next one, and are rounded and written during the
+// other steps, so the tile unit never waits for that.
 #pragma once
 
 #include "linear_call.h"
@@ -32,7 +32,7 @@ struct BlockSums {
   alignas(64) float at[kBlockRows][2 * kPanel];
 };
 
-// Whether a task's panels stay in the second cache with all of k.
+// Whether a task's panels with all of k fit the second-level cache.
 inline bool keeps_panels(int k) { return (int64_t)kKeptPanels * kPanel * k * sizeof(bf16) <= kKeptBytes; }
 
 class TileKernel {
@@ -71,7 +71,7 @@ class TileKernel {
     bool is_complete = false;  // summed over all of k
   };
 
-  // The rows of a block whose sums are in memory.
+  // Rows of a block whose sums are in memory.
   class UnwrittenRows {
    public:
     UnwrittenRows(const LinearCall& call, const Block& block)
@@ -98,7 +98,7 @@ class TileKernel {
 
 #define CAROUSEL_STORE_SUMS(tile, to) _tile_stored(tile, to, 2 * kPanel * sizeof(float))
 
-  // A part of k of blocks of rows, the last of 17 to 32, by all pairs of a task.
+  // Multiplies a part of k of blocks of rows, the last one of 17 to 32, by all pairs of a task.
   void multiply_part(int part, int row, int end_row, int panel, int columns) {
     const int begin = steps_ * part / parts_, end = steps_ * (part + 1) / parts_;
     const bool is_last = part == parts_ - 1;
@@ -121,14 +121,14 @@ class TileKernel {
     }
   }
 
-  // Of so many steps of each panel, so many words behind this one, a block of rows asks for its share.
+  // Each block of rows prefetches its share of these steps of each panel, at this distance in words.
   void ask_for_share(int64_t words_ahead, int steps, int block, int num_blocks) {
     constexpr int kTileLines = kTileWords / kLineWords;
     ahead_words_ = words_ahead + steps * kTileLines * block / num_blocks * kLineWords;
     lines_ahead_ = (kTileLines + num_blocks - 1) / num_blocks;
   }
 
-// A sum's tile goes to memory and begins the next block, where that one has arrived.
+// Stores this tile of the previous block's sums, if there is one, and begins the block with it.
 #define CAROUSEL_BEGIN_SUM(tile, first_row, column)                                            \
   if (in_tiles_.sums) CAROUSEL_STORE_SUMS(tile, in_tiles_.sums->at[first_row] + column);       \
   if (step == 0) {                                                                             \

@@ -1,5 +1,5 @@
-// One row of logits as the sampler sees it: divided by a temperature, in blocks whose largest are known, so that
-// whoever looks for few ids passes over most of the row.
+// One row of logits for the sampler: divided by a temperature, in blocks whose maximums are known, so that a search
+// for few ids skips most of the row.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class LogitRow {
  public:
   static constexpr int kBlock = 64;
 
-  // `largest` is memory that the row may use; it serves one row at a time.
+  // `largest` is memory for the row's use, for one row at a time.
   LogitRow(const float* logits, int size, float temperature, std::vector<float>& largest)
       : logits_(logits), size_(size), temperature_(temperature), largest_(largest) {
     largest_.resize((size + kBlock - 1) / kBlock);
@@ -44,7 +44,7 @@ class LogitRow {
   // No id is infinitely likely, and one is likely at all.
   bool is_sound() const { return !has_nan_ && std::isfinite(highest_); }
 
-  // The block's logits over the temperature; -inf behind the end of the row.
+  // The block's logits divided by the temperature; -inf after the end of the row.
   void load_block(int block, float (&out)[kBlock]) const {
     const float* from = logits_ + (int64_t)block * kBlock;
     const int count = std::min(kBlock, size_ - block * kBlock);

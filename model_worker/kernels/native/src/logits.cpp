@@ -1,4 +1,4 @@
-// What is reported of logits, and what is done to them before a token is drawn: log-probabilities, penalties, masks.
+// Log-probabilities of logits, and their changes before a token is drawn: penalties, masks.
 #include "sampling_columns.h"
 #include "team.h"
 #include "truncate.h"
@@ -7,15 +7,15 @@ namespace carousel {
 
 constexpr int64_t kMinParallelLogits = 1 << 14;
 constexpr int32_t kInPrompt = 1 << 30;  // IN_PROMPT of columns.py
-constexpr float kNothingBelow = 88.0f;  // nats below the largest: exp gives 0
+constexpr float kNothingBelow = 88.0f;  // nats below the maximum, where exp gives 0
 
 // The binding mirrors each field by field.
 struct LogprobsCall {
   const float* logits;    // [num_rows, vocab_size]
   const int64_t* tokens;  // [num_rows]
   float* chosen;          // [num_rows] of the tokens
-  int32_t* ranks;         // [num_rows] places of the tokens, from 1; null: not wanted
-  int32_t* top_ids;       // [num_rows, num_top] largest first, equals by id
+  int32_t* ranks;         // [num_rows] ranks of the tokens, from 1; null: not requested
+  int32_t* top_ids;       // [num_rows, num_top] in descending order, equal ones by id
   float* top;             // [num_rows, num_top]
   int32_t num_rows;
   int32_t vocab_size;
@@ -44,7 +44,7 @@ struct MaskCall {
   int32_t num_threads;
 };
 
-// Place of a token among all, largest logit first, equals by id. Blocks without a logit as large are passed over.
+// Rank of a token by descending logit, equal ones by id. Blocks without a logit as large are skipped.
 int32_t rank_of(const LogitRow& row, float own, int32_t token) {
   float x[LogitRow::kBlock];
   int32_t rank = 1;

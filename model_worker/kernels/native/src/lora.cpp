@@ -1,8 +1,8 @@
 // LoRA adapters: y += scale * (x A^T) B^T, each row of x with the A and B of its own adapter, or with none.
 //
-// The rows of a step are sorted by adapter once (sort_rows). A layer's call then takes blocks of rows that share one:
-// all of x A^T first, then the outputs, which are added to y. Each sum is taken in one order whatever the number of
-// rows, so that a row gives the same bits in any batch. Ranks may differ: nothing here is padded but to whole panels.
+// The rows of a step are sorted by adapter once (sort_rows). A layer's call then takes blocks of rows that share an
+// adapter: all of x A^T first, then the outputs, which are added to y. Each sum is taken in one order whatever the
+// number of rows, so a row gives the same bits in any batch. Adapters may have different ranks, padded to whole panels.
 #include <algorithm>
 #include <vector>
 
@@ -36,8 +36,8 @@ struct SortRowsCall {
   const int64_t* rows;         // [num_seqs]
   const int64_t* query_start;  // [num_seqs + 1]
   const int32_t* row_slots;    // slot of each row; negative: none
-  int32_t* order;              // out [num_tokens]: tokens that have a slot, by slot
-  int32_t* begins;             // out [num_slots + 1]: where each slot's begin
+  int32_t* order;              // out [num_tokens]: tokens that have a slot, ordered by slot
+  int32_t* begins;             // out [num_slots + 1]: begin of each slot's tokens
   int32_t num_tokens;
   int32_t num_seqs;
   int32_t num_slots;
@@ -86,14 +86,14 @@ void sort_rows(const SortRowsCall& call) {
   call.begins[0] = 0;
 }
 
-// Rows with one adapter, no more than a task of a linear layer has.
+// Rows with one adapter, at most as many as a task of a linear layer has.
 struct RowBlock {
   const LoraSlot* slot;
   int first;  // in `order`, and in `hidden`
   int count;
 };
 
-// A block, and some panels of what it is multiplied with.
+// A block, and some panels of its weight.
 struct PanelTask {
   const RowBlock* block;
   const LoraPart* part;
@@ -153,7 +153,7 @@ class Adapters {
 
   T* hidden_of(const RowBlock& block) const { return (T*)call_.hidden + (int64_t)block.first * call_.max_hidden; }
 
-  // The block's rows of x one behind the other, as they are where they lie so.
+  // The block's rows of x, contiguous: in place if they are contiguous already.
   const T* rows_of(const RowBlock& block) const {
     const int32_t* order = call_.order + block.first;
     const T* x = (const T*)call_.x;
@@ -240,7 +240,7 @@ class Adapters {
     }
   }
 
-  // left: outputs of the part from here on, which may be fewer than a vector's, or none.
+  // left: number of outputs of the part from here on, which may be less than a vector, or 0.
   static void add_to(T* y, int left, vfloat value) {
     if (left >= kLanes) return store(y, load(y) + value);
     if (left <= 0) return;

@@ -7,12 +7,12 @@
 
 namespace carousel {
 
-constexpr int kQuad = 4;  // ids whose words one counter makes
+constexpr int kQuad = 4;  // ids whose words come from one counter
 constexpr int kQuadsAtATime = 16;
 constexpr int kIdsAtATime = kQuad * kQuadsAtATime;
 constexpr float kHighestNoise = 16.7f;  // 24 ln 2 = 16.64, and a margin for rounding
 
-// words[4 * q + lane] = the word of id 4 * (first_quad + q) + lane.
+// words[4 * q + lane] = word of id 4 * (first_quad + q) + lane.
 inline void philox(uint64_t seed, uint32_t position, uint32_t first_quad, uint32_t* words) {
   uint32_t c0[kQuadsAtATime], c1[kQuadsAtATime], c2[kQuadsAtATime], c3[kQuadsAtATime];
   for (int q = 0; q < kQuadsAtATime; ++q) {
@@ -41,7 +41,7 @@ inline void philox(uint64_t seed, uint32_t position, uint32_t first_quad, uint32
   }
 }
 
-// A uniform number strictly between 0 and 1 of a word's upper 24 bits, exact.
+// Uniform number strictly between 0 and 1, from a word's upper 24 bits, exact.
 inline float uniform_of(uint32_t word) { return std::max((float)(word >> 8), 0.5f) * 0x1p-24f; }
 
 // Rounded after each logarithm, as float32 arithmetic does it.

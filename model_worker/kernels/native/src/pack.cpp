@@ -20,8 +20,8 @@ void pack_panels(Word* weight, int64_t n, int64_t words, int num_threads) {
 
 }  // namespace carousel
 
-// weight [n, row_bytes] in place, of words of 2 or 4 bytes; behind it there is room up to a multiple of 16 rows, which
-// become zeros.
+// Packs weight [n, row_bytes], of words of 2 or 4 bytes, in place. It is followed by room up to a multiple of 16 rows,
+// which become zeros.
 CAROUSEL_EXPORT void carousel_pack_panels(void* weight, int64_t n, int64_t row_bytes, int32_t word_bytes,
                                           int32_t num_threads) {
   using namespace carousel;

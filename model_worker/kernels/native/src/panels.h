@@ -1,10 +1,10 @@
-// How x W^T is divided among threads and registers, for any kernel whose W is packed in panels of 16 rows:
+// Division of x W^T among threads and registers, for kernels whose W is packed in panels of 16 rows:
 //
 //   W [n][words]  ->  [n / 16][words][n % 16]     a word of 32 bits is a row's next few elements along k;
 //                                                 of float16, which is widened as it lies, 16 bits are one
 //
-// so that weights are read as one stream and a product needs no sum over lanes. Each output is summed over k
-// in one order whatever the number of rows and threads, so that a row of x gives the same bits in any batch.
+// So weights are read as one stream, and a product needs no sum over lanes. Each output is summed over k in one order
+// whatever the number of rows and threads, so a row of x gives the same bits in any batch.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +22,11 @@ struct TaskSize {
   int rows;
 };
 
-// body(row, end_row, panel, panels) for each task of x [num_rows, k] by W [n, k], none of which is larger than
-// `most`. Tasks that follow each other have the same panels, then the next ones.
+// Calls body(row, end_row, panel, panels) for each task of x [num_rows, k] by W [n, k]. No task is larger than `most`.
+// Consecutive tasks have the same panels, then the next ones.
 template <class Body>
 void for_each_task(int num_rows, int n, int k, int num_threads, TaskSize most, const Body& body) {
-  constexpr int kTasksPerThread = 4;  // at least, so that threads which are held up leave some to others
+  constexpr int kTasksPerThread = 4;  // at least, so that other threads can take tasks of a thread that is preempted
   const int num_panels = n / kPanel;
   const int64_t work = (int64_t)num_rows * n * k;
   const int threads = work < kMinParallelWork ? 1 : num_threads;

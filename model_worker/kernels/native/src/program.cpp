@@ -1,5 +1,5 @@
-// A step of a recorded model in one call: the plan is laid out, the program runs on it, and where a draw is all
-// that its rows need, their tokens are drawn and remembered.
+// A step of a recorded model in one call: the plan is laid out, the program runs on it, and if its rows need nothing
+// except a draw, their tokens are drawn and stored.
 #include "program.h"
 
 #include <algorithm>
@@ -16,13 +16,13 @@ struct StepCall {
   StageCall* stage;
   ProgramStep* program;
   DrawCall* draw;            // of the program's result
-  const uint16_t* features;  // [max_rows] what each row's sampling needs
+  const uint16_t* features;  // [max_rows] features of each row's sampling
   int64_t* last_token;       // [max_rows]
   int32_t* tokens;           // [num_sampled]
-  int32_t drawable;          // features that a draw is enough for
-  int32_t is_drawn;          // in: whether to draw; out: whether it was done
-  int32_t max_threads;       // that work on its first calls, if these ask for more
-  int32_t num_limited;       // calls of the program for which that holds
+  int32_t drawable;          // features for which a draw is enough
+  int32_t is_drawn;          // in: whether to draw; out: whether tokens were drawn
+  int32_t max_threads;       // maximum number of threads for the program's first calls
+  int32_t num_limited;       // number of these calls
 };
 
 bool draws_alone(const StepCall& step) {

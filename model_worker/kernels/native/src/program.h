@@ -1,5 +1,5 @@
-// A recorded sequence of kernel calls, run for a step's own numbers of tokens. Knows no kernel: what differs
-// between steps is how many rows each call works on, and the integers that it reads through its pointers.
+// Recorded sequence of kernel calls, run for the step's numbers of tokens. It does not depend on the kernels: steps
+// differ in the number of rows of each call, and in the integers that calls read through their pointers.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace carousel {
 struct ProgramCall {
   void (*run)(const void* call);
   const void* call;
-  int32_t* tokens;   // where the call keeps each number, or null: it does not depend on it
+  int32_t* tokens;   // address of each number in the call; null if the call does not depend on it
   int32_t* outputs;
   int32_t* seqs;
-  const int32_t* condition;  // null: it runs in every step
-  int32_t is_nonzero;        // it runs where the condition is another number than 0; else where it is 0
+  const int32_t* condition;  // null: the call runs in every step
+  int32_t is_nonzero;        // the call runs if the condition is not 0; otherwise if it is 0
 };
 
 struct ProgramStep {

@@ -1,4 +1,4 @@
-// What a thread does between two looks at memory that another one is to change.
+// Pause between two reads of memory that another thread will change.
 #pragma once
 
 #include <thread>

@@ -1,4 +1,4 @@
-// What happens to rows of a table and to positions: embeddings, the rows that are wanted, rotary angles.
+// Operations on rows of a table and on positions: embeddings, gathered rows, rotary angles.
 #include <algorithm>
 #include <vector>
 
@@ -15,7 +15,7 @@ constexpr double kPi = 3.14159265358979323846;
 struct TakeCall {
   const void* table;     // [n, row_bytes], packed as panels.h has it or plain
   const int64_t* index;  // [num_rows]
-  const float* row_scale;  // [n]: the table is of int8, and rows times it are given; or null
+  const float* row_scale;  // [n]: scales of a table of int8, which rows are multiplied by; or null
   void* out;             // [num_rows, row_bytes], or with scales as many elements of dtype
   int64_t row_bytes;     // a multiple of 4
   int32_t num_rows;
@@ -27,7 +27,7 @@ struct TakeCall {
 struct RotaryCall {
   const int64_t* positions;  // [num_tokens]
   const float* frequencies;  // [half], radians per position
-  const float* amplitude;    // [2 * half], or null: 1
+  const float* amplitude;    // [2 * half]; null means 1
   float* out;                // [num_tokens, 2 * half]: cosines, then sines
   int32_t num_tokens;
   int32_t half;
@@ -82,8 +82,8 @@ void take(const TakeCall& call) {
   });
 }
 
-// Cosine and sine of a float, correctly rounded but for rare cases: in double, for positions reach millions of
-// radians. The series end where their terms are below 1e-9 of a quarter turn.
+// Cosine and sine of a float, correctly rounded except in rare cases. Computed in double, since positions reach
+// millions of radians. The series end where their terms are below 1e-9 of a quarter turn.
 inline void turn(float angle, float* cosine, float* sine) {
   const double quarters = std::nearbyint((double)angle * (2 / kPi));
   const double r = (double)angle - quarters * (kPi / 2);

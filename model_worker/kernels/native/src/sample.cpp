@@ -12,7 +12,7 @@ namespace carousel {
 constexpr int64_t kMinParallelDraw = 1 << 14;
 static_assert(kIdsAtATime == LogitRow::kBlock, "noise is made for a block at a time");
 
-// The first of the largest; a NaN is larger than any number, as torch has it.
+// Index of the first maximum. A NaN is larger than any number, as in torch.
 int64_t argmax(const float* x, int size) {
   vfloat highest = splat(-kInfinity);
   vint strange = {};
@@ -35,7 +35,7 @@ int64_t argmax(const float* x, int size) {
   return 0;
 }
 
-// The id with the largest sum of logit and noise among those that `cut` keeps.
+// Id with the maximum sum of logit and noise among those that `cut` keeps.
 int64_t draw(const LogitRow& row, const Cut& cut, uint64_t seed, uint32_t position) {
   float best = -kInfinity;
   int64_t token = 0;
@@ -67,14 +67,14 @@ int64_t draw(const LogitRow& row, const Cut& cut, uint64_t seed, uint32_t positi
   return token;
 }
 
-// As top_p_decay.py has it: in double, so that rounding gives the same number everywhere.
+// As in top_p_decay.py: in double, so that rounding gives the same number everywhere.
 float top_p_of(const FloatColumns& floats, const IntegerColumns& integers) {
   if (floats.top_p_decay == 1.0f) return floats.top_p;
   const double factor = std::pow((double)floats.top_p_decay, (double)integers.top_p_age);
   return std::max(floats.top_p_min, (float)(floats.top_p * factor));
 }
 
-// visit(value) of each finite value of a sound row, summed, and how many there are; lane by lane, in double.
+// Sum of visit(value) over the finite values of a sound row, and their number; lane by lane, in double.
 template <class Visit>
 std::pair<double, double> sum_finite(const LogitRow& row, const Visit& visit) {
   double sums[kLanes] = {}, counts[kLanes] = {};
@@ -92,8 +92,8 @@ std::pair<double, double> sum_finite(const LogitRow& row, const Visit& visit) {
   return {std::accumulate(sums, sums + kLanes, 0.0), std::accumulate(counts, counts + kLanes, 0.0)};
 }
 
-// A sound row with -inf for what is more than so many standard deviations of its finite logits below the largest, as
-// truncation.py has it. `largest` as of LogitRow.
+// Copy of a sound row with -inf for logits that are more than a number of standard deviations of the finite logits
+// below the maximum, as in truncation.py. `largest` is that of LogitRow.
 LogitRow within_sigmas(const LogitRow& row, float num_sigmas, std::vector<float>& largest) {
   static thread_local std::vector<float> kept;
   const auto [sum, count] = sum_finite(row, [](double x) { return x; });

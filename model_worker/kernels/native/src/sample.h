@@ -1,4 +1,4 @@
-// One token for each row of logits: the largest, or a draw from what top-n-sigma, top-k, top-p and min-p leave.
+// One token for each row of logits: the maximum, or a draw from the ids that top-n-sigma, top-k, top-p and min-p leave.
 #pragma once
 
 #include "sampling_columns.h"

@@ -8,11 +8,11 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__AVX512F__)  // with less, GCC's own names of the few instructions: the header takes 0.4 s to compile
+#if defined(__AVX512F__)  // without it, GCC's builtins: the header takes 0.4 s to compile
 #include <immintrin.h>
 #endif
 
-// What the binding calls.
+// Linkage of the functions that the binding calls.
 #define CAROUSEL_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace carousel {
@@ -35,8 +35,8 @@ typedef int16_t vshort8 __attribute__((vector_size(16)));
 #else
 typedef uint16_t vhalves __attribute__((vector_size(16)));
 
-// Zeros behind it. Beside zeros it is widened by one shuffle, where GCC 12 makes five instructions of a conversion for
-// SSE2 and goes element by element for NEON.
+// Appends zeros. Interleaved with zeros, a vector is widened by one shuffle, where GCC 12 uses five instructions for
+// SSE2 and single elements for NEON.
 inline vhalves padded(vhalf half) {
   typedef uint64_t vwide __attribute__((vector_size(16)));
   return (vhalves)vwide{(uint64_t)half, 0};
@@ -53,8 +53,8 @@ struct fp16 {
 
 enum DType : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
-// body(T()) for the type of a call's elements. CAROUSEL_DTYPE: the model's, where that is known; then there are no
-// others but float32, which logits have in any model.
+// Calls body(T()) for the type of a call's elements. CAROUSEL_DTYPE is the model's, if that is known. Then only this
+// type and float32, the type of logits in any model, are compiled.
 template <class Body>
 inline void with_dtype(int32_t dtype, const Body& body) {
   if (dtype == kFloat32) return body(float());
@@ -66,7 +66,7 @@ inline void with_dtype(int32_t dtype, const Body& body) {
 #endif
 }
 
-// x - 0 is x, so nothing is computed; x + 0 would be: it is not x where that is -0.
+// x - 0 is x for all x, so the compiler removes it. x + 0 is not x for -0.
 inline vfloat splat(float x) { return x - vfloat{}; }
 
 inline vfloat load(const float* p) {
@@ -78,7 +78,7 @@ inline vfloat load(const float* p) {
 // Elements of 16 bits as the upper halves of words whose lower halves are zeros.
 inline vuint upper_halves(vhalf half) {
 #if defined(__AVX512F__)
-  // One instruction, of which the compiler makes four of half the width.
+  // One instruction, for which the compiler uses four of half the width.
   return (vuint)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
 #elif defined(__AVX2__) && !defined(__clang__)
   return (vuint)(__builtin_ia32_pmovzxwd256((vshort8)half) << 16);  // likewise
@@ -92,7 +92,7 @@ inline vuint upper_halves(vhalf half) {
 // The upper halves of words.
 inline vhalf halves_of(vuint words) {
 #if defined(__SSE2__) && !defined(__AVX2__)
-  // One instruction for what the compiler makes four of. As signed numbers none is too large for 16 bits.
+  // One instruction, for which the compiler uses four. As signed numbers all fit into 16 bits.
   const vint upper = (vint)words >> 16;
   const auto half = __builtin_ia32_packssdw128(upper, upper);
   vhalf first;
@@ -109,7 +109,7 @@ inline vfloat load(const bf16* p) {
   return (vfloat)upper_halves(half);
 }
 
-// Exact, of infinity and NaN, too.
+// Exact, also for infinity and NaN.
 inline vfloat load(const fp16* p) {
   vhalf half;
   std::memcpy(&half, p, sizeof half);
@@ -118,7 +118,7 @@ inline vfloat load(const fp16* p) {
 #elif defined(__F16C__)
   return (vfloat)__builtin_ia32_vcvtph2ps256((vshort8)half);
 #else
-  const vint bits = (vint)upper_halves(half) >> 3 & (int32_t)0x8fffe000;  // all but the exponent is where it is to be
+  const vint bits = (vint)upper_halves(half) >> 3 & (int32_t)0x8fffe000;  // all bits except the exponent are in place
   const vint above = (bits & 0xf800000) == 0xf800000;                   // infinity and NaN
   return (vfloat)((vint)((vfloat)bits * 0x1p112f) | (above & 0x7f800000));
 #endif
@@ -126,14 +126,14 @@ inline vfloat load(const fp16* p) {
 
 inline void store(float* p, vfloat x) { std::memcpy(p, &x, sizeof x); }
 
-// A bf16 in the upper half of each element, rounded to nearest, ties to even; a NaN becomes the one of all bits. Below
-// it is anything.
+// bf16 in the upper half of each element, rounded to nearest, ties to even; a NaN becomes the NaN of all ones. The
+// lower half is undefined.
 inline vuint rounded_upper_half(vfloat x) {
   const vuint bits = (vuint)x;
   return (bits + 0x7fff + (bits >> 16 & 1)) | (vuint)(x != x);
 }
 
-// Rounds as above. The instruction takes what is below 2^-126 for 0.
+// Rounds as above. The instruction treats numbers below 2^-126 as 0.
 inline void store(bf16* p, vfloat x) {
 #if defined(__AVX512BF16__)
   const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
@@ -144,7 +144,7 @@ inline void store(bf16* p, vfloat x) {
 #endif
 }
 
-// Rounds to nearest, ties to even; from 65520 on it is infinity, and NaN stays NaN.
+// Rounds to nearest, ties to even. Numbers from 65520 on become infinity, and NaN stays NaN.
 inline void store(fp16* p, vfloat x) {
 #if defined(__AVX512F__)
   const __m256i half = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
@@ -177,7 +177,7 @@ inline float to_float(bf16 x) {
   return wide;
 }
 
-// What x becomes when it is kept as T.
+// x rounded to T.
 template <class T>
 inline vfloat rounded_to(vfloat x) {
   if constexpr (std::is_same_v<T, float>) {
@@ -250,7 +250,7 @@ inline vfloat zip_high(vfloat a, vfloat b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, ((I % 2) * kLanes + kLanes / 2 + I / 2)...);
 }
 
-// Transposes kLanes x kLanes elements of 32 bits, whatever they mean: log2(kLanes) perfect shuffles.
+// Transposes kLanes x kLanes elements of 32 bits of any type: log2(kLanes) perfect shuffles.
 inline void transpose(vfloat (&row)[kLanes]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
 #pragma GCC unroll 4

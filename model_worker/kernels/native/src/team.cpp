@@ -3,7 +3,7 @@
 //   share   generation | next | end     one word, so that taking a task is one compare-and-swap, and a member
 //                                       that slept through a region cannot take a task of another
 //
-// Members that find nothing spin for a moment, then sleep. Nothing depends on whether they come.
+// Members that find no task spin for a moment, then sleep. No result depends on whether they come.
 #include "team.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace {
 constexpr int kMaxThreads = 256;
 constexpr int kTaskBits = 16;
 constexpr int kMaxTasks = (1 << kTaskBits) - 1;  // of one region; more are several regions
-// 10 to 20 us: longer than the gaps between the kernels of a step, short beside the pause between steps.
+// 10 to 20 us: longer than the gaps between the kernels of a step, short compared with the pause between steps.
 constexpr int kSpins = 600;
 
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
@@ -44,7 +44,7 @@ void wake_all(std::atomic<uint32_t>& word) {
 #endif
 }
 
-// Spins, then sleeps, until word is no longer value. sleepers: how many sleep on it.
+// Spins, then sleeps, until word is not value. sleepers: number of threads that sleep on it.
 void wait_for_change(std::atomic<uint32_t>& word, uint32_t value, std::atomic<int>& sleepers) {
   for (int i = 0; i < kSpins; ++i) {
     if (word.load(std::memory_order_acquire) != value) return;
@@ -65,7 +65,7 @@ uint64_t share_of(uint32_t generation, int next, int end) {
 
 class Team {
  public:
-  // False: it works for another caller, and nothing was done.
+  // Returns false, without doing anything, if the team works for another caller.
   bool try_run(int threads, int tasks, TaskFunction function, const void* body) {
     const std::unique_lock<std::mutex> lock(busy_, std::try_to_lock);
     if (!lock.owns_lock()) return false;
@@ -104,8 +104,8 @@ class Team {
     if (finished && unfinished_.fetch_sub(finished) == finished && waiting_.load() > 0) wake_all(unfinished_);
   }
 
-  // A task of a region can be taken only while the region lasts, and what describes it stays until then: so
-  // what was read between the two looks at the word is of the same region.
+  // A task can be taken only while its region lasts, and the region's description stays until then. So data that
+  // is read between the two reads of the word belong to the same region.
   uint32_t take_all(Share& share) {
     uint32_t taken = 0;
     uint64_t word = share.word.load(std::memory_order_acquire);

@@ -1,23 +1,23 @@
-// The threads that kernels share. A region is a number of tasks; whoever runs takes the next one, so that a
-// thread whose core another process has taken is not waited for, but for the task it has begun.
+// Threads that kernels share. A region is a number of tasks, and each running thread takes the next one. So if another
+// process takes a thread's core, others wait only for the task that the thread has begun.
 #pragma once
 
 #include <type_traits>
 
 namespace carousel {
 
-// next: the task that the thread comes to after this one, unless another one is faster; -1: it knows of none.
+// next: the task that the thread takes after this one, unless another thread is faster; -1: none is known.
 using TaskFunction = void (*)(const void* body, int task, int next);
 
 // Runs function(body, task, next) for each task of [0, tasks) and returns when all are finished. At most `threads`
-// threads work, the caller among them: it alone if the others do not come. A caller that finds the team at
-// work for another one does all of it by itself.
+// threads work, including the caller, which works alone if the others do not come. If the team works for another
+// caller, the caller runs all tasks itself.
 void run_tasks(int threads, int tasks, TaskFunction function, const void* body);
 
-// From now on at most so many threads work on a region, however many it asks for; 0: as many as it asks for.
+// Limits the number of threads of later regions; 0: no limit.
 void limit_threads(int most);
 
-// body(task), or body(task, next), for each task, as run_tasks does.
+// Calls body(task), or body(task, next), for each task, as run_tasks does.
 template <class Body>
 void parallel_for(int threads, int tasks, const Body& body) {
   const auto run = [](const void* b, int task, int next) {
@@ -34,7 +34,7 @@ void parallel_for(int threads, int tasks, const Body& body) {
   run_tasks(threads, tasks, run, &body);
 }
 
-// Ranges [begin, end) of about equal size instead of single items: for items too small to be taken one by
+// Calls body(begin, end) for ranges of about equal size, for items that are too small to be taken one by
 // one.
 template <class Body>
 void parallel_ranges(int threads, int items, const Body& body) {

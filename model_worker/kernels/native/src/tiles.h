@@ -1,4 +1,4 @@
-// AMX: a unit of eight tiles of 16 rows of 64 bytes, which multiplies two of them in 16 cycles.
+// AMX: eight tiles of 16 rows of 64 bytes, two of which are multiplied in 16 cycles.
 #pragma once
 
 #if defined(__AMX_BF16__) && defined(__linux__)
@@ -13,10 +13,10 @@
 namespace carousel {
 
 constexpr int kTileRows = 16;
-constexpr int kTileDepth = 32;  // elements of bf16 in a row: what a product of two tiles sums over
+constexpr int kTileDepth = 32;  // elements of bf16 in a row, over which a product of two tiles sums
 constexpr int kLineWords = 16;  // of 32 bits in a line of a cache
 
-// Whether this process may use tiles: Linux gives their 8 KiB of state only to those who ask.
+// Whether this process may use tiles. Linux gives their 8 KiB of state only on request.
 inline bool tiles_are_allowed() {
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr int kTileData = 18;
@@ -24,11 +24,11 @@ inline bool tiles_are_allowed() {
   return allowed;
 }
 
-// What has been written so far is in memory: the intrinsics do not tell the compiler what they read.
+// Compiler barrier: earlier writes are in memory, since the intrinsics do not declare their reads.
 inline void see_memory() { asm volatile("" : : : "memory"); }
 
-// The sizes of a thread's tiles, from the first `set` until this goes: sums 0 to 3 of rows by 16 floats, what is
-// multiplied in 4 to 7. Without it a thread has no tile state, and a switch of context none to save.
+// Sizes of a thread's tiles, from the first `set` until destruction: sums of rows by 16 floats in 0 to 3, operands in
+// 4 to 7. Without it a thread has no tile state, and context switches need not save any.
 class TileShapes {
  public:
   // Sums and tile 4 have `rows` rows, 5 to 7 sixteen.
@@ -68,7 +68,7 @@ class TileShapes {
          {rows, rows, more_rows, more_rows, rows, rows_of_5, kTileRows, kTileRows}, {64, 64, 64, 64, 64, 64, 64, 64});
   }
 
-  // wanted: what tells these sizes from others.
+  // wanted: a key of these sizes.
   void load(int wanted, const Sizes& rows, const Sizes& row_bytes) {
     if (wanted == current_) return;
     current_ = wanted;

@@ -1,5 +1,5 @@
-// Top-k: candidates are the ids above a bound that is known to leave enough of them. Top-p: those in whose
-// neighbourhood the probability is reached. Then a selection around pivots, as quickselect has it, finds the last.
+// Candidates of top-k are the ids above a bound that certainly leaves enough of them. Candidates of top-p are those
+// near which the probability is reached. Then a selection around pivots, as in quickselect, finds the last kept id.
 #include "truncate.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 namespace carousel {
 namespace {
 
-// As truncation.py has them: what is more than 27.7 nats below the largest logit counts nothing.
+// As in truncation.py: ids more than 27.7 nats below the largest logit have no mass.
 constexpr float kMassOne = 0x1p40f;
 constexpr float kNoMassBelow = 27.8f;
 constexpr float kBucketsPerNat = 8;
@@ -22,7 +22,7 @@ void masses_of(const float (&x)[LogitRow::kBlock], float highest, int64_t (&mass
 // A logit's distance from the largest, in eighths of a nat: larger ones have lower buckets.
 int bucket_of(float highest, float x) { return (int)((highest - x) * kBucketsPerNat); }
 
-// visit(first id, logits, masses) of each block with an id that has mass.
+// Calls visit(first id, logits, masses) for each block with an id that has mass.
 template <class Visit>
 void each_likely_block(const LogitRow& row, const Visit& visit) {
   float x[LogitRow::kBlock];
@@ -35,11 +35,11 @@ void each_likely_block(const LogitRow& row, const Visit& visit) {
   }
 }
 
-// Leaves the candidates before which less than `limit` lies, in no order; the first is always
-// one. What lies before a candidate is the sum of `weigh` over those that precede it, and `before`.
+// Leaves the candidates with less than `limit` before them, in any order; the first always remains.
+// The amount before a candidate is `before` plus the sum of `weigh` over those that precede it.
 template <class Weigh>
 void keep_prefix(std::vector<Candidate>& candidates, int64_t before, double limit, const Weigh& weigh) {
-  // [0, begin) is kept, [end, size) is not.
+  // [0, begin) are kept, [end, size) are not.
   auto begin = candidates.begin(), end = candidates.end();
   while (begin != end) {
     auto middle = begin + (end - begin) / 2;
@@ -64,7 +64,7 @@ void keep_mass(std::vector<Candidate>& candidates, int64_t before, double budget
   keep_prefix(candidates, before, budget, [](const Candidate& c) { return c.mass; });
 }
 
-// Leaves those among which the last that top-p keeps is; all larger ones are kept.
+// Leaves candidates among which the last id kept by top-p is; all larger ids are kept.
 void keep_likely(const LogitRow& row, float top_p, std::vector<Candidate>& candidates) {
   int64_t masses[kNumBuckets] = {}, total = 0, before = 0;
   each_likely_block(row, [&](int, const float* x, const int64_t* mass) {

@@ -1,6 +1,6 @@
-// Which ids of a row may be drawn under top-k and top-p, and which are the largest, without sorting the row. The
-// reference is sampling/truncation.py: the order is that of logits, largest first, equals by id, and probability
-// is counted in integers, whose sums are exact in any order.
+// Selection of the ids of a row that may be drawn under top-k and top-p, and of the largest, without sorting the row.
+// The reference is sampling/truncation.py: ids are ordered by descending logit, equal ones by id, and probability is
+// counted in integers, whose sums are exact in any order.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct Candidate {
   }
 };
 
-// The last id of the order that is kept, and its logit over the temperature.
+// Last kept id in this order, and its logit divided by the temperature.
 struct Cut {
   float value = -kInfinity;
   int32_t id = INT32_MAX;
@@ -28,13 +28,13 @@ struct Cut {
   bool keeps(float x, int32_t i) const { return x > value || (x == value && i <= id); }
 };
 
-// The first of a row's order, as many as `count` or a few more, in no order; all of them when it has fewer.
+// The first `count` ids of a row's order or a few more, unsorted; all ids if there are fewer.
 void collect_largest(const LogitRow& row, int count, std::vector<Candidate>& out);
 
-// Leaves the first k of the order, in no order.
+// Leaves the first k of the order, unsorted.
 void keep_first(std::vector<Candidate>& candidates, int k);
 
-// What top-k (0: all) and top-p (1: all) leave of a sound row; `memory` is the caller's.
+// Ids that top-k (0: all) and top-p (1: all) leave of a sound row; `memory` belongs to the caller.
 Cut find_cut(const LogitRow& row, int64_t top_k, float top_p, std::vector<Candidate>& memory);
 
 }  // namespace carousel
