@@ -1,3 +1,3 @@
-"""Helpers that tests share: no tests in here. README.md of tests/ describes each folder; a helper of one file
-stays in it.
+"""Helpers that several tests share, without tests. README.md of tests/ describes each folder. A helper of one
+file stays in it.
 """

@@ -1,4 +1,4 @@
-"""Adapter directories for tests, as the PEFT library writes them, of random numbers."""
+"""Adapter directories for tests, in the form that the PEFT library writes, with random numbers."""
 
 from __future__ import annotations
 

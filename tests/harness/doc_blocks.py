@@ -1,7 +1,7 @@
-"""Fenced blocks of the pages for readers: their languages, and what becomes of each.
+"""Fenced blocks of the documentation: their languages, and the test that runs each.
 
 A block is run by tests/cpu/launch/test_docs_run.py, unless a comment on the line before it says otherwise:
-`<!-- run by PATH -->` names the test that runs it, `<!-- not run: REASON -->` says why nothing does.
+`<!-- run by PATH -->` names the test that runs it, `<!-- not run: REASON -->` gives the reason why none does.
 """
 
 from __future__ import annotations

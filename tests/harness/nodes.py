@@ -1,4 +1,4 @@
-"""Launches over nodes of this machine: loopback addresses and run directories of their own."""
+"""Launches over nodes of this machine: loopback addresses and separate run directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities as they come from the runtime: packed."""
+"""Log-probabilities in the packed form of the runtime."""
 
 from __future__ import annotations
 

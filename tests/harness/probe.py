@@ -1,4 +1,4 @@
-"""Probe: a worker extension whose methods do what tests of collective_rpc need."""
+"""Probe: a worker extension with the methods that tests of collective_rpc need."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`python -m tests.harness.process_facts END ARGUMENT ...` writes what it has been given, as JSON, and ends:
-END is its exit code, or minus a signal; "never" waits for one.
+"""`python -m tests.harness.process_facts END ARGUMENT ...` writes what it has received from its parent, as
+JSON, and ends. END is its exit code, or minus a signal; "never" waits for a signal.
 """
 
 from __future__ import annotations

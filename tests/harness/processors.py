@@ -1,4 +1,4 @@
-"""Logits processors as users write them, for launches of tests."""
+"""Logits processors like those of users, for launches of tests."""
 
 from __future__ import annotations
 

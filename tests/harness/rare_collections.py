@@ -1,4 +1,4 @@
-"""A fixture for tests of many small objects: collecting garbage was a twentieth of their time."""
+"""Fixture for tests of many small objects, in which garbage collections took a twentieth of the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as tests describe them, number by number, and the numbers that stand in a RowSetup."""
+"""Rows in the words of tests, number by number, and the numbers of their RowSetup."""
 
 from __future__ import annotations
 

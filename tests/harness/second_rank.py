@@ -1,5 +1,5 @@
-"""A second rank in a process of its own, which comes to one call and not to the next. Its argument: where the
-ranks meet.
+"""Second rank in a separate process, which comes to one call and not to the next. Its argument is the meeting
+place of the ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A cable between two networks that takes its time: `python -m tests.harness.slow_cable NAME NAME SECONDS`.
+"""Slow cable between two networks: `python -m tests.harness.slow_cable NAME NAME SECONDS`.
 
-Each network gets an interface, cable0 and cable1, and what is sent into one comes out of the other so many
-seconds later, or as many as a line of the standard input says from then on. As root, until it is killed: the
-interfaces end with it. For kernels without netem.
+Each network gets an interface, cable0 and cable1. Packets sent into one come out of the other that many
+seconds later, or as many as the last line of standard input says. It runs as root, until it is killed, and
+the interfaces end with it. It is for kernels without netem.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts about the project's own source; each file is parsed once."""
+"""Facts about the project's own source. Each file is parsed once."""
 
 from __future__ import annotations
 

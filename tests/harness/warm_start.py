@@ -1,10 +1,10 @@
 """Warm starts: launches under test that are forked from a process which has imported torch, transformers and
-the product, and whose own processes are forked from them. A start costs a quarter of the four seconds of CPU
-that it costs a user, most of which are imports.
+the product, and whose own processes are forked from them. A start costs a quarter of a user's four seconds of
+CPU, most of which are imports.
 
 A test process that has called `use_warm_starts()` starts that process, the stock, with its first launch
-(`python -m tests.harness.warm_start`); pytest does, but for `--cold`. What a process finds is what it would
-find as `python -m MODULE ARGUMENT ...`: arguments, environment, descriptors, signals, process group. It has
+(`python -m tests.harness.warm_start`); pytest does so, except with `--cold`. A forked process finds the same
+as `python -m MODULE ARGUMENT ...`: arguments, environment, descriptors, signals, process group. The stock has
 no thread and has computed nothing.
 """
 

@@ -1,6 +1,7 @@
-"""JSON schemas that hypothesis-jsonschema draws, from a schema of schemas.
+"""JSON schemas that hypothesis-jsonschema draws from a schema of schemas.
 
-Its 0.23.1, of 2024, asks Hypothesis's `many` for `more`, which 6.170 has no longer: there it is a loop.
+Its version 0.23.1, of 2024, uses `more` of Hypothesis's `many`, which Hypothesis 6.170 no longer has. This
+module replaces it by a loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random guides: JSON schemas over the keywords that are kept, Python's regular expressions, grammars."""
+"""Random guides: JSON schemas with supported keywords, Python's regular expressions, grammars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of bad input over HTTP: what is sent, and the answer that it has to get."""
+"""Table of bad input over HTTP: the bytes that are sent, and the expected answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BareServer: the HTTP server's protocol without sockets, models or time, and all that must be true of it."""
+"""BareServer: the HTTP server's protocol without sockets, models or time, and checks of its invariants."""
 
 from __future__ import annotations
 

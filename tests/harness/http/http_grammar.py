@@ -1,5 +1,5 @@
-"""Connections as strangers make them: requests with every framing there is, right and wrong, one behind
-another, cut anywhere. A seed gives the same one again.
+"""Random connections of hostile clients: requests with every framing, valid and invalid, one after another,
+cut anywhere. A seed gives the same connection again.
 """
 
 from __future__ import annotations

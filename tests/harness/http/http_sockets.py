@@ -1,4 +1,4 @@
-"""SocketServer: the HTTP server on a real socket, and clients that say what a grammar makes up."""
+"""SocketServer: the HTTP server on a real socket, and clients that send the connections of a grammar."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Page faults of a large body: `python -m tests.harness.http.large_body_faults` reads one of 8 MiB as the
-HTTP process does, and prints how many pages of memory the kernel gave it in one turn of the event loop, at
-most.
+"""Page faults of a large body: `python -m tests.harness.http.large_body_faults` reads a body of 8 MiB like
+the HTTP process, and prints the maximum number of memory pages that the kernel gave it in one turn of the
+event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In which turn of an event loop each of many waiting tasks goes on."""
+"""Turns of an event loop in which many waiting tasks go on."""
 
 from __future__ import annotations
 

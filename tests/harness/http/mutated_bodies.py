@@ -1,4 +1,4 @@
-"""Bodies as a broken or hostile HTTP client sends them: good ones of every endpoint, mutated."""
+"""Bodies of a broken or hostile HTTP client: mutations of valid bodies of every endpoint."""
 
 from __future__ import annotations
 

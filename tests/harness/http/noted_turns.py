@@ -1,4 +1,4 @@
-"""NotedTurns: in which turns of an event loop a method is called."""
+"""NotedTurns: turns of an event loop in which a method is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""NumberedApp: answers each request of a made-up connection with its number; what must be true of that."""
+"""NumberedApp: answers each request of an artificial connection with its number, and checks of the answers.
+"""
 
 from __future__ import annotations
 

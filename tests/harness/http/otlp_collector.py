@@ -1,4 +1,4 @@
-"""A collector of traces: takes OTLP over HTTP/protobuf, or is slow, or answers with an error."""
+"""Collector of traces: accepts OTLP over HTTP/protobuf, or is slow, or answers with an error."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An HTTP server that writes given bytes at given times of a clock that it sets itself.
+"""HTTP server that writes given bytes at given times of its own clock.
 
-It runs in the client's event loop. A step is over when the client has read the clock for it, so times are
-exact and nothing waits for real time.
+It runs in the client's event loop. A step ends when the client has read the clock for it, so times are exact
+and nothing waits for real time.
 """
 
 from __future__ import annotations

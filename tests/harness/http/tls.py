@@ -1,5 +1,5 @@
-"""Certificates of the tests: one for localhost and 127.0.0.1 until 2126, signed by itself, whose key is open,
-and one of an authority that has signed nothing, whose key was never written down.
+"""Certificates of the tests: a self-signed one for localhost and 127.0.0.1, valid until 2126, with a public
+key file; and one of an authority that has signed nothing and whose key was never stored.
 
 Made by `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 36500 -subj /CN=localhost
 -addext subjectAltName=DNS:localhost,IP:127.0.0.1`, the other with `-subj /CN=nobody -keyout /dev/null`.

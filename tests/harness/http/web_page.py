@@ -1,4 +1,4 @@
-"""A web page that posts orders to the ZMQ ports of the machine that shows it."""
+"""Web page that posts requests to the ZMQ ports of the machine that shows it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tiny models and checkpoints, plans, paged forwards, and the references that they are held against."""
+"""Tiny models and checkpoints, plans, paged forwards, and the references that they are compared with."""

@@ -1,4 +1,4 @@
-"""Models with adapters: the reference's weights with an adapter merged into them, and a model of ours."""
+"""Models with adapters: the reference's weights with a merged adapter, and a model of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are files and no model: enough for what looks at them before anything is loaded."""
+"""Checkpoints that are files without a model, for code that reads them before anything is loaded."""
 
 from __future__ import annotations
 

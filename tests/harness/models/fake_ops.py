@@ -1,6 +1,6 @@
-"""FakeOps: an Ops without kernels, of whatever model: the next token is the last one's successor.
+"""FakeOps: an Ops without kernels, for any model. The next token is the last one's successor.
 
-Weights are made NaN when they are bound, so whoever computes with them beside the Ops is found out.
+Weights become NaN when they are bound, so code that computes with them outside the Ops is detected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Masks of rows between others, and what is to become of the logits, by numpy."""
+"""Masks of rows between other rows, and the expected logits, computed by numpy."""
 
 from __future__ import annotations
 

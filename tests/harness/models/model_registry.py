@@ -1,4 +1,5 @@
-"""Every architecture that is served, with the tiny checkpoints it is compared with the reference by.
+"""All architectures that are served, with the tiny checkpoints with which each is compared with the
+reference.
 
 A case is a config of the reference's own class. Importing this module needs transformers, but no torch.
 """

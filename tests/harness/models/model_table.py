@@ -1,4 +1,4 @@
-"""The tables of docs/models.md, made from the table of architectures and the registries of tests.
+"""Tables of docs/models.md, made from the table of architectures and the registries of tests.
 
 `python -m tests.harness.models.model_table` writes them into the file.
 """

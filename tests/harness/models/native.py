@@ -1,4 +1,4 @@
-"""The C++ kernels for tests, from the user's own cache, where the first test to want them builds them."""
+"""C++ kernels for tests, from the user's own cache, where the first test that needs them builds them."""
 
 from __future__ import annotations
 

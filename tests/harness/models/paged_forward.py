@@ -1,4 +1,4 @@
-"""Drives a model by hand over a paged pool: what a worker does, without plans."""
+"""Driver of a model over a paged pool: the work of a worker, without plans."""
 
 from __future__ import annotations
 

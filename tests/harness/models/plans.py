@@ -1,4 +1,4 @@
-"""Plans written by hand: what a scheduler would send, for a few rows whose pages the test chooses."""
+"""Handwritten plans, like a scheduler's, for a few rows whose pages the test chooses."""
 
 from __future__ import annotations
 

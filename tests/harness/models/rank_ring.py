@@ -1,4 +1,4 @@
-"""RankRing: a Ring whose model is cut for several ranks, each a thread that gets every plan."""
+"""RankRing: a Ring whose model is divided among several ranks. Each is a thread that gets every plan."""
 
 from __future__ import annotations
 

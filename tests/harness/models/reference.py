@@ -1,7 +1,7 @@
-"""A tiny random checkpoint of transformers and what a model of ours must have in common with it.
+"""Tiny random checkpoint of transformers, and the checks that a model of ours must pass beside it.
 
-Both implementations are held to the same: specs (test_models_vs_hf.py) and the library's own modules over our
-attention (test_transformers_backend.py).
+Both implementations are held to the same checks: specs (test_models_vs_hf.py), and the library's own modules
+over our attention (test_transformers_backend.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drives a Sampler by hand: rows, positions and random logits, without a model and without plans."""
+"""Driver of a Sampler: rows, positions and random logits, without a model and without plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler once more, slowly: one row, plain Python and float64, in the order of the documentation."""
+"""Slow reference of the sampler: one row, plain Python and float64, in the order of the documentation."""
 
 from __future__ import annotations
 

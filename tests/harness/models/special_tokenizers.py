@@ -1,4 +1,4 @@
-"""Small tokenizers of each kind that models ship with, and a chat template that writes special tokens."""
+"""Small tokenizers of each kind that models come with, and a chat template that writes special tokens."""
 
 from __future__ import annotations
 

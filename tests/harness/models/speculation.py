@@ -1,4 +1,5 @@
-"""Generates by plans with guesses, as a scheduler with a proposer would, and without: to compare them."""
+"""Generation by plans with guesses, like those of a scheduler with a proposer, and without, for comparison.
+"""
 
 from __future__ import annotations
 

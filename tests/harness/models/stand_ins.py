@@ -1,9 +1,8 @@
-"""Stand-ins for capabilities to come: each proves that the feature hooks carry it without a change to the
-step loop.
+"""Stand-ins for future capabilities, each of which shows that the feature hooks support it without a change
+to the step loop.
 
-They are as odd as the real ones: a grammar compiles for some steps and may fail, a proposer guesses wrong,
-adapters are few, and every one of them checks that its hooks are called in the order that RequestFeature
-promises.
+They are as irregular as real ones: a grammar compiles for some steps and may fail, a proposer guesses wrong,
+adapters are few. Each checks that its hooks are called in the order that RequestFeature promises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A folder with a small random Llama of 32,000 tokens and a tokenizer: what published examples ask for."""
+"""Folder with a small random Llama of 32,000 tokens and a tokenizer, as published examples need it."""
 
 from __future__ import annotations
 

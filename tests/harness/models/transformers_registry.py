@@ -1,6 +1,6 @@
-"""Architectures that the transformers backend serves, and those that it refuses, as tests have seen them.
+"""Architectures that the transformers backend serves, and those that it refuses, as confirmed by tests.
 
-Any other decoder of that library is tried at load. Importing this module needs transformers, but no torch.
+Other decoders of that library are checked at load. Importing this module needs transformers, but no torch.
 """
 
 from __future__ import annotations

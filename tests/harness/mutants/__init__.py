@@ -1,1 +1,3 @@
-"""Mistakes that are planted in the product's sources, a table for each subject, and what runs them."""
+"""Mistakes that are planted in the product's sources: a table for each subject, and the program that runs
+them.
+"""

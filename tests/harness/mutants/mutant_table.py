@@ -1,5 +1,5 @@
-"""The planted mistakes: each is one function with one phrase changed. tests.harness.mutants.mutants puts them
-in force.
+"""Table of planted mistakes: each is one function with one phrase changed. tests.harness.mutants.mutants
+applies them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Planted mistakes with adapters and the slots that they lie in."""
+"""Planted mistakes with adapters and their slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted mistakes of who fits, who joins and in what order: see tests.harness.mutants.mutant_table."""
+"""Planted mistakes in capacity, batching and order: see tests.harness.mutants.mutant_table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted mistakes of guesses and of what rejected ones leave: see tests.harness.mutants.mutant_table."""
+"""Planted mistakes with guesses and the remains of rejected ones: see tests.harness.mutants.mutant_table."""
 
 from __future__ import annotations
 

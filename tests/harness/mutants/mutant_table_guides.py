@@ -1,4 +1,6 @@
-"""Planted mistakes of guided rows, whose masks come late or not: see tests.harness.mutants.mutant_table."""
+"""Planted mistakes with guided rows, whose masks come late or not at all: see
+tests.harness.mutants.mutant_table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted mistakes of additional outputs: see tests.harness.mutants.mutant_table."""
+"""Planted mistakes with additional outputs: see tests.harness.mutants.mutant_table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted mistakes of a pipeline of stages: see tests.harness.mutants.mutant_table."""
+"""Planted mistakes in a pipeline of stages: see tests.harness.mutants.mutant_table."""
 
 from __future__ import annotations
 

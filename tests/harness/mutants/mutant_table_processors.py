@@ -1,4 +1,4 @@
-"""Planted mistakes of rows with logits processors: see tests.harness.mutants.mutant_table."""
+"""Planted mistakes with rows that have logits processors: see tests.harness.mutants.mutant_table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted mistakes of how tenants share the cache: see tests.harness.mutants.mutant_table."""
+"""Planted mistakes in the division of the cache among tenants: see tests.harness.mutants.mutant_table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Planted mistakes of the statistics of iterations: see tests.harness.mutants.mutant_table.
-tests.harness.simulation.sim_stats counts anew.
+"""Planted mistakes in the statistics of iterations: see tests.harness.mutants.mutant_table.
+tests.harness.simulation.sim_stats counts them independently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Planted mistakes of what a tenant may have, and what it may do to others: see
+"""Planted mistakes in the limits of tenants, and in their effects on others: see
 tests.harness.mutants.mutant_table.
 """
 

@@ -1,6 +1,4 @@
-"""Planted mistakes of who has waited for how long, and what comes of it: see
-tests.harness.mutants.mutant_table.
-"""
+"""Planted mistakes in waiting times and their consequences: see tests.harness.mutants.mutant_table."""
 
 from __future__ import annotations
 

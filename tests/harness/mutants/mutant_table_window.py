@@ -1,4 +1,4 @@
-"""Planted mistakes of what a row gives back when its attention window has left it: see
+"""Planted mistakes in the release of pages that have left a row's attention window: see
 tests.harness.mutants.mutant_table.
 """
 

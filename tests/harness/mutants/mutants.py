@@ -1,4 +1,4 @@
-"""Mistakes seen in the field, or invited by this layout: the simulation must notice every one of them.
+"""Mistakes seen in the field, or likely with this design. The simulation must detect each of them.
 
     python -m tests.harness.mutants.mutants [--seeds 60]        hunt all; exit status 1 if one is missed
 

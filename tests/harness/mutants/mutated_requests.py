@@ -1,5 +1,5 @@
-"""HTTP requests as a broken or hostile client sends them, from the first byte of the head to the last of the
-body.
+"""HTTP requests of a broken or hostile client, mutated anywhere from the head's first byte to the body's
+last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Random requests through the whole ring in memory, and what must be true of every one of them.
+"""Random requests through the whole ring in memory, and properties that each of them must have.
 
-The worker is the fake one, whose tokens follow from the prompt and the seed alone; so each sequence has a
-reference, which needs no ring: the tokens from tests.harness.simulation.sim_reference, the text by decoding
+The worker is the fake one, whose tokens depend only on the prompt and the seed. So each sequence has a
+reference without a ring: the tokens from tests.harness.simulation.sim_reference, and the text by decoding
 them at once.
 """
 

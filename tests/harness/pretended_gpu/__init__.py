@@ -1,8 +1,9 @@
-"""A GPU that is not there: `with pretended_gpu() as gpu:` makes torch.cuda find one, or some, in this thread.
+"""Pretended GPU: `with pretended_gpu() as gpu:` makes torch.cuda find one or several in this thread.
 
-The product's CUDA path runs as it is, from CudaDevice to Triton's kernels (interpreted): device tensors have
-memory of the host. What a GPU would punish raises PretendedGpuError: see `operations` and `timeline`. What it
-cannot show is speed, the compiled code, and what differs between torch's CPU and CUDA kernels.
+The product's CUDA path runs unchanged, from CudaDevice to Triton's kernels (interpreted), with device tensors
+in memory of the host. Mistakes that a GPU would punish raise PretendedGpuError: see `operations` and
+`timeline`. It shows no speed, does not run the compiled code, and shows no difference between torch's CPU and
+CUDA kernels.
 """
 
 from __future__ import annotations

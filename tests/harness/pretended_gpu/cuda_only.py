@@ -1,4 +1,4 @@
-"""Operations that torch has on CUDA alone, or that ask more of their operands there."""
+"""Operations that torch has on CUDA only, or that require more of their operands there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`python -m tests.harness.pretended_gpu.interpreted MODULE ARGUMENT ...`: a module whose kernels are
-interpreted as tests interpret them, without a GPU.
+"""`python -m tests.harness.pretended_gpu.interpreted MODULE ARGUMENT ...` runs a module whose kernels are
+interpreted as in tests, without a GPU.
 """
 
 from __future__ import annotations

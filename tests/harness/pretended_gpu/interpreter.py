@@ -1,7 +1,7 @@
-"""Triton's interpreter with the arithmetic of a GPU where it has its own, and with no order of programs.
+"""Triton's interpreter with the arithmetic of a GPU, and with programs in any order.
 
-It has integers for bfloat16 and float8: it multiplies them as such, and truncates where a GPU rounds. And a
-calculation without a result, of which a GPU makes a NaN, is a warning.
+The interpreter stores bfloat16 and float8 as integers: it multiplies them as such, and truncates where a GPU
+rounds. It warns about an undefined result, where a GPU gives NaN.
 """
 
 from __future__ import annotations

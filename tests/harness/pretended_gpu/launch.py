@@ -1,10 +1,9 @@
-"""`python -m tests.harness.pretended_gpu.launch ARGUMENT ...` is `launch.py` where the GPUs are pretended
-ones.
+"""`python -m tests.harness.pretended_gpu.launch ARGUMENT ...` is `launch.py` with pretended GPUs.
 
-On CUDA rank 0 of the model lives in the scheduler's process, and the others are workers: that is where the
-GPUs are, as many as CUDA_VISIBLE_DEVICES names, 2 by default. PRETENDED_GPU_BYTES is the memory of each;
-behind a comma, what is left of it as soon as the server is ready, as if its cache had been emptied and
-another program had taken the rest.
+On CUDA rank 0 of the model is in the scheduler's process, and the others are workers, so these processes have
+the GPUs: as many as CUDA_VISIBLE_DEVICES names, 2 by default. PRETENDED_GPU_BYTES is the memory of each. A
+second number, after a comma, is the memory that is left once the server is ready, as if its cache had been
+emptied and another program had taken the rest.
 """
 
 from __future__ import annotations

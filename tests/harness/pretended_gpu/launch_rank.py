@@ -1,4 +1,4 @@
-"""A worker process of `tests.harness.pretended_gpu.launch`, in the place of model_worker.main."""
+"""Worker process of `tests.harness.pretended_gpu.launch`, instead of model_worker.main."""
 
 from __future__ import annotations
 

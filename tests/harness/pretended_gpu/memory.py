@@ -1,11 +1,12 @@
 """CUDA tensors over the host's memory: torch takes them for tensors on a GPU, and they can be computed with.
 
-An allocation is memory of the host; any number of device tensors look at it, each made through DLPack, the
-one door through which torch takes memory of a device on trust. Each holds a token, and the last one to go
-says that the allocation is free.
+An allocation is memory of the host, viewed by any number of device tensors. Each is made through DLPack, the
+only way in which torch accepts memory of a device without a check. Each holds a token, and the last one that
+goes frees the allocation.
 
-Memory is counted as by torch's caching allocator, but for its segments: what is given back stays with the
-process until the cache is emptied, and what a recording has used belongs to its pool as long as a graph does.
+Memory is counted as by torch's caching allocator, except for its segments: freed memory stays with the
+process until the cache is emptied, and memory that a recording has used belongs to its pool as long as a
+graph exists.
 """
 
 from __future__ import annotations

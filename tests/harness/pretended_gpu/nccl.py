@@ -1,16 +1,17 @@
-"""NCCL that is not there: torch's ProcessGroupNCCL between processes that have a pretended GPU each.
+"""Pretended NCCL: torch's ProcessGroupNCCL between processes that have a pretended GPU each.
 
-Like the real one it computes on CUDA streams: on the current one, or, if `asyncOp` is left on, on one of its
-own, which waits for the current one and for which the current one waits in `Work.wait`. The host waits for
-none of it, as far as the timeline knows; in truth work is done when it is launched, so a launch ends when all
-ranks have made it. A recording holds collectives like kernels: ranks meet in the replays.
+Like the real one it computes on CUDA streams: on the current one or, if `asyncOp` is left on, on a stream of
+its own, which waits for the current one, and for which the current one waits in `Work.wait`. For the timeline
+the host does not wait for it. In fact the work is done when it is launched, so a launch ends when all ranks
+have made it. A recording holds collectives like kernels: ranks meet in the replays.
 
-Refused is what torch or NCCL refuses, and what they would not notice: ranks that do not make the same
-calls in the same order are told so, each of them, where NCCL would hang or mix up bytes. As with NCCL nobody
-is told that another rank has ended: the collective stays unfinished until torch's watchdog ends the process.
+It refuses what torch or NCCL refuses, and mistakes that they do not notice: if ranks do not make the same
+calls in the same order, each of them gets an error, where NCCL would hang or mix up bytes. As with NCCL
+nobody is told that another rank has ended: the collective stays unfinished until torch's watchdog ends the
+process.
 
-Not here: other collectives than the product's, coalescing, a communicator of a second device, and NCCL's
-order of additions: here all ranks add in the order of the ranks, and round every time.
+Not supported: other collectives than the product's, coalescing, a communicator of a second device, and NCCL's
+order of additions. Here all ranks add in the order of the ranks, and round every time.
 """
 
 from __future__ import annotations

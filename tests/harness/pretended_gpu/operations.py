@@ -1,9 +1,9 @@
-"""Torch's operations and Triton's launches on device tensors: computed on the host, noted on the timeline.
+"""Torch's operations and Triton's launches on device tensors: computed on the host, recorded on the timeline.
 
-What a GPU would refuse is refused: operands on different devices, pageable memory where the host must not
-wait, results whose shape the host would have to wait for. A recording keeps launches, not functions: what a
-replay does not find in memory it has from the recording, as on a GPU. Neither kernels nor collectives are
-computed in a recording.
+Operations that a GPU would refuse are refused: operands on different devices, pageable memory where the host
+must not wait, results whose shape the host would have to wait for. A recording keeps launches, not functions:
+data that a replay does not find in memory comes from the recording, as on a GPU. Neither kernels nor
+collectives are computed in a recording.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RankProcess: a second rank, in a process of its own with a pretended GPU of its own."""
+"""RankProcess: a second rank, in a separate process with its own pretended GPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Work that Triton's interpreter does again for each operation of each program, done once.
+"""Cache of work that Triton's interpreter repeats for each operation of each program.
 
-Most of its time goes into types: it makes them anew, with their names and checks, for each of millions of
-results. Here what depends on types alone is remembered by their names.
+Most of its time goes into types: it makes them again, with their names and checks, for each of millions of
+results. Here results that depend only on types are cached by their names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""`python -m tests.harness.pretended_gpu.run -m MODULE ARGUMENT ...` runs the module where a pretended GPU
-is.
-"""
+"""`python -m tests.harness.pretended_gpu.run -m MODULE ARGUMENT ...` runs a module with a pretended GPU."""
 
 from __future__ import annotations
 

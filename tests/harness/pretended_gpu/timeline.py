@@ -1,7 +1,8 @@
-"""Rules of what may run at the same time on a GPU: streams, events, what the host has waited for.
+"""Rules for concurrent work on a GPU: streams, events, and the host's waits.
 
-Work is done at once, in the order in which it is launched. What a real GPU might do in another order is found
-by vector clocks: each stream, each event and the host know up to which time of each stream all is finished.
+Work is done at once, in the order in which it is launched. Vector clocks detect that a real GPU might use
+another order: each stream, each event and the host know up to which time of each stream all work has
+finished.
 """
 
 from __future__ import annotations

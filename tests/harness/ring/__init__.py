@@ -1,1 +1,1 @@
-"""Rings: as launched by a user (launched.py), in memory, with a worker that sleeps or follows a script."""
+"""Rings: launched as by a user (launched.py), in memory, with a worker that sleeps or follows a script."""

@@ -1,4 +1,4 @@
-"""Bad input of those who bring their own library: calls of the client library, and hand-made frames."""
+"""Bad input of callers with their own library: calls of the client library, and handmade frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A BatchManager over a fake ring, and callbacks that write down what is said in them."""
+"""BatchManager over a fake ring, with callbacks that record their calls."""
 
 from __future__ import annotations
 

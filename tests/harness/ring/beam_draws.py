@@ -1,4 +1,4 @@
-"""Random beam searches, what transformers' `generate` makes of them, and whether a result is the same."""
+"""Random beam searches, the results of transformers' `generate` for them, and their comparison."""
 
 from __future__ import annotations
 

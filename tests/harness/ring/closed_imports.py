@@ -1,8 +1,8 @@
-"""Run a module where only some distributions can be imported: those that are named, and what these require.
+"""Run a module with restricted imports: only the named distributions and their requirements can be imported.
 
     python -m tests.harness.ring.closed_imports torch,numpy MODULE ARGUMENT ...
 
-The standard library and the project can be imported, too. Anything else is as if it were not installed.
+The standard library and the project can be imported, too. Everything else is as if it were not installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A detokenizer loop between channels in memory, with a client that the test plays."""
+"""Detokenizer loop between channels in memory, with a client that the test plays."""
 
 from __future__ import annotations
 

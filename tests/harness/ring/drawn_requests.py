@@ -1,5 +1,5 @@
-"""Requests that guess, and the same ones without guesses, sent to a launch in random batches: combinations of
-parameters at random, and every parameter with every way to guess.
+"""Requests with guesses, and the same ones without, sent to a launch in random batches: random combinations
+of parameters, and every parameter with every kind of guess.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A GenerationExecutor of each back end over a fake ring."""
+"""GenerationExecutor of each back end over a fake ring."""
 
 from __future__ import annotations
 

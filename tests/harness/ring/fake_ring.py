@@ -1,6 +1,6 @@
-"""FakeRing: the far end of a client's sockets, in a thread: the launcher's files, a PULL and a ROUTER.
+"""FakeRing: the far end of a client's sockets, in a thread, with the launcher's files, a PULL and a ROUTER.
 
-It answers each request with what the test's function says, and records everything it was sent.
+It answers each request with the result of the test's function, and records all messages that it receives.
 """
 
 from __future__ import annotations

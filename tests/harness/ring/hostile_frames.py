@@ -1,4 +1,4 @@
-"""Frames as a broken or hostile peer sends them: good ones of every union, mutated."""
+"""Frames of a broken or hostile peer: mutations of valid frames of every union."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A launch under test: `python launch.py` as a user starts it, or a fork that does the same
-(tests/harness/warm_start.py), with eyes on all that it might leave.
+"""Launch under test: `python launch.py` as a user starts it, or a fork that does the same
+(tests/harness/warm_start.py), with checks of everything that it might leave behind.
 """
 
 from __future__ import annotations

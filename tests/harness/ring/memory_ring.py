@@ -1,4 +1,4 @@
-"""The three loops of a ring and their channels in memory, around a fake worker, driven by random callers."""
+"""Three loops of a ring and their channels in memory, around a fake worker, driven by random callers."""
 
 from __future__ import annotations
 

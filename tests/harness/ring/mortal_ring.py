@@ -1,7 +1,7 @@
-"""A ring in memory whose processes may die, and callers who are real Sessions over connections in memory.
+"""Ring in memory whose processes may die, and callers that are real Sessions over connections in memory.
 
-A death is as with sockets: what the dead one had read is lost, and of what it had written the end; what still
-lay in its senders' queues is read by the process that takes its place.
+A death has the effect that it has with sockets: messages that the dead process had read are lost, and so are
+the last ones that it had written. Messages in its senders' queues are read by the process that replaces it.
 """
 
 from __future__ import annotations

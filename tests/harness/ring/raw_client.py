@@ -1,4 +1,4 @@
-"""RawClient: a client of the ring that sends whatever frames it is given, and reads what comes back."""
+"""RawClient: a client of the ring that sends any frames, and reads the answers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""A model worker that says given texts: which one, the prompt tells. So clients that want calls of tools, or
-reasoning, get them over a whole launch, and through restarts: what comes at a position depends on the prompt.
+"""Model worker that gives texts of a script, which the prompt names. So clients that need tool calls or
+reasoning get them over a whole launch, and through restarts: the token at a position depends only on the
+prompt.
 
-A prompt names its script, `script: NAME` anywhere in it; its answer is the one numbered by the turns of the
-assistant that the conversation has. `python -m tests.harness.ring.scripted_worker ARGUMENT ...` is launch.py
-with this worker in the place of its own; SCRIPT_FILE names a JSON file with the answers of each script.
+A prompt names its script with `script: NAME` anywhere in it. Its answer is the one whose number is that of
+the conversation's assistant turns. `python -m tests.harness.ring.scripted_worker ARGUMENT ...` is launch.py
+with this worker instead of its own. SCRIPT_FILE names a JSON file with the answers of each script.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A model worker that sleeps: every step takes STEP_S whatever is in it, every token is the same one, and so
-are all log-probabilities. So a launch has a known capacity, and the cores are left for the load.
+"""Model worker that sleeps: every step takes STEP_S, every token is the same one, and so are all
+log-probabilities. So a launch has a known capacity, and the cores are free for the load.
 
-`python -m tests.harness.ring.sleeping_worker ARGUMENT ...` is `launch.py` with this worker in the place of
-its own.
+`python -m tests.harness.ring.sleeping_worker ARGUMENT ...` is `launch.py` with this worker instead of its
+own.
 """
 
 from __future__ import annotations

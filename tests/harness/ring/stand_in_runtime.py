@@ -1,4 +1,4 @@
-"""StandInRuntime: takes the place of an OwnRuntime."""
+"""StandInRuntime: replacement of an OwnRuntime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer loop between channels in memory."""
+"""Tokenizer loop between channels in memory."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Parts of a scheduler put together for a test, and a pipeline in virtual time."""
+"""Parts of a scheduler, put together for tests, and a pipeline in virtual time."""

@@ -1,4 +1,4 @@
-"""Parts of tests of tenants: a system with two of them, and requests of theirs."""
+"""Parts of tests of tenants: a system with two tenants, and their requests."""
 
 from __future__ import annotations
 

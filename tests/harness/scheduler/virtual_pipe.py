@@ -1,4 +1,4 @@
-"""A pipeline of stages in virtual time: when each stage has computed each step."""
+"""Pipeline of stages in virtual time: the times at which each stage has computed each step."""
 
 from __future__ import annotations
 

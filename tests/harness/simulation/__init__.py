@@ -1,1 +1,3 @@
-"""The simulation: random traffic through the real scheduler, a hash in place of a model, and its judge."""
+"""Simulation: random traffic through the real scheduler, with a hash instead of a model, and the judge of its
+outputs.
+"""

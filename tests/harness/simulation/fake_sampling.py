@@ -1,5 +1,5 @@
-"""Fake model: tokens, logprobs and logits as functions of a context. Shared by the fake worker,
-which reads the context through its page table, and by the simulation's reference, which knows it.
+"""Fake model: tokens, logprobs and logits as functions of a context. The fake worker reads the context
+through its page table; the simulation's reference knows it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fakes for tests without torch: a model worker whose output shows any wrong page, and an outbox that
 records.
 
-FakeExecutor's next token is a hash of every id it reads *through the page table*: a wrong page, a stale
-table, a reordered row or a token given to the wrong request changes the output, and the reference needs only
-the prompt.
+FakeExecutor's next token is a hash of every id that it reads *through the page table*. So a wrong page, a
+stale table, a reordered row or a token given to the wrong request changes the output, and the reference needs
+only the prompt.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Random beam searches through the real scheduler, among other requests, and a search that knows nothing but
-prompts.
+"""Random beam searches through the real scheduler, among other requests, and a reference search that knows
+only prompts.
 
     python -m tests.harness.simulation.group_simulation --runs 300 [--seed 0]
 
-Everything is drawn from one seed. Groups fork at nearly every step, are aborted, taken back for want of pages
-or because generation is paused, and are replaced by higher attempts. After every step pages and rows are
-conserved; at the end every output is what the search alone finds, and every sequence has one terminal.
+Everything is drawn from one seed. Groups fork at nearly every step, are aborted, are retracted for lack of
+pages or because generation is paused, and are replaced by higher attempts. After every step pages and rows
+are conserved. At the end every output equals that of the reference, and every sequence has one terminal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Random operations that compare the radix tree with a page-by-page model of it
 (tests.harness.simulation.radix_pages).
 
-python -m tests.harness.simulation.radix_model --ops 1000000 [--seed 0]
+    python -m tests.harness.simulation.radix_model --ops 1000000 [--seed 0]
 """
 
 from __future__ import annotations

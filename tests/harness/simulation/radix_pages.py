@@ -1,8 +1,8 @@
-"""A page-by-page model of the radix tree: what is cached, whose it is, and what is evicted next.
+"""Page-by-page model of the radix tree: cached pages, their tenants, and the next one to evict.
 
-It knows no runs, no heap and no account: every page is an entry of a dictionary, keyed by namespace and all
-tokens up to its end. Whose page is evicted next is found anew for each, and then it is the minimum over all
-of theirs that may be.
+It has no runs, no heap and no accounts. Every page is an entry of a dictionary, keyed by namespace and all
+tokens up to its end. Each eviction computes anew the tenant that loses a page, and then the minimum over all
+of its evictable pages.
 """
 
 from __future__ import annotations

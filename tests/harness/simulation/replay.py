@@ -1,9 +1,9 @@
-"""Runs of the simulation recorded at the scheduler's port, and replayed from the record alone.
+"""Runs of the simulation, recorded at the scheduler's port and replayed from the record.
 
     python -m tests.harness.simulation.replay FILE      replay the runs of a file
 
-A record is what the port gave, in order. To replay it, a new scheduler is given the same. If it asks for
-something else, or plans a step or sends a message otherwise, the replay ends there.
+A record has the port's values in order. For a replay a new scheduler gets the same values. If it asks for
+something else, or plans another step or sends another message, the replay ends there.
 """
 
 from __future__ import annotations

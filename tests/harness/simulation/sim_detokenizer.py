@@ -1,4 +1,4 @@
-"""The detokenizers as the simulation has them: they keep all that comes, and hold it to its order."""
+"""Detokenizers of the simulation: they keep all messages, and check their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A grammar process for the real scheduler: late, full, dead, refusing; its guides and what they allow."""
+"""Grammar process for the real scheduler: late, full, dead, or refusing; its guides, and the tokens that they
+allow.
+"""
 
 from __future__ import annotations
 

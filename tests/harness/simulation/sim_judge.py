@@ -1,4 +1,4 @@
-"""Judge of what a sequence got, by the reference: tokens, logprobs, logits and its end."""
+"""Judge of a sequence's output, by the reference: tokens, logprobs, logits and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what a pipeline of stages is given: steps that every stage can compute at the same time."""
+"""Checks of the steps of a pipeline: every stage must be able to compute them at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reference of the simulation's sequences: from prompts, seeds and limits alone."""
+"""Reference of the simulation's sequences, from prompts, seeds and limits only."""
 
 from __future__ import annotations
 

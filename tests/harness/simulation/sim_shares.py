@@ -1,5 +1,5 @@
-"""Watches every eviction of a run: who lost pages, who should have lost them, and for whom. Counts everything
-anew, from the tree and the rows, and asks no account.
+"""Watch of every eviction of a run: the tenant that lost pages, the one that should have, and for whom. It
+counts from the tree and the rows, without the accounts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The system under test: a real scheduler between a fake worker and fake detokenizers."""
+"""System under test: a real scheduler between a fake worker and fake detokenizers."""
 
 from __future__ import annotations
 

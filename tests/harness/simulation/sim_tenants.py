@@ -1,4 +1,4 @@
-"""Limits of tenants, counted from the requests and what came out of them: who runs, and tokens used."""
+"""Limits of tenants, counted from the requests and their outputs: running requests, and tokens used."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rules of waiting, measured by another clock than the scheduler's: who starves, who goes before
-whom, who keeps a row, and who is given up.
+"""Rules of waiting, measured by a clock other than the scheduler's: requests that starve, their order, rows
+that are kept, and requests that are given up.
 """
 
 from __future__ import annotations

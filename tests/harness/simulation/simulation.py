@@ -1,11 +1,11 @@
-"""Random traffic through the real scheduler, and a reference that knows nothing but prompts.
+"""Random traffic through the real scheduler, and a reference that knows only prompts.
 
     python -m tests.harness.simulation.simulation --runs 1000 [--seed 0]
 
 Everything is drawn from one seed: sizes, depth of overlap, policy, cache, back-pressure, and requests that
-are aborted, resumed, replaced, forked, retracted for want of pages, or stopped from outside at any moment.
-After every step the pages and rows are conserved; at the end every output is what the reference says and
-every accepted sequence has one terminal.
+are aborted, resumed, replaced, forked, retracted for lack of pages, or stopped from outside at any moment.
+After every step pages and rows are conserved. At the end every output equals that of the reference, and every
+accepted sequence has one terminal.
 """
 
 from __future__ import annotations
