@@ -28,7 +28,9 @@ MESSAGE_KEYS = frozenset({"role", "content", "name", *FURTHER_FIELDS})
 IGNORED_KEYS = frozenset({"annotations", "cache_control", "refusal"})
 """Keys of OpenAI's messages that change no answer: an answer has some that is sent back as it came."""
 MAX_CALL_PARTS = 1 << 16
-"""Most parts of all tool calls in a conversation, by the brackets and commas in their JSON: 6 ms of work."""
+"""Maximum number of parts of all tool calls in a conversation, by the brackets and commas in their JSON: 6 ms
+of work.
+"""
 _BEGINNINGS = b'"{n'
 """First bytes of a text, an object and null in JSON."""
 TEXT_ONLY = "this server takes text only"

@@ -16,7 +16,7 @@ from runtime.wire.messages import Finish
 
 MAX_KEPT = 1000
 PAGE_SIZE = 100
-"""Most timelines in an answer to a query for all."""
+"""Maximum number of timelines in an answer to a query for all."""
 
 
 class Timeline(Struct, frozen=True):

@@ -31,7 +31,7 @@ TABLE_PARAM = "prompt_adapter_request"
 TASK = {"lora": "task", "prompt": "table"}
 """Prefix of the names of adapters that came with requests, before their number."""
 MAX_KNOWN = 4096
-"""Most directories whose version is remembered."""
+"""Maximum number of directories whose version is remembered."""
 PARAMS = {"lora": "lora_config", "prompt": "prompt_tuning_config"}
 INCOMING_S = 600.0
 """Seconds without a new part after which an upload is given up."""

@@ -138,7 +138,7 @@ class QueueAdmission:
 
     @property
     def max_len(self) -> int:
-        """Most tokens of a sequence that the scheduler takes; 0: not known yet."""
+        """Maximum number of tokens of a sequence that the scheduler takes; 0: not known yet."""
         return self._scheduler_status().max_len
 
     def is_new(self, request: GenerateRequest) -> bool:

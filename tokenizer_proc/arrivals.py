@@ -22,13 +22,15 @@ from tokenizer_proc.sequences import sequence_handles
 from tokenizer_proc.turns import Turns
 
 MAX_TENANT_CHARS = 1 << 24
-"""Most characters of one tenant's waiting texts, about ten seconds of work. A single text may always wait."""
+"""Maximum number of characters of one tenant's waiting texts, about ten seconds of work. A single text may
+always wait.
+"""
 MAX_ALL_CHARS = 1 << 26
-"""Most characters of all tenants' waiting texts. Each tenant may have at most as much as is free, so that the
-next one finds room.
+"""Maximum number of characters of all tenants' waiting texts. Each tenant may have at most as much as is
+free, so that the next one finds room.
 """
 MAX_TENANT_MESSAGES = 8192
-"""Most waiting messages of one tenant. A further request is refused."""
+"""Maximum number of waiting messages of one tenant. A further request is refused."""
 # Number beyond which refusals are not even sent: a tenant with so many does not wait for answers.
 MAX_TENANT_REFUSALS = 1 << 16
 # Cost of a message in a chat template, in characters to encode: 3 us (measured with the demo's).

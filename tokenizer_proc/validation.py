@@ -34,7 +34,7 @@ PromptField = Literal["text", "input_ids", "messages"]
 RETRY_AFTER_S = 1.0
 EXTRA_ID_BYTES = 8
 MAX_PREDICTION_CHARS = 1 << 16
-"""Most characters of a prediction, which take 50 ms to encode."""
+"""Maximum number of characters of a prediction, which take 50 ms to encode."""
 READ_ONLY = frozenset(("server_info", "iteration_stats", "request_stats"))
 """Operations on the ring that change nothing."""
 
@@ -48,13 +48,15 @@ class Validator:
     vocab_size: int
     """Number of ids for which the model has an embedding."""
     context_length: int
-    """Most tokens of a sequence, prompt and output."""
+    """Maximum number of tokens of a sequence, prompt and output."""
     takes_text: bool = True
     """True if there is a tokenizer."""
     task: Task = "generate"
     """Task that the model is served for."""
     max_prompt_len: int | None = None
-    """Most tokens of a prompt that must be computed in one step; None: prompts may be computed in chunks."""
+    """Maximum number of tokens of a prompt that must be computed in one step; None: prompts may be computed
+    in chunks.
+    """
 
     def check_request(self, request: GenerateRequest) -> PromptField:
         """Check what needs no tokenizer. Returns the field that has the prompt. Raises InvalidRequest."""

@@ -29,7 +29,9 @@ RUN_DIR_PREFIX = "carousel-llm-"
 RUN_DIR_BYTES = len(f"/{RUN_DIR_PREFIX}") + 8
 """Length of what mkdtemp puts behind the directory of temporary files."""
 MAX_QUEUED = 1 << 20
-"""Most requests that the runtime queues. It is not shared, so it accepts everything from its only caller."""
+"""Maximum number of requests that the runtime queues. It is not shared, so it accepts everything from its
+only caller.
+"""
 DEFAULTS = {
     "max_queued_requests": MAX_QUEUED,
     "max_queued_requests_per_client": MAX_QUEUED,

@@ -77,7 +77,7 @@ class AdapterSlots:
         rank. num_threads: number of loads at the same time.
         """
         self.max_rows = 0
-        """Most ranks of all modules of all adapters together that their share of the memory can hold; 0: they
+        """Maximum sum of the ranks of all modules of all adapters that their share of the memory can hold; 0: they
         have no share.
         """
         self._model = model
@@ -105,7 +105,7 @@ class AdapterSlots:
 
     @property
     def row_bytes(self) -> int:
-        """Most bytes that an adapter of rank 1 takes for one of these layers, over all ranks."""
+        """Maximum number of bytes that an adapter of rank 1 takes for one of these layers, over all ranks."""
         return largest_row_bytes(self._model, self._modules)
 
     def check(self, path: Path) -> None:

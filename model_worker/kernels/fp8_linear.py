@@ -35,7 +35,7 @@ class Fp8Linear:
         self._quantize_rows = quantize_rows
         self._scale_product = scale_product
         self._refused: dict[torch.Size, int] = {}
-        """Most rows for which a product was refused, by the weight's shape."""
+        """Maximum number of rows for which a product was refused, by the weight's shape."""
         self._one: Tensor | None = None
 
     def __call__(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 MAX_HUB_ID = 96
-"""Most characters of a model's name on the Hub."""
+"""Maximum number of characters of a model's name on the Hub."""
 # No pickle files and no code. Files of other programs (onnx/, original/) are not downloaded.
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
 MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]

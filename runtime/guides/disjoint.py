@@ -12,7 +12,7 @@ Follow: TypeAlias = Callable[[Any], Any]
 """Function that returns the schema which a reference refers to."""
 ALL_TYPES = frozenset(("null", "boolean", "object", "array", "number", "string"))
 MAX_LOOKS = 4
-"""Most levels of nested property schemas that are compared."""
+"""Maximum number of levels of nested property schemas that are compared."""
 
 
 def are_disjoint(one: Any, other: Any, follow: Follow, looks: int = MAX_LOOKS) -> bool:

@@ -21,7 +21,7 @@ from runtime.guides.keywords import DRAFTS, FOREIGN, FORMATS, KEYWORDS, OLD_DRAF
 Schema: TypeAlias = dict[str, Any]
 TYPES = frozenset(("null", "boolean", "object", "array", "number", "string", "integer"))
 MAX_DEPTH = 100
-"""Most levels of nested schemas; nobody writes deeper ones."""
+"""Maximum number of levels of nested schemas; nobody writes deeper ones."""
 
 
 class PlacedSchema(dict[str, Any]):

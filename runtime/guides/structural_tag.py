@@ -93,7 +93,7 @@ class Repeat(Struct, tag="repeat"):
     content: Element
     least: int
     most: int | None = None
-    """Most repetitions; None: any number."""
+    """Maximum number of repetitions; None: any number."""
 
 
 class Tag(Struct, tag="tag"):

@@ -20,9 +20,9 @@ from runtime.ring.launch_state import LaunchState, write_atomically
 logger = logging.getLogger(__name__)
 
 MAX_EVENTS = 4096
-"""Most events that wait for the disk. Further ones are dropped and counted."""
+"""Maximum number of events that wait for the disk. Further ones are dropped and counted."""
 MAX_WAIT_S = 2.0
-"""Most seconds that the launcher waits for the disk at a time."""
+"""Maximum number of seconds that the launcher waits for the disk at a time."""
 
 
 class LaunchRecords:

@@ -15,7 +15,7 @@ from runtime.settings.config import RuntimeConfig
 logger = logging.getLogger(__name__)
 
 MAX_WAIT_S = 2.0
-"""Most seconds that the launcher waits at its end for a table that is being written."""
+"""Maximum number of seconds that the launcher waits at its end for a table that is being written."""
 
 
 class TenantsReload:

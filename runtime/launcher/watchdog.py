@@ -23,7 +23,7 @@ alone.
 STOPPED = f"it has been stopped for {STOPPED_S:.0f} s"
 LOOK_S = 0.25
 MAX_LOOK_S = 1.0
-"""Most time between two looks that counts. A longer gap means that the launcher itself was delayed."""
+"""Maximum time between two looks that counts. A longer gap means that the launcher itself was delayed."""
 
 
 class Hang(NamedTuple):

@@ -50,13 +50,15 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Limits of one tenant over all processes. None: the launch's general limit."""
 
     max_running: Annotated[int, Meta(ge=1)] | None = None
-    """Most sequences that run at a time; a beam search counts as many as it has rows. Further ones wait."""
+    """Maximum number of sequences that run at a time; a beam search counts as many as it has rows. Further
+    ones wait.
+    """
     max_waiting: Annotated[int, Meta(ge=1)] | None = None
-    """Most sequences that wait at a time; a beam search counts as many as it has rows. Further ones are
-    refused.
+    """Maximum number of sequences that wait at a time; a beam search counts as many as it has rows. Further
+    ones are refused.
     """
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
-    """Most tokens of prompts and output in a minute."""
+    """Maximum number of tokens of prompts and output in a minute."""
     max_priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     """Highest priority that a request may ask for. A higher one is refused."""
     cache_share: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None

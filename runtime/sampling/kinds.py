@@ -12,9 +12,9 @@ from typing import Any
 from runtime.base.errors import InvalidRequest
 
 MAX_STOP_CHARS = 256
-"""Most characters of a stop string or a bad word."""
+"""Maximum number of characters of a stop string or a bad word."""
 MAX_WORD_IDS = 64
-"""Most token ids of a stop word or a bad word."""
+"""Maximum number of token ids of a stop word or a bad word."""
 MAX_TOKEN_ID = (1 << 31) - 1
 
 

@@ -24,7 +24,7 @@ DEMO_MODEL = (Path(__file__).resolve().parents[2] / "carousel" / "demo_model").r
 """The model that is installed with the project; in its source a link to demo/model."""
 
 MAX_NAME_CHARS = 256
-"""Most characters of a logits processor's name, which requests use."""
+"""Maximum number of characters of a logits processor's name, which requests use."""
 
 
 @lru_cache(maxsize=16)
@@ -106,8 +106,8 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def max_prompt_len(self) -> int | None:
-        """Most tokens of a prompt, if prompts are computed in one step; None: they may be computed
-        in chunks.
+        """Maximum number of tokens of a prompt, if prompts are computed in one step; None: they may be
+        computed in chunks.
         """
         return self.chunked_prefill_size if self.disable_chunked_prefill else None
 

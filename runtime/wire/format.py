@@ -42,7 +42,7 @@ _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
 Handle: TypeAlias = Annotated[bytes, Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
 TURNS = Meta(max_length=MAX_TURNS)
-"""Most messages of one conversation."""
+"""Maximum number of messages of one conversation."""
 Label: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=MAX_SHORT_CHARS)]

@@ -13,8 +13,8 @@ from runtime.wire.format import Count, Handle, PackedIds, Record
 
 GuideKind: TypeAlias = Literal["json", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag"]
 MAX_GUIDE_CHARS = 1 << 18
-"""Most characters of a guide, more than any schema that a model can follow. Each process on the way holds the
-text.
+"""Maximum number of characters of a guide, more than any schema that a model can follow. Each process on the
+way holds the text.
 """
 
 

@@ -19,7 +19,7 @@ NO_HANDLE = bytes(HANDLE_BYTES)
 """Handle that no sequence has, since a client id is never 0."""
 MAX_ATTEMPT = (1 << 8) - 1
 MAX_ABORT_HANDLES = 4096
-"""Most handles that one message aborts."""
+"""Maximum number of handles that one message aborts."""
 
 _LAYOUT = struct.Struct("<QIBHB")
 

@@ -60,7 +60,7 @@ MAX_TOOLS_BYTES = 1 << 20
 FURTHER_FIELDS = frozenset({"tool_calls", "tool_call_id", "reasoning_content"})
 Task: TypeAlias = Literal["generate", "embed"]
 MAX_PROFILE_STEPS = 10_000
-"""Most steps of a profile. A step is about ten events of 150 bytes."""
+"""Maximum number of steps of a profile. A step is about ten events of 150 bytes."""
 
 # -- what a client asks ------------------------------------------------------------------------------------
 
@@ -453,7 +453,7 @@ class HelloAck(Message, frozen=True):
     num_tokenizers: Annotated[int, Meta(ge=1, le=64)] = 1
     num_detokenizers: Annotated[int, Meta(ge=1, le=64)] = 1
     max_waiting: Count = 0
-    """Most sequences that may wait in the ring. Further ones are refused."""
+    """Maximum number of sequences that may wait in the ring. Further ones are refused."""
 
 
 class Ping(Message, frozen=True):

@@ -16,7 +16,7 @@ from runtime.wire.format import Count, Record
 TRACE_CONTEXT_BYTES = 25
 """Size of a trace context: trace id (16), span id of the parent (8), flags (1), as in W3C's traceparent."""
 MAX_STAMPS = 64
-"""Most stamps of one sequence, over all of its attempts."""
+"""Maximum number of stamps of one sequence, over all of its attempts."""
 StampName: TypeAlias = Literal[
     "tokenizer_in",
     "tokenizer_out",

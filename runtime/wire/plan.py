@@ -26,12 +26,12 @@ OutputNames: TypeAlias = Annotated[tuple[Label, ...], Meta(max_length=16)]
 NO_ADAPTER = -1
 """Adapter slot of a row that uses only the base model."""
 MAX_PIECE_BYTES = 1 << 20
-"""Most bytes of an adapter's weights in one message."""
+"""Maximum number of bytes of an adapter's weights in one message."""
 NO_LORA = "this server serves no LoRA adapters: it was started without --enable-lora"
 
 MAX_PROCESSORS = 8
 MAX_ARGS_BYTES = 4096
-"""Most bytes of JSON in the arguments of all of a request's logits processors."""
+"""Maximum number of bytes of JSON in the arguments of all of a request's logits processors."""
 BATCHED = "batched"
 """Name of the logits processor that is called once a step, with all of its rows."""
 PROCESSORS = "logits_processors"
@@ -40,7 +40,7 @@ PROCESSED_SCORES = "processed_scores"
 """Name of the tensor of scores that logits processors make for a row of a beam search."""
 
 MAX_CALL_BYTES = 1 << 20
-"""Most bytes of JSON in the arguments of a call to ranks, and in a rank's result."""
+"""Maximum number of bytes of JSON in the arguments of a call to ranks, and in a rank's result."""
 MAX_CALL_S = 3600.0
 MAX_RANKS = 1024
 CallBytes: TypeAlias = Annotated[bytes, Meta(max_length=MAX_CALL_BYTES)]
@@ -490,7 +490,7 @@ class WorkerReady(Message, frozen=True):
     0: not specified.
     """
     adapter_row_bytes: Count = 0
-    """Most bytes that an adapter of rank 1 takes for one linear layer, over all ranks."""
+    """Maximum number of bytes that an adapter of rank 1 takes for one linear layer, over all ranks."""
 
 
 class WorkerFailed(Message, frozen=True):

@@ -126,12 +126,12 @@ class IterationStats(StatsRecord, frozen=True):
     max_batch_size_tuner_recommended: int
     """Batch size that a tuner recommends; always 0, since there is no tuner."""
     max_batch_size_runtime: int
-    """Most requests in one step."""
+    """Maximum number of requests in one step."""
     max_num_tokens_static: int
     max_num_tokens_tuner_recommended: int
     """Number of tokens of a step that a tuner recommends; always 0, since there is no tuner."""
     max_num_tokens_runtime: int
-    """Most tokens in one step."""
+    """Maximum number of tokens in one step."""
     gpu_mem_usage: int | None
     """Bytes of device memory in use; 0 on a CPU; None if only the worker can measure it, as on a GPU."""
     cpu_mem_usage: int

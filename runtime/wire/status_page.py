@@ -52,7 +52,7 @@ class ProcessStatus(NamedTuple):
     num_pages: int = 0
     tokens_per_s: float = 0.0
     max_len: int = 0
-    """Most tokens of a sequence, prompt and output; 0 while unknown."""
+    """Maximum number of tokens of a sequence, prompt and output; 0 while unknown."""
     num_received: int = 0
     """Number of requests that the scheduler has received since its start; for a tokenizer or a detokenizer,
     the number of messages. In the scheduler's slot this, `num_running` and `num_waiting` are of one moment,

@@ -28,8 +28,8 @@ HIGH_WATER_MARK = 1000
 MAX_FRAME_BYTES = 64 << 20
 MAX_TCP_FRAME_BYTES = 16 << 20
 MAX_DRAIN_BYTES = 16 << 20
-"""Most bytes received before the messages so far are handled. A decoded frame may take several times its
-bytes.
+"""Maximum number of bytes received before the messages so far are handled. A decoded frame may take several
+times its bytes.
 """
 USER_ID = "User-Id"
 """Property that ZMQ attaches to a frame: the sender's public key in Z85, as set by zmq.auth."""

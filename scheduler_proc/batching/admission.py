@@ -19,12 +19,12 @@ from scheduler_proc.policy.base import InvalidOrder, SchedulePolicy, WaitingView
 logger = logging.getLogger(__name__)
 
 MAX_PASSED_OVER = 128
-"""Most waiting requests per step that are examined but not admitted. An arbitrary bound on the time of a
-step.
+"""Maximum number of waiting requests per step that are examined but not admitted. An arbitrary bound on the
+time of a step.
 """
 MAX_SKIPPED = 1024
-"""Most waiting requests per step that are skipped cheaply, at 0.1 us each: those of a tenant that is held
-back in this step, and those that are not ready (their guide or adapter is still being loaded).
+"""Maximum number of waiting requests per step that are skipped cheaply, at 0.1 us each: those of a tenant
+that is held back in this step, and those that are not ready (their guide or adapter is still being loaded).
 """
 
 

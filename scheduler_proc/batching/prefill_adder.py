@@ -28,7 +28,7 @@ class StepLimits(NamedTuple):
     """Limits of one forward, decodes included."""
 
     max_tokens: int
-    """Most new tokens in one forward."""
+    """Maximum number of new tokens in one forward."""
     max_requests: int
     cuts_prompts: bool = True
     """True: a prompt may be computed in chunks. False: a prompt is computed in one step, and waits for a step

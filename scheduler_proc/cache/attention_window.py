@@ -23,8 +23,8 @@ class AttentionWindow:
         self._num_tokens = num_tokens
         self._page_size = page_size
         self.num_pages = 1 - (1 - num_tokens) // page_size
-        """Most pages that a decoding row holds once it has given back unseen ones: the page in progress, and
-        those with the num_tokens - 1 tokens before it, wherever these begin.
+        """Maximum number of pages that a decoding row holds once it has given back unseen ones: the page in
+        progress, and those with the num_tokens - 1 tokens before it, wherever these begin.
         """
 
     def num_unseen(self, kv_len: Num) -> Num:

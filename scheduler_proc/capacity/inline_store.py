@@ -15,7 +15,7 @@ from runtime.wire.plan import AdapterRef
 
 PARAM = "lora_config"
 MAX_KEPT = 4096
-"""Most adapters and prompt tables that are kept, whatever their size."""
+"""Maximum number of adapters and prompt tables that are kept, whatever their size."""
 
 
 class KeptFiles(Protocol):

@@ -28,15 +28,15 @@ SlotKey: TypeAlias = Any
 """Hashable description of a slot's contents, such as an AdapterRef. Requests with equal keys share the slot.
 """
 MAX_PASSED = 128
-"""Most requests that may get their slots before an older one that waits for its own. After half of them a
-slot is drained, which interrupts the adapter in it.
+"""Maximum number of requests that may get their slots before an older one that waits for its own. After half
+of them a slot is drained, which interrupts the adapter in it.
 """
 FAILED_S = 5.0
 """Seconds for which requests are refused for contents that could not be loaded, before loading is tried
 again.
 """
 MAX_NAMES = 1024
-"""Most adapters for which requests are counted by name."""
+"""Maximum number of adapters for which requests are counted by name."""
 
 
 @dataclass(slots=True, eq=False)

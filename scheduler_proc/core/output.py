@@ -30,14 +30,14 @@ from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.transport import Frame, Outbox
 
 MAX_BACKLOG = 8192
-"""Most opened sequences and replies that wait for a detokenizer which does not read. At this point the
-scheduler stops reading its inbox; before it, aborts are still applied. Together with the batch before them
-they take 80 MB if each is an error with a long text.
+"""Maximum number of opened sequences and replies that wait for a detokenizer which does not read. At this
+point the scheduler stops reading its inbox; before it, aborts are still applied. Together with the batch
+before them they take 80 MB if each is an error with a long text.
 """
 MAX_BACKLOG_BYTES = 64 << 20
-"""Most bytes of waiting sequence openings. A resumed sequence brings its output so far."""
+"""Maximum number of bytes of waiting sequence openings. A resumed sequence brings its output so far."""
 MAX_TENSORS = 1024
-"""Most raw frames in one message."""
+"""Maximum number of raw frames in one message."""
 HANDLE = np.dtype([("client", "<u8"), ("rest", "V8")])
 
 

@@ -18,7 +18,9 @@ from runtime.wire.format import TOKEN_BYTES, BoolArray, IntArray
 from runtime.wire.handle import HANDLE_BYTES
 
 MAX_STOP_IDS = 4
-"""Most stop ids that fit into the columns. The tokens of a request with more are checked one at a time."""
+"""Maximum number of stop ids that fit into the columns. The tokens of a request with more are checked one at
+a time.
+"""
 
 RowArray: TypeAlias = npt.NDArray[np.intp]
 StayArray: TypeAlias = npt.NDArray[np.int64]

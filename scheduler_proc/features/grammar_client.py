@@ -25,8 +25,8 @@ from runtime.wire.outbox import KeepingOutbox
 from scheduler_proc.features.mask_slots import NO_SLOT, MaskSlots
 
 MAX_WAIT_S = 0.04
-"""Most seconds that a step waits for its masks, counted from when they were asked for. All rows of the step
-wait.
+"""Maximum number of seconds that a step waits for its masks, counted from when they were asked for. All rows
+of the step wait.
 """
 News: TypeAlias = Callable[[float], list[FromGrammar]]
 """Function like Port.grammar_news."""

@@ -15,7 +15,9 @@ from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
 
 MAX_ON_THE_WAY = MAX_STAMPS - 8
-"""Most stamps of chunks, rows and retractions. The rest of MAX_STAMPS is for the end of the sequence."""
+"""Maximum number of stamps of chunks, rows and retractions. The rest of MAX_STAMPS is for the end of the
+sequence.
+"""
 
 
 class Stamps(RequestFeature):

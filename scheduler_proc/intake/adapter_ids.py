@@ -8,7 +8,7 @@ from runtime.base.errors import InvalidRequest
 from runtime.wire.plan import AdapterRef
 
 MAX_IDS = 1 << 16
-"""Most ids that are remembered. The least recently used is forgotten first."""
+"""Maximum number of ids that are remembered. The least recently used is forgotten first."""
 
 
 class AdapterIds:

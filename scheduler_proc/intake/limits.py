@@ -25,8 +25,8 @@ LOGIT_BYTES = 4
 
 @dataclass(slots=True, frozen=True)
 class QueueShare:
-    """Most sequences that one client (or tenant) may have, so that one which floods leaves room for the
-    others.
+    """Maximum number of sequences that one client (or tenant) may have, so that one which floods leaves room
+    for the others.
 
     While the others have none, it may have `max_of_one` of the `max_live` places. Sequences of others lower
     this: it may then have max_of_one / (max_live - max_of_one) times the number of free places. So the next
@@ -36,8 +36,8 @@ class QueueShare:
     max_of_one: int
     max_live: int
     most: int
-    """Most sequences that one client can ever have at a time; no more are accepted as submitted again after a
-    restart.
+    """Maximum number of sequences that one client can ever have at a time; no more are accepted as submitted
+    again after a restart.
     """
     is_lifted: Callable[[], bool] = lambda: False
     """Returns True if a client that has used up its share may have more all the same. Called only then,
@@ -62,22 +62,26 @@ class Limits:
 
     vocab_size: int
     max_len: int
-    """Most tokens of one sequence, prompt and output: the context length or the whole page pool, whichever is
-    less.
+    """Maximum number of tokens of one sequence, prompt and output: the context length or the whole page pool,
+    whichever is less.
     """
     eos_ids: frozenset[int]
     max_live: int
-    """Most sequences that run or wait at the same time. Further ones are refused."""
+    """Maximum number of sequences that run or wait at the same time. Further ones are refused."""
     gather_context_logits: bool = False
     gather_generation_logits: bool = False
     max_logits_bytes: int = 0
-    """Most bytes of raw logits and additional outputs of one sequence, prompt and output together."""
+    """Maximum number of bytes of raw logits and additional outputs of one sequence, prompt and output
+    together.
+    """
     client_share: QueueShare | None = None
     """Share of one client; None: a client may fill the queue."""
     tenant_share: QueueShare | None = None
     """Share of one tenant other than the owner, over all its clients; None: a tenant may fill the queue."""
     max_prompt_len: int | None = None
-    """Most tokens of a prompt that must be computed in one step; None: prompts may be computed in chunks."""
+    """Maximum number of tokens of a prompt that must be computed in one step; None: prompts may be computed
+    in chunks.
+    """
     additional_outputs: tuple[str, ...] = ()
     output_width: int = 0
     """Number of values in a row of an additional output."""

@@ -20,7 +20,7 @@ from scheduler_proc.core.output import Output, reply_to
 from scheduler_proc.port import Port
 
 MAX_OPEN = 16
-"""Most calls that may be open at a time."""
+"""Maximum number of calls that may be open at a time."""
 
 
 class CalledRanks(Protocol):

@@ -18,12 +18,12 @@ from scheduler_proc.observe.step_stats import StepStats
 StatsPage: TypeAlias = IterationStatsPage | RequestStatsPage
 
 MAX_RECORDS = 100
-"""Most iterations in one answer, which takes 0.6 ms to make and encode."""
+"""Maximum number of iterations in one answer, which takes 0.6 ms to make and encode."""
 MAX_REQUEST_ITERATIONS = 4
-"""Most iterations in one answer about requests. Each has a record for every live request."""
+"""Maximum number of iterations in one answer about requests. Each has a record for every live request."""
 MAX_WAITING = 1024
-"""Most questions that wait for the next step. One more, and the oldest is answered with the records that
-there are.
+"""Maximum number of questions that wait for the next step. One more, and the oldest is answered with the
+records that there are.
 """
 
 

@@ -29,7 +29,9 @@ logger = logging.getLogger(__name__)
 SCHEDULER, WORKER, STEPS = 1, 2, 3
 """Tracks of the trace (`tid`)."""
 NUM_KEPT = 4
-"""Most files of one scheduler process that are kept. A profile of the most steps has some megabytes."""
+"""Maximum number of files of one scheduler process that are kept. A profile of the most steps has some
+megabytes.
+"""
 TRACKS = {SCHEDULER: (1, "turns"), WORKER: (2, "worker"), STEPS: (1, "steps")}
 """Process (`pid`) and name of each track."""
 PROCESSES = {1: "scheduler", 2: "worker"}

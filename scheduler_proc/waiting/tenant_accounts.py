@@ -20,7 +20,7 @@ from scheduler_proc.waiting.sorted_requests import SortedRequests
 CLIENT_BYTES = 8
 """Part of a handle that identifies the client."""
 SETTLE_S = 0.05
-"""Most seconds of age of the figures by which a new request is judged."""
+"""Maximum age, in seconds, of the figures by which a new request is judged."""
 
 
 class Accounts:

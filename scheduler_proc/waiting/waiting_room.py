@@ -38,8 +38,8 @@ QUEUE_RETRY_S = 5.0
 arbitrary value.
 """
 MAX_STARVED_AT_ONCE = 64
-"""Most requests that become starving in one step, which takes 0.4 to 0.8 ms with 5,000 in the queue. The
-others follow in the next step.
+"""Maximum number of requests that become starving in one step, which takes 0.4 to 0.8 ms with 5,000 in the
+queue. The others follow in the next step.
 """
 
 

@@ -74,8 +74,8 @@ class Connection:
         self.error: CarouselError | None = None
         """Reason why the connection has ended; None while it is open."""
         self.max_waiting = 0
-        """Most sequences that may wait in the ring. Like the following attributes, valid once `opened` is
-        resolved.
+        """Maximum number of sequences that may wait in the ring. Like the following attributes, valid once
+        `opened` is resolved.
         """
         self.client_ids: tuple[int, ...] = ()
         self._ways: tuple[TokenizerWay, ...] = ()

@@ -32,7 +32,7 @@ class Target(Protocol):
     run_dir: Path | None
     """Run directory of the runtime; None over TCP."""
     max_frame_bytes: int
-    """Most bytes of a request that the server's sockets accept."""
+    """Maximum number of bytes of a request that the server's sockets accept."""
 
     def client_out(self, index: int) -> str:
         """Return the address of a detokenizer."""

@@ -23,7 +23,8 @@ from runtime.base.errors import Overloaded
 # forward step of a loaded server.
 ROOM_POLL_S = 0.005
 MAX_IN_FLIGHT = 4096
-"""Most sequences in flight. Arbitrary: enough for any server, and their prompts fit into memory."""
+"""Maximum number of sequences in flight. Arbitrary: enough for any server, and their prompts fit into memory.
+"""
 
 
 class CompletionBatch:

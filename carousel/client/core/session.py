@@ -61,8 +61,8 @@ class Ring(Protocol):
     error: CarouselError | None
     """Reason why the connection has ended; None while it is open."""
     max_waiting: int
-    """Most sequences that may wait in the ring. Like the following attributes, valid once `opened` is
-    resolved.
+    """Maximum number of sequences that may wait in the ring. Like the following attributes, valid once
+    `opened` is resolved.
     """
     client_ids: tuple[int, ...]
     """Client ids of the connection, one for each detokenizer."""

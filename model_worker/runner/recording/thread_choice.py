@@ -38,7 +38,7 @@ GAIN = 0.97
 
 class Limit(NamedTuple):
     threads: int
-    """Most threads for the first `share` of a step. All threads compute the rest."""
+    """Maximum number of threads for the first `share` of a step. All threads compute the rest."""
     share: float
 
 

@@ -33,8 +33,8 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_HANDSHAKES = 3
 """Number of consecutive handshakes that node 0 breaks off, after which the keys are assumed to differ."""
 BREAK_S = 1.0
-"""Most seconds between a connection and its break that still mean a deliberate refusal by node 0. If node 0
-is stopped or gets no CPU time, this side gives up after HANDSHAKE_MS.
+"""Maximum number of seconds between a connection and its break that still mean a deliberate refusal by node
+0. If node 0 is stopped or gets no CPU time, this side gives up after HANDSHAKE_MS.
 """
 PROBE_S = 0.5
 PROBE_TIMEOUT_S = 0.3

@@ -49,8 +49,8 @@ PING_S = 0.2
 SILENCE_S = 4.0
 """Seconds of silence after which an agent is given up. Agents send something every BEAT_S."""
 MAX_LOOK_S = 0.5
-"""Most time between two turns that counts as silence of an agent. A longer gap means that this launcher was
-delayed.
+"""Maximum time between two turns that counts as silence of an agent. A longer gap means that this launcher
+was delayed.
 """
 TAKEN_S = 1.0
 """Seconds after an agent's last message during which another agent cannot take its place."""

@@ -22,8 +22,8 @@ eviction in a step that admits 26 prompts of 1,024 tokens (104 to 48 us). On ave
 half of that fraction.
 """
 MAX_EVICTION_BITE = 128
-"""Most pages evicted at a time. 1/EVICTION_SHARE of a large pool is hundreds of leaves, for which one step
-paid 2.4 ms with 40,000 leaves (benchmarks.bench_eviction, 2 cores, EPYC, 2026-11).
+"""Maximum number of pages evicted at a time. 1/EVICTION_SHARE of a large pool is hundreds of leaves, for
+which one step paid 2.4 ms with 40,000 leaves (benchmarks.bench_eviction, 2 cores, EPYC, 2026-11).
 """
 
 

@@ -41,7 +41,7 @@ class SearchSettings(NamedTuple):
     width: int
     stop_ids: Collection[int]
     max_output: int
-    """Most tokens of a hypothesis."""
+    """Maximum number of tokens of a hypothesis."""
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
     num_top: int = 0

@@ -22,7 +22,7 @@ from runtime.wire.sampling_params import SamplingParams
 LEAST_SCORE = float(np.finfo(np.float32).min)
 """Lowest score of an id that may come. Forbidden ids have -inf."""
 MAX_FEW = 4096
-"""Most ids that are all examined when a guide allows no others."""
+"""Maximum number of ids that are all examined when a guide allows no others."""
 SLACK = 32
 """Number of extra likeliest tokens that are fetched. If penalties lower some, the others suffice, and the
 whole vocabulary need not be examined.

@@ -24,14 +24,14 @@ FIRST_WEIGHT = 0.5
 one.
 """
 FIRST_DRAFTS = 2
-"""Most guesses in a row's first step with guesses."""
+"""Maximum number of guesses in a row's first step with guesses."""
 WEIGHT_FOR_ALL = 0.02
 """Weight of the newest guess in the estimate with which new requests begin."""
 SHORTEST_PAUSE = 8
 LONGEST_PAUSE = 256
-"""Most steps without guesses before one is tried again, where guesses cost no more than LOWEST_BAR. Where
-they cost more the pause is longer in proportion, so that the trials of rows that are never right take the
-same share of time.
+"""Maximum number of steps without guesses before one is tried again, where guesses cost no more than
+LOWEST_BAR. Where they cost more the pause is longer in proportion, so that the trials of rows that are never
+right take the same share of time.
 """
 LOWEST_BAR = 0.1
 """Least probability of being right that a guess must have, however little it costs."""

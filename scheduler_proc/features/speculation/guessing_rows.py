@@ -24,7 +24,7 @@ MIN_TOGETHER = 8
 one.
 """
 MOST_BEHIND = 8
-"""Most tokens that a row's n-gram index may be behind while the row makes no guesses."""
+"""Maximum number of tokens that a row's n-gram index may be behind while the row makes no guesses."""
 
 
 class Member(Protocol):

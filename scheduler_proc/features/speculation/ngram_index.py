@@ -21,8 +21,8 @@ MAX_NGRAM = 8
 SLOTS_A_TOKEN = 16
 """Least number of table slots for each token. MAX_NGRAM of them are used."""
 MAX_SLOTS = 1 << 19
-"""Most slots of the table: 2 MiB, enough for 2^15 tokens. Beyond that the oldest n-grams are gradually
-overwritten.
+"""Maximum number of slots of the table: 2 MiB, enough for 2^15 tokens. Beyond that the oldest n-grams are
+gradually overwritten.
 """
 MAX_BULK = 1 << 14
 """Number of a prompt's last tokens that are indexed, which takes 4 ms."""

@@ -18,7 +18,8 @@ from scheduler_proc.features.speculation.ngram_index import (
 )
 
 MAX_ALL_SLOTS = 1 << 28
-"""Most slots of all rows together: 1 GiB of addresses. Memory is used only as rows write to it."""
+"""Maximum number of slots of all rows together: 1 GiB of addresses. Memory is used only as rows write to it.
+"""
 LINE = 16
 """Slots between those of two rows: a cache line of 64 bytes. Without the gap, n-grams that rows have in
 common, such as those of a system prompt, would be at addresses that differ by a power of two, and a cache

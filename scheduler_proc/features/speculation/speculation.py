@@ -34,7 +34,7 @@ MAX_OUTPUT_INDEXED = 4096
 class SpeculationSettings(NamedTuple):
     has_ngram: bool = False
     num_draft_tokens: int = 0
-    """Most guesses of a row in a step."""
+    """Maximum number of guesses of a row in a step."""
     min_together: int = MIN_TOGETHER
     """Number of rows from which on guesses are made for all of them at once."""
 

@@ -33,9 +33,9 @@ PLAIN_EVERY = 64
 """Number of steps with guesses after which one without is measured again, because contexts grow."""
 PROBE_AFTER = 32
 MOST_PROBE_AFTER = 2048
-"""Most steps without guesses before some are tried again, when they cost too much for every row; the number
-doubles each time. If they then turn out cheaper, earlier measurements are forgotten: other work on the
-machine can make guesses expensive for a while.
+"""Maximum number of steps without guesses before some are tried again, when they cost too much for every row;
+the number doubles each time. If they then turn out cheaper, earlier measurements are forgotten: other work on
+the machine can make guesses expensive for a while.
 """
 MARGIN = 1.25
 """Factor by which the gain of a guess must exceed its cost. Planning is part of the price, and where a step's
@@ -111,7 +111,7 @@ class StepCost:
         self.least = 0.0
         """Expected number of right guesses of a row below which none is worth its cost."""
         self.most = 0
-        """Most guesses of a row."""
+        """Maximum number of guesses of a row."""
         self._rate = FIRST_RATE
         self._num_right = self._num_wrong = 0
         """Numbers of right and wrong guesses since the rate was last estimated."""
