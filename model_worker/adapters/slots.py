@@ -77,8 +77,8 @@ class AdapterSlots:
         rank. num_threads: number of loads at the same time.
         """
         self.max_rows = 0
-        """Maximum sum of the ranks of all modules of all adapters that their share of the memory can hold; 0: they
-        have no share.
+        """Maximum sum of the ranks of all modules of all adapters that their share of the memory can hold; 0:
+        they have no share.
         """
         self._model = model
         self._modules = adapted_modules(model)
