@@ -1,5 +1,4 @@
-"""NumberedApp: answers each request of an artificial connection with its number, and checks of the answers.
-"""
+"""NumberedApp: answers each request of an artificial connection with its number. Checks of the answers."""
 
 from __future__ import annotations
 

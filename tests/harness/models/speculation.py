@@ -1,5 +1,4 @@
-"""Generation by plans with guesses, like those of a scheduler with a proposer, and without, for comparison.
-"""
+"""Generation by plans with guesses, as of a scheduler with a proposer, and without them, for comparison."""
 
 from __future__ import annotations
 
