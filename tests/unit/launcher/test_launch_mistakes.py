@@ -146,7 +146,9 @@ def test_a_mistake_is_known_before_a_model_is_downloaded(
 def test_a_launch_that_waits_for_a_download_ends_by_a_signal(number: signal.Signals) -> None:
     """It was stopped on request; the first process of a container has no default action for a signal."""
     program = (
-        "import os, sys, time\n"
+        "import os, signal, sys, time\n"
+        # A shell starts what it runs in the background with SIGINT ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from runtime.launcher import main\n"
         "main.is_hub_id = lambda name: False\n"
         f"main.localize = lambda config: (os.kill(os.getpid(), {int(number)}), time.sleep(60))\n"
