@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,10 @@ class Peers:
         self._sockets: list[zmq.Socket[Any]] = []
 
     def knock(self, address: str, client: Path | None = None, server: Path | None = None) -> zmq.Socket[Any]:
-        """Connect with the keys in `client`, for the server whose key is in `server`, and send a message."""
+        """Connect with the keys in `client`, for the server whose key is in `server`, and send a message.
+
+        A peer that is refused before it sends has no connection left to send over, and waits for none.
+        """
         peer: zmq.Socket[Any] = self.context.socket(zmq.PUSH)
         peer.setsockopt(zmq.SNDHWM, 1)
         self._sockets.append(peer)
@@ -73,7 +76,8 @@ class Peers:
             peer.curve_publickey, peer.curve_secretkey = load_certificate(client / "client.key_secret")
             peer.curve_serverkey, _ = load_certificate((server or client) / "server.key")
         peer.connect(address)
-        peer.send(FRAME)
+        with suppress(zmq.Again):
+            peer.send(FRAME, zmq.NOBLOCK)
         return peer
 
 
