@@ -1,4 +1,4 @@
-"""AnswerParser: turns the text of one sequence into events of its items, for any endpoint."""
+"""AnswerReader: turns one sequence into events of its items, for any endpoint, and counts its reasoning."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from carousel.server.chat.events import Event
 from carousel.server.chat.formats import ReasoningFormat, Thinking, ToolFormat, read_answer
 from carousel.server.chat.reader import NO_MARKERS, Markers, Reader
 from carousel.server.chat.tools import NO_TOOLS, ToolSet
+from carousel.server.request.tokenizer import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +97,58 @@ class AnswerParser:
         num_held = self._left_out.num_held(text, 0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
+
+
+class AnswerReader:
+    """Events of one sequence, and the number of its reasoning tokens."""
+
+    def __init__(self, plan: AnswerPlan, vocabulary: Vocabulary | None) -> None:
+        """`vocabulary` is None if tokens of reasoning are not counted."""
+        self._plan = plan
+        self._parser = AnswerParser(plan)
+        self._vocabulary = vocabulary
+        self._ids: list[int] = []
+        self._was_thinking = plan.reasoning_format is not None
+        self.num_reasoning_tokens = 0
+        """Number of reasoning tokens, including the tags."""
+
+    @property
+    def num_whole_calls(self) -> int:
+        return self._parser.num_whole_calls
+
+    @property
+    def has_reasoning(self) -> bool:
+        return self._parser.has_reasoning
+
+    def is_plain(self, text: str) -> bool:
+        """Return True if the next text is unchanged content, which need not be parsed."""
+        return not self._plan.is_calls_alone and self._parser.is_plain(text)
+
+    def read(self, text: str, token_ids: list[int], *, is_last: bool) -> list[Event]:
+        """Return the events of the next part of the answer that the client is told."""
+        events = self._parser.push(text)
+        if is_last:
+            events += self._parser.end()
+        if self._was_thinking and self._vocabulary is not None:
+            self._count(token_ids)
+        return [event for event in events if self._is_shown(event)]
+
+    def _is_shown(self, event: Event) -> bool:
+        if event.kind == "text":
+            return not self._plan.is_calls_alone
+        return event.kind != "reasoning" or self._plan.shows_reasoning
+
+    def _count(self, token_ids: list[int]) -> None:
+        """Count tokens while the answer is in reasoning, up to the tag that ends it."""
+        assert self._vocabulary is not None
+        assert self._plan.reasoning_format is not None
+        num_before = len(self._ids)
+        self._ids += token_ids
+        if not self._parser.has_reasoning:
+            return
+        if self._parser.is_thinking:
+            self.num_reasoning_tokens = len(self._ids)
+            return
+        self._was_thinking = False
+        end = self._plan.reasoning_format.end
+        self.num_reasoning_tokens = self._vocabulary.num_up_to(end, self._ids, num_before)

@@ -1,10 +1,17 @@
-"""Route /v1/chat/completions: takes a conversation and returns `n` versions of the assistant's next turn."""
+"""Route /v1/chat/completions: takes a conversation and returns `n` versions of the assistant's next turn.
+
+`prepare_chat` serves every endpoint of conversations: each translates its own body to a ChatBody.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from carousel.client.core.request_builder import Submission
 from carousel.conversation import conversation
 from carousel.server.guides import asked_guide
 from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
@@ -31,9 +38,25 @@ from runtime.base.errors import InvalidRequest
 NAMES = {**PARAM_NAMES, "prompt": "messages", "structural_tag": "tools"}
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """Conversation that is ready to be answered, in the form of any endpoint."""
+
+    server: ServerState
+    asked: list[Submission]
+    view: ChatView
+    names: Mapping[str, str]
+    """Names of parameters in a ChatBody, for errors."""
+
+
 async def create_chat_completion(request: Request) -> Response:
+    chat = await prepare_chat(request, await read_body(request, ChatBody))
+    return Generation(chat.server, chat.asked, ChatCompletionFormat(chat.view), chat.names)
+
+
+async def prepare_chat(request: Request, body: ChatBody) -> PreparedChat:
+    """Return what a body asks for. Raises RequestError by the names of a ChatBody."""
     server: ServerState = request.app.state.server
-    body = await read_body(request, ChatBody)
     model = server.served_model(body.model)
     server.check_serving()
     check_stream_options(body)
@@ -86,7 +109,7 @@ async def create_chat_completion(request: Request) -> Response:
         (view.prompt_ids,) = ids
         check_prompt_logprobs(sampling, len(view.prompt_ids))
         asked = with_ids(asked, ids)
-    return Generation(server, asked, ChatCompletionFormat(view), {**NAMES, **guide.names})
+    return PreparedChat(server, asked, view, {**NAMES, **guide.names})
 
 
 def _max_tokens(body: ChatBody, server: ServerState) -> int:

@@ -32,7 +32,7 @@ from carousel.server.openai.responses import (
 )
 from carousel.server.openai.stop_reason import finish_reason_of, reason_with_calls, stop_reason_of
 from carousel.server.openai.usage import UsageCount, usage_of
-from carousel.server.request.sse import TEXT_MARK, TextEvent, sse_event
+from carousel.server.request.sse import TEXT_MARK, DoneEvents, TextEvent, sse_event
 from carousel.server.request.tokenizer import Vocabulary
 from carousel.server.server_state import new_id
 
@@ -59,7 +59,7 @@ class ChatView:
     """Given if reasoning is counted."""
 
 
-class ChatCompletionFormat:
+class ChatCompletionFormat(DoneEvents):
     def __init__(self, view: ChatView) -> None:
         self._id = new_id("chatcmpl")
         self._created = int(time.time())

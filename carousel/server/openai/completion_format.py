@@ -31,7 +31,7 @@ from carousel.server.openai.responses import (
 )
 from carousel.server.openai.stop_reason import finish_reason_of, stop_reason_of
 from carousel.server.openai.usage import UsageCount, usage_body, usage_of
-from carousel.server.request.sse import TEXT_MARK, TextEvent, sse_event
+from carousel.server.request.sse import TEXT_MARK, DoneEvents, TextEvent, sse_event
 from carousel.server.server_state import new_id
 
 
@@ -60,7 +60,7 @@ class CompletionView:
     """Given if the answer begins with them."""
 
 
-class CompletionFormat:
+class CompletionFormat(DoneEvents):
     def __init__(self, view: CompletionView, num_prompts: int) -> None:
         self._id = new_id("cmpl")
         self._created = int(time.time())

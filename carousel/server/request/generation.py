@@ -21,10 +21,10 @@ from carousel.client.core.request_builder import RequestOptions, Submission
 from carousel.client.core.result import Completion, Delta, aborted_completion, respelled
 from carousel.client.core.streams import AsyncResultStream
 from carousel.server.admin.metrics import EndReason, RequestTimer
-from carousel.server.http.errors import as_request_error, error_body
+from carousel.server.http.errors import as_request_error
 from carousel.server.request.labels import held
 from carousel.server.request.merged_stream import merged
-from carousel.server.request.sse import DONE, EventWriter
+from carousel.server.request.sse import EventWriter
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from carousel.server.tenancy.places import HeldPlaces
@@ -159,8 +159,15 @@ class StreamFormat(Format, Protocol):
         event yet.
         """
 
+    @property
+    def done(self) -> bytes:
+        """Return the event that ends a stream without an error; empty for none."""
+
     def last_events(self) -> bytes:
-        """Return the events after the end of all sequences, except the final [DONE]."""
+        """Return the events after the end of all sequences, except `done`."""
+
+    def failure_events(self, error: RequestError) -> bytes:
+        """Return the events that end a stream that has begun and failed."""
 
 
 class Generation(Response):
@@ -347,11 +354,11 @@ class Generation(Response):
         try:
             with self._hold(len(self._submissions)) as (submissions, places):
                 await self._write_events(writer, answer, submissions, places)
-            last = answer.last_events() + DONE
+            last = answer.last_events() + answer.done
         except Exception as error:
             if not writer.has_begun:
                 raise
-            last = b"data: %b\n\n" % error_body(as_request_error(error))
+            last = answer.failure_events(as_request_error(error))
             error.__traceback__ = None  # its frames refer to it: a cycle for the collector
         await writer.end(last)
 

@@ -9,6 +9,9 @@ from typing import Any
 import msgspec
 from starlette.types import Send
 
+from carousel.server.http.errors import error_body
+from runtime.base.errors import RequestError
+
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -23,6 +26,15 @@ _encode = msgspec.json.Encoder().encode
 
 def sse_event(body: msgspec.Struct) -> bytes:
     return b"data: %b\n\n" % _encode(body)
+
+
+class DoneEvents:
+    """Ends of streams in the form of OpenAI's completions."""
+
+    done = DONE
+
+    def failure_events(self, error: RequestError) -> bytes:
+        return b"data: %b\n\n" % error_body(error)
 
 
 class TextEvent:

@@ -17,6 +17,7 @@ from carousel.client.core.logprobs import PromptLogprobs, TokenLogprob
 from carousel.client.core.result import Completion, CompletionOutput, Delta
 from carousel.server.openai.logprobs import finite, in_pieces
 from carousel.server.request.json_list import JsonList
+from carousel.server.request.sse import DoneEvents
 from carousel.server.request.tokenizer import TokenText
 from carousel.server.sglang.generate_types import FinishInfo, Logprob, MetaInfo
 from runtime.sampling.additional_outputs import HIDDEN_STATES
@@ -68,7 +69,7 @@ class _Input:
         self.logprobs, self.top = JsonList(), JsonList()
 
 
-class GenerateFormat:
+class GenerateFormat(DoneEvents):
     def __init__(self, view: GenerateView, num_prompts: int) -> None:
         self._began_s = time.perf_counter()
         self._view = view
