@@ -217,5 +217,7 @@ def _check_unchanged(ref: AdapterRef, version: str) -> None:
 def _be_nice(all_begun: threading.Barrier) -> None:
     """Lower the priority of this loading thread, and let it use one core at most."""
     torch.set_num_threads(1)
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    own = threading.get_native_id()
+    # A process that is nicer already may not lower it, and its threads should not come before it.
+    os.setpriority(os.PRIO_PROCESS, own, max(NICENESS, os.getpriority(os.PRIO_PROCESS, own)))
     all_begun.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -191,5 +192,18 @@ def test_a_load_takes_one_thread_and_is_niced(
     load(served, adapter)
     load(served, adapter)
     assert len({thread for thread, _, _ in seen}) == 1
-    assert {(nice, threads) for _, nice, threads in seen} == {(before + slots_module.NICENESS, 1)}
+    assert {(nice, threads) for _, nice, threads in seen} == {(max(before, slots_module.NICENESS), 1)}
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
+def test_a_load_of_a_process_that_is_nicer_stays_as_nice() -> None:
+    """Nobody without a right to it may lower that again, and the load would fail."""
+
+    def niceness() -> int:
+        own = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, own, 19)
+        slots_module._be_nice(threading.Barrier(1))
+        return os.getpriority(os.PRIO_PROCESS, own)
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(niceness).result() == 19
