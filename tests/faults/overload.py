@@ -16,6 +16,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.ring.endpoints import Endpoints
+from runtime.wire.status_page import StatusPage
 from tests.harness.ring.launched import Launched, launched
 from tests.harness.ring.resources import memory_mb
 from tests.harness.ring.sleeping_worker import STEP_S
@@ -101,25 +103,37 @@ async def open_loop(port: int, request: bytes, seconds: float, per_second: float
     return answers
 
 
+def num_steps(launch: Launched) -> int:
+    """Return how many steps the launch has computed."""
+    page = StatusPage(Endpoints(launch.run_dir).status_file)
+    try:
+        return page.read("scheduler").num_finished
+    finally:
+        page.close()
+
+
 def measure(
     launch: Launched, seconds: float, factor: float, max_tokens: int = MAX_TOKENS, capacity: float = CAPACITY
 ) -> dict[str, Any]:
-    """Unloaded for some time, then overloaded; the first second of each is left out. capacity: requests a
-    second; 0 for what is served unloaded.
+    """Unloaded for some time, then overloaded; of the rates the first second of each is left out. capacity:
+    requests a second; 0 for what is served unloaded. `rows_used` of the report is the share of the rows of
+    all overloaded steps that gave a token of an answer.
     """
     port, request = launch.state()["port"], request_for(max_tokens)
     began = time.monotonic()
     unloaded = asyncio.run(closed_loop(port, request, seconds / 2)).rate(began + 1.0, began + seconds / 2)
     capacity = capacity or unloaded
-    before = memory_mb(launch.pids())
+    before, steps_before = memory_mb(launch.pids()), num_steps(launch)
     began = time.monotonic()
     answers = asyncio.run(open_loop(port, request, seconds, factor * capacity))
+    places = (num_steps(launch) - steps_before) * ROWS
     growth = {pid: mb - before[pid] for pid, mb in memory_mb(launch.pids()).items()}
     refused = sorted(answers.refused_s)
     return {
         "capacity": round(capacity, 2),
         "unloaded_per_s": round(unloaded, 2),
         "goodput_per_s": round(answers.rate(began + 1.0, began + seconds), 2),
+        "rows_used": round(answers.statuses[200] * max_tokens / places, 2),
         "offered_per_s": round(factor * capacity, 1),
         "statuses": dict(answers.statuses),
         "without_retry_after": answers.without_retry_after,

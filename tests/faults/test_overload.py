@@ -13,7 +13,8 @@ def test_overload_costs_no_goodput_and_no_memory_and_refusals_say_when_to_come_b
     assert set(report["statuses"]) == {200, 503}, report
     assert report["statuses"][503] > report["statuses"][200], report
     assert report["without_retry_after"] == 0
-    # Far from what is promised: other work on this machine may take most of it.
-    assert report["goodput_per_s"] > 0.5 * report["unloaded_per_s"], report
+    assert report["rows_used"] > 0.8, report
+    # Far from what is promised: answers come 16 at a time, and other work may take most of this machine.
+    assert report["goodput_per_s"] > 0.25 * report["unloaded_per_s"], report
     assert report["growth_mb"] < 50, report
     assert "Traceback" not in log
