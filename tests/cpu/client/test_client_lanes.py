@@ -119,12 +119,12 @@ def test_one_silent_lane_ends_the_connection(
     ring.answer = lambda _: []
     other = ring.client_id(1 - lane)
     with Client(ring.run_dir, connect_timeout=WAIT_S, ring_timeout=0.2) as client:
-        ring.shakes_hands = False
-        monkeypatch.setattr("carousel.client.core.ring_state.SILENCE_S", 0.2)
         streams = [client.stream("x", timeout=WAIT_S) for _ in range(NUM_DETOKENIZERS)]
         request = next(
             request for request in map(ring.wait_request, range(2)) if client_of(request.handle) == other
         )
+        ring.shakes_hands = False
+        monkeypatch.setattr("carousel.client.core.ring_state.SILENCE_S", 0.2)
 
         def keep_the_other_alive() -> bool:
             ring._outbox.append((OutputBatch((output(request, "."),)), ()))

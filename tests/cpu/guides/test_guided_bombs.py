@@ -14,7 +14,7 @@ import pytest
 
 from grammar_proc.compiler import MAX_COMPILE_S, MAX_WAIT_S
 from tests.harness.guides.bombs import bomb
-from tests.harness.ring.launched import launched
+from tests.harness.ring.launched import SLACK, launched
 
 NUM_BOMBS = 200
 JSON = {"Content-Type": "application/json"}
@@ -73,8 +73,10 @@ def test_200_bombs_at_once_end_in_time_and_hold_up_no_plain_request(url: str) ->
     assert codes <= {"too_many_guides", "client_overloaded"}  # or too many bodies were on their way
     reasons = [response.json()["error"] for _, response in ended if response.status_code == 400]
     assert {error["code"] for error in reasons} <= REFUSALS, reasons
-    assert max(seconds for seconds, _ in ended) < MAX_COMPILE_S + MAX_WAIT_S + 5.0
-    assert max(waits) < 10.0  # some megabytes of bodies are read meanwhile, and all this is one machine
+    assert max(seconds for seconds, _ in ended) < MAX_COMPILE_S + MAX_WAIT_S + 5.0 * SLACK
+    assert (
+        max(waits) < 10.0 * SLACK
+    )  # some megabytes of bodies are read meanwhile, and all this is one machine
     assert sorted(waits)[len(waits) // 2] < 2.0
     assert kept(url, "still here") == "still here"
 
@@ -106,4 +108,4 @@ def test_compilations_whose_callers_have_left_end(url: str) -> None:
     asyncio.run(go())
     began = time.monotonic()
     assert kept(url, json.dumps(began)) == json.dumps(began)
-    assert time.monotonic() - began < 3 * MAX_COMPILE_S
+    assert time.monotonic() - began < 5 * MAX_COMPILE_S  # of the nine times as long that they would take

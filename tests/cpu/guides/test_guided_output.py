@@ -15,7 +15,7 @@ import pytest
 from carousel import Client, CompletionOutput, InvalidRequest, Overloaded, RequestError, SamplingParams
 from carousel import StructuredOutputsParams as Guide
 from tests.harness.guides.random_guides import RandomGrammars, RandomRegexes, RandomSchemas
-from tests.harness.ring.launched import Launched
+from tests.harness.ring.launched import SLACK, Launched
 
 SEED = 24
 REFUSALS = ("invalid_guide", "guide_too_large", "guide_too_complex", "too_many_guides")
@@ -318,14 +318,20 @@ def test_bombs_are_over_in_time_and_others_go_on(client: Client) -> None:
         ended = [each.result() for each in exploding]
     assert {status for _, status in ended} <= {200, 400, 503}
     assert len([status for _, status in ended if status == 400]) > 3
-    assert max(waits) < 2.0
+    assert sorted(waits)[len(waits) // 2] < 2.0
+    assert max(waits) < 2.0 * SLACK
     assert output(client, Guide(choice=["still here"])).text == "still here"
 
 
 def test_who_leaves_is_waited_for_no_longer(client: Client) -> None:
-    guide = Guide(json={"type": "object", "properties": {f"n{i}": {"type": "string"} for i in range(3000)}})
-    stream = client.stream("x", SamplingParams(max_tokens=4), structured_outputs=guide, timeout=60)
-    stream.close()
+    streams = []
+    for letter in "abcde":  # all of them would take longer than the next one is given
+        properties = {f"{letter}{number}": {"type": "string"} for number in range(3000)}
+        guide = Guide(json={"type": "object", "properties": properties})
+        params = SamplingParams(max_tokens=4)
+        streams.append(client.stream("x", params, structured_outputs=guide, timeout=60))
+    for stream in streams:
+        stream.close()
     began = time.monotonic()
     assert output(client, Guide(choice=["next"])).text == "next"
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 2.0 * SLACK

@@ -161,10 +161,10 @@ def test_connections_that_wait_are_accepted_several_in_a_turn(
     with http_front(tmp_path, spell("a")) as front, ExitStack() as held:
         assert answers(ask(front, held))
         before = len(turns.calls)
-        turns.hold(0.3)
-        connections = [held.enter_context(front.connect()) for _ in range(64)]
-        for connection in connections:
-            connection.sendall(LIVE)
+        with turns.held():
+            connections = [held.enter_context(front.connect()) for _ in range(64)]
+            for connection in connections:
+                connection.sendall(LIVE)
         assert all(answers(each) for each in connections)
         turns.is_over = True
     made_in = turns.calls[before:]
@@ -186,7 +186,8 @@ def test_bodies_that_have_waited_for_the_same_are_refused_a_few_in_a_turn(
         for connection in connections:
             connection.sendall(half_body)
         time.sleep(0.1)
-        turns.hold(0.6)
+        with turns.held():
+            time.sleep(0.4)  # longer than bodies may take
         for connection in connections:
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 408")
         turns.is_over = True

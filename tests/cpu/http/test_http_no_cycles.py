@@ -126,10 +126,11 @@ def test_a_connection_that_was_reset_is_let_go_at_once(tmp_path: Path) -> None:
         return sum(type(each) is HttpProtocol for each in gc.get_objects())
 
     with http_front(tmp_path, spell("abc")) as front:
+        gc.collect()  # of those that tests before this one have left
         before = num_connections()
         for _ in range(20):
             with front.connect() as connection:
                 connection.sendall(LIVE)
                 assert b" 200 " in connection.recv(1 << 16)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        wait_until(lambda: num_connections() == before, 10.0, "connections are let go")
+        wait_until(lambda: num_connections() <= before, 10.0, "connections are let go")

@@ -16,6 +16,7 @@ from carousel.server.request.tokenizer import ServerTokenizer
 from runtime.settings.config import DEMO_MODEL
 from runtime.text.tokenizer import Tokenizer, load
 from tests.harness.http.http_front import Front, http_front
+from tests.harness.ring.fake_ring import WAIT_S
 
 TEXT = "def f(x):  # 中文 😀\n"
 USER = {"role": "user", "content": "x"}
@@ -207,10 +208,12 @@ def test_no_answer_of_the_model_waits_for_them() -> None:
     async def run() -> list[int]:
         tokenizer = ServerTokenizer(str(DEMO_MODEL), "", 64)
         release = threading.Event()
-        tools = [asyncio.create_task(tokenizer.run_tool(lambda _: release.wait(10.0), 1)) for _ in range(4)]
+        tools = [
+            asyncio.create_task(tokenizer.run_tool(lambda _: release.wait(2 * WAIT_S), 1)) for _ in range(4)
+        ]
         await asyncio.sleep(0)
         try:
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(WAIT_S):
                 return await tokenizer.encode("a b", {})
         finally:
             release.set()

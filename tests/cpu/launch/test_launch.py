@@ -259,9 +259,11 @@ def start_with_stderr(tmp_path: Path) -> Iterator[Callable[[int], subprocess.Pop
         )
         processes.append(process)
         page = tmp_path / "run" / "state.json"
-        wait_until(
-            lambda: page.exists() and b'"ready"' in page.read_bytes(), START_S, "the launch gets ready"
-        )
+
+        def is_ready() -> bool:
+            return page.exists() and json.loads(page.read_bytes())["state"] == "ready"
+
+        wait_until(is_ready, START_S, "the launch gets ready")
         return process
 
     yield start_one

@@ -105,6 +105,7 @@ def test_a_disk_that_hangs_keeps_no_process_from_being_watched(
         before = time.monotonic_ns()
         supervisor._turn()
         assert supervisor.names.page.read("launcher").heartbeat_ns > before
+    wait_until(lambda: bool(reads), 5.0, "the first one begins")
     assert len(reads) == 1
     keys.write_text(AFTER)
     answers.set()

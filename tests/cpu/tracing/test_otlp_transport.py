@@ -35,7 +35,7 @@ from tests.cpu.tracing.test_otlp_traces import NAMES, SAMPLED, answer
 from tests.harness.http.http_front import CONFIG, http_front
 from tests.harness.http.otlp_collector import Collector, otlp_collector
 from tests.harness.ring.fake_ring import finish
-from tests.harness.ring.launched import wait_until
+from tests.harness.ring.launched import SLACK, wait_until
 
 MAX_BYTES = 10_000_000
 ENCODER = RequestEncoder("carousel", {"service.name": "mine"}, "")
@@ -89,7 +89,7 @@ def test_traces_go_over_grpc_where_the_environment_says_so(
 
 def collector_settings(collector: Collector, **more: str) -> dict[str, str]:
     base = collector.url.removesuffix("/v1/traces")
-    return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"{base}/", "OTEL_EXPORTER_OTLP_TIMEOUT": "3", **more}
+    return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"{base}/", "OTEL_EXPORTER_OTLP_TIMEOUT": "10", **more}
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
@@ -122,7 +122,7 @@ def test_what_a_collector_may_take_later_is_sent_again_and_all_else_is_not() -> 
         collector.retry_after = "60"
         started = time.monotonic()
         assert not sender.send([SPAN])
-        assert time.monotonic() - started < 2.5, "nobody waits for longer than the limit"
+        assert time.monotonic() - started < 5.0 * SLACK, "nobody waits for longer than the limit"
 
 
 def test_a_credential_provider_makes_the_session(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
-from functools import partial
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
+from tests.harness.ring.fake_ring import WAIT_S
 
 
 class NotedTurns:
@@ -16,7 +18,7 @@ class NotedTurns:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
         self.calls: list[int] = []
-        """The turn of each call, from `hold` on; before it 0."""
+        """The turn of each call, from `held` on; before it 0."""
         self.is_over = False
         self._turn = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -29,10 +31,22 @@ class NotedTurns:
 
         monkeypatch.setattr(owner, name, noted)
 
-    def hold(self, seconds: float) -> None:
-        """Hold up the loop, in which the method has been called before, for so long from now on."""
-        for call in (self._count, partial(time.sleep, seconds)):
-            self._call(call)
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold up the loop, in which the method has been called before, in the block."""
+        is_held, may_go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            is_held.set()
+            may_go_on.wait(WAIT_S)
+
+        self._call(self._count)
+        self._call(hold)
+        assert is_held.wait(WAIT_S), "the loop takes no turn"
+        try:
+            yield
+        finally:
+            may_go_on.set()
 
     def _call(self, function: Callable[[], None]) -> None:
         assert self._loop is not None

@@ -108,8 +108,10 @@ def test_half_bodies_of_one_tenant_leave_room_for_anothers(
         await asyncio.sleep(0)
         for _ in range(10):
             bob = pool.share("bob")
-            async with asyncio.timeout(0.04):  # it does not wait
-                await bob.grow_to(LARGEST // 2)
+            growing = asyncio.create_task(bob.grow_to(LARGEST // 2))
+            await asyncio.sleep(0)
+            assert growing.done(), "it waits"
+            await growing
             bob.release()
         await half[0].grow_to(LARGEST)
         refused = [error for error in await asyncio.gather(*tasks, return_exceptions=True) if error]
