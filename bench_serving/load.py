@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from bench_serving.backends.base import Backend, BenchPrompt, ChatTurn
 from bench_serving.datasets.base import LoadConversation, Turn
-from bench_serving.records import Clock, RequestFailure, RequestRecord
+from bench_serving.records import Clock, RequestRecord
+from carousel.http_client import RequestFailure
 
 Render: TypeAlias = Callable[[list[ChatTurn]], BenchPrompt]
 """Function that brings a conversation, the user's turn last, into the backend's form. Raises RequestFailure.

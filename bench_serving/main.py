@@ -24,7 +24,6 @@ from bench_serving.datasets.table import make_conversations
 from bench_serving.load import LoadResult, Traffic, run_load
 from bench_serving.metrics import LoadMetrics, compute_metrics
 from bench_serving.plot import check_plotting, plot_run, plot_sweep
-from bench_serving.records import RequestFailure
 from bench_serving.report import (
     append_line,
     comparison_table,
@@ -36,6 +35,7 @@ from bench_serving.report import (
 )
 from bench_serving.server_metrics import ServerFigures, compare, scrape
 from bench_serving.target import BenchTarget, open_target
+from carousel.http_client import RequestFailure
 from runtime.base.errors import CarouselError, ConfigError, StartError
 from runtime.base.progress import Progress
 from runtime.text.tokenizer import Tokenizer

@@ -8,10 +8,6 @@ from dataclasses import dataclass, field
 Clock = Callable[[], float]
 
 
-class RequestFailure(Exception):
-    """Raised if a request did not complete. The text is shown to the user."""
-
-
 @dataclass(slots=True, eq=False)
 class RequestRecord:
     input_len: int

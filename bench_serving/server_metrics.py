@@ -11,9 +11,8 @@ from typing import NamedTuple
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench_serving.http_client import HttpClient
 from bench_serving.metrics import LoadMetrics
-from bench_serving.records import RequestFailure
+from carousel.http_client import HttpClient, RequestFailure
 
 MAX_DIFFERENCE = 0.03
 """Largest accepted relative difference of the means."""

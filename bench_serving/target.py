@@ -11,11 +11,10 @@ from bench_serving.backends.base import Backend, BenchPrompt, ChatTurn, Generati
 from bench_serving.backends.over_http import http_backend, served_model
 from bench_serving.backends.sdk import SdkBackend
 from bench_serving.datasets.base import PromptSource, TokenizerSource, WordSource
-from bench_serving.http_client import HttpClient
 from bench_serving.load import Render, as_messages, as_text
-from bench_serving.records import RequestFailure
 from carousel.client.async_ import AsyncClient
 from carousel.client.connection.target import find_run_dir
+from carousel.http_client import HttpClient, RequestFailure
 from runtime.base.errors import ConfigError, InvalidRequest, RingClosed
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.process import LaunchFile

@@ -32,11 +32,11 @@ from bench_serving.backends.openai import OpenAIBackend
 from bench_serving.backends.sdk import SdkBackend
 from bench_serving.datasets.base import LoadConversation, TokenizerSource
 from bench_serving.datasets.random_prompts import random_ids, random_text
-from bench_serving.http_client import HttpClient
 from bench_serving.load import Render, Traffic, as_messages, as_text, run_load
 from benchmarks.process_cpu import children_of, cpu_by_role, cpu_of, machine_busy
 from benchmarks.server import launched
 from carousel import LLM, AsyncClient, SamplingParams
+from carousel.http_client import HttpClient
 from runtime.settings.config import DEMO_MODEL
 from runtime.text.tokenizer import load
 

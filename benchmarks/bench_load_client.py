@@ -20,10 +20,10 @@ import uvloop
 from bench_serving.backends.base import GenerationOptions
 from bench_serving.backends.openai import OpenAIBackend
 from bench_serving.datasets.base import LoadConversation, Turn
-from bench_serving.http_client import HttpClient
 from bench_serving.load import LoadResult, Traffic, as_text, run_load
 from benchmarks.canned_server import canned_server, text_of
 from benchmarks.process_cpu import cpu_of
+from carousel.http_client import HttpClient
 
 BAR_TOKENS_PER_S = 40_000
 TIMEOUT_S = 120.0

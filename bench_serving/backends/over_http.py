@@ -7,8 +7,8 @@ import msgspec
 from bench_serving.backends.base import Backend, GenerationOptions
 from bench_serving.backends.openai import OpenAIBackend
 from bench_serving.backends.sglang import SglangBackend
-from bench_serving.http_client import HttpClient
-from bench_serving.records import Clock, RequestFailure
+from bench_serving.records import Clock
+from carousel.http_client import HttpClient, RequestFailure
 
 
 class _Models(msgspec.Struct):

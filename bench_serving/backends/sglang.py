@@ -10,8 +10,8 @@ import msgspec
 
 from bench_serving.backends.base import BenchPrompt, GenerationOptions
 from bench_serving.backends.stream_reader import StreamReader, ask_streamed, ask_whole
-from bench_serving.http_client import HttpClient
-from bench_serving.records import Clock, RequestFailure, RequestRecord
+from bench_serving.records import Clock, RequestRecord
+from carousel.http_client import HttpClient, RequestFailure
 
 PATH = "/generate"
 

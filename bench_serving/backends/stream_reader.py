@@ -7,9 +7,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from bench_serving.http_client import HttpClient, parts_of
-from bench_serving.records import Clock, RequestFailure, RequestRecord
+from bench_serving.records import Clock, RequestRecord
 from bench_serving.sse import EventParser
+from carousel.http_client import HttpClient, RequestFailure, parts_of
 
 
 class StreamReader(ABC):

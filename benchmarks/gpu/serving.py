@@ -19,12 +19,12 @@ from bench_serving.backends.base import GenerationOptions
 from bench_serving.backends.openai import OpenAIBackend
 from bench_serving.backends.over_http import served_model
 from bench_serving.datasets.base import LoadConversation, Turn
-from bench_serving.http_client import HttpClient
 from bench_serving.load import LoadResult, Traffic, as_text, run_load
 from bench_serving.metrics import compute_metrics
 from benchmarks.gpu.load import Load
 from benchmarks.gpu.shapes import write_config
 from benchmarks.server import launched
+from carousel.http_client import HttpClient
 
 TIMEOUT_S = 400.0
 ATTENTION = {"cuda": "triton", "cpu": "torch_native"}

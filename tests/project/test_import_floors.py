@@ -83,7 +83,9 @@ FLOORS: dict[str, set[str]] = {
         "carousel.structured_outputs",
         *(*RUNTIME, "runtime.text", "runtime.guides"),
     },
-    "bench_serving": {"carousel.client", *RUNTIME, "runtime.text"},  # text: prompts of a wanted length
+    "carousel.http_client": {"runtime.base"},
+    # text: prompts of a wanted length
+    "bench_serving": {"carousel.client", "carousel.http_client", *RUNTIME, "runtime.text"},
     "launch": {"runtime.launcher"},
     # The worker's own, from the device up.
     "model_worker.device": {"runtime.base"},

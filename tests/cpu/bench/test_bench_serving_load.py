@@ -13,7 +13,8 @@ from bench_serving.backends.base import BenchPrompt, ChatTurn
 from bench_serving.datasets.base import LoadConversation, Turn
 from bench_serving.load import LoadResult, Traffic, arrival_times, as_messages, as_text, run_load
 from bench_serving.metrics import LoadMetrics, compute_metrics, throughput_series
-from bench_serving.records import RequestFailure, RequestRecord
+from bench_serving.records import RequestRecord
+from carousel.http_client import RequestFailure
 
 AT_ONCE = Traffic(math.inf, None, seed=1)
 

@@ -8,9 +8,10 @@ import pytest
 
 from bench_serving.load import LoadResult
 from bench_serving.metrics import LoadMetrics, compute_metrics
-from bench_serving.records import RequestFailure, RequestRecord
+from bench_serving.records import RequestRecord
 from bench_serving.report import comparison_table
 from bench_serving.server_metrics import ServerFigures, compare, parse
+from carousel.http_client import RequestFailure
 
 SGLANG = b"""# HELP sglang:prompt_tokens_total Number of prefill tokens processed.
 # TYPE sglang:prompt_tokens_total counter

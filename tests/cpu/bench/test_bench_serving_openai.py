@@ -12,8 +12,8 @@ import pytest
 from bench_serving.backends.base import BenchPrompt, GenerationOptions
 from bench_serving.backends.openai import Api, OpenAIBackend
 from bench_serving.backends.over_http import served_model
-from bench_serving.http_client import HttpClient
-from bench_serving.records import RequestFailure, RequestRecord
+from bench_serving.records import RequestRecord
+from carousel.http_client import HttpClient, RequestFailure
 from runtime.base.errors import ConfigError
 from tests.harness.http.scripted_server import (
     HEAD,

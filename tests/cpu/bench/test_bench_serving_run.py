@@ -13,7 +13,7 @@ import pytest
 
 from bench_serving.arguments import parse_args
 from bench_serving.main import bench, main
-from bench_serving.records import RequestFailure
+from carousel.http_client import RequestFailure
 from runtime.base.errors import EXIT_CONFIG, ConfigError
 from tests.harness.http.scripted_server import HEAD, Step, end, plain, scripted_server, text_chunk
 

@@ -11,8 +11,8 @@ import pytest
 
 from bench_serving.backends.base import BenchPrompt, GenerationOptions
 from bench_serving.backends.sglang import SglangBackend
-from bench_serving.http_client import HttpClient
-from bench_serving.records import RequestFailure, RequestRecord
+from bench_serving.records import RequestRecord
+from carousel.http_client import HttpClient, RequestFailure
 from tests.harness.http.scripted_server import HEAD, LAST, Step, chunked, event, plain, scripted_server
 from tests.harness.ring.launched import SLACK
 

@@ -15,8 +15,7 @@ import httpx
 import openai
 import pytest
 
-from bench_serving.http_client import HttpClient, parts_of
-from bench_serving.records import RequestFailure
+from carousel.http_client import HttpClient, RequestFailure, parts_of
 from carousel.server.http import server as server_module
 from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.openapi import describe
