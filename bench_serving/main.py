@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,14 +34,13 @@ from bench_serving.report import (
 )
 from bench_serving.server_metrics import ServerFigures, compare, scrape
 from bench_serving.target import BenchTarget, open_target
-from carousel.http_client import RequestFailure
+from carousel.http_client import RequestFailure, raise_file_limit
 from runtime.base.errors import CarouselError, ConfigError, StartError
 from runtime.base.progress import Progress
 from runtime.text.tokenizer import Tokenizer
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-MAX_OPEN_FILES = 65535
 # Second element of a seed, so that the warm-up draws from a stream of its own.
 WARM_UP_STREAM = 2
 
@@ -51,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = parse_args(argv)
         _check_outputs(config)
-        _raise_file_limit()
+        raise_file_limit()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(bench(config))
     except KeyboardInterrupt:
@@ -204,13 +202,3 @@ def _check_outputs(config: BenchConfig) -> None:
                 Path(name).open("ab").close()
         except OSError as error:
             raise ConfigError(f"{flag}: {name}: {error.strerror}") from None
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit of open files: a connection for each request in flight is more than the usual soft
-    limit of 1024 allows.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

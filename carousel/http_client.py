@@ -8,6 +8,7 @@ passed on as it arrives, with the time at which the socket gave it.
 from __future__ import annotations
 
 import asyncio
+import resource
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from runtime.base.errors import ConfigError
 
 OnBody: TypeAlias = Callable[[bytes, float], None]
 MAX_ERROR_BYTES = 1 << 12
+MAX_OPEN_FILES = 65535
 
 
 class RequestFailure(Exception):
@@ -133,6 +135,16 @@ class HttpClient:
 def parts_of(parts: list[bytes]) -> OnBody:
     """Return an `on_body` that collects the pieces in `parts`."""
     return lambda data, _: parts.append(data)
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files: a connection for each request in flight is more than the usual soft
+    limit of 1024 allows.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Exchange(asyncio.Protocol):

@@ -1,5 +1,5 @@
-"""OwnRuntime: a runtime that serves only this process, as a child process, and its messages during
-the start.
+"""OwnRuntime and OwnServer: a runtime that serves only this process, as a child process, and its messages
+during the start.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import msgspec
 
-from runtime.base.environment import child_environment
+from runtime.base.environment import API_KEY_VARIABLE, child_environment
 from runtime.base.errors import ConfigError, StartError
+from runtime.base.random_ids import random_id
 from runtime.ring.endpoints import MAX_RUN_DIR_BYTES, Endpoints
+from runtime.ring.process import LaunchFile
 from runtime.settings.keywords import flags_of_keywords, given_settings
 
 POLL_S = 0.05
@@ -39,24 +42,31 @@ DEFAULTS = {
     "log_level": "warning",
 }
 """Default settings of such a runtime."""
+OTHERS_SETTINGS = ("api_key", "api_key_file", "api_keys", "ssl_certfile", "root_path")
+"""Settings of HTTP servers for others than the process that starts them."""
+OTHERS_ADVICE = "is for a server that others ask, too; leave it out, or start that server and name its URL"
 
 
-class OwnRuntime:
-    """A runtime that serves only this process: the child process that is its launcher, and its messages."""
+class _Port(msgspec.Struct):
+    port: int
+
+
+class _ChildRuntime:
+    """The child process that is the launcher of a runtime, and its messages."""
 
     def __init__(
-        self, model: str | Path, settings: dict[str, Any], named_by: Mapping[str, str] | None = None
+        self,
+        flags: Sequence[str],
+        *,
+        named_by: Mapping[str, str] = MappingProxyType({}),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Start the runtime.
 
-        named_by: the caller's names of settings that it calls otherwise, for errors.
-        Raises ConfigError, before anything is started, for an unknown or wrong setting.
+        flags: settings in addition to those that all such runtimes have. named_by: the caller's names of
+        settings that it calls otherwise, for errors. environment: variables in addition to this process's.
         """
-        self._named_by = named_by or {}
-        try:
-            flags = flags_of_keywords({**given_settings(settings, DEFAULTS), "model": model})
-        except ConfigError as error:
-            raise ConfigError(self._as_written(str(error))) from None
+        self._named_by = named_by
         self.run_dir = _make_run_dir()
         self._owner_pid = os.getpid()
         self._state_file = Endpoints(self.run_dir).state_file
@@ -66,7 +76,6 @@ class OwnRuntime:
             [
                 *(sys.executable, "-P", "-m", "runtime.launcher.main"),
                 *flags,
-                "--no-http",
                 f"--run-dir={self.run_dir}",
                 f"--parent-pid={os.getpid()}",
                 "--drain-timeout=0",  # the process that stops it is its only caller
@@ -75,7 +84,7 @@ class OwnRuntime:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env=child_environment(),
+            env={**child_environment(), **environment},
         )
         assert self._process.stderr is not None
         self._reader = threading.Thread(
@@ -86,12 +95,16 @@ class OwnRuntime:
     def wait_ready(self) -> None:
         """Wait until the runtime is ready. The launcher limits the time. Raises StartError if it fails."""
         while self._state() != "ready":
-            if self._process.poll() is not None:
-                self._reader.join(STOP_TIMEOUT_S)
-                error = StartError(self._last_words())
-                error.exit_code = self._process.returncode
-                raise error
+            self.check_alive("the runtime could not start")
             time.sleep(POLL_S)
+
+    def check_alive(self, otherwise: str) -> None:
+        """Raise StartError, whose text begins with `otherwise`, if the runtime has ended."""
+        if self._process.poll() is not None:
+            self._reader.join(STOP_TIMEOUT_S)
+            error = StartError(f"{otherwise}: {self._last_words()}")
+            error.exit_code = self._process.returncode
+            raise error
 
     def _state(self) -> Any:
         try:
@@ -104,7 +117,7 @@ class OwnRuntime:
         reason = (
             said[-1].removeprefix("error: ") if said else f"it ended with code {self._process.returncode}"
         )
-        return f"the runtime could not start: {self._as_written(reason)}"
+        return self._as_written(reason)
 
     def _as_written(self, message: str) -> str:
         """Return an error that begins with a setting with the caller's name of it."""
@@ -123,6 +136,53 @@ class OwnRuntime:
             self._process.wait()
         self._reader.join(STOP_TIMEOUT_S)
         shutil.rmtree(self.run_dir, ignore_errors=True)
+
+
+class OwnRuntime(_ChildRuntime):
+    """A runtime without HTTP, for the client library."""
+
+    def __init__(
+        self, model: str | Path, settings: dict[str, Any], named_by: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the runtime. Raises ConfigError, before anything is started, for an unknown or wrong setting.
+
+        named_by: the caller's names of settings that it calls otherwise, for errors.
+        """
+        self._named_by = named_by or {}
+        try:
+            flags = flags_of_keywords({**given_settings(settings, DEFAULTS), "model": model})
+        except ConfigError as error:
+            raise ConfigError(self._as_written(str(error))) from None
+        super().__init__([*flags, "--no-http"], named_by=self._named_by)
+
+
+class OwnServer(_ChildRuntime):
+    """A runtime with an HTTP server on loopback, which asks for a key that only this process has."""
+
+    def __init__(self, flags: Sequence[str]) -> None:
+        """Start the runtime with a command line of settings, as of `carousel`. `wait_ready` raises StartError
+        for a wrong one, and `address` for one that makes the server another's.
+        """
+        self.api_key = random_id()
+        super().__init__(
+            [
+                *(f"--{name.replace('_', '-')}={value}" for name, value in DEFAULTS.items()),
+                *flags,
+                *("--host=127.0.0.1", "--port=0", "--no-page"),
+            ],
+            environment={API_KEY_VARIABLE: self.api_key},
+        )
+
+    def address(self) -> str:
+        """Return the server's URL, once it is ready. Raises ConfigError if it cannot be asked with the key,
+        because an option file has settings of a server for others.
+        """
+        endpoints = Endpoints(self.run_dir)
+        config = LaunchFile.read(endpoints.config_file).config
+        for name in OTHERS_SETTINGS:
+            if getattr(config, name) not in ("", self.api_key):
+                raise ConfigError(f"{name}: {OTHERS_ADVICE}")
+        return config.http_url(msgspec.json.decode(self._state_file.read_bytes(), type=_Port).port)
 
 
 def _make_run_dir() -> Path:

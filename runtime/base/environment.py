@@ -8,10 +8,12 @@ from collections.abc import Collection
 from itertools import takewhile
 from pathlib import Path
 
+API_KEY_VARIABLE = "CAROUSEL_API_KEY"
+
 
 def api_key() -> str | None:
     """Return CAROUSEL_API_KEY, the key of the HTTP server if --api-key gives none; None when unset."""
-    return os.environ.get("CAROUSEL_API_KEY")
+    return os.environ.get(API_KEY_VARIABLE)
 
 
 def has_vllm_api_key() -> bool:

@@ -24,6 +24,7 @@ import pytest
 
 import carousel
 from bench_serving.arguments import parse_args as parse_bench
+from carousel.batch.arguments import parse_args as parse_batch
 from carousel.server.endpoints import ENDPOINTS
 from runtime.launcher.command_line import parse_command_line
 from runtime.ring.tenants import read_tenants
@@ -32,7 +33,7 @@ from tests.harness.doc_blocks import LANGUAGES, RUN, Block, blocks, blocks_of, p
 from tests.harness.sources import ROOT
 
 ADDRESS = f"127.0.0.1:{RuntimeConfig().port}"
-PLAIN = {"openssl", "printf"}
+PLAIN = {"cat", "openssl", "printf"}
 """Programs that are not ours, with arguments that nobody checks here."""
 OURS = ("carousel", "runtime", "scheduler_proc", "model_worker", "bench_serving")
 CODE = re.compile(r"^\s*(curl|make|python|carousel|pip|import|from|def|class|with|if|for)\b", re.M)
@@ -98,6 +99,11 @@ def server_faults(arguments: list[str]) -> Iterator[str]:
     yield from ()
 
 
+def batch_faults(arguments: list[str]) -> Iterator[str]:
+    parse_command_line(parse_batch(arguments).settings)
+    yield from ()
+
+
 def bench_faults(arguments: list[str]) -> Iterator[str]:
     parse_bench(arguments)
     yield from ()
@@ -138,6 +144,8 @@ def curl_faults(arguments: list[str]) -> Iterator[str]:
 
 
 PROGRAMS = {
+    "carousel-batch": batch_faults,
+    "carousel.batch": batch_faults,
     "bench_serving": bench_faults,
     "carousel": server_faults,
     "curl": curl_faults,

@@ -84,6 +84,7 @@ FLOORS: dict[str, set[str]] = {
         *(*RUNTIME, "runtime.text", "runtime.guides"),
     },
     "carousel.http_client": {"runtime.base"},
+    "carousel.batch": {"carousel.client", "carousel.http_client", "runtime.base", "runtime.settings"},
     # text: prompts of a wanted length
     "bench_serving": {"carousel.client", "carousel.http_client", *RUNTIME, "runtime.text"},
     "launch": {"runtime.launcher"},
@@ -182,6 +183,7 @@ TORCH_FREE_MODULES = [
     "detokenizer_proc.main",
     "carousel.server.main",
     "bench_serving.main",
+    "carousel.batch.main",
     "model_worker.executors.process",  # the scheduler's end of the worker process
 ]
 

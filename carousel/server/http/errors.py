@@ -35,7 +35,7 @@ NOT_BUILT = {
     "/v1/threads": _CHATS,
     "/api": _OPENAI,
     "/openai": _OPENAI,
-    "/v1/batches": "send the requests themselves; completions take up to 1,024 prompts in one",
+    "/v1/batches": "`carousel-batch` sends a file; completions take up to 1,024 prompts in one",
     "/v1/files": "send requests themselves, and texts in them",
     "/v1/moderations": _CHATS,
     **dict.fromkeys(("/classify", "/v1/classify", "/pooling", "/v1/pooling"), _VECTORS),

@@ -102,7 +102,7 @@ def test_the_wheel_holds_our_packages_and_the_demo_model_alone(built: Path) -> N
     assert inside >= {*MODEL_FILES, *PAGE_FILES, "launch.py", "carousel/__init__.py"}
 
 
-@pytest.mark.parametrize("command", ["carousel", "carousel-bench", "carousel-keys"])
+@pytest.mark.parametrize("command", ["carousel", "carousel-batch", "carousel-bench", "carousel-keys"])
 def test_a_command_takes_nothing_of_the_users_for_ours(
     installed: Path, run: Callable[..., subprocess.CompletedProcess[str]], command: str
 ) -> None:

@@ -1,0 +1,1 @@
+"""Batch files: requests from one file, answers to another (`carousel-batch`, docs/batch_files.md)."""

@@ -1,0 +1,1 @@
+"""The batch command without a server: lines, the output file, the pace."""
