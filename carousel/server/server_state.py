@@ -70,6 +70,8 @@ class ServerState:
     http_spans: HttpSpans | None = None
     """Times of sampled requests for profiles; None: profiles do not show requests to this process."""
     profile_dir: Path = Path()
+    profile_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the timelines of requests are made events of a profile."""
     entrance: Entrance = field(default_factory=Entrance)
     pace: WritePace = field(default_factory=WritePace)
     probe: asyncio.Task[tuple[str, str]] | None = None

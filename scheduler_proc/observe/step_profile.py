@@ -32,6 +32,10 @@ NUM_KEPT = 4
 """Maximum number of files of one scheduler process that are kept. A profile of the most steps has some
 megabytes.
 """
+MAX_EVENTS = 100_000
+"""Maximum number of events of a profile, which has about eight for each step. Turns without a step, in which
+the scheduler only receives messages, have three.
+"""
 TRACKS = {SCHEDULER: (1, "turns"), WORKER: (2, "worker"), STEPS: (1, "steps")}
 """Process (`pid`) and name of each track."""
 PROCESSES = {1: "scheduler", 2: "worker"}
@@ -78,7 +82,7 @@ class StepProfile:
             {"ph": "M", "name": "thread_name", "pid": pid, "tid": track, "args": {"name": name}}
             for track, (pid, name) in TRACKS.items()
         ]
-        self._begun_ns = self._port.stopwatch_ns()
+        self._begun_ns = self._marked_ns = self._port.stopwatch_ns()
         self._num_steps = 0
         self._steps_left = num_steps or MAX_PROFILE_STEPS
         self.is_on = True
@@ -95,10 +99,11 @@ class StepProfile:
         self.is_on = False
         self.on_change(False)
         window = {"begun_us": self._begun_ns / 1000, "ended_us": self._port.stopwatch_ns() / 1000}
-        trace = {"displayTimeUnit": "ms", "otherData": window}
         events, self._events = self._events, []
+        # The events come last: who serves the file adds some without reading these.
+        trace = {"displayTimeUnit": "ms", "otherData": window, "traceEvents": events}
         try:
-            self._path.write_bytes(msgspec.json.encode({"traceEvents": events, **trace}))
+            self._path.write_bytes(msgspec.json.encode(trace))
         except OSError as error:
             raise _lost(self._path, error) from error
         logger.info("profile: %d steps are in %s", self._num_steps, self._path)
@@ -156,8 +161,8 @@ class StepProfile:
             self._add(STEPS, "step", round(begin_s * 1e9), round(end_s * 1e9), {"step": step})
 
     def end_turn(self) -> None:
-        """End the profile if it has all its steps."""
-        if self.is_on and self._num_steps >= self._steps_left:
+        """End the profile if it has all its steps, or as many events as it may have."""
+        if self.is_on and (self._num_steps >= self._steps_left or len(self._events) >= MAX_EVENTS):
             with contextlib.suppress(RequestError):  # it is in the log
                 self.stop()
 

@@ -91,11 +91,14 @@ class Lanes:
         return len(lanes) - 1
 
 
-def with_requests(
-    trace: dict[str, Any], timelines: Iterable[Mapping[str, Any]], spans: Mapping[bytes, Sequence[HttpSpan]]
-) -> dict[str, Any]:
-    """Return the trace with the sequences of `timelines` that existed while it was recorded."""
-    window = trace["otherData"]
+def events_of_requests(
+    window: Mapping[str, float],
+    timelines: Iterable[Mapping[str, Any]],
+    spans: Mapping[bytes, Sequence[HttpSpan]],
+) -> list[dict[str, Any]]:
+    """Return the events of the sequences in `timelines` that existed during the window of a profile, and of
+    their tracks.
+    """
     begun_s, ended_s = window["begun_us"] / 1e6, window["ended_us"] / 1e6
     found: list[tuple[Mapping[str, Any], HttpSpan | None]] = []
     last_s: dict[HttpSpan | None, float] = {}
@@ -110,8 +113,7 @@ def with_requests(
             found.append((timeline, http))
             last_s[http] = max(last_s.get(http, 0.0), end_s)
     journeys = [stages_of(timeline, http, last_s[http]) for timeline, http in found]
-    events = [*_names(), *_events(journeys)]
-    return {**trace, "traceEvents": trace["traceEvents"] + events}
+    return [*_names(), *_events(journeys)]
 
 
 def _names() -> Iterator[dict[str, Any]]:

@@ -106,7 +106,13 @@ def test_a_profile_over_http_goes_where_the_launch_says(launch: Launched, profil
         assert ended["file"] == begun["file"]
         assert ended["num_steps"] >= 3
         assert http.post("/stop_profile").status_code == 409
-        assert json.loads((profiles / ended["file"]).read_bytes())["traceEvents"]
+        own = json.loads((profiles / ended["file"]).read_bytes())["traceEvents"]
+        served = http.get(f"/profiles/{ended['file']}").json()
+        assert own
+        assert served["traceEvents"][-len(own) :] == own
+        assert {each["args"]["name"] for each in served["traceEvents"] if each["name"] == "process_name"} == {
+            *("HTTP", "tokenizer", "scheduler", "worker", "detokenizer")
+        }
 
 
 def test_a_sampled_request_is_shown_while_it_runs_and_leaves_a_timeline(launch: Launched) -> None:

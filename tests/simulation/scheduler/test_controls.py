@@ -14,6 +14,7 @@ import pytest
 from runtime.wire.messages import MAX_PROFILE_STEPS, ControlRequest, ErrorInfo, PauseMode
 from runtime.wire.plan import BatchPlan, StepResult, StepSpan
 from scheduler_proc.loop import PAUSED_S, SchedulerLoop
+from scheduler_proc.observe import step_profile
 from scheduler_proc.observe.step_profile import StepProfile
 from tests.harness.scheduler.scheduler_parts import message, run_until_idle, running
 from tests.harness.simulation.sim_system import System
@@ -185,6 +186,32 @@ def test_a_profile_can_be_stopped_and_only_one_is_taken_at_a_time(tmp_path: Path
         assert ended == {"file": begun["file"], "num_steps": 12}
         assert spans_of(tmp_path / ended["file"]).count(("worker", "forward")) == 12
         assert tell(system, "start_profile")["file"] != ended["file"]
+
+
+def test_a_profile_ends_where_messages_alone_would_fill_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns in which the scheduler only receives count no steps."""
+    monkeypatch.setattr(step_profile, "MAX_EVENTS", 50)
+    with running() as system:
+        with_profile(system, tmp_path)
+        tell(system, "start_profile")
+        for _ in range(50):
+            tell(system, "server_info")
+        assert not system.scheduler.profile.is_on
+        assert tell(system, "stop_profile").code == "no_profile"
+
+
+def test_a_profile_begins_when_it_is_asked_for(tmp_path: Path) -> None:
+    """The turn of the loop that was told to begin it had begun at 0 in it."""
+    with running() as system:
+        with_profile(system, tmp_path)
+        tell(system, "start_profile")
+        file = tell(system, "stop_profile")["file"]
+        trace = json.loads((tmp_path / file).read_bytes())
+    spans = [event["ts"] for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert spans
+    assert min(spans) >= trace["otherData"]["begun_us"]
 
 
 def test_the_last_profiles_are_kept_and_no_other_file_goes(tmp_path: Path) -> None:

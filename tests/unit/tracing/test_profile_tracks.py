@@ -11,9 +11,9 @@ import pytest
 
 from carousel.server.admin.metrics import Metrics
 from carousel.server.tracing.http_spans import NUM_KEPT, HttpSpan, HttpSpans, label_digest
-from carousel.server.tracing.profile_tracks import HTTP, SCHEDULER, Lanes, with_requests
+from carousel.server.tracing.profile_tracks import HTTP, SCHEDULER, Lanes, events_of_requests
 
-WINDOW = {"traceEvents": [], "otherData": {"begun_us": 9e6, "ended_us": 20e6}}
+WINDOW = {"begun_us": 9e6, "ended_us": 20e6}
 STAMPS = (
     *(("tokenizer_in", 0.0), ("tokenizer_out", 0.1), ("scheduler", 0.2), ("row", 0.3), ("chunk", 0.3)),
     *(("first_token", 0.5), ("retraction", 0.6), ("row", 0.8), ("last_token", 1.0), ("closed", 1.0)),
@@ -26,32 +26,32 @@ def timeline(label: str, clock_s: float, index: int = 0) -> dict[str, Any]:
     return {"label": label, "trace_id": "t", "clock_s": clock_s, "index": index, "stamps": stamps}
 
 
-def slices(trace: dict[str, Any], process: int) -> list[tuple[str, float, float]]:
+def slices(events: list[dict[str, Any]], process: int) -> list[tuple[str, float, float]]:
     """Name, begin and end of the slices of a process, in milliseconds since the profile began."""
     return [
         (event["name"], round(event["ts"] / 1e3 - 9e3), round((event["ts"] + event["dur"]) / 1e3 - 9e3))
-        for event in trace["traceEvents"]
+        for event in events
         if event["ph"] == "X" and event["pid"] == process
     ]
 
 
 def test_two_sequences_of_a_request_share_what_is_before_them() -> None:
     pair = [timeline("a", 10.0, index) for index in range(2)]
-    trace = with_requests(WINDOW, pair, {label_digest("a"): [HttpSpan(9.9, 11.2)]})
-    assert slices(trace, HTTP) == [("a", 900, 2200), ("answer", 2100, 2200)]
+    events = events_of_requests(WINDOW, pair, {label_digest("a"): [HttpSpan(9.9, 11.2)]})
+    assert slices(events, HTTP) == [("a", 900, 2200), ("answer", 2100, 2200)]
     inner = [("queue", 1200, 1300), ("prefill", 1300, 1500), ("decode", 1500, 1600)]
     inner += [("queue", 1600, 1800), ("decode", 1800, 2000)]
-    assert slices(trace, SCHEDULER) == [("a", 1200, 2000), *inner]
-    arrows = [event["ph"] for event in trace["traceEvents"] if event["ph"] in "stf"]
+    assert slices(events, SCHEDULER) == [("a", 1200, 2000), *inner]
+    arrows = [event["ph"] for event in events if event["ph"] in "stf"]
     assert arrows == [*"stttf"] * 2
 
 
 def test_what_lived_at_another_time_is_left_out_and_so_is_a_span_of_another_request() -> None:
     others = [timeline("a", 1.0), timeline("a", 21.0)]
-    assert slices(with_requests(WINDOW, others, {}), SCHEDULER) == []
-    trace = with_requests(WINDOW, [timeline("a", 8.0)], {label_digest("a"): [HttpSpan(1.0, 2.0)]})
-    assert slices(trace, HTTP) == []
-    assert len(slices(trace, SCHEDULER)) == 6
+    assert slices(events_of_requests(WINDOW, others, {}), SCHEDULER) == []
+    events = events_of_requests(WINDOW, [timeline("a", 8.0)], {label_digest("a"): [HttpSpan(1.0, 2.0)]})
+    assert slices(events, HTTP) == []
+    assert len(slices(events, SCHEDULER)) == 6
 
 
 def test_what_overlaps_gets_a_lane_of_its_own() -> None:
