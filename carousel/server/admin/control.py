@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,6 +20,7 @@ from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.ring.process import FIRST_EPOCH, process_name
+from runtime.settings.config import RuntimeConfig
 from runtime.wire.status_page import ProcessStatus
 
 MAX_DIGITS = 9
@@ -98,8 +100,7 @@ async def server_info(request: Request) -> Response:
     """Answer with the scheduler's information about itself, and the launch's settings without secrets."""
     server: ServerState = request.app.state.server
     info = await server.ask(client_of(request).server_info)
-    settings = msgspec.structs.asdict(server.config)
-    return _json({**info, "settings": {name: settings[name] for name in settings if name not in SECRETS}})
+    return _json({**info, "settings": _shown_settings(server.config)})
 
 
 async def flush_cache(request: Request) -> Response:
@@ -167,3 +168,14 @@ def _process(status: ProcessStatus) -> dict[str, Any]:
 
 def _json(body: Any) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _shown_settings(config: RuntimeConfig) -> dict[str, Any]:
+    """Return the settings without keys. Of a collector's URL only the host remains: name, password, path and
+    query may all be what it knows its callers by.
+    """
+    settings = msgspec.structs.asdict(config)
+    if endpoint := config.otlp_traces_endpoint:
+        url = urlsplit(endpoint)
+        settings["otlp_traces_endpoint"] = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+    return {name: settings[name] for name in settings if name not in SECRETS}

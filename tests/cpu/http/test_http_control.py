@@ -12,6 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from carousel.server.tracing.tracing import Tracing
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import ControlRequest, GenerateRequest, SequenceOutput
 from runtime.wire.status_page import ProcessStatus
@@ -268,6 +269,17 @@ def test_a_request_is_sampled_as_its_caller_says(
     for trace in traces:
         assert (trace is not None) == is_sampled
         assert trace is None or trace.context.hex() == "a" * 32 + "b" * 16 + "01"
+
+
+def test_server_info_has_only_the_host_of_a_collector(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its URL may hold credentials, in any of its other parts. Without keys everybody reads the settings."""
+    monkeypatch.setattr("carousel.server.main.make_tracing", lambda *_: Tracing())
+    url = "https://user:pass@collector.example:4318/token/v1/traces?key=abc#def"
+    with http_front(tmp_path_factory.mktemp("run"), otlp_traces_endpoint=url) as front:
+        shown = front.http.get("/server_info").json()["settings"]["otlp_traces_endpoint"]
+    assert shown == "https://collector.example:4318"
 
 
 def test_server_info_has_the_settings_but_not_the_key(tmp_path_factory: pytest.TempPathFactory) -> None:
