@@ -4,7 +4,7 @@ are made from this table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from carousel.server.admin import control, info, probes
@@ -17,6 +17,10 @@ from carousel.server.admin.lora_updates import (
     unload_adapter,
 )
 from carousel.server.admin.profiles import profile
+from carousel.server.anthropic.messages import count_tokens, create_message
+from carousel.server.anthropic.responses import CountTokensResponse, MessagesResponse
+from carousel.server.anthropic.types import CountTokensBody, MessagesBody
+from carousel.server.http.errors import MESSAGES, AnthropicErrorBody, ErrorBody
 from carousel.server.openai.chat import create_chat_completion
 from carousel.server.openai.completions import create_completion
 from carousel.server.openai.embedding_types import EmbeddingBody, EmbeddingResponse
@@ -61,7 +65,9 @@ class Endpoint:
     streams: bool = False
     """True if `stream: true` is answered with events."""
     statuses: tuple[int, ...] = ()
-    """Statuses of its errors, beside those that every path has. All have the shape of OpenAI's errors."""
+    """Statuses of its errors, beside those that every path has."""
+    error: type = ErrorBody
+    """Type of the body of an error."""
     answers_503: Any = None
     """Type of the body of a 503 that is not an error."""
     role: Role | None = "admin"
@@ -107,6 +113,22 @@ ENDPOINTS = (
         "/v1/completions", create_completion, "OpenAI completions", CompletionBody, CompletionResponse
     ),
     _generating("/v1/chat/completions", create_chat_completion, "OpenAI chat", ChatBody, ChatResponse),
+    replace(
+        _generating(
+            MESSAGES, create_message, "Anthropic's Messages API, text only", MessagesBody, MessagesResponse
+        ),
+        error=AnthropicErrorBody,
+    ),
+    replace(
+        _for_users(
+            f"{MESSAGES}/count_tokens",
+            count_tokens,
+            "The number of tokens of such a request",
+            CountTokensBody,
+            CountTokensResponse,
+        ),
+        error=AnthropicErrorBody,
+    ),
     _generating(
         "/generate", generate, "SGLang's own request", GenerateBody, GenerateResponse | list[GenerateResponse]
     ),

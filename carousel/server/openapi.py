@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from carousel.conversation import FunctionBody
 from carousel.server.endpoints import ENDPOINTS, Endpoint
-from carousel.server.http.errors import ErrorBody
+from carousel.server.http.errors import AnthropicErrorBody, ErrorBody
 from carousel.server.request.field_table import FIELD_TABLES, described_fields
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import MAX_LABEL_CHARS
@@ -82,7 +82,7 @@ def describe(config: RuntimeConfig) -> dict[str, Any]:
 
 
 def _types() -> list[Any]:
-    found: dict[str, Any] = {repr(kind): kind for kind in (ErrorBody, dict[str, Any])}
+    found: dict[str, Any] = {repr(kind): kind for kind in (ErrorBody, AnthropicErrorBody, dict[str, Any])}
     for endpoint in ENDPOINTS:
         for kind in (endpoint.body, endpoint.response, endpoint.answers_503):
             if kind is not None:
@@ -100,7 +100,7 @@ def _operation(
         # A request with a body takes a share of a limited resource.
         statuses |= {401, 403} | ({429} if endpoint.body is not None else set())
     answer = partial(_answer, schema_of=schema_of)
-    responses = {str(status): answer(status, ErrorBody) for status in sorted(statuses)}
+    responses = {str(status): answer(status, endpoint.error) for status in sorted(statuses)}
     responses["200"] = answer(200, endpoint.response, streams=endpoint.streams)
     if endpoint.answers_503 is not None:
         responses["503"] = answer(503, endpoint.answers_503)

@@ -90,6 +90,12 @@ def sglang_fields() -> Iterator[str]:
             yield from _typed("    ", p.sglang or p.name, f"{p.kind.json} | None", "None")
 
 
+def anthropic_fields() -> Iterator[str]:
+    for p in PARAMETERS:
+        if "anthropic" in p.bodies:
+            yield from _typed("    ", p.name, f"{p.kind.json} | None", "None")
+
+
 def recommended_values() -> Iterator[str]:
     for p in PARAMETERS:
         if p.recommended[0]:
@@ -148,6 +154,7 @@ BLOCKS = (
     Block(PARAMS, params_arguments, ", arguments"),
     Block("carousel/server/openai/types.py", openai_fields),
     Block("carousel/server/sglang/generate_types.py", sglang_fields),
+    Block("carousel/server/anthropic/types.py", anthropic_fields),
     Block(CONFIG, recommended_values, ", defaults"),
     Block(CONFIG, recommended_keys, ", file"),
     Block("docs/sampling.md", docs_table),

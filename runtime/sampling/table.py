@@ -53,7 +53,7 @@ LEAST_REPETITION = 1e-30
 """Least repetition_penalty: a logit divided by a smaller one would be infinite in float32."""
 
 ColumnType: TypeAlias = Literal["float32", "int64"]
-Family: TypeAlias = Literal["openai", "sglang"]
+Family: TypeAlias = Literal["openai", "sglang", "anthropic"]
 
 
 class Stay(NamedTuple):
@@ -176,6 +176,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         step="6",
         doc="Divisor of the logits. Below 1e-5 the most likely id is taken; of equally likely ids, the "
         "lowest.",
+        bodies=("openai", "sglang", "anthropic"),
         columns=(
             Column("temperature", "float32", lambda p, stay: max(p.temperature, GREEDY_BELOW)),
             Column("is_greedy", "int64", lambda p, stay: p.temperature < GREEDY_BELOW),
@@ -192,6 +193,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         step="8",
         doc="Number of most likely ids to keep; -1 or 0 keeps all. Among equals at the limit the lowest ids "
         "stay.",
+        bodies=("openai", "sglang", "anthropic"),
         columns=(Column("top_k", "int64", lambda p, stay: max(p.top_k, 0), "0: all"),),
         also_neutral=(0,),
         feature=_above_zero(bit.TOP_K),
@@ -207,6 +209,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         step="9",
         doc="Probability mass to keep: the fewest most likely ids whose probabilities, renormalised after "
         "the steps before, add up to at least this; always at least one id.",
+        bodies=("openai", "sglang", "anthropic"),
         columns=(Column("top_p", "float32", lambda p, stay: p.top_p),),
         feature=lambda value: bit.TOP_P if value < 1.0 else 0,
         example=0.9,
@@ -277,6 +280,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         step="11",
         doc="Seed of the request's random numbers. None or -1: the client library draws one. Any 64-bit "
         "integer, signed or unsigned; outside 0 to 2^63 - 1 its remainder modulo 2^63 is used.",
+        bodies=("openai", "sglang", "anthropic"),
         columns=(Column("seed", "int64", lambda p, stay: p.seed or 0),),
         is_own=True,
         sglang="sampling_seed",

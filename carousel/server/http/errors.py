@@ -1,4 +1,6 @@
-"""Errors in the form that OpenAI's clients expect: a status and {"error": {message, type, param, code}}."""
+"""Errors in the form that clients expect: a status and OpenAI's {"error": {message, type, param, code}}, or
+Anthropic's {"type": "error", "error": {type, message}} for the paths of its API.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from runtime.base.errors import CarouselError, Overloaded, RequestError, RingClosed
 
@@ -18,6 +21,19 @@ logger = logging.getLogger(__name__)
 UNAVAILABLE_RETRY_S = 1.0
 TYPES = {403: "permission_error", 429: "rate_limit_error"}
 """Types of errors for these statuses. All others have the general type of client errors or of server errors.
+"""
+MESSAGES = "/v1/messages"
+"""Path of Anthropic's API. Answers to it and to all paths below it have Anthropic's form."""
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Types of Anthropic's errors for these statuses. All others have the general type of client errors or of
+server errors.
 """
 ROUTING = {
     404: "there is no such path; /openapi.json lists those there are",
@@ -30,7 +46,7 @@ _OPENAI = "this server speaks OpenAI's API below /v1"
 _TEXT_ONLY = "this server takes and gives text only"
 NOT_BUILT = {
     "/v1/responses": _CHATS,
-    "/v1/messages": _CHATS,
+    "/v1/messages/batches": "send the requests themselves to /v1/messages",
     "/v1/assistants": _CHATS,
     "/v1/threads": _CHATS,
     "/api": _OPENAI,
@@ -61,6 +77,16 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
+class AnthropicErrorDetail(msgspec.Struct):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, tag_field="type", tag="error"):
+    error: AnthropicErrorDetail
+    request_id: str | None = None
+
+
 def as_request_error(error: Exception) -> RequestError:
     """Return the error for the HTTP client. Details of an error that is not the client's fault are only
     logged.
@@ -81,6 +107,16 @@ def error_body(error: RequestError) -> bytes:
     return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, kind, error.param, error.code)))
 
 
+def is_anthropic(path: str) -> bool:
+    """Return True for a path of Anthropic's API, also with a root path before it."""
+    return f"{MESSAGES}/" in f"{path}/"
+
+
+def anthropic_error_body(error: RequestError, request_id: str | None = None) -> bytes:
+    kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return msgspec.json.encode(AnthropicErrorBody(AnthropicErrorDetail(kind, error.message), request_id))
+
+
 def error_headers(error: RequestError) -> dict[str, str]:
     """Return the headers of an error's answer, which tell the client how to go on."""
     headers: dict[str, str] = {}
@@ -92,8 +128,13 @@ def error_headers(error: RequestError) -> dict[str, str]:
     return headers
 
 
-def error_response(error: RequestError) -> Response:
-    return Response(error_body(error), error.status, error_headers(error), media_type="application/json")
+def error_response(error: RequestError, scope: Scope) -> Response:
+    """Return the answer to a request that has failed, in the form of its path."""
+    if is_anthropic(scope["path"]):
+        body = anthropic_error_body(error, scope.get("state", {}).get("request_id"))
+    else:
+        body = error_body(error)
+    return Response(body, error.status, error_headers(error), media_type="application/json")
 
 
 def _not_found(path: str, error: RequestError) -> RequestError:
@@ -110,7 +151,7 @@ async def handle_error(request: Request, error: Exception) -> Response:
     told = as_request_error(error)
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
         told = _not_found(request.scope["path"], told)
-    response = error_response(told)
+    response = error_response(told, request.scope)
     if isinstance(error, HTTPException):
         # The answer to a refused method must name the allowed ones.
         response.headers.update(error.headers or {})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from carousel.server.http.errors import error_response
+from carousel.server.http.errors import error_response, is_anthropic
 from carousel.server.tracing.sampling import traceparent_of
 from runtime.base.console import log_context
 from runtime.base.errors import InvalidRequest
@@ -15,6 +15,8 @@ from runtime.base.random_ids import random_id
 from runtime.wire.format import MAX_LABEL_CHARS
 
 HEADER = b"x-request-id"
+ANTHROPIC_HEADER = b"request-id"
+"""Name of the same header in Anthropic's API."""
 
 
 class RequestIdMiddleware:
@@ -36,7 +38,7 @@ class RequestIdMiddleware:
                 "without spaces",
                 param="X-Request-Id",
             )
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         request_id = given[0] if given else random_id().encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
@@ -45,6 +47,8 @@ class RequestIdMiddleware:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 further = scope["state"].get("answer_headers", ())
+                if is_anthropic(scope["path"]):
+                    further = [*further, (ANTHROPIC_HEADER, request_id)]
                 message = {**message, "headers": [*message["headers"], (HEADER, request_id), *further]}
             await send(message)
 

@@ -44,7 +44,7 @@ class WebOriginMiddleware:
         if error is None:
             await self._app(scope, receive, send)
         else:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> RequestError | None:
         names: list[bytes] = []

@@ -14,6 +14,18 @@ from typing import Any, TypeAlias
 import msgspec
 
 from carousel.conversation import TEXT_ONLY, FunctionBody, MessageBody, TextPart, ToolCallBody
+from carousel.server.anthropic.types import (
+    BlockBody,
+    CountTokensBody,
+    MessagesBody,
+    MetadataBody,
+    OutputConfigBody,
+    OutputFormatBody,
+    TextBlock,
+    ThinkingBody,
+    ToolUseChoiceBody,
+    TurnBody,
+)
 from carousel.server.guides import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import (
@@ -247,6 +259,33 @@ PART_REFUSED = dict.fromkeys(
     ),
     (),
 )
+# Anthropic's Messages API and its betas.
+MESSAGES_REFUSED: dict[str, tuple[Any, ...]] = {
+    "betas": ([],),
+    "billing_policy": (),
+    "compaction": (),
+    "container": (),
+    "context_management": (
+        {},
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    ),
+    "diagnostics": ({}, {"previous_message_id": None}),
+    "fallback_credit_token": (),
+    "fallbacks": ([],),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "output_format": (),
+    "speed": ("standard",),
+    "thread": (),
+    "user_profile_id": (),
+    "workspace_id": (),
+}
+BLOCK_REFUSED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("caller",), ({"type": "direct"},)),
+    **dict.fromkeys(("citations",), ([], {"enabled": False})),
+    **dict.fromkeys(("context", "data", "file_id", "source", "title", "tool_name", "toolset_name"), ()),
+}
 _RENAMED = {p.sglang for p in PARAMETERS if p.sglang and p.sglang not in REFUSED}
 NO_CODE = "code never comes in a request: logits_processors names those of the launch"
 _SHARED_HINTS = {
@@ -294,10 +333,32 @@ HINTS = {
     "sampling_params": "its fields belong into the body itself here",
 }
 """Advice about a refused field, by its name."""
+MESSAGES_HINTS = {
+    **HINTS,
+    "container": "no code runs here",
+    "context_management": "send the messages that the model is to see",
+    "inference_geo": "this server is where it is",
+    "mcp_servers": "call them yourself, and send their tools as tools",
+    "output_format": "it is called output_config.format here",
+    "speed": "there is one speed",
+    **dict.fromkeys(("max_completion_tokens", "max_new_tokens"), "it is called max_tokens here"),
+    **dict.fromkeys(("reasoning_effort", "effort"), "it is called output_config.effort here"),
+    **dict.fromkeys(
+        ("response_format", "structured_outputs", "guided_json", "json_schema"),
+        "output_config.format has a schema",
+    ),
+    "stop": "it is called stop_sequences here",
+    "thinking_token_budget": "it is called thinking.budget_tokens here",
+    "parallel_tool_calls": "it is called tool_choice.disable_parallel_tool_use here",
+    "user": "it is called metadata.user_id here",
+    "n": "an answer is one message",
+}
 EXAMPLES = {
     "kv_cache_retention_config": '{"max_tokens": 1024}',
     "logits_processors": f'[{{"name": "NAME", "args": {{}}}}]; {NO_CODE}',
     "messages": '[{"role": "user", "content": "TEXT"}]',
+    "output_config": '{"effort": "low"}',
+    "thinking": '{"type": "enabled", "budget_tokens": 1024}',
     "prediction": '{"type": "content", "content": "TEXT"}',
     "response_format": '{"type": "json_object"}',
     "sampling_params": '{"max_new_tokens": 32}, one for all prompts',
@@ -361,6 +422,20 @@ _OPENAI = FieldTable(
     {"stream_options": StreamOptions, **_RETENTION, **_GUIDES, **_PROCESSORS},
 )
 _CONVERSATION = {"messages": MessageBody}
+_MESSAGES = FieldTable(
+    {},
+    {**REFUSED, **MESSAGES_REFUSED},
+    MESSAGES_HINTS,
+    _GENERATING,
+    {
+        "messages": TurnBody,
+        "metadata": MetadataBody,
+        "output_config": OutputConfigBody,
+        "system": TextBlock,
+        "thinking": ThinkingBody,
+        "tool_choice": ToolUseChoiceBody,
+    },
+)
 
 FIELD_TABLES: dict[type, FieldTable] = {
     CompletionBody: _OPENAI,
@@ -374,6 +449,22 @@ FIELD_TABLES: dict[type, FieldTable] = {
         _GENERATING,
         {"sampling_params": GenerateSampling, **_RETENTION, **_PROCESSORS},
     ),
+    MessagesBody: _MESSAGES,
+    CountTokensBody: _MESSAGES,
+    TurnBody: FieldTable(nested={"content": BlockBody}),
+    BlockBody: FieldTable(
+        {}, BLOCK_REFUSED, dict.fromkeys(("source", "data"), TEXT_ONLY), nested={"content": TextBlock}
+    ),
+    TextBlock: FieldTable({}, BLOCK_REFUSED, dict.fromkeys(("source", "data"), TEXT_ONLY)),
+    MetadataBody: FieldTable(),
+    OutputConfigBody: FieldTable(
+        refused={"task_budget": ()},
+        hints={"task_budget": "max_tokens limits an answer"},
+        nested={"format": OutputFormatBody},
+    ),
+    OutputFormatBody: FieldTable(),
+    ThinkingBody: FieldTable(),
+    ToolUseChoiceBody: FieldTable(),
     # Nothing is generated, so fields about generation have no effect.
     EmbeddingBody: FieldTable(TAKEN, REFUSED, HINTS),
     ScoreBody: FieldTable(TAKEN, REFUSED, HINTS),

@@ -10,6 +10,14 @@ from typing import Any
 import msgspec
 
 from carousel.conversation import MessageBody, TextPart
+from carousel.server.anthropic.types import (
+    MAX_BLOCKS,
+    BlockBody,
+    CountTokensBody,
+    MessagesBody,
+    TextBlock,
+    TurnBody,
+)
 from carousel.server.openai.embedding_types import MAX_INPUTS, EmbeddingBody
 from carousel.server.openai.types import MAX_PROMPTS, ChatBody, CompletionBody
 from carousel.server.request.large_json import PIECE_BYTES, QUOTE, LargeJson, Span, TooManyChars, TooManyParts
@@ -35,13 +43,44 @@ MAX_MESSAGE_STRINGS = 5 * MAX_TURNS
 """Maximum number of names and values in all messages. A message has four, for its role and its text, and each
 text part four; a tool call has ten.
 """
-_TEXTS_OF_HISTORY = ("reasoning_content", "reasoning")
-HISTORY_BYTES = dict.fromkeys(("tool_calls", *_TEXTS_OF_HISTORY), MAX_FURTHER_BYTES)
-"""Maximum number of bytes of these fields of a message."""
 _NONE_BOUNDED: Mapping[str, int] = {}
 
 _PLACE = re.compile(r" - at `\$(?:\[(?P<number>\d+)\])?(?P<rest>[^`]*)`$")
 """Place of a fault in msgspec's message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Objects of a large list: the messages of a conversation, or parts of one."""
+
+    kind: Any
+    large: tuple[str, ...]
+    """Fields with a text that must fit, or a list of `items`."""
+    items: Shape | None = None
+    texts: tuple[str, ...] = ()
+    """Texts of an earlier answer, such as its reasoning."""
+    calls: tuple[str, ...] = ()
+    """Fields with calls of tools of an earlier answer."""
+    max_items: int = MAX_MESSAGE_STRINGS
+    """Maximum number of such objects in a list."""
+
+    @property
+    def bounded(self) -> dict[str, int]:
+        """Return the maximum number of bytes of the fields of an earlier answer."""
+        return dict.fromkeys((*self.texts, *self.calls), MAX_FURTHER_BYTES)
+
+
+MESSAGES = Shape(
+    MessageBody,
+    ("content",),
+    Shape(TextPart, ("text",)),
+    ("reasoning_content", "reasoning"),
+    ("tool_calls",),
+    MAX_TURNS,
+)
+TEXT_BLOCKS = Shape(TextBlock, ("text",), max_items=MAX_BLOCKS)
+BLOCKS = Shape(BlockBody, ("text", "content"), TEXT_BLOCKS, ("thinking",), ("input",), MAX_BLOCKS)
+TURNS = Shape(TurnBody, ("content",), BLOCKS, max_items=MAX_TURNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +91,8 @@ class LargeField:
     """Maximum number of texts or lists of ids."""
     has_texts: bool = True
     has_ids: bool = True
-    is_conversation: bool = False
+    items: Shape | None = None
+    """Objects of the field's list, if it may be a list of objects."""
     is_for_model: bool = True
     """True if each text, also that of each message, must fit into the model's context: chat templates are not
     expected to leave out more of a message than the model can read.
@@ -63,8 +103,7 @@ class LargeField:
     @property
     def stand_in(self) -> bytes:
         """Return a small value for the field, used while the other fields are decoded."""
-        is_list = self.is_conversation or self.max_raw_bytes or not self.has_texts
-        return b"[]" if is_list else b'""'
+        return b"[]" if self.max_raw_bytes or not self.has_texts else b'""'
 
 
 async def no_bound() -> None:
@@ -84,17 +123,28 @@ class PromptLimits:
 PROMPT = LargeField()
 TEXTS = LargeField(has_ids=False)
 IDS = LargeField(has_texts=False)
-CONVERSATION = LargeField(is_conversation=True)
+CONVERSATION = LargeField(has_texts=False, has_ids=False, items=MESSAGES)
+TOOLS = LargeField(max_raw_bytes=MAX_TOOLS_BYTES)
 LARGE_FIELDS: dict[type, dict[str, LargeField]] = {
     CompletionBody: {"prompt": PROMPT},
-    ChatBody: {"messages": CONVERSATION, "tools": LargeField(max_raw_bytes=MAX_TOOLS_BYTES)},
+    ChatBody: {"messages": CONVERSATION, "tools": TOOLS},
+    **{
+        kind: {
+            "messages": LargeField(
+                has_texts=False, has_ids=False, items=TURNS, is_for_model=kind is MessagesBody
+            ),
+            "system": LargeField(has_ids=False, items=TEXT_BLOCKS, is_for_model=kind is MessagesBody),
+            "tools": TOOLS,
+        }
+        for kind in (MessagesBody, CountTokensBody)
+    },
     GenerateBody: {"text": TEXTS, "input_ids": IDS},
     EmbeddingBody: {"input": LargeField(MAX_INPUTS)},
     ScoreBody: dict.fromkeys(("text_1", "text_2"), LargeField(MAX_INPUTS, has_ids=False)),
     RerankBody: {"documents": LargeField(MAX_INPUTS, has_ids=False)},
     TokenizeBody: {
         "prompt": LargeField(has_ids=False, is_for_model=False),
-        "messages": LargeField(is_conversation=True, is_for_model=False),
+        "messages": LargeField(has_texts=False, has_ids=False, items=MESSAGES, is_for_model=False),
     },
     DetokenizeBody: {"tokens": IDS},
 }
@@ -160,19 +210,19 @@ async def decode_large(
     if not field.is_for_model:
         limits = PromptLimits(limits.max_ids)
     first = body.first(span)
-    if span.size > GROUP_BYTES and first == QUOTE and field.has_texts and not field.is_conversation:
+    if span.size > GROUP_BYTES and first == QUOTE and field.has_texts:
         return await _text_that_fits(name, name, body, span, limits)
     if span.size <= GROUP_BYTES or first != LIST:
         data = await _beginning(body, span)
-        if field.is_conversation and first == LIST:
-            return _cleaned(data, MessageBody, name, "", 0, filter_)
+        if field.items is not None and first == LIST:
+            return _cleaned(data, field.items.kind, name, "", 0, filter_)
         return msgspec.json.decode(data, type=kind)
     try:
-        if field.is_conversation:
-            return await _Conversation(name, body, limits, filter_).messages(span)
+        if field.items is not None:
+            return await _Conversation(name, body, limits, filter_).objects(span, field.items)
         return await _Prompts(name, body, field, limits).decode(span)
     except TooManyParts:
-        most = MAX_TURNS if field.is_conversation else field.max_items
+        most = field.max_items if field.items is None else field.items.max_items
         raise InvalidRequest(f"{name}: at most {most} of them are taken", param=name) from None
 
 
@@ -260,7 +310,7 @@ class _Prompts:
 
 
 class _Conversation:
-    """List of messages, each with a text or a list of texts."""
+    """List of messages, each with a text or a list of parts; or a list of such parts."""
 
     def __init__(self, name: str, body: LargeJson, limits: PromptLimits, filter_: FieldFilter) -> None:
         self._name = name
@@ -269,27 +319,25 @@ class _Conversation:
         self._filter = filter_
         self._num_strings = 0
 
-    async def messages(self, span: Span) -> list[MessageBody]:
-        return await self._list("", span, MessageBody, "content", MAX_TURNS)
+    async def objects(self, span: Span, shape: Shape) -> list[Any]:
+        return await self._list("", span, shape)
 
-    async def _list(self, where: str, span: Span, kind: Any, large: str, most: int) -> list[Any]:
-        """Return the objects of a list. `large` is the field of each that may be large, and `where` the place
-        of the list, starting with the name of the conversation.
-        """
+    async def _list(self, where: str, span: Span, shape: Shape) -> list[Any]:
+        """Return the objects of a list. `where` is the place of the list, within the conversation."""
         items: list[Any] = []
         group = Span(0, 0)
         """Consecutive small objects."""
-        async for each in self._body.elements(span, most):
+        async for each in self._body.elements(span, shape.max_items):
             is_large = each.size > GROUP_BYTES
             if group.size and (is_large or each.end - group.start > GROUP_BYTES):
-                items += await self._small(where, len(items), group, kind)
+                items += await self._small(where, len(items), group, shape.kind)
                 group = Span(0, 0)
             if is_large:
-                items.append(await self._large(where, len(items), each, kind, large))
+                items.append(await self._large(where, len(items), each, shape))
             else:
                 group = Span(group.start if group.size else each.start, each.end)
         if group.size:
-            items += await self._small(where, len(items), group, kind)
+            items += await self._small(where, len(items), group, shape.kind)
         return items
 
     async def _small(self, where: str, number: int, span: Span, kind: Any) -> list[Any]:
@@ -298,28 +346,30 @@ class _Conversation:
         self._count(count_strings(data))
         return _cleaned(b"[" + data + b"]", kind, self._name, where, number, self._filter)
 
-    async def _large(self, in_list: str, number: int, span: Span, kind: Any, large: str) -> Any:
+    async def _large(self, in_list: str, number: int, span: Span, shape: Shape) -> Any:
         """Decode the object number `number` of the list `in_list`."""
-        where = f"{in_list}[{number}]"
+        where, kind = f"{in_list}[{number}]", shape.kind
         if self._body.first(span) != OBJECT:
             return _decode(await _beginning(self._body, span), kind, where)
         path = f"{self._name}{where}."
-        bounded = HISTORY_BYTES if kind is MessageBody else _NONE_BOUNDED
-        spans = await cut_fields(self._body, span, kind, {large}, GROUP_BYTES, self._filter, path, bounded)
+        spans = await cut_fields(
+            self._body, span, kind, shape.large, GROUP_BYTES, self._filter, path, shape.bounded
+        )
         made: dict[str, Any] = {}
         """Values that are decoded by themselves."""
         fields: dict[str, bytes] = {}
         for name, value in spans.items():
             first = self._body.first(value)
-            if name == large and first == LIST and kind is MessageBody:
-                made[name] = await self._list(f"{where}.{name}", value, TextPart, "text", MAX_MESSAGE_STRINGS)
-            elif first == QUOTE and name == large:
+            is_large = name in shape.large
+            if is_large and first == LIST and shape.items is not None:
+                made[name] = await self._list(f"{where}.{name}", value, shape.items)
+            elif first == QUOTE and is_large:
                 made[name] = await _text_that_fits(
                     self._name, f"{path}{name}", self._body, value, self._limits
                 )
-            elif first == QUOTE and name in _TEXTS_OF_HISTORY:
+            elif first == QUOTE and name in shape.texts:
                 made[name] = await self._body.text(value)
-            elif name == large:
+            elif is_large:
                 fields[name] = await _beginning(self._body, value)
             else:
                 fields[name] = await self._body.read(value)

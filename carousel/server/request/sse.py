@@ -24,8 +24,10 @@ TEXT_MARK = uuid.uuid4().hex
 _encode = msgspec.json.Encoder().encode
 
 
-def sse_event(body: msgspec.Struct) -> bytes:
-    return b"data: %b\n\n" % _encode(body)
+def sse_event(body: msgspec.Struct, name: bytes = b"") -> bytes:
+    """Return an event; `name` is its type, which OpenAI's events do not have."""
+    head = b"event: %b\n" % name if name else b""
+    return b"%bdata: %b\n\n" % (head, _encode(body))
 
 
 class DoneEvents:
@@ -42,9 +44,9 @@ class TextEvent:
 
     __slots__ = ("_head", "_tail")
 
-    def __init__(self, template: msgspec.Struct) -> None:
-        """`template` has TEXT_MARK in the place of the text."""
-        self._head, mark, self._tail = sse_event(template).partition(_encode(TEXT_MARK))
+    def __init__(self, template: msgspec.Struct, name: bytes = b"") -> None:
+        """`template` has TEXT_MARK in the place of the text, and `name` is the type of the events."""
+        self._head, mark, self._tail = sse_event(template, name).partition(_encode(TEXT_MARK))
         assert mark, "the template has no place for the text"
 
     def with_text(self, text: str) -> bytes:

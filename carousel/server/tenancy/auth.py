@@ -30,8 +30,10 @@ class ApiKeyMiddleware:
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
             tenant = self._tenants.of_key(_given_key(scope))
             if tenant is None:
-                error = Unauthorized("a valid API key is required: Authorization: Bearer KEY")
-                await error_response(error)(scope, receive, send)
+                error = Unauthorized(
+                    "a valid API key is required: Authorization: Bearer KEY, or x-api-key: KEY"
+                )
+                await error_response(error, scope)(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
@@ -58,9 +60,18 @@ def tenant_of(scope: MutableMapping[str, Any]) -> Tenant:
 
 
 def _given_key(scope: Scope) -> bytes:
-    """Return the key of a request; empty, which is never valid, if there is none or several."""
-    given: list[bytes] = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(given) != 1:
+    """Return the key of a request: that of OpenAI's header, or of Anthropic's. Returns an empty key, which is
+    never valid, if there is none, if a header comes twice, or if both come with different keys.
+    """
+    bearers: list[bytes] = []
+    keys: list[bytes] = []
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            bearers.append(key.strip() if scheme.lower() == b"bearer" else b"")
+        elif name == b"x-api-key":
+            keys.append(value.strip())
+    if len(bearers) > 1 or len(keys) > 1:
         return b""
-    scheme, _, key = given[0].partition(b" ")
-    return key.strip() if scheme.lower() == b"bearer" else b""
+    given = {*bearers, *keys}
+    return given.pop() if len(given) == 1 else b""

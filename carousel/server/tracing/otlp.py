@@ -23,6 +23,7 @@ from carousel.client.core.request_builder import NUMBERS
 from carousel.client.tracing.phases import RequestPhase, phases_of
 from carousel.client.tracing.trace_context import SAMPLED
 from carousel.server.admin.metrics import Metrics
+from carousel.server.http.errors import MESSAGES
 from carousel.server.tracing.content import input_messages, output_messages
 from carousel.server.tracing.otlp_encoding import (
     ERROR,
@@ -47,7 +48,7 @@ from runtime.settings.config import RuntimeConfig
 from runtime.wire.sampling_params import SamplingParams
 
 PLAIN = SamplingParams()
-CHAT_PATH = "/v1/chat/completions"
+CHAT_PATHS = ("/v1/chat/completions", MESSAGES)
 CARRIED = (b"traceparent", b"tracestate", b"baggage")
 PHASE_NAMES = {
     name: encode_name(name, INTERNAL) for name in ("tokenize", "queue", "prefill", "decode", "deliver")
@@ -197,7 +198,7 @@ def _operation(asked: TracedRequest) -> str:
     """Return the name of a request's operation, by OpenTelemetry's conventions."""
     if asked.submissions[0].options.get("task") == "embed":
         return "embeddings"
-    return "chat" if asked.scope["path"] == CHAT_PATH else "text_completion"
+    return "chat" if asked.scope["path"] in CHAT_PATHS else "text_completion"
 
 
 def _attributes(asked: TracedRequest, operation: str) -> dict[str, AttributeValue]:

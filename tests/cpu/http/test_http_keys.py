@@ -20,7 +20,7 @@ from runtime.settings.config import RuntimeConfig
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.cpu.http.test_http_control import INFO
 from tests.harness.http.http_front import Front, http_front
-from tests.harness.http.http_tenants import ROLES, authorization, caller, keys_file, tenants_front
+from tests.harness.http.http_tenants import ROLES, authorization, caller, key_of, keys_file, tenants_front
 from tests.harness.ring.fake_ring import finish, output, spell
 from tests.harness.ring.launched import wait_until
 
@@ -28,6 +28,8 @@ USERS = {
     "/",
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/generate",
     "/abort_request",
     "/v1/embeddings",
@@ -81,6 +83,9 @@ def refused(response: httpx.Response, status: int) -> str:
     """The message of an error with this status."""
     assert response.status_code == status, response.text
     body = response.json()["error"]
+    if response.json().get("type") == "error":  # Anthropic's form
+        assert body["type"] == {401: "authentication_error", 403: "permission_error"}[status]
+        return str(body["message"])
     assert {name: body[name] for name in ("type", "param", "code")} == {
         401: {"type": "invalid_request_error", "param": None, "code": "invalid_api_key"},
         403: {"type": "permission_error", "param": None, "code": "permission_denied"},
@@ -139,18 +144,57 @@ def test_a_path_that_is_not_there_is_so_for_every_key(
             refused(client.get(path), 404)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("header", ["Authorization: Bearer ", "x-api-key: "])
 @pytest.mark.parametrize(("name", "status"), [("nobody", 401), ("mona", 403)])
 def test_who_may_not_is_told_so_before_the_body_is_read(
-    served: tuple[Front, dict[str, httpx.Client]], name: str, status: int
+    served: tuple[Front, dict[str, httpx.Client]], name: str, status: int, header: str, path: str
 ) -> None:
     front, _ = served
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with front.connect() as connection:
-        connection.sendall(f"{head}Content-Length: 1000000\r\n{authorization(name)}\r\n".encode())
+        connection.sendall(f"{head}Content-Length: 1000000\r\n{header}{key_of(name)}\r\n\r\n".encode())
         received = b""
-        while b"}}" not in received:
+        while b"}" not in received:
             received += connection.recv(65536)
         assert received.startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("x-api-key", "alice")], 200),
+        ([("x-api-key", "nobody")], 401),
+        ([("x-api-key", "")], 401),
+        ([("x-api-key", "mona")], 403),
+        ([("x-api-key", "alice"), ("authorization", "alice")], 200),
+        ([("x-api-key", "alice"), ("authorization", "bob")], 401),
+        ([("x-api-key", "nobody"), ("authorization", "alice")], 401),
+        ([("x-api-key", "alice"), ("authorization", "nobody")], 401),
+        ([("x-api-key", "alice"), ("x-api-key", "alice")], 401),
+        ([("x-api-key", "alice"), ("x-api-key", "root")], 401),
+        ([("authorization", "alice"), ("authorization", "alice")], 401),
+    ],
+)
+@pytest.mark.parametrize("path", ["/version", "/v1/models"])
+def test_a_key_in_either_header_is_the_same_key(
+    served: tuple[Front, dict[str, httpx.Client]], headers: list[tuple[str, str]], status: int, path: str
+) -> None:
+    front, _ = served
+    spelled = {"x-api-key": "", "authorization": "Bearer "}
+    given = [(name, f"{spelled[name]}{key_of(who)}" if who else "") for name, who in headers]
+    assert front.http.get(path, headers=given).status_code == status
+
+
+def test_a_key_in_anthropics_header_is_not_one_of_another_scheme(
+    served: tuple[Front, dict[str, httpx.Client]],
+) -> None:
+    front, _ = served
+    for other in (f"Basic {key_of('alice')}", key_of("alice"), "Bearer"):
+        refused(front.http.get("/version", headers={"Authorization": other}), 401)
+        both = {"Authorization": other, "x-api-key": key_of("alice")}
+        refused(front.http.get("/version", headers=both), 401)
+    refused(front.http.get("/version", headers={"x-api-key": f"Bearer {key_of('alice')}"}), 401)
 
 
 def test_open_metrics_need_no_role(tmp_path: Path) -> None:

@@ -127,7 +127,6 @@ def test_probes_are_not_logged(front: Front, caplog: pytest.LogCaptureFixture) -
     [
         ("/v1/responses", "/v1/chat/completions"),
         ("/v1/responses/resp_1/cancel", "/v1/chat/completions"),
-        ("/v1/messages", "/v1/chat/completions"),
         ("/v1/audio/transcriptions", "text only"),
         ("/v1/classify", "/v1/score"),
         ("/v1/batches", "completions take up to"),
