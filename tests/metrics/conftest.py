@@ -38,6 +38,8 @@ class Prometheus:
 
     def __init__(self, port: int) -> None:
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+        self._scraped_at = 0.0
+        self._moment: dict[str, float] = {}
 
     def _ask(self, path: str, **about: Any) -> Any:
         answer = self.http.get(f"/api/v1/{path}", params=about).json()
@@ -45,8 +47,8 @@ class Prometheus:
         return answer["data"]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Series of an expression at this moment."""
-        series: list[dict[str, Any]] = self._ask("query", query=expression)["result"]
+        """Series of an expression at this moment, or at that of `stay`."""
+        series: list[dict[str, Any]] = self._ask("query", query=expression, **self._moment)["result"]
         return series
 
     def value(self, expression: str) -> float:
@@ -64,12 +66,22 @@ class Prometheus:
         return [rule for group in groups for rule in group["rules"]]
 
     def wait_scrapes(self, count: int) -> None:
-        """Wait until so many scrapes have begun and ended from now on."""
+        """Wait until so many scrapes have begun from now on and have had an answer."""
         for _ in range(count):
             wait_until(partial(self._has_scraped, time.time()), 10.0, "a scrape")
 
+    def stay(self) -> None:
+        """Answer all that follows as of the next scrape with an answer. After one without, as on a busy
+        machine, no series has a value.
+        """
+        self.wait_scrapes(1)
+        self._moment = {"time": self._scraped_at}
+
     def _has_scraped(self, since: float) -> bool:
-        return any(float(each["value"][1]) > since for each in self.query("timestamp(up)"))
+        for series in self.query("timestamp(up) and up == 1"):
+            self._scraped_at = float(series["value"][1])
+            return self._scraped_at > since
+        return False
 
 
 @contextmanager

@@ -91,6 +91,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
                 if half == 0:
                     replace_one(launch)
             server.wait_scrapes(2)
+            server.stay()
             yield Run(launch, server, sent)
 
 

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ SLACK = 5.0
 """
 START_S = 30.0
 STOP_S = 10.0
+PORTS, NUM_PORTS_OF_ONE = range(20000, 32000), 1000
 IN_NETWORK = ("ip", "netns", "exec")
 
 
@@ -42,10 +44,27 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
     return time.monotonic() - began
 
 
+@cache
+def _ports_to_look_at() -> tuple[range, socket.socket | None]:
+    """Ports that no other test process looks at, and what keeps them from it: a name that only one process of
+    this machine can have. All ports where there are more test processes than shares.
+    """
+    for number in range(len(PORTS) // NUM_PORTS_OF_ONE):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0carousel-tests-ports-{number}")
+        except OSError:
+            claim.close()
+        else:
+            return PORTS[number * NUM_PORTS_OF_ONE :][:NUM_PORTS_OF_ONE], claim
+    return PORTS, None
+
+
 def free_ports(count: int, host: str = "127.0.0.1") -> int:
     """The first of so many ports in a row that nobody listens on, below those that the system hands out."""
-    # At random: other test runs look too, and a port that has just been used stays taken for a while.
-    for first in random.sample(range(20000, 32000), 100):
+    ports, _ = _ports_to_look_at()
+    # At random: a port that has just been used stays taken for a while.
+    for first in random.sample(ports[: len(ports) - count], 100):
         with ExitStack() as stack:
             try:
                 for port in range(first, first + count):
