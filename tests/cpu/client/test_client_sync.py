@@ -21,6 +21,7 @@ from carousel import (
     RequestError,
     SamplingParams,
 )
+from carousel.client.core.mailbox import Item, Mailbox
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.handle import client_of
 from runtime.wire.messages import GenerateRequest, SequenceOutput
@@ -253,7 +254,16 @@ def test_a_timeout_may_be_longer_than_any_clock(client: Client, timeout: float) 
     assert client.server_info(timeout=timeout)
 
 
-def test_closing_a_stream_ends_the_thread_that_waits_for_it(tmp_path: Path) -> None:
+def test_closing_a_stream_ends_the_thread_that_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, waits = Mailbox.take, threading.Event()
+
+    def noted(mailbox: Mailbox, deadline: float | None) -> list[Item]:
+        waits.set()
+        return take(mailbox, deadline)
+
+    monkeypatch.setattr(Mailbox, "take", noted)
     with fake_ring(tmp_path) as ring, Client(tmp_path) as client:
         stream = client.stream("x")
         caught: list[BaseException] = []
@@ -266,7 +276,7 @@ def test_closing_a_stream_ends_the_thread_that_waits_for_it(tmp_path: Path) -> N
 
         reader = threading.Thread(target=read)
         reader.start()
-        ring.wait_request()
+        assert waits.wait(WAIT_S)
         stream.close()
         reader.join(WAIT_S)
         assert len(caught) == 1

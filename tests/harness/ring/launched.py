@@ -45,9 +45,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
 
 
 @cache
-def _ports_to_look_at() -> tuple[range, socket.socket | None]:
-    """Ports that no other test process looks at, and what keeps them from it: a name that only one process of
-    this machine can have. All ports where there are more test processes than shares.
+def _ports_to_look_at() -> range:
+    """Ports that no other test process looks at: a name that only one of this machine can have keeps them
+    from it until this one ends. All ports where there are more test processes than shares.
     """
     for number in range(len(PORTS) // NUM_PORTS_OF_ONE):
         claim = socket.socket(socket.AF_UNIX)
@@ -56,13 +56,14 @@ def _ports_to_look_at() -> tuple[range, socket.socket | None]:
         except OSError:
             claim.close()
         else:
-            return PORTS[number * NUM_PORTS_OF_ONE :][:NUM_PORTS_OF_ONE], claim
-    return PORTS, None
+            claim.detach()
+            return PORTS[number * NUM_PORTS_OF_ONE :][:NUM_PORTS_OF_ONE]
+    return PORTS
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> int:
     """The first of so many ports in a row that nobody listens on, below those that the system hands out."""
-    ports, _ = _ports_to_look_at()
+    ports = _ports_to_look_at()
     # At random: a port that has just been used stays taken for a while.
     for first in random.sample(ports[: len(ports) - count], 100):
         with ExitStack() as stack:
