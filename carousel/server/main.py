@@ -178,6 +178,7 @@ def _http_server(state: ServerState) -> HttpServer:
         max_connections=config.max_connections,
         max_per_address=config.max_connections_per_address,
         body_pace=state.body_pace,
+        unread=state.unread,
         own_root_path=config.root_path,
         ssl_certfile=config.ssl_certfile or None,
         ssl_keyfile=config.ssl_keyfile or None,

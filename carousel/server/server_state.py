@@ -23,6 +23,7 @@ from carousel.server.running import RunningRequests
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.places import Places
 from carousel.server.tenancy.tenant_table import TenantTable
+from carousel.server.tenancy.unread_answers import UnreadAnswers
 from carousel.server.tracing.http_spans import HttpSpans
 from carousel.server.tracing.sampling import new_traceparent
 from carousel.server.tracing.tracing import RequestTrace, TracedRequest, Tracing
@@ -73,6 +74,7 @@ class ServerState:
     profile_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the timelines of requests are made events of a profile."""
     entrance: Entrance = field(default_factory=Entrance)
+    unread: UnreadAnswers = field(default_factory=UnreadAnswers)
     pace: WritePace = field(default_factory=WritePace)
     probe: asyncio.Task[tuple[str, str]] | None = None
     """The latest request of /health_generate."""

@@ -23,6 +23,7 @@ from carousel.server.http.connection_turns import BYTES_PER_COST, HEAD_COST, REQ
 from carousel.server.http.errors import error_body, error_headers
 from carousel.server.http.flow import Flow, with_short_cuts
 from carousel.server.tenancy.auth import tenant_of
+from carousel.server.tenancy.unread_answers import UnreadAnswers
 from runtime.base.errors import Overloaded, RequestError
 
 MAX_HEAD_BYTES = 32 << 10
@@ -54,12 +55,13 @@ class HttpProtocol(HttpToolsProtocol):
         count: ConnectionCount,
         turns: ConnectionTurns,
         pace: BodyPace,
+        unread: UnreadAnswers,
         root_path: bytes,
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """`count`, `turns` and `pace` are shared by all connections of this process. `root_path` is the
-        prefix that the application removes from paths.
+        """`count`, `turns`, `pace` and `unread` are shared by all connections of this process. `root_path` is
+        the prefix that the application removes from paths.
         """
         super().__init__(*args, **kwargs)
         self._root_path = root_path
@@ -67,6 +69,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._logs_access: bool = self.access_log
         self._turns = turns
         self._pace = pace
+        self._unread = unread
         self._unparsed = b""
         """Received bytes that wait for a turn."""
         self._cost = 0
@@ -111,6 +114,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._count.remove(self._address)
+        self._unread.resume(self.transport)
         self._stop_head_timer()
         self._stop_unread_timer()
         self._unset_keepalive_if_required()
@@ -119,6 +123,15 @@ class HttpProtocol(HttpToolsProtocol):
         # They refer to this object, too: a cycle for the collector.
         self.pipeline.clear()
         self.cycle = self._in_work = None  # type: ignore[assignment]
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        tenant = "" if self.cycle is None else tenant_of(cast(Any, self.cycle.scope)).name
+        self._unread.pause(self.transport, tenant)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread.resume(self.transport)
 
     def eof_received(self) -> None:
         """End the connection, because the client has left. The request's handler is told at once: the loss of

@@ -19,6 +19,7 @@ from carousel.server.http.connection_count import RESERVED_DESCRIPTORS, Connecti
 from carousel.server.http.connection_turns import ConnectionTurns
 from carousel.server.http.paced_reader import READ_BYTES, PacedReader
 from carousel.server.http.protocol import HttpProtocol
+from carousel.server.tenancy.unread_answers import UnreadAnswers
 
 RETRY_S = 1.0
 ACCEPTED_IN_TURN = 4
@@ -49,12 +50,13 @@ class HttpServer(uvicorn.Server):
         max_connections: int,
         max_per_address: int,
         body_pace: BodyPace,
+        unread: UnreadAnswers,
         own_root_path: str = "",
         **settings: Any,
     ) -> None:
-        """`max_per_address` 0 means no limit; one connection too many is answered with 503. `body_pace` is
-        the application's, which learns here what is being served. `own_root_path` is the prefix that the
-        application removes from paths. `settings` are uvicorn's.
+        """`max_per_address` 0 means no limit; one connection too many is answered with 503. `body_pace` and
+        `unread` are the application's; the former learns here what is being served. `own_root_path` is the
+        prefix that the application removes from paths. `settings` are uvicorn's.
         """
         self._root_path = own_root_path.encode()
         most = openable(max_connections)
@@ -69,6 +71,7 @@ class HttpServer(uvicorn.Server):
         )
         self._turns = ConnectionTurns()
         self._body_pace = body_pace
+        self._unread = unread
         self._buffer = memoryview(bytearray(READ_BYTES))
         # Called like a protocol class.
         protocol = cast(type[HttpProtocol], self._read_connection)
@@ -145,7 +148,7 @@ class HttpServer(uvicorn.Server):
 
     def _read_connection(self, **about: Any) -> PacedReader:
         make_protocol = partial(
-            HttpProtocol, self._count, self._turns, self._body_pace, self._root_path, **about
+            HttpProtocol, self._count, self._turns, self._body_pace, self._unread, self._root_path, **about
         )
         reader = PacedReader(make_protocol, self._turns, self._buffer)
         if self.config.ssl is not None:

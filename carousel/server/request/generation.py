@@ -51,6 +51,10 @@ LARGE_DELTA = 8
 """Number of tokens with log-probabilities from which on a delta is spelled in a turn of its own. Single steps
 bring fewer.
 """
+MANY_VALUES = 8192
+"""Number of values beside text from which on an answer, of half a MiB or more, waits for those that are not
+read.
+"""
 T = TypeVar("T")
 EncodingOption: TypeAlias = Literal[
     "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"
@@ -316,7 +320,13 @@ class Generation(Response):
             completions = await all_results(calls)
         # Formatting many log-probabilities or vectors takes long; other callers' tokens must not wait for it.
         is_long = self._submissions[0].options.get("task") == "embed" or _is_long(self._sampling)
-        body = await asyncio.to_thread(self._body, completions) if is_long else self._body(completions)
+        if not is_long:
+            body = self._body(completions)
+        elif _num_values(completions, self._sampling) <= MANY_VALUES:
+            body = await asyncio.to_thread(self._body, completions)
+        else:
+            async with self._server.unread.turn(self._tenant.name):
+                body = await asyncio.to_thread(self._body, completions)
         await Response(body, media_type="application/json")(scope, receive, send)
 
     def _body(self, completions: Sequence[Completion]) -> bytes:
@@ -431,6 +441,20 @@ def _is_long(sampling: SamplingParams) -> bool:
     wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     wants_logits = sampling.return_context_logits or sampling.return_generation_logits
     return wants_logprobs or wants_logits or bool(sampling.additional_outputs)
+
+
+def _num_values(completions: Sequence[Completion], sampling: SamplingParams) -> int:
+    """Return the number of values beside text and ids, or more, that an answer has."""
+    num_top = 1 + max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
+    total = 0
+    for each in completions:
+        arrays = [each.embedding, each.context_logits, *each.additional_context_outputs.values()]
+        total += len(each.prompt_logprobs) * num_top * sampling.n
+        for output in each.outputs:
+            arrays += [output.generation_logits, *output.additional_generation_outputs.values()]
+            total += len(output.logprobs) * num_top
+        total += sum(array.size for array in arrays if array is not None)
+    return total
 
 
 def _is_large(delta: Delta) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from carousel.server.openai.logprobs import TokenSpeller, in_pieces
 from carousel.server.sglang import generate_format
 from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
 from carousel.server.sglang.generate_types import Logprob
+from carousel.server.tenancy import unread_answers
+from carousel.server.tenancy.unread_answers import UnreadAnswers
 from runtime.wire.format import TOKEN_BYTES, pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput, Usage
 from tests.harness.http.http_front import http_front
@@ -302,6 +306,41 @@ def test_of_many_logprobs_a_piece_is_unpacked_at_a_time(
                 assert answer.status_code == 200, answer.text
                 assert sum(made) >= 21 * (num_tokens - 1)
                 assert max(made) <= MAX_PIECE
+
+
+def test_answers_that_nobody_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen connections had the server hold 240 MB, and a thousand as much as there was."""
+    size, num_callers = 2 << 20, 16
+    make, pause = UnreadAnswers.__init__, UnreadAnswers.pause
+    unread: list[int] = []
+
+    def noted(self: UnreadAnswers, *about: Any) -> None:
+        pause(self, *about)
+        unread.append(self.num_bytes)
+
+    monkeypatch.setattr(UnreadAnswers, "__init__", lambda self: make(self, size))
+    monkeypatch.setattr(UnreadAnswers, "pause", noted)
+    monkeypatch.setattr(unread_answers, "GRACE_S", 0.1)
+    monkeypatch.setattr(unread_answers, "CHECK_S", 0.02)
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": NUM_LONG}
+    body |= {"logprobs": True, "top_logprobs": 20}
+    data = json.dumps(body).encode()
+    head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    with http_front(tmp_path, with_all_logprobs, context_length=2048) as front, ExitStack() as stack:
+        whole = len(front.post("/v1/chat/completions", **body).content)
+        assert whole > size / 4
+        unread.clear()
+        for _ in range(num_callers):
+            caller = stack.enter_context(socket.socket())
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            caller.connect(("127.0.0.1", front.port))
+            caller.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + head.encode() + data)
+        deadline_s = time.monotonic() + 60
+        while len(unread) < num_callers:
+            assert time.monotonic() < deadline_s, "each was answered once others were closed"
+            time.sleep(0.02)
+        assert max(unread) <= size + whole
+        assert len(front.post("/v1/chat/completions", **body).content) == whole
 
 
 ONE_OF_ITS_KIND = re.compile(rb'"id":"[^"]*"|"created":\d+|"e2e_latency":[-.e\d]+')

@@ -13,6 +13,7 @@ from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.http.connection_turns import TURN_COST, ConnectionTurns
 from carousel.server.http.protocol import MAX_HEADERS, MAX_PIPELINED, HttpProtocol
+from carousel.server.tenancy.unread_answers import UnreadAnswers
 from tests.harness.http.http_grammar import Stream
 from tests.harness.http.numbered_app import NumberedApp, Visit, check_answers
 
@@ -99,6 +100,7 @@ class BareServer:
             self._count,
             self._turns,
             self._pace,
+            UnreadAnswers(),
             b"",
             config=self._config,
             server_state=self._state,

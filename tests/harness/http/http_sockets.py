@@ -13,6 +13,7 @@ import uvloop
 from carousel.server.http import protocol
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.server import HttpServer
+from carousel.server.tenancy.unread_answers import UnreadAnswers
 from tests.harness.http.http_grammar import Stream
 from tests.harness.http.numbered_app import NumberedApp, Visit, check_answers
 
@@ -100,6 +101,7 @@ class SocketServer:
             max_connections=8192,
             max_per_address=0,
             body_pace=BodyPace(lambda: 0),
+            unread=UnreadAnswers(),
             interface="asgi3",
             timeout_keep_alive=LIMIT_S,
             ws="none",

@@ -1,0 +1,157 @@
+"""UnreadAnswers: limits the bytes of answers that an HTTP process holds for callers who do not read them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from runtime.base.errors import Overloaded
+
+POOL_BYTES = 32 << 20
+GRACE_S = 5.0
+"""Time in which nobody's connection is closed for reading slowly."""
+LEAST_RATE = 256 << 10
+"""Bytes a second: nobody's connection is closed who reads as fast as this."""
+CHECK_S = 1.0
+"""Period in which it is looked at who reads, while there is too much."""
+MAX_WAITING = 64
+"""Maximum number of long answers of one tenant that wait to be formatted, each of up to 4 MB until then."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Caller whose connection has more to read than the kernel and the event loop pass on by themselves."""
+
+    tenant: str
+    began_s: float
+    num_bytes: int
+    """Number of bytes that were unread when it began."""
+    num_left: int
+    """The same, when it was last looked at."""
+
+    def rate(self, now_s: float) -> float:
+        """Return the bytes read in a second."""
+        return (self.num_bytes - self.num_left) / max(now_s - self.began_s, 1e-3)
+
+
+@dataclass(slots=True)
+class _Line:
+    """Long answers of a tenant, of which one at a time is formatted."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_waiting: int = 0
+
+
+class UnreadAnswers:
+    """Answers that are written but not read, in one event loop.
+
+    While they are more than the limit, the tenant with the most loses the connection that reads most slowly,
+    unless it is new or not slow. A long answer is formatted only when there is room, and until then kept in
+    a compact form. A tenant has room while it has no more than an equal part of the limit.
+    """
+
+    def __init__(self, size: int = POOL_BYTES) -> None:
+        self._size = size
+        self._readers: dict[asyncio.Transport, _Reader] = {}
+        self._lines: dict[str, _Line] = {}
+        self._num_bytes = 0
+        """Number of unread bytes, or more: a reader counts for what it had when it was last looked at."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def pause(self, transport: asyncio.Transport, tenant: str) -> None:
+        """Count a connection on which more was written than its caller reads."""
+        self.resume(transport)
+        num_bytes = transport.get_write_buffer_size()
+        self._readers[transport] = _Reader(tenant, _now_s(), num_bytes, num_bytes)
+        self._num_bytes += num_bytes
+        if self._num_bytes > self._size and self._timer is None:
+            self._look()
+
+    def resume(self, transport: asyncio.Transport) -> None:
+        """Forget a connection: its caller has caught up or left."""
+        reader = self._readers.pop(transport, None)
+        if reader is not None:
+            self._num_bytes -= reader.num_left
+            self._wake()
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait until a long answer of the tenant may be formatted. Raises Overloaded if too many wait."""
+        line = self._lines.setdefault(tenant, _Line())
+        if line.num_waiting >= MAX_WAITING:
+            raise Overloaded(
+                "many long answers wait, because earlier ones are not read; read them faster, or close them",
+                code="answers_unread",
+                retry_after_s=GRACE_S,
+            )
+        line.num_waiting += 1
+        try:
+            async with line.turn:
+                while not self._has_room(tenant):
+                    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiters.append(waiter)
+                    await waiter
+                yield
+        finally:
+            line.num_waiting -= 1
+            if not line.num_waiting:
+                del self._lines[tenant]
+
+    def _has_room(self, tenant: str) -> bool:
+        if self._num_bytes <= self._size:
+            return True
+        own = self._bytes_by_tenant().get(tenant, 0)
+        return own * len({*self._lines, *(each.tenant for each in self._readers.values())}) <= self._size
+
+    def _bytes_by_tenant(self) -> dict[str, int]:
+        sums: dict[str, int] = {}
+        for each in self._readers.values():
+            sums[each.tenant] = sums.get(each.tenant, 0) + each.num_left
+        return sums
+
+    def _look(self) -> None:
+        """Look at what has been read, and close connections if too much has not."""
+        self._timer = None
+        for transport, reader in self._readers.items():
+            reader.num_left = transport.get_write_buffer_size()
+        sums, now_s = self._bytes_by_tenant(), _now_s()
+        self._num_bytes = sum(sums.values())
+        while self._num_bytes > self._size:
+            tenant = max(sums, key=lambda each: sums[each])
+            slow = [
+                (rate, transport)
+                for transport, reader in self._readers.items()
+                if reader.tenant == tenant
+                and now_s - reader.began_s >= GRACE_S
+                and (rate := reader.rate(now_s)) < LEAST_RATE
+            ]
+            if not slow:
+                self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._look)
+                break
+            _, transport = min(slow, key=lambda each: each[0])
+            reader = self._readers.pop(transport)
+            sums[tenant] -= reader.num_left
+            self._num_bytes -= reader.num_left
+            transport.abort()
+            logger.warning("a connection was closed that did not read its answer: others need the memory")
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

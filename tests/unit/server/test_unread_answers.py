@@ -1,0 +1,140 @@
+"""UnreadAnswers: answers that nobody reads are bounded, at the cost of those who do not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+
+from carousel.server.tenancy import unread_answers
+from carousel.server.tenancy.unread_answers import MAX_WAITING, UnreadAnswers
+from runtime.base.errors import Overloaded
+
+SIZE = 100
+
+
+def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())
+
+    return run
+
+
+class Transport:
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.is_closed = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_bytes
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+def paused(unread: UnreadAnswers, tenant: str, num_bytes: int) -> Transport:
+    transport = Transport(num_bytes)
+    unread.pause(cast(Any, transport), tenant)
+    return transport
+
+
+@pytest.fixture(autouse=True)
+def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread_answers, "GRACE_S", 0.05)
+    monkeypatch.setattr(unread_answers, "CHECK_S", 0.01)
+    monkeypatch.setattr(unread_answers, "LEAST_RATE", 100.0)
+
+
+async def _end_of(transport: Transport) -> None:
+    async with asyncio.timeout(10):
+        while not transport.is_closed:
+            await asyncio.sleep(0.01)
+
+
+@in_a_loop
+async def test_who_reads_nothing_is_closed_and_who_reads_is_not() -> None:
+    unread = UnreadAnswers(SIZE)
+    slow, reading = paused(unread, "", 60), paused(unread, "", 60)
+    assert not slow.is_closed, "it has time to begin"
+    reading.num_bytes = 55
+    await _end_of(slow)
+    assert not reading.is_closed
+    assert unread.num_bytes == 55
+
+
+@in_a_loop
+async def test_the_tenant_with_the_most_loses_its_connection() -> None:
+    unread = UnreadAnswers(SIZE)
+    other = paused(unread, "other", 20)
+    flood = [paused(unread, "flood", 30) for _ in range(3)]
+    for each in flood:
+        each.num_bytes -= 1
+    await _end_of(next(iter(flood)))
+    await asyncio.sleep(0.05)
+    assert not other.is_closed, "it reads nothing, but has only a fifth"
+    assert [each.is_closed for each in flood] == [True, False, False]
+
+
+@in_a_loop
+async def test_who_reads_fast_enough_stays_however_much_is_unread() -> None:
+    unread = UnreadAnswers(SIZE)
+    transport = paused(unread, "", 100_000)
+    for _ in range(20):
+        transport.num_bytes -= 1000
+        await asyncio.sleep(0.01)
+    assert not transport.is_closed
+    assert unread.num_bytes > SIZE
+
+
+@in_a_loop
+async def test_what_is_unread_within_the_limit_stays() -> None:
+    unread = UnreadAnswers(SIZE)
+    transport = paused(unread, "", SIZE)
+    await asyncio.sleep(0.1)
+    assert not transport.is_closed
+    unread.resume(cast(Any, transport))
+    assert unread.num_bytes == 0
+
+
+@in_a_loop
+async def test_a_long_answer_waits_for_room_but_not_for_that_of_another_tenant() -> None:
+    unread = UnreadAnswers(SIZE)
+    transport = paused(unread, "flood", SIZE + 1)
+    begun: list[str] = []
+
+    async def answer(tenant: str) -> None:
+        async with unread.turn(tenant):
+            begun.append(tenant)
+
+    own = asyncio.create_task(answer("flood"))
+    await asyncio.create_task(answer("other"))
+    assert begun == ["other"]
+    await _end_of(transport)
+    await own
+    assert begun == ["other", "flood"]
+    assert not unread._lines
+
+
+@in_a_loop
+async def test_of_one_tenant_one_long_answer_is_formatted_at_a_time_and_few_wait() -> None:
+    unread = UnreadAnswers(SIZE)
+    end = asyncio.Event()
+    most, now = 0, 0
+
+    async def answer() -> None:
+        nonlocal most, now
+        async with unread.turn("a"):
+            now += 1
+            most = max(most, now)
+            await end.wait()
+            now -= 1
+
+    tasks = [asyncio.create_task(answer()) for _ in range(MAX_WAITING)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="long answers"):
+        await answer()
+    end.set()
+    await asyncio.gather(*tasks)
+    assert most == 1
