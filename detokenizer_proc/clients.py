@@ -15,7 +15,8 @@ from runtime.base.client_id import draw_client_id, is_client_of
 from runtime.base.errors import ProtocolMismatch
 from runtime.ring.tenants import OWNER
 from runtime.wire.format import MAGIC, PING_S, PROTOCOL_VERSION, SILENCE_S, Message
-from runtime.wire.messages import UNIONS, ControlReply, Hello, HelloAck, OutputBatch, Ping, RingStatus
+from runtime.wire.messages import UNIONS, ControlReply, Hello, HelloAck, OutputBatch, Ping
+from runtime.wire.status_page import RingStatus
 from runtime.wire.transport import DECODE_ERRORS, SCHEMA, BadFrames, Frame, MessageCodec
 
 logger = logging.getLogger(__name__)

@@ -193,7 +193,15 @@ class TextStream:
             error = closed.error or ErrorInfo("the sequence failed")
         score = None if beam is None else beam.score
         self.finish = Finish(
-            reason, usage, matched, cumulative, error, closed.perf_metrics, closed.trace, score
+            reason,
+            usage,
+            matched,
+            cumulative,
+            error,
+            closed.perf_metrics,
+            closed.trace,
+            score,
+            closed.weight_version,
         )
 
     def fail(self, error: ErrorInfo) -> None:

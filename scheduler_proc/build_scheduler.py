@@ -8,6 +8,7 @@ from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
 from runtime.settings.config import RuntimeConfig
 from runtime.text.codec import Decoders
 from runtime.wire.plan import WorkerReady
+from runtime.wire.transport import Outbox
 from scheduler_proc.adapter_capacity import make_inline_store, make_slots
 from scheduler_proc.batching.chunk_costs import ChunkCosts
 from scheduler_proc.batching.composition import (
@@ -54,6 +55,7 @@ def build_scheduler(
     ranks: CalledRanks | None = None,
     decoders: Decoders | None = None,
     attention_span: int = 0,
+    to_launcher: Outbox | None = None,
 ) -> Scheduler:
     """Build a Scheduler. Raises ConfigError when a policy or a cache cannot be found.
 
@@ -61,6 +63,7 @@ def build_scheduler(
     - grammar: None where no guides are served. adapters: None where no adapters are served.
     - ranks: None where ranks cannot be called. decoders: None where beam searches have no text.
     - attention_span: as in ChunkCosts; 0 where all chunks of a prompt cost the same.
+    - to_launcher: None where weights cannot be updated.
     """
     page_size = limits.page_size
     max_len = min(config.context_length, limits.max_len, limits.num_pages * page_size)
@@ -80,6 +83,7 @@ def build_scheduler(
         sort_key=sort_key,
         roster=roster,
         patience=Patience(config.max_starvation, config.queue_timeout),
+        weight_version=config.weight_version,
     )
     step_limits = StepLimits(
         config.chunked_prefill_size,
@@ -97,6 +101,8 @@ def build_scheduler(
         snapshots=SnapshotMaker(lifecycle, port.now_s, port.wall_s),
         calls=WorkerCalls(ranks, output, port, config.ranks_per_node if config.nnodes > 1 else 0),
         inline=inline,
+        to_launcher=to_launcher,
+        epoch=port.epoch,
     )
     features = make_features(config, output, kv, port.now_s, grammar, limits.vocab_size, decoders)
     intake = Intake(
@@ -135,6 +141,8 @@ def _settings_in_force(
     """Return the settings as the scheduler applies them, for /server_info."""
     return {
         "model": config.model_names[0],
+        "model_path": config.model,
+        "weight_version": config.weight_version,
         "device": limits.device,
         "batching_type": config.batching,
         "capacity_scheduler": config.request_scheduler or config.capacity_policy,

@@ -128,6 +128,7 @@ def main(context: ProcessContext) -> None:
         ranks=executor if _can_call_ranks(config) else None,
         decoders=_decoders_of_searches(context),
         attention_span=_attention_span(config) if config.enable_dynamic_chunking else 0,
+        to_launcher=context.outbox(context.endpoints.launcher_in) if config.weights_dir else None,
     )
     lifecycle = scheduler.lifecycle
     if context.was_paused:
@@ -144,7 +145,7 @@ def main(context: ProcessContext) -> None:
     context.ready(num_pages=executor.limits.num_pages, max_len=scheduler.rows.tokens.shape[1])
     try:
         heartbeat.beat_after(loop)
-        while not context.stop.is_set():
+        while not (context.stop.is_set() or scheduler.has_given_way):
             timeout_s = loop.turn()
             heartbeat.beat_after(loop)
             if timeout_s:

@@ -71,6 +71,11 @@ class Scheduler:
             self.lifecycle.requests or self.in_flight or self.output.is_blocked or self.controls.calls.is_open
         )
 
+    @property
+    def has_given_way(self) -> bool:
+        """True if the engine gives way to another one, and everything that it has computed has been sent."""
+        return self.controls.gives_way and not (self.in_flight or self.output.is_blocked)
+
     # -- one step -------------------------------------------------------------------------------------------
 
     def step(self, inbox: Iterable[ToScheduler]) -> bool:

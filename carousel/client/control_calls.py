@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Unpack
 
 from carousel.client.core.control import (
@@ -16,6 +17,7 @@ from carousel.client.core.control import (
     check_label,
     check_mode,
     check_num_steps,
+    check_weights,
     documented_as,
 )
 from carousel.client.core.mailbox import Mailbox
@@ -25,6 +27,8 @@ from runtime.wire.messages import ControlOp, PauseMode
 from runtime.wire.stats import IterationStats, RequestStatsPerIteration
 
 CONTROL_TIMEOUT_S = 10.0
+UPDATE_TIMEOUT_S = 600.0
+"""Seconds in which other weights should be loaded; a launch has as many for its start by default."""
 CALL_GRACE_S = 5.0
 """Seconds beyond the timeout of a call to ranks in which the scheduler's answer must arrive."""
 
@@ -120,6 +124,27 @@ class ControlCalls:
         uses it. A later request for one loads it again. Raises RequestError, RingClosed, TimeoutError.
         """
         return self._control("drop_adapter", timeout, label=check_label(name))
+
+    def update_weights(
+        self,
+        path: str | Path,
+        *,
+        weight_version: str = "",
+        abort_all_requests: bool = False,
+        timeout: float = UPDATE_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Replace the model's weights by those of a checkpoint below the launch's --weights-dir. The
+        checkpoint is checked before anything stops. If it cannot be loaded after all, the old weights are.
+
+        Live requests keep their output and continue with the new weights, or all end with reason `abort`. No
+        cached prefix is kept. weight_version: name of the weights in outputs; default: the directory's name.
+        path: relative to --weights-dir, or absolute, on the server's machine.
+
+        Returns model_path, weight_version and seconds when the new weights serve. Raises RequestError with
+        code invalid_weights, weights_not_loaded, or update_in_progress; Forbidden, RingClosed, TimeoutError.
+        """
+        weights = check_weights(path, weight_version, aborts=abort_all_requests)
+        return self._control("update_weights", timeout, weights=weights)
 
     def collective_rpc(
         self,
@@ -251,6 +276,18 @@ class AsyncControlCalls:
     @documented_as(ControlCalls.drop_adapter)
     async def drop_adapter(self, name: str, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
         return await self._control("drop_adapter", timeout, label=check_label(name))
+
+    @documented_as(ControlCalls.update_weights)
+    async def update_weights(
+        self,
+        path: str | Path,
+        *,
+        weight_version: str = "",
+        abort_all_requests: bool = False,
+        timeout: float = UPDATE_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        weights = check_weights(path, weight_version, aborts=abort_all_requests)
+        return await self._control("update_weights", timeout, weights=weights)
 
     @documented_as(ControlCalls.collective_rpc)
     async def collective_rpc(

@@ -17,6 +17,13 @@ from carousel.server.admin.lora_updates import (
     unload_adapter,
 )
 from carousel.server.admin.profiles import profile
+from carousel.server.admin.weights import (
+    UpdateWeightsAnswer,
+    UpdateWeightsBody,
+    WeightVersion,
+    update_weights,
+    weight_version,
+)
 from carousel.server.anthropic.messages import count_tokens, create_message
 from carousel.server.anthropic.responses import CountTokensResponse, MessagesResponse
 from carousel.server.anthropic.types import CountTokensBody, MessagesBody
@@ -202,6 +209,10 @@ ENDPOINTS = (
         Endpoint(path, info.model_info, "What is served", info.ModelInfo, role="user")
         for path in ("/model_info", "/get_model_info")
     ),
+    *(
+        Endpoint(path, weight_version, "Which weights are served", WeightVersion, role="user")
+        for path in ("/weight_version", "/get_weight_version")
+    ),
     Endpoint("/get_load", info.get_load, "Load, from memory", list[info.Load], role="metrics"),
     Endpoint(METRICS, control.metrics, "Prometheus' text", None, statuses=RUNTIME, role="metrics"),
     Endpoint("/stats", control.stats, "State and load, from memory", dict[str, Any]),
@@ -254,6 +265,15 @@ ENDPOINTS = (
             ("load", load_adapter, "Serve an adapter by a name", LoadAdapterBody, ()),
             ("unload", unload_adapter, "Serve an adapter no longer", UnloadAdapterBody, (404,)),
         )
+    ),
+    Endpoint(
+        "/update_weights_from_disk",
+        update_weights,
+        "Serve other weights from now on",
+        UpdateWeightsAnswer,
+        ("POST",),
+        UpdateWeightsBody,
+        statuses=(403, 409, *WITH_BODY, 503),
     ),
     _command("/pause_generation", control.pause_generation, "Launch no more steps", PauseBody),
     _command("/continue_generation", control.continue_generation, "Go on after a pause", EmptyBody),

@@ -116,6 +116,7 @@ async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> No
         ]
     state.tracing = make_tracing(config, metrics)
     state.http_spans = HttpSpans(context.endpoints.run_dir, context.index)
+    state.launch_file = context.endpoints.config_file
     state.profile_dir = Path(config.profile_dir or context.endpoints.run_dir)
     if config.api_workers > 1:
         places = [context.endpoints.api_orders(index) for index in range(config.api_workers)]

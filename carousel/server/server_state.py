@@ -31,6 +31,7 @@ from runtime.base.errors import InvalidRequest, RequestError, RingClosed
 from runtime.base.random_ids import random_id
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.ring.adapters_file import AdaptersFile
+from runtime.ring.process import LaunchFile
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.plan import NO_LORA
 from runtime.wire.status_page import StatusPage
@@ -73,6 +74,8 @@ class ServerState:
     profile_dir: Path = Path()
     profile_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the timelines of requests are made events of a profile."""
+    launch_file: Path = Path()
+    """File with the settings of the launch, which changes when weights are replaced."""
     entrance: Entrance = field(default_factory=Entrance)
     unread: UnreadAnswers = field(default_factory=UnreadAnswers)
     pace: WritePace = field(default_factory=WritePace)
@@ -167,6 +170,12 @@ class ServerState:
             return await question(*about, timeout=CONTROL_TIMEOUT_S)
         except TimeoutError:
             raise _no_answer() from None
+
+    async def served_config(self) -> RuntimeConfig:
+        """Return the settings with the weights that are served, or that are being loaded."""
+        if not self.config.weights_dir:
+            return self.config
+        return (await asyncio.to_thread(LaunchFile.read, self.launch_file)).config
 
     def check_model(self, name: str | None) -> None:
         """Check the name of a model. None means the model there is, and so do names that clients send if none

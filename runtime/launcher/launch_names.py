@@ -19,6 +19,7 @@ from runtime.launcher.guardian import Guardian
 from runtime.launcher.launch_records import LaunchRecords
 from runtime.launcher.nodes.gate import NodeGate
 from runtime.launcher.tenants_reload import TenantsReload
+from runtime.launcher.weights.updates import WeightUpdates
 from runtime.ring.keys import ServerKeys, make_keys
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.run_dir import RunDir
@@ -59,6 +60,7 @@ class LaunchNames:
                 held.callback(self.tenants.close)
                 self.records = LaunchRecords(self.endpoints)
                 held.callback(self._end_records)
+                self.weights = WeightUpdates(config, self.endpoints, context)
                 self.inbox = ZmqInbox(context, self.endpoints.launcher_in, "launcher_in", FIRST_EPOCH)
                 self.nodes = None
                 """Gate for the agents of other nodes; None on those nodes, and with a single node."""

@@ -36,6 +36,7 @@ from runtime.launcher.nodes.ray_nodes import RayNodes
 from runtime.launcher.nodes.starters import with_starter
 from runtime.launcher.resolve import check_settings, resolve
 from runtime.launcher.supervisor import Supervisor
+from runtime.launcher.weights.checks import with_weight_updates
 from runtime.ring.process import set_title
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from runtime.settings.layer_split import split_layers
@@ -79,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(model, ModelConfig):
             model.check_ranks(config.tp_size)
             split_layers(model.layer_weights(), config.pp_size, config.pp_layers)
+        config = with_weight_updates(config)
         check_additional_outputs(config, model)
         check_device(config.device)
         if config.load_format != "dummy":

@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Sequence
 
-import msgspec
 import zmq
 
 from runtime.base.console import write_error, write_line
@@ -28,9 +27,9 @@ from runtime.launcher.hosts.local import LocalHost, WatchedProcess
 from runtime.launcher.launch_names import LaunchNames
 from runtime.launcher.watchdog import Watchdog
 from runtime.ring.launch_state import ChildState, LaunchState, write_atomically
-from runtime.ring.process import FIRST_EPOCH, LaunchFile
+from runtime.ring.process import FIRST_EPOCH
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.messages import ProcessFailed, ProcessReady
+from runtime.wire.messages import ControlRequest, ProcessFailed, ProcessReady
 from runtime.wire.status_page import ProcessStatus
 
 logger = logging.getLogger(__name__)
@@ -87,6 +86,8 @@ class Supervisor:
         local = LocalHost(self.names.run_dir.path, self._poller, listeners)
         self._children = Children({0: local, **(nodes.hosts if nodes else {})})
         self._watchdog = Watchdog(self._page, config)
+        self._weights = self.names.weights
+        self._weights.wake = self._wake.set
 
     def run(self) -> int:
         """Start all processes, serve until a signal or a death that cannot be repaired, and stop. Returns the
@@ -136,9 +137,8 @@ class Supervisor:
     def _start(self) -> None:
         if self._stopping:
             return
-        launch = msgspec.json.format(msgspec.json.encode(LaunchFile(self.config)))
         try:
-            write_atomically(self.names.endpoints.config_file, launch)
+            self._weights.write_launch()
         except OSError as error:
             raise ConfigError(f"run_dir: {error}") from None
         self._records.event("start", pid=os.getpid(), port=self.names.port)
@@ -229,6 +229,7 @@ class Supervisor:
                 self._deaths.note_hang(child)
             self._children.kill(child)
         self._start_due()
+        self._turn_weights()
         if self._keys_are_due and self.names.tenants.try_read():
             self._keys_are_due = False
         self._beat()
@@ -239,6 +240,9 @@ class Supervisor:
         for message in [*self.names.inbox.drain(), *(self._nodes.take_news() if self._nodes else ())]:
             if isinstance(message, ProcessReady):
                 self._on_ready(message)
+            elif isinstance(message, ControlRequest):
+                if message.op == "update_weights":
+                    self._weights.receive(message, may_begin=self._may_update)
             elif message.role in self._names_of_processes:
                 self._last_words[message.role] = message
                 if not self._may_restart:
@@ -255,6 +259,30 @@ class Supervisor:
                 )
                 self.info.update(message.info)
                 self._write_state()
+        if self._is_engine_ready:
+            self._weights.engine_ready()
+
+    @property
+    def _is_engine_ready(self) -> bool:
+        """Return True if every process of the engine is ready."""
+        engine = [place for place in places(self.config) if place.unit == ENGINE]
+        return all((child := self._children.get(place)) and child.is_ready for place in engine)
+
+    @property
+    def _epoch_of_engine(self) -> int:
+        return max((child.epoch for child in self._children if child.place.unit == ENGINE), default=0)
+
+    @property
+    def _may_update(self) -> bool:
+        return self._state == "ready" and not self._stopping
+
+    def _turn_weights(self) -> None:
+        is_whole = not self._due and all(child.is_ready for child in self._children)
+        self._weights.turn(self._epoch_of_engine, is_whole=is_whole, may_begin=self._may_update)
+        if self._weights.is_overdue:
+            for child in self._children:
+                if child.place.unit == ENGINE:
+                    self._children.kill(child)
 
     # -- deaths and restarts ---------------------------------------------------------------------------------
 
@@ -279,8 +307,24 @@ class Supervisor:
         )
         if not self._may_restart:
             self._fail(failure)
-            return
-        self._restart(child, code, failure)
+        elif child.place.unit == ENGINE and self._weights.awaits_end:
+            self._replace_engine(child, failure)
+        else:
+            self._restart(child, code, failure)
+
+    def _replace_engine(self, child: Child, failure: ProcessFailed) -> None:
+        """Start an engine with other weights in the place of one that has ended for them. That is no restart
+        that counts.
+        """
+        others = [other for other in self._children if other.place.unit == ENGINE]
+        deadline = time.monotonic() + self._weights.grace_s
+        for other in others:
+            while not self._children.has_ended(other, POLL_S) and time.monotonic() < deadline:
+                self._beat()
+        self._end(others)
+        reason = self._weights.engine_ended(f"{failure.role}: {failure.message}")
+        logger.info("the engine is replaced: %s", reason)
+        self._start_again(ENGINE, reason, time.monotonic())
 
     def _reap(self, child: Child) -> int:
         """Reap a child and mark its slot of the status page as gone. The other fields keep their
@@ -322,21 +366,27 @@ class Supervisor:
             spent = f"{failure.message}; restarted {limit} times {when}"
             self._fail(ProcessFailed(failure.role, spent, EXIT_INTERNAL))
             return
-        for other in others:
-            self._children.kill(other)
-        for other in others:
-            while not self._children.has_ended(other, POLL_S):
-                self._beat()  # a large process may take longer to end than the heartbeat allows
-            self._reap(other)
+        self._end(others)
         # Now that none of them changes the roster, and if they had taken in anything at all.
         if unit == ENGINE and died_by_itself and was_ready:
             self._deaths.count_engine()
+        epoch = self._epoch + 1
+        logger.warning("%s: %s; restarting %s (epoch %d)", failure.role, failure.message, unit, epoch)
+        self._start_again(unit, failure.message, seen_at, delay_s)
+
+    def _end(self, unit: Sequence[Child]) -> None:
+        for other in unit:
+            self._children.kill(other)
+        for other in unit:
+            while not self._children.has_ended(other, POLL_S):
+                self._beat()  # a large process may take longer to end than the heartbeat allows
+            self._reap(other)
+
+    def _start_again(self, unit: str, reason: str, seen_at: float, delay_s: float = 0.0) -> None:
+        """Have the processes of a unit that has ended started under the next epoch."""
         self._epoch += 1
-        logger.warning("%s: %s; restarting %s (epoch %d)", failure.role, failure.message, unit, self._epoch)
-        self._records.event(
-            "restart", unit=unit, reason=failure.message, epoch=self._epoch, delay=round(delay_s, 3)
-        )
-        self._due.update({place: seen_at + delay_s for place in places(config) if place.unit == unit})
+        self._records.event("restart", unit=unit, reason=reason, epoch=self._epoch, delay=round(delay_s, 3))
+        self._due.update({place: seen_at + delay_s for place in places(self.config) if place.unit == unit})
         self._write_state()
 
     def _hear_of_nodes(self, others: Sequence[Child]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.wire.messages import ProcessState, RingStatus
-from runtime.wire.status_page import StatusPage
+from runtime.wire.status_page import ProcessState, RingStatus, StatusPage
 
 CANNOT_SERVE = ("loading", "failed", "restarting")
 """States of a process that is being restarted, or is about to be."""

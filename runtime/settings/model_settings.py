@@ -79,6 +79,16 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "dummy"],
         setting("where weights come from: auto, the model's safetensors files; dummy: random ones"),
     ] = "auto"
+    weights_dir: Annotated[
+        str,
+        setting(
+            "directory below which checkpoints are whose weights may take the place of the model's while it "
+            "is served (docs/weights.md)"
+        ),
+    ] = ""
+    weight_version: Annotated[
+        str, setting("name of the weights in answers, until others take their place", max_length=256)
+    ] = "default"
     model_impl: Annotated[
         Literal["auto", "native", "transformers"],
         setting(

@@ -306,7 +306,6 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     no_switch("--enable-ssl-refresh", refused="a launch reads its certificate once; start it again"),
     no_value("--uds", refused="HTTP is served over TCP; the client library needs no port (--no-http)"),
     no_value("--admin-api-key", refused="--api-keys gives keys roles (docs/security.md)"),
-    no_value("--weight-version", refused="weights are not changed while a server runs; leave it out"),
     no_value("--crash-dump-folder", refused="requests are not written to files; leave it out"),
 )
 """Rows of the table, by subject."""

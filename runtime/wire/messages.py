@@ -46,12 +46,14 @@ from runtime.wire.plan import (
     SampleMasks,
     StepResult,
     TensorName,
+    WeightsUpdate,
     WorkerCommand,
     WorkerFailed,
     WorkerReady,
 )
 from runtime.wire.retention import Retention
 from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.status_page import RingStatus
 
 MAX_TEMPLATE_KWARGS_BYTES = 1 << 16
 MAX_ROLE_CHARS = 64
@@ -177,6 +179,7 @@ CommandOp: TypeAlias = Literal[
     "drop_adapter",
     "collective_rpc",
     "put_adapter",
+    "update_weights",
 ]
 ControlOp: TypeAlias = Literal[QuestionOp, CommandOp]
 PauseMode: TypeAlias = Literal["in_place", "retract", "abort"]
@@ -211,6 +214,8 @@ class ControlRequest(Message, frozen=True):
     """Method and arguments of a collective_rpc; None for other operations."""
     adapter: AdapterPiece | None = None
     """Piece of an adapter's weights for put_adapter; None for other operations."""
+    weights: WeightsUpdate | None = None
+    """Weights for update_weights; None for other operations. The launcher answers."""
 
 
 # -- tokenizer → scheduler → detokenizer -------------------------------------------------------------------
@@ -282,6 +287,17 @@ class StopMatched(Message, frozen=True):
     num_tokens: Count
 
 
+class GiveWay(Message, frozen=True):
+    """Let the engine end, because one with other weights takes its place. Only sent to a scheduler that has
+    passed on a WeightsUpdate.
+    """
+
+    epoch: Count
+    """Epoch of the engine that is meant. Another one stays."""
+    aborts: bool = False
+    """True to end all live requests first."""
+
+
 class ErrorInfo(Record, frozen=True):
     message: ShortText
     code: Annotated[str, Meta(max_length=128)] = "internal_error"
@@ -326,6 +342,8 @@ class Closed(Record, frozen=True):
     trace: TraceStamps | None = None
     beam: BeamScore | None = None
     """Score of a winning hypothesis of a beam search."""
+    weight_version: Label = ""
+    """Version of the weights that it ended with."""
 
 
 class TokenLogprobs(Record, frozen=True):
@@ -482,6 +500,7 @@ class Finish(Record, frozen=True):
     trace: TraceStamps | None = None
     score: float | None = None
     """Score of a hypothesis of a beam search."""
+    weight_version: Label = ""
 
 
 class SequenceOutput(Record, frozen=True):
@@ -510,27 +529,6 @@ class SequenceOutput(Record, frozen=True):
 
 class OutputBatch(Message, frozen=True):
     outputs: tuple[SequenceOutput, ...]
-
-
-class ProcessState(Record, frozen=True):
-    epoch: Count = 0
-    """Epoch of the process, which grows with each restart; 0: unknown."""
-    is_ready: bool = True
-
-
-Processes: TypeAlias = Annotated[tuple[ProcessState, ...], Meta(max_length=64)]
-
-
-class RingStatus(Message, frozen=True):
-    """Content of the status page for clients that cannot read the file: restarts and load."""
-
-    state: Annotated[str, Meta(max_length=32)]
-    num_running: Count
-    num_waiting: Count
-    num_free_pages: Count
-    engine: ProcessState = ProcessState()
-    tokenizers: Processes = ()
-    detokenizers: Processes = ()
 
 
 # -- large tensors -----------------------------------------------------------------------------------------
@@ -576,7 +574,9 @@ class ProcessFailed(Message, frozen=True):
 
 
 ToTokenizer: TypeAlias = GenerateRequest | AbortRequest | ControlRequest
-ToScheduler: TypeAlias = TokenizedRequest | AbortRequest | StopMatched | ControlRequest | GuideRefused
+ToScheduler: TypeAlias = (
+    TokenizedRequest | AbortRequest | StopMatched | ControlRequest | GuideRefused | GiveWay
+)
 ToGrammar: TypeAlias = ForgetMatchers | OpenMatcher | AdvanceMatchers | CloseMatcher | BranchMatchers
 FromGrammar: TypeAlias = MatcherStates | GrammarStarted | BranchStates
 ToDetokenizer: TypeAlias = TokenBatch | RequestFailed | ControlReply | TensorBatch | ControlRequest
@@ -584,7 +584,7 @@ FromClient: TypeAlias = Hello | Ping
 ToClient: TypeAlias = HelloAck | OutputBatch | ControlReply | Ping | RingStatus | TensorBatch
 ToRank: TypeAlias = BatchPlan | SampleMasks | LoadAdapter | DropAdapter | CallRank | WorkerCommand
 FromRank: TypeAlias = StepResult | AdapterLoaded | AdapterFailed | RankAnswer | WorkerReady | WorkerFailed
-ToLauncher: TypeAlias = ProcessReady | ProcessFailed
+ToLauncher: TypeAlias = ProcessReady | ProcessFailed | ControlRequest
 
 UNIONS = {
     "tokenizer_in": ToTokenizer,

@@ -27,6 +27,8 @@ NO_ADAPTER = -1
 """Adapter slot of a row that uses only the base model."""
 MAX_PIECE_BYTES = 1 << 20
 """Maximum number of bytes of an adapter's weights in one message."""
+MAX_WEIGHTS_PATH_CHARS = 4096
+NO_UPDATES = "this server was started without --weights-dir"
 NO_LORA = "this server serves no LoRA adapters: it was started without --enable-lora"
 
 MAX_PROCESSORS = 8
@@ -292,6 +294,17 @@ class AdapterRef(Record, frozen=True):
     """Number of vectors of a prompt table, which ids from the vocabulary's size on refer to; 0 for a LoRA
     adapter. Set by the tokenizer.
     """
+
+
+class WeightsUpdate(Record, frozen=True):
+    """Weights that a model is to have from now on."""
+
+    path: Annotated[str, Meta(min_length=1, max_length=MAX_WEIGHTS_PATH_CHARS)]
+    """Directory of a checkpoint below --weights-dir, relative to it or absolute."""
+    version: Label = ""
+    """Name of the weights in answers; empty: the name of the directory."""
+    aborts: bool = False
+    """True to end all live requests. Otherwise they continue with the new weights."""
 
 
 class AdapterPiece(Record, frozen=True):

@@ -17,8 +17,11 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
+from msgspec import Meta
+
+from runtime.wire.format import Count, Message, Record
 from runtime.wire.handle import NO_HANDLE
 
 # Native, so that the counter is written in one go; with a byte order struct would write byte by byte.
@@ -183,3 +186,24 @@ def _read_header(path: Path, page: mmap.mmap) -> dict[str, int]:
 
 def _copy_at(slot_at: int, count: int) -> int:
     return slot_at + _COUNTER.size + count % 2 * _FIELDS.size
+
+
+class ProcessState(Record, frozen=True):
+    epoch: Count = 0
+    """Epoch of the process, which grows with each restart; 0: unknown."""
+    is_ready: bool = True
+
+
+Processes: TypeAlias = Annotated[tuple[ProcessState, ...], Meta(max_length=64)]
+
+
+class RingStatus(Message, frozen=True):
+    """Content of the status page for clients that cannot read the file: restarts and load."""
+
+    state: Annotated[str, Meta(max_length=32)]
+    num_running: Count
+    num_waiting: Count
+    num_free_pages: Count
+    engine: ProcessState = ProcessState()
+    tokenizers: Processes = ()
+    detokenizers: Processes = ()

@@ -46,9 +46,10 @@ class Lifecycle:
         sort_key: SortKey = in_turn,
         roster: Roster | None = None,
         patience: Patience = FOR_EVER,
+        weight_version: str = "",
     ) -> None:
         """sort_key, patience: as in WaitingRoom. roster: file that tells the launcher which sequences are
-        live; None: none is kept.
+        live; None: none is kept. weight_version: of the worker's weights, for the ends of sequences.
         """
         self.kv = kv
         self.slots = slots
@@ -65,6 +66,7 @@ class Lifecycle:
         self.roster = roster or Roster(bytearray())
         self._clock = clock
         self._patience = patience
+        self._weight_version = weight_version
         self.num_accepted = 0
         self.num_terminated = 0
         self.num_replaced = 0
@@ -125,7 +127,8 @@ class Lifecycle:
         cached_tokens = req.cached_tokens if req.cached_tokens > 0 else 0
         if cached_tokens and req.prompt_table is not None:
             cached_tokens -= req.num_virtual_of(cached_tokens)
-        closed = Closed(req.handle, reason, stop_token, cached_tokens, error)
+        version = self._weight_version
+        closed = Closed(req.handle, reason, stop_token, cached_tokens, error, weight_version=version)
         for feature in req.features:
             closed = feature.closing(closed)
         self._let_go(req)

@@ -9,6 +9,7 @@ from a tenant that is not an admin with an error.
     collective_rpc                   calls a method of the ranks between two steps: WorkerCalls
     put_adapter                      InlineStore: keeps weights that came with a request, if there is room
     snapshot                         current state, at bounded cost: SnapshotMaker
+    update_weights                   passed on to the launcher, which answers and has the engine give way
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import Any, TypeAlias
 from runtime.base.errors import Forbidden, InvalidRequest, RequestError
 from runtime.ring.tenants import Role
 from runtime.wire.error_info import error_info
-from runtime.wire.messages import ControlOp, ControlRequest
-from runtime.wire.plan import NO_LORA
+from runtime.wire.messages import ControlOp, ControlRequest, GiveWay
+from runtime.wire.plan import NO_LORA, NO_UPDATES
+from runtime.wire.transport import Outbox
 from scheduler_proc.capacity.inline_store import InlineStore
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import reply_to
@@ -54,10 +56,18 @@ class Controls:
         snapshots: SnapshotMaker,
         calls: WorkerCalls,
         inline: InlineStore | None = None,
+        to_launcher: Outbox | None = None,
+        epoch: int = 0,
     ) -> None:
         """questions: requests for statistics, some of which wait for the next step. max_len: most tokens of a
         sequence. settings: further content of server_info. inline: adapters that came with requests.
+        to_launcher: takes requests for other weights; None: they are refused. epoch: that of the engine.
         """
+        self.gives_way = False
+        """True once another engine takes the place of this one: no step is launched any more."""
+        self._to_launcher = to_launcher
+        self._is_update_asked = False
+        self._epoch = epoch
         self.questions = questions
         self.profile = profile
         self.calls = calls
@@ -78,6 +88,7 @@ class Controls:
             "snapshot": lambda _: snapshots.make(),
             "collective_rpc": self.calls.begin,
             "timeline": _ask_detokenizers,
+            "update_weights": self._update_weights,
         }
 
     def receive(self, request: ControlRequest) -> None:
@@ -101,8 +112,18 @@ class Controls:
 
     @property
     def lets_launch(self) -> bool:
-        """True unless generation is paused, or a call to ranks is open."""
-        return not (self._lifecycle.serving.is_paused or self.calls.is_open)
+        """True unless generation is paused, a call to ranks is open, or the engine gives way."""
+        return not (self._lifecycle.serving.is_paused or self.calls.is_open or self.gives_way)
+
+    def give_way(self, message: GiveWay) -> None:
+        """Prepare for the end of this engine. No effect if nobody has asked for other weights, or if another
+        engine is meant.
+        """
+        if not self._is_update_asked or message.epoch != self._epoch:
+            return
+        self.gives_way = True
+        if message.aborts:
+            self._abort_all()
 
     def _check_role(self, request: ControlRequest) -> None:
         """Raise Forbidden unless an admin asks, or a user about something of its own."""
@@ -174,9 +195,22 @@ class Controls:
             for req in self._lifecycle.kv.rows.running_requests():
                 self._lifecycle.retract(req)
         elif mode == "abort":
-            for req in list(self._lifecycle.requests.values()):
-                self._lifecycle.finish(req, "abort")
+            self._abort_all()
         return self._said(f"paused ({mode})")
+
+    def _abort_all(self) -> None:
+        for req in list(self._lifecycle.requests.values()):
+            self._lifecycle.finish(req, "abort")
+
+    def _update_weights(self, request: ControlRequest) -> None:
+        """Pass on a request for other weights. The launcher answers it."""
+        if self._to_launcher is None:
+            raise Forbidden(NO_UPDATES)
+        if request.weights is None:
+            raise InvalidRequest("weights: say which", param="weights")
+        if not self._to_launcher.send(request):
+            raise RequestError("the launcher does not read its messages", code="timeout", status=503)
+        self._is_update_asked = True
 
     def _continue(self) -> Answer:
         self._lifecycle.serving.go_on()

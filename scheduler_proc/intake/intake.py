@@ -13,7 +13,14 @@ from runtime.ring.roster import NO_SUSPECTS, Suspects
 from runtime.ring.tenants import OWNER
 from runtime.wire.error_info import error_info
 from runtime.wire.handle import attempt_of, client_of, sequence_key
-from runtime.wire.messages import AbortRequest, GuideRefused, StopMatched, TokenizedRequest, ToScheduler
+from runtime.wire.messages import (
+    AbortRequest,
+    GiveWay,
+    GuideRefused,
+    StopMatched,
+    TokenizedRequest,
+    ToScheduler,
+)
 from scheduler_proc.cache.tenants import tenant_of
 from scheduler_proc.capacity.inline_store import InlineStore
 from scheduler_proc.core.lifecycle import Lifecycle
@@ -62,6 +69,8 @@ class Intake:
             self._stop_matched(message)
         elif isinstance(message, GuideRefused):
             self._guide_refused(message)
+        elif isinstance(message, GiveWay):
+            self._controls.give_way(message)
         else:
             self._controls.receive(message)
 

@@ -40,7 +40,8 @@ from carousel.client.core.ring_state import (
     RingState,
 )
 from runtime.base.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
-from runtime.wire.messages import AbortRequest, ControlReply, HelloAck, OutputBatch, RingStatus, ToTokenizer
+from runtime.wire.messages import AbortRequest, ControlReply, HelloAck, OutputBatch, ToTokenizer
+from runtime.wire.status_page import RingStatus
 from runtime.wire.transport import DECODE_ERRORS, HIGH_WATER_MARK, BadFrames, Framed, MessageCodec
 
 logger = logging.getLogger(__name__)

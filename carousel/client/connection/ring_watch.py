@@ -14,8 +14,7 @@ from runtime.base.errors import RingClosed
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.ring_status import ring_status
 from runtime.ring.run_dir import is_held
-from runtime.wire.messages import RingStatus
-from runtime.wire.status_page import StatusPage
+from runtime.wire.status_page import RingStatus, StatusPage
 
 GONE = {"failed": "it has failed", "absent": "it has been stopped"}
 """Meaning of the launcher's final states."""

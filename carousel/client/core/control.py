@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar, get_args
 
 import msgspec
@@ -10,7 +11,15 @@ import msgspec
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import MAX_LABEL_CHARS
 from runtime.wire.messages import MAX_PROFILE_STEPS, PauseMode
-from runtime.wire.plan import MAX_CALL_BYTES, MAX_CALL_S, MAX_RANKS, AdapterPiece, RankCall
+from runtime.wire.plan import (
+    MAX_CALL_BYTES,
+    MAX_CALL_S,
+    MAX_RANKS,
+    MAX_WEIGHTS_PATH_CHARS,
+    AdapterPiece,
+    RankCall,
+    WeightsUpdate,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,6 +33,7 @@ class ControlArguments(TypedDict, total=False):
     after: int
     call: RankCall
     adapter: AdapterPiece
+    weights: WeightsUpdate
 
 
 def check_mode(mode: PauseMode) -> PauseMode:
@@ -79,6 +89,15 @@ def check_call(
 
 def _wrong(param: str, problem: str) -> InvalidRequest:
     return InvalidRequest(f"{param}: {problem}", param=param)
+
+
+def check_weights(path: str | Path, version: str, *, aborts: bool) -> WeightsUpdate:
+    """Check the arguments of an update of weights. Raises InvalidRequest."""
+    if not 0 < len(str(path)) <= MAX_WEIGHTS_PATH_CHARS:
+        raise _wrong("path", f"a directory, in 1 to {MAX_WEIGHTS_PATH_CHARS} characters")
+    if not isinstance(version, str) or len(version) > MAX_LABEL_CHARS:
+        raise _wrong("weight_version", f"text of at most {MAX_LABEL_CHARS} characters")
+    return WeightsUpdate(str(path), version, aborts)
 
 
 def documented_as(other: Callable[..., Any]) -> Callable[[F], F]:

@@ -197,7 +197,18 @@ class SequenceState:
             return Delta(text, ids, logprobs, None, None, None, self.index, prompt_logprobs, num_prompt)
         self.finish = finish
         reason, matched, usage = self.finish_reason, finish.matched, finish.usage
-        return Delta(text, ids, logprobs, reason, matched, usage, self.index, prompt_logprobs, num_prompt)
+        return Delta(
+            text,
+            ids,
+            logprobs,
+            reason,
+            matched,
+            usage,
+            self.index,
+            prompt_logprobs,
+            num_prompt,
+            finish.weight_version,
+        )
 
     def receive_rows(self, part: TensorPart) -> None:
         """Receive the next rows of a tensor. Raises RequestError if they are not the next ones."""
@@ -243,6 +254,7 @@ class SequenceState:
             additional_generation_outputs=self.additional_outputs("generation"),
             request_perf_metrics=None if finish is None else finish.perf_metrics,
             trace_stamps=self.trace_stamps,
+            weight_version="" if finish is None else finish.weight_version,
         )
 
     def _next_prompt_logprobs(self, output: SequenceOutput) -> LogprobColumns[TokenLogprob | None]:

@@ -54,6 +54,8 @@ class Delta(msgspec.Struct, frozen=True):
     """Next log-probabilities of the prompt, if asked for; with the first sequence only."""
     num_prompt_tokens: int = 0
     """Length of the prompt, in the first delta of each sequence of a stream; 0 in all others."""
+    weight_version: str = ""
+    """Version of the weights that the sequence ended with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class CompletionOutput:
     """Times and pages of the sequence, if asked for, once it has finished."""
     trace_stamps: tuple[Stamp, ...] = ()
     """Stamps of a sampled request's sequence, once it has finished."""
+    weight_version: str = field(default="", compare=False)
+    """Version of the weights that it ended with, once it has finished."""
 
     @property
     def stop_reason(self) -> str | int | None:

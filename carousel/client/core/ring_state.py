@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from runtime.base.errors import RingClosed
 from runtime.wire.format import PING_S as PING_S
 from runtime.wire.format import SILENCE_S
-from runtime.wire.messages import ProcessState, RingStatus
+from runtime.wire.status_page import ProcessState, RingStatus
 
 TICK_S = 0.1
 CONNECT_TIMEOUT_S = 10.0

@@ -100,7 +100,7 @@ async def server_info(request: Request) -> Response:
     """Answer with the scheduler's information about itself, and the launch's settings without secrets."""
     server: ServerState = request.app.state.server
     info = await server.ask(client_of(request).server_info)
-    return _json({**info, "settings": _shown_settings(server.config)})
+    return _json({**info, "settings": _shown_settings(await server.served_config())})
 
 
 async def flush_cache(request: Request) -> Response:

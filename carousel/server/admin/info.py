@@ -1,5 +1,5 @@
 """Routes /, /version, /model_info and /get_load, which routers and load generators of SGLang and vLLM ask
-before they send requests. They are answered from memory, in any state of the processes.
+before they send requests. They are answered in any state of the processes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class ModelInfo(msgspec.Struct):
     """Directory of the tokenizer; empty without one."""
     is_generation: bool
     max_model_len: int
+    weight_version: str
 
 
 class Load(msgspec.Struct):
@@ -62,8 +63,11 @@ async def version(_: Request) -> Response:
 
 async def model_info(request: Request) -> Response:
     server: ServerState = request.app.state.server
-    config = server.config
-    return _json(ModelInfo(config.model, config.tokenizer, config.task == "generate", config.context_length))
+    config = await server.served_config()
+    is_generation = config.task == "generate"
+    return _json(
+        ModelInfo(config.model, config.tokenizer, is_generation, config.context_length, config.weight_version)
+    )
 
 
 async def get_load(request: Request) -> Response:

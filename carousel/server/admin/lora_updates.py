@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.lora import LoRARequest
+from carousel.server.admin.callers import check_is_from_here
 from carousel.server.request.body import read_body
 from carousel.server.server_state import CONTROL_TIMEOUT_S, ServerState
 from runtime.base.errors import Forbidden, InvalidRequest, RequestError
@@ -115,17 +115,9 @@ def _allowed(request: Request) -> ServerState:
         raise InvalidRequest(NO_LORA, code="lora_not_enabled")
     if not config.allow_lora_updates:
         raise Forbidden("this server was started without --allow-lora-updates")
-    if not config.has_api_keys and not _is_loopback(request):
-        raise Forbidden("without API keys adapters are loaded and unloaded from this machine alone")
+    check_is_from_here(request, "adapters are loaded and unloaded")
     server.check_serving()
     return server
-
-
-def _is_loopback(request: Request) -> bool:
-    try:
-        return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_name(server: ServerState, name: str) -> None:

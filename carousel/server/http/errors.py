@@ -55,7 +55,17 @@ NOT_BUILT = {
     "/v1/files": "send requests themselves, and texts in them",
     "/v1/moderations": _CHATS,
     **dict.fromkeys(("/classify", "/v1/classify", "/pooling", "/v1/pooling"), _VECTORS),
-    **dict.fromkeys(("/sleep", "/wake_up", "/update_weights_from_disk"), "weights are those of the launch"),
+    **dict.fromkeys(
+        (
+            "/update_weights_from_tensor",
+            "/update_weights_from_distributed",
+            "/init_weights_update_group",
+            "/destroy_weights_update_group",
+            "/update_weights_from_ipc",
+        ),
+        "write a checkpoint, and send POST /update_weights_from_disk",
+    ),
+    **dict.fromkeys(("/sleep", "/wake_up"), "the model stays in memory while it is served"),
     "/reset_prefix_cache": "send POST /flush_cache",
     "/ping": "ask /health",
     "/load": "ask /get_load",

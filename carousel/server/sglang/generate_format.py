@@ -174,6 +174,7 @@ class GenerateFormat(DoneEvents):
             meta.completion_tokens = usage.completion_tokens
             meta.cached_tokens = usage.cached_tokens
             meta.e2e_latency = time.perf_counter() - self._began_s
+            meta.weight_version = part.weight_version
             if usage.drafts is not None:
                 meta.spec_verify_ct = usage.completion_tokens - usage.drafts.num_accepted
                 meta.spec_draft_token_num = usage.drafts.num_drafted

@@ -146,6 +146,8 @@ class MetaInfo(Struct):
     cached_tokens: int | UnsetType = UNSET
     e2e_latency: float | UnsetType = UNSET
     """Seconds from the request to the end of the sequence."""
+    weight_version: str | UnsetType = UNSET
+    """Version of the weights that the sequence ended with."""
     spec_verify_ct: int | UnsetType = UNSET
     """Number of steps that gave the sequence tokens, if the server speculates."""
     spec_draft_token_num: int | UnsetType = UNSET

@@ -13,7 +13,8 @@ import pytest
 from zmq.auth import create_certificates
 
 from carousel import AsyncClient, Client, ConfigError, RingClosed, SamplingParams
-from runtime.wire.messages import GenerateRequest, RingStatus, SequenceOutput
+from runtime.wire.messages import GenerateRequest, SequenceOutput
+from runtime.wire.status_page import RingStatus
 from tests.harness.ring.fake_ring import WAIT_S, FakeRing, TcpDoor, fake_ring, finish, output
 from tests.harness.ring.launched import SLACK, wait_until
 

@@ -13,7 +13,7 @@ from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from runtime.wire.retention import RetainedRange, Retention
 from tests.harness.http.http_front import Front, events, http_front
-from tests.harness.ring.fake_ring import failure, finish, output, spell
+from tests.harness.ring.fake_ring import VERSION, failure, finish, output, spell
 
 
 def answer(request: GenerateRequest) -> list[SequenceOutput]:
@@ -68,6 +68,7 @@ def test_an_answer_has_the_shape_of_sglang(front: Front) -> None:
             "prompt_tokens": 5,
             "completion_tokens": 3,
             "cached_tokens": 2,
+            "weight_version": VERSION,
         },
     }
     assert front.ring.requests[-1].label == "mine"

@@ -47,6 +47,8 @@ USERS = {
     "/version",
     "/model_info",
     "/get_model_info",
+    "/weight_version",
+    "/get_weight_version",
     "/health_generate",
     "/openapi.json",
 }

@@ -16,7 +16,7 @@ NUM_ATTEMPTS = 500
 ADMIN_PATHS = (
     *("/stats", "/stats/iterations", "/stats/requests", "/server_info", "/get_server_info", "/metrics"),
     *("/get_load", "/flush_cache", "/pause_generation", "/continue_generation", "/start_profile"),
-    *("/stop_profile", "/profiles/profile-20260101-000000-1.json"),
+    *("/stop_profile", "/profiles/profile-20260101-000000-1.json", "/update_weights_from_disk"),
 )
 PATHS = (*ADMIN_PATHS, "/abort_request", "/v1/models", "/model_info", "/version", "/health_generate", "/none")
 

@@ -51,6 +51,7 @@ EPOCH = 7
 WAIT_S = 5.0 * SLACK
 STATS_OPS = ("iteration_stats", "request_stats")
 NO_STATS = {"records": [], "numDropped": 0, "newest": 0}
+VERSION = "of-the-fake"
 PROMPT_TOKENS = 5
 CLIENT_ID = 0x1234567890ABCDEF
 
@@ -65,6 +66,7 @@ def output(request: GenerateRequest, text: str, *, index: int = 0, **fields: Any
 
 
 def finish(reason: Any = "stop", completion_tokens: int = 3, **fields: Any) -> Finish:
+    fields = {"weight_version": VERSION, **fields}
     return Finish(reason, Usage(PROMPT_TOKENS, completion_tokens, cached_tokens=2), **fields)
 
 

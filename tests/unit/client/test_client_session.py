@@ -34,14 +34,13 @@ from runtime.wire.messages import (
     Finish,
     GenerateRequest,
     OutputBatch,
-    ProcessState,
     Resume,
-    RingStatus,
     SequenceOutput,
     ToTokenizer,
     Usage,
 )
 from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.status_page import ProcessState, RingStatus
 
 CLIENT_IDS = (7, 8)
 RING_TIMEOUT_S = 60.0

@@ -10,7 +10,8 @@ import pytest
 from detokenizer_proc.clients import STATUS_S, Clients, RingShape
 from detokenizer_proc.router import Delivery, JoinedChannels
 from runtime.wire.format import PROTOCOL_VERSION, SILENCE_S
-from runtime.wire.messages import UNIONS, Hello, HelloAck, Ping, RingStatus
+from runtime.wire.messages import UNIONS, Hello, HelloAck, Ping
+from runtime.wire.status_page import RingStatus
 from runtime.wire.transport import SCHEMA, MessageCodec
 from tests.harness.ring.detokenizer_ring import SECRET, FakePeers
 

@@ -12,7 +12,8 @@ from detokenizer_proc import clients
 from runtime.ring.tenants import OWNER
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import PROTOCOL_VERSION
-from runtime.wire.messages import Hello, Ping, ProcessState, RingStatus
+from runtime.wire.messages import Hello, Ping
+from runtime.wire.status_page import ProcessState, RingStatus
 from runtime.wire.transport import SCHEMA
 from tests.harness.ring.detokenizer_ring import Ring
 

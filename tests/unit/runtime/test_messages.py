@@ -15,8 +15,9 @@ from runtime.wire.format import HEADER_BYTES, Message, header, pack_ids, schema_
 from runtime.wire.guide import Guide, MatcherNews, MatcherState
 from runtime.wire.handle import attempt_of, client_of, describe, make_handle, sequence_key, split_handle
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates, HypothesisSoFar
-from runtime.wire.messages import UNIONS
+from runtime.wire.messages import UNIONS, GiveWay
 from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.status_page import RingStatus
 from runtime.wire.transport import DECODE_ERRORS, SCHEMA, MessageCodec
 
 HANDLE = make_handle(client=(1 << 63) - 1, seq=7, index=2, attempt=3)
@@ -57,7 +58,8 @@ SAMPLES: list[Message] = [
     messages.HelloAck(5, 1, 1, "00"),
     messages.Ping(5),
     messages.OutputBatch((messages.SequenceOutput(HANDLE, "t", pack_ids([1]), finish=FINISH),)),
-    messages.RingStatus("ready", 1, 2, 3),
+    RingStatus("ready", 1, 2, 3),
+    GiveWay(1, aborts=True),
     plan.BatchPlan(
         0,
         (plan.RowSetup.of(1, 5, SamplingParams(logit_bias=((3, 1.0),))),),

@@ -385,6 +385,7 @@ def test_what_may_be_asked_of_the_ring_depends_on_the_role(
         "start_profile",
         "stop_profile",
         "snapshot",
+        "update_weights",
         "timeline",
     ]
     ring.send(*(ControlRequest(ALICE, number, op, tenant=role) for number, op in enumerate(ops)))

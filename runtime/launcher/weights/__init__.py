@@ -1,0 +1,1 @@
+"""Replacement of the weights of a model that is being served."""
