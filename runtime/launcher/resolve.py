@@ -57,7 +57,7 @@ SIGHUP reloads them.
 """
 GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
 OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-OWN_PATHS = ("/profiles", "/stats", "/timelines", "/v1", "/v1/chat", "/v1/models", "/v2")
+OWN_PATHS = ("/profiles", "/stats", "/timelines", "/v1", "/v1/chat", "/v1/messages", "/v1/models", "/v2")
 """Beginnings of the HTTP server's own paths. As a root path they would be stripped from these."""
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")
