@@ -11,6 +11,7 @@ from pathlib import Path
 from runtime.base.errors import ModelError
 
 LFS_START = b"version https://git-lfs.github.com/spec/"
+HUB_HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
 WEIGHTS_OF_OTHERS = {
     ".bin": "PyTorch's pickle files (.bin)",
     ".pt": "PyTorch's pickle files (.pt)",
@@ -37,6 +38,14 @@ def refuse_unless_directory(path: Path) -> None:
     try:
         path.stat()
     except FileNotFoundError:
+        if path.parts and path.parts[0] in ("http:", "https:"):
+            host, *name = path.parts[1:] or ("",)
+            is_hub = host in HUB_HOSTS and len(name) >= 2
+            known = f" --model {name[0]}/{name[1]} is that model." if is_hub else ""
+            raise ModelError(
+                f"Model {path.parts[0]}//{'/'.join(path.parts[1:])} is a URL: pass the path of a local "
+                f"checkpoint, or owner/name of a model on the Hugging Face Hub.{known}"
+            ) from None
         raise ModelError(
             f"Model directory {path} does not exist. Pass the path of a local checkpoint, or owner/name of a "
             "model on the Hugging Face Hub."

@@ -26,6 +26,7 @@ from runtime.checkpoint.own_spec import own_row
 from runtime.checkpoint.weight_files import check_weight_files
 from runtime.launcher.checks.additional_outputs import check_additional_outputs
 from runtime.launcher.checks.chat_formats import with_chat_formats
+from runtime.launcher.checks.descriptors import check_descriptors
 from runtime.launcher.checks.device import check_device
 from runtime.launcher.checks.tokenizer import check_tokenizer
 from runtime.launcher.command_line import parse_command_line
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging("launcher", config.log_level, config.log_format)
         for note in notes:
             logger.info("%s", note)
+        check_descriptors()
         choose_cpu_isa(config.cpu_isa)
         if config.model_spec:
             find_users_modules()

@@ -249,7 +249,9 @@ class AdapterSettings(ModelSettings, frozen=True, forbid_unknown_fields=True):
     lora_dir: Annotated[str, setting("directory below which adapters are that may be loaded over HTTP")] = ""
     lora_host_cache_size: Annotated[
         int,
-        setting("bytes of weights that came with requests which are kept in the run directory", ge=1),
+        setting(
+            "bytes of weights that came with requests which are kept in the run directory", ge=1, le=1 << 44
+        ),
     ] = 1 << 30
     lora_host_rows: Annotated[
         int,

@@ -200,6 +200,9 @@ def test_a_context_that_no_process_takes(
     ("name", "says"),
     [
         ("nowhere", "nowhere does not exist. Pass the path of a local checkpoint, or owner/name"),
+        ("https://huggingface.co/org/name", "is a URL: pass the path of a local checkpoint, or owner/name"),
+        ("https://huggingface.co/org/name/tree/main", "--model org/name is that model"),
+        ("http://example.org/x.gguf", "http://example.org/x.gguf is a URL"),
         ("empty", "empty has no config.json, so it is not a checkpoint directory: it is empty"),
         ("model/config.json", "config.json is a file: pass the directory"),
         ("some.gguf", "some.gguf is a file: pass the directory of the checkpoint; GGUF files are not read"),
