@@ -77,8 +77,8 @@ def test_a_stopped_grammar_process_holds_up_nobody_and_is_replaced(
         ids = list(next(guided).token_ids)
         pid = faulty.kill("grammar", signal.SIGSTOP)
         waits = client.stream("x", sampling(1), structured_outputs=Guide(choice=["here"]), timeout=TIMEOUT_S)
-        plain = SamplingParams(max_tokens=40, ignore_eos=True)
-        assert len(client.generate("x", plain, timeout=TIMEOUT_S).token_ids) == 40
+        plain = SamplingParams(max_tokens=8, ignore_eos=True)
+        assert len(client.generate("x", plain, timeout=TIMEOUT_S).token_ids) == 8
         assert faulty.launch.pid_of("grammar") == pid
         for delta in guided:
             ids += delta.token_ids

@@ -70,7 +70,7 @@ def test_an_engine_that_takes_the_place_of_a_paused_one_is_paused(faulty: Faulty
         pid = faulty.kill("scheduler")
         faulty.wait_replaced("scheduler", pid)
         assert client.server_info(timeout=SETTLE_S)["is_paused"] is True
-        assert faulty.ready() == (503, "scheduler")
+        wait_until(lambda: faulty.ready() == (503, "scheduler"), 5.0, "/ready says so")
         client.continue_generation(timeout=SETTLE_S)
         assert sum(len(delta.token_ids) for delta in stream) == 4
     faulty.wait_ready()

@@ -16,7 +16,7 @@ from tests.harness.ring.launched import Launched, launched, leftovers, wait_unti
 from tests.harness.ring.sleeping_worker import STEP_S
 
 # Of the worker that sleeps: as long an answer as its steps, on a machine of any speed.
-FEW_STEPS = int(2.0 / STEP_S)
+FEW_STEPS = int(4.0 / STEP_S)
 MANY_STEPS = 1900
 SHORT = {"model": "carousel-demo", "prompt": "x", "max_tokens": 1}
 

@@ -31,7 +31,7 @@ WIDE = {"type": "object", "properties": {f"k{number}": {} for number in range(40
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[GuideCompiler]:
     """One that knows its only child to be there, and has little patience."""
-    monkeypatch.setattr(compiling, "MAX_COMPILE_S", 0.6)
+    monkeypatch.setattr(compiling, "MAX_COMPILE_S", 1.2)
     monkeypatch.setattr(compiling, "MIN_CPU_S", 0.1)
     made = GuideCompiler(str(DEMO_MODEL), num_children=1)
     assert compiled(made, Guide("choice", '["ready"]')).error is None
@@ -99,8 +99,9 @@ def test_a_guide_that_had_no_processor_is_not_refused_for_good(compiler: GuideCo
 
 
 def test_who_leaves_has_a_long_compilation_ended_and_costs_a_short_one_no_process(
-    compiler: GuideCompiler,
+    compiler: GuideCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(compiling, "MAX_COMPILE_S", 30.0)
     pid = pid_of(compiler)
     compiler.begin(key_of(SMALL), SMALL)
     compiler.cancel(key_of(SMALL))

@@ -135,8 +135,8 @@ def raw_peer(served: Served, kind: int, offset: int, name: str = "other") -> Ite
     """A bare socket that has the key of `name`, connected to one of the ports."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context.socket(kind) as peer:
-        peer.setsockopt(zmq.SNDTIMEO, 5000)
-        peer.setsockopt(zmq.RCVTIMEO, 5000)
+        peer.setsockopt(zmq.SNDTIMEO, int(1000 * TIMEOUT_S))
+        peer.setsockopt(zmq.RCVTIMEO, int(1000 * TIMEOUT_S))
         peer.curve_publickey, peer.curve_secretkey = load_certificate(
             served.keys / name / "client.key_secret"
         )
