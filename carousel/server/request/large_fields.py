@@ -26,8 +26,10 @@ from carousel.server.request.unknown_fields import (
     MAX_FIELDS,
     OBJECT,
     FieldFilter,
+    has_float_for_integer,
     has_unknown_field,
     joined,
+    whole_list,
 )
 from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
@@ -216,7 +218,7 @@ async def decode_large(
         data = await _beginning(body, span)
         if field.items is not None and first == LIST:
             return _cleaned(data, field.items.kind, name, "", 0, filter_)
-        return msgspec.json.decode(data, type=kind)
+        return _whole(data, kind, "")
     try:
         if field.items is not None:
             return await _Conversation(name, body, limits, filter_).objects(span, field.items)
@@ -302,7 +304,7 @@ class _Prompts:
                     param=self._name,
                     code="context_length_exceeded",
                 )
-            part = _decode(b"[" + piece + b"]", list[TokenId], where, len(ids))
+            part = _whole(b"[" + piece + b"]", list[TokenId], where, len(ids))
             if len(part) != num_ids:
                 raise msgspec.DecodeError("a number is missing between two commas")
             ids += part
@@ -418,6 +420,16 @@ def _decode(data: bytes, kind: Any, where: str, number: int = 0) -> Any:
         raise msgspec.ValidationError(
             f"{message[: place.start()]} - at `${where}{index}{place['rest']}`"
         ) from None
+
+
+def _whole(data: bytes, kind: Any, where: str, number: int = 0) -> Any:
+    """Decode a part of a large value in which whole numbers may have a point. Raises as `_decode` does."""
+    try:
+        return _decode(data, kind, where, number)
+    except msgspec.ValidationError as error:
+        if not has_float_for_integer(error):
+            raise
+        return _decode(whole_list(data), kind, where, number)
 
 
 def count_strings(data: bytes) -> int:

@@ -1,5 +1,5 @@
 """FieldFilter: removes fields from a body that its type does not declare, or refuses them by name, and
-replaces 16.0 by 16 in integer fields.
+replaces 16.0 by 16 in fields of integers and of lists of them.
 
 A body passes through it only if msgspec has found an undeclared field or such a number.
 """
@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import inspect
@@ -32,6 +32,7 @@ EMPTY_NAME = '""'
 SHORT_CHARS = 6
 MAX_NUMBER_BYTES = 32
 """More bytes than any integer in a body has."""
+MAX_LISTS = 1 + 2048
 EXACT_BELOW = float(1 << 53)
 """Floats from here on cannot be told from neighbouring integers."""
 NULL = b"null"
@@ -69,8 +70,8 @@ class FieldFilter:
 
     def clean(self, data: bytes | bytearray, kind: type, where: str = "") -> bytes:
         """Return the JSON of an object without undeclared fields of its type and of objects in it, and with
-        16 for 16.0 in integer fields. Anything but an object stays unchanged. `where` comes before names in
-        errors.
+        16 for 16.0 where integers are expected. Anything but an object stays unchanged. `where` comes before
+        names in errors.
 
         Raises: msgspec's errors, InvalidRequest.
         """
@@ -87,7 +88,7 @@ class FieldFilter:
         if len(given) > MAX_FIELDS:
             raise InvalidRequest(f"{where or 'the body '}has more than {MAX_FIELDS} fields")
         nested = FIELD_TABLES[kind].nested
-        integers = integer_fields(kind)
+        integers, lists = integer_fields(kind), integer_list_fields(kind)
         kept = {}
         for name, raw in given.items():
             value = bytes(raw)
@@ -96,7 +97,8 @@ class FieldFilter:
             if name in nested:
                 kept[name] = self._clean_inside(value, nested[name], f"{where}{name}")
             else:
-                kept[name] = whole(value) if name in integers else value
+                value = whole(value) if name in integers else value
+                kept[name] = whole_list(value) if name in lists else value
         return joined(kept)
 
     def clean_list(self, data: bytes, kind: type, where: str, number: int = 0) -> bytes:
@@ -199,6 +201,45 @@ def whole(value: bytes) -> bytes:
         return digits
     read = float(value)
     return b"%d" % int(read) if read.is_integer() and abs(read) < EXACT_BELOW else value
+
+
+def whole_list(value: bytes) -> bytes:
+    """Return the JSON of a value; of a list, and of lists in it, with 16 for 16.0."""
+    # A body may not have more lists of ids, and many small lists take long to make.
+    if value[:1] != b"[" or value.count(b"[") > MAX_LISTS:
+        return value
+    try:
+        return msgspec.json.encode(_whole_items(msgspec.json.decode(value)))
+    except (ValueError, RecursionError, OverflowError):  # its decoding to the wanted type says what is wrong
+        return value
+
+
+def _whole_items(items: list[Any]) -> list[Any]:
+    return [
+        int(item)
+        if type(item) is float and item.is_integer() and abs(item) < EXACT_BELOW
+        else _whole_items(item)
+        if type(item) is list
+        else item
+        for item in items
+    ]
+
+
+@cache
+def integer_list_fields(kind: type) -> frozenset[str]:
+    """Return the fields of a type of objects that accept lists of integers, or lists of such lists, but of no
+    other numbers.
+    """
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return frozenset(field.encode_name for field in info.fields if _has_integers(field.type))
+
+
+def _has_integers(kind: inspect.Type) -> bool:
+    return any(
+        isinstance(each, inspect.ListType) and (_is_integer(each.item_type) or _has_integers(each.item_type))
+        for each in _members(kind)
+    )
 
 
 @cache

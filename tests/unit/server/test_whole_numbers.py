@@ -9,8 +9,10 @@ import pytest
 
 from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.request.decode import SMALL_BODY_BYTES
+from carousel.server.request.large_fields import GROUP_BYTES
 from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.sglang.generate_types import GenerateBody
+from carousel.server.sglang.tokenize_types import DetokenizeBody
 from runtime.base.errors import InvalidRequest
 from tests.unit.server.test_unknown_fields import USER, decoded, read, refusal
 
@@ -36,6 +38,34 @@ def test_whole_numbers_with_a_point_are_integers(padding: str, unknown: Any) -> 
     assert body.sampling_params.max_new_tokens == 7
     body, _ = read(ChatBody, messages=[{**USER, "content": "x" + padding}], max_completion_tokens=8.0)
     assert body.max_completion_tokens == 8
+
+
+@pytest.mark.parametrize("padding", ["", " " * SMALL_BODY_BYTES], ids=["small", "large"])
+@pytest.mark.parametrize("length", [3, GROUP_BYTES // 4], ids=["few", "many"])
+def test_lists_of_token_ids_are_read_alike(padding: str, length: int) -> None:
+    def read_ids(kind: Any, name: str, text: str, more: str = "") -> Any:
+        data = f'{{"{name}": {padding}{text}{more}}}'.encode()
+        return getattr(decoded(data, kind, FieldFilter("warn")), name)
+
+    ids = [5, 2, 1000] + [7] * (length - 3)
+    spelled = "[5, 2.0, 1e3" + ", 7.0" * (len(ids) - 3) + "]"
+    for kind, name in ((CompletionBody, "prompt"), (GenerateBody, "input_ids"), (DetokenizeBody, "tokens")):
+        assert read_ids(kind, name, spelled) == ids
+        assert read_ids(kind, name, f"[{spelled}, [6]]") == [ids, [6]]
+        assert {type(each) for each in read_ids(kind, name, spelled)} == {int}
+    if length == 3:
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            assert read_ids(CompletionBody, name, spelled, ', "prompt": ["1.0"]') == ids
+        assert read_ids(CompletionBody, "bad_words_ids", f"[{spelled}]", ', "prompt": "x"') == [ids]
+
+
+@pytest.mark.parametrize("wrong", ["2.5", "true", '"2.0"', "9e18", "-1.0", "null"])
+@pytest.mark.parametrize("padding", ["", " " * SMALL_BODY_BYTES], ids=["small", "large"])
+def test_what_is_no_token_id_is_named(padding: str, wrong: str) -> None:
+    data = b'{"input_ids": %b[5.0, %b]}' % (padding.encode(), wrong.encode())
+    with pytest.raises(InvalidRequest) as caught:
+        decoded(data, GenerateBody, FieldFilter("warn"))
+    assert caught.value.param == "input_ids[1]"
 
 
 @pytest.mark.parametrize("spelled", ["9007199254740993.0", "1e3", "1.5e1", "1E+2", "-0.0", "0.0e0"])
