@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench_serving.arguments import BACKENDS, BenchConfig
 from bench_serving.backends.base import Backend, BenchPrompt, ChatTurn, GenerationOptions
-from bench_serving.backends.over_http import http_backend, served_model
+from bench_serving.backends.over_http import http_backend, served_model, tokenizer_path
 from bench_serving.backends.sdk import SdkBackend
 from bench_serving.datasets.base import PromptSource, TokenizerSource, WordSource
 from bench_serving.load import Render, as_messages, as_text
@@ -70,7 +70,7 @@ async def open_target(config: BenchConfig) -> BenchTarget:
         http = HttpClient(where, config.headers, timeout_s=config.request_timeout, clock=time.perf_counter)
         metrics_http = HttpClient(where, config.headers, timeout_s=METRICS_TIMEOUT_S, clock=time.perf_counter)
         model = config.model or await served_model(http)
-        tokenizer_dir = config.tokenizer or _tokenizer_of(model)
+        tokenizer_dir = config.tokenizer or _tokenizer_of(model) or await _tokenizer_of_server(metrics_http)
         backend = http_backend(config.speaks, http, model, options, time.perf_counter)
     tokenizer = _load(tokenizer_dir) if tokenizer_dir else None
     return BenchTarget(
@@ -98,6 +98,14 @@ def _tokenizer_of(model: str) -> str:
     if model == DEMO_MODEL_NAME:
         return str(DEMO_MODEL)
     return model if (Path(model) / "tokenizer.json").is_file() else ""
+
+
+async def _tokenizer_of_server(http: HttpClient) -> str:
+    """Return the directory that the server says its tokenizer is in; empty if it does not say, or if it is on
+    another machine.
+    """
+    directory = await tokenizer_path(http)
+    return directory if directory and (Path(directory) / "tokenizer.json").is_file() else ""
 
 
 def _load(directory: str) -> Tokenizer:

@@ -1,6 +1,8 @@
-"""Choice of the backend for a server over HTTP, and the name of the server's model."""
+"""Choice of the backend for a server over HTTP, the name of the server's model, and its tokenizer."""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import msgspec
 
@@ -18,6 +20,10 @@ class _Models(msgspec.Struct):
     data: list[Card]
 
 
+class _ModelInfo(msgspec.Struct):
+    tokenizer_path: str
+
+
 async def served_model(client: HttpClient) -> str:
     """Return the name of the server's first model. Raises RequestFailure."""
     body = await client.get("/v1/models")
@@ -25,6 +31,14 @@ async def served_model(client: HttpClient) -> str:
         return msgspec.json.decode(body, type=_Models).data[0].id
     except (msgspec.DecodeError, IndexError):
         raise RequestFailure("/v1/models names no model; name one with --model") from None
+
+
+async def tokenizer_path(client: HttpClient) -> str:
+    """Return the path of the tokenizer on the server's machine; empty if the server does not say."""
+    for path in ("/model_info", "/get_model_info"):  # of SGLang, and of its earlier versions
+        with suppress(RequestFailure, msgspec.DecodeError):
+            return msgspec.json.decode(await client.get(path), type=_ModelInfo).tokenizer_path
+    return ""
 
 
 def http_backend(

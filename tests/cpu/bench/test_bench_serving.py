@@ -55,6 +55,13 @@ def test_it_is_a_command(launch: Launched) -> None:
     assert (result["completed"], result["goodput_share"]) == (6, 1.0)
 
 
+def test_the_server_says_where_its_tokenizer_is(launch: Launched) -> None:
+    flags = ("--backend", "carousel", "--base-url", launch.url, "--dataset-name", "random-ids")
+    code, _, printed = bench(*flags, *LOAD)
+    assert code == 0, printed
+    assert f"model demo, tokenizer {DEMO_MODEL}" in printed
+
+
 @pytest.mark.parametrize(
     ("backend", "flags"),
     [

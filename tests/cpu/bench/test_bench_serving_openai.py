@@ -11,7 +11,7 @@ import pytest
 
 from bench_serving.backends.base import BenchPrompt, GenerationOptions
 from bench_serving.backends.openai import Api, OpenAIBackend
-from bench_serving.backends.over_http import served_model
+from bench_serving.backends.over_http import served_model, tokenizer_path
 from bench_serving.records import RequestRecord
 from carousel.http_client import HttpClient, RequestFailure
 from runtime.base.errors import ConfigError
@@ -66,6 +66,20 @@ def fail(steps: Sequence[Step], **changes: Any) -> str:
     with pytest.raises(RequestFailure) as caught:
         ask(steps, **changes)
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("info", "path"),
+    [(b"", ""), (b"[]", ""), (b'{"tokenizer_path": "/models/x"}', "/models/x")],
+)
+def test_a_server_may_say_where_its_tokenizer_is(info: bytes, path: str) -> None:
+    async def ask() -> str:
+        async with scripted_server(lambda _: []) as server:
+            server.model_info = info
+            url = f"http://127.0.0.1:{server.port}"
+            return await tokenizer_path(HttpClient(url, {}, timeout_s=TIMEOUT_S, clock=server.clock))
+
+    assert asyncio.run(ask()) == path
 
 
 def test_times_are_those_at_which_each_chunk_arrived() -> None:

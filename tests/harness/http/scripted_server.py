@@ -38,6 +38,8 @@ class ScriptedServer:
     """A step is over only when the client has read the clock; False for a client with a clock of its own."""
     metrics: Callable[[int], bytes] | None = None
     """Text of /metrics after so many requests; None: there is none."""
+    model_info: bytes = b""
+    """Answer of /get_model_info, as of SGLang; empty: there is none."""
     port: int = 0
     heads: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -63,6 +65,8 @@ class ScriptedServer:
         self.heads.append(head)
         if head.startswith("GET /v1/models "):
             writer.write(plain(200, MODELS))
+        elif head.startswith("GET /get_model_info ") and self.model_info:
+            writer.write(plain(200, self.model_info))
         elif head.startswith("GET /metrics ") and self.metrics is not None:
             writer.write(plain(200, self.metrics(len(self.bodies))))
         elif head.startswith("GET "):
