@@ -10,6 +10,7 @@ import difflib
 import math
 import typing
 from collections.abc import Sequence
+from os.path import expanduser
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import msgspec
@@ -57,6 +58,9 @@ FLAG_DATASETS: dict[str, tuple[str, ...]] = {
 """Prefixes of field names -> the datasets that use these fields."""
 HTTP_FIELDS = ("base_url", "host", "port", "model", "header", "check_metrics")
 SDK_FIELDS = ("run_dir", "return_context_logits", "return_generation_logits")
+
+
+PATH_FIELDS = ("run_dir", "tokenizer", "dataset_path", "output_file", "plot")
 
 
 def _flag(description: str, **bounds: Any) -> Meta:
@@ -161,6 +165,8 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def parse_args(argv: Sequence[str] | None = None) -> BenchConfig:
     """Parse a command line. Raises ConfigError that names the flag; exits for --help."""
     given = vars(_make_parser().parse_args(argv))
+    # A shell leaves a ~ behind an equals sign as it is.
+    given |= {name: expanduser(given[name]) for name in PATH_FIELDS if name in given}
     try:
         config = msgspec.convert(given, BenchConfig, strict=False)
     except msgspec.ValidationError as error:

@@ -6,6 +6,7 @@ import argparse
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 
 from carousel.client.own_runtime import OTHERS_SETTINGS
@@ -70,12 +71,12 @@ def _make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         *("-i", "--input-file"),
-        type=Path,
+        type=_path,
         required=True,
         metavar="FILE",
         help="requests, in the form of OpenAI's batch API",
     )
-    add(*("-o", "--output-file"), type=Path, required=True, metavar="FILE", help="where answers go")
+    add(*("-o", "--output-file"), type=_path, required=True, metavar="FILE", help="where answers go")
     add("--resume", action="store_true", help="go on with an output: skip lines whose custom_id it has")
     add("--url", default="", help="server to ask; default: one is started for this batch")
     add(
@@ -107,6 +108,11 @@ def _make_parser() -> argparse.ArgumentParser:
         help=f"end when the server has answered nothing for so long (default: {DEFAULT_PATIENCE_S:g})",
     )
     return parser
+
+
+def _path(text: str) -> Path:
+    """Return a path, which a shell leaves as it is behind an equals sign."""
+    return Path(expanduser(text))
 
 
 def _number(kind: type[int] | type[float], least: float) -> Callable[[str], float]:

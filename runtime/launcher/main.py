@@ -8,7 +8,6 @@ good; 72 no such model; 75 stopped before all requests had finished.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -64,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_hub_id(config.model) or is_hub_id(config.tokenizer):
             _check_before_download(config)
         config = localize(config)
-        # Path.expanduser raises for a user that does not exist.
-        model_path = Path(os.path.expanduser(config.model)) if config.model else DEMO_MODEL
+        model_path = Path(config.model) if config.model else DEMO_MODEL
         config, model = read_overridden(config, model_path)
         config = resolve(
             config,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -216,10 +217,24 @@ def from_values(values: dict[str, Any], given_as: Mapping[str, str] | None = Non
     """Make a RuntimeConfig from settings by name. given_as: the caller's own names of settings, for errors.
     Raises ConfigError, which names the setting.
     """
+    values = {name: _at_home(name, value) for name, value in values.items()}
     try:
         return msgspec.convert(values, RuntimeConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(_named(str(error), values, given_as or {})) from None
+
+
+def _at_home(name: str, value: Any) -> Any:
+    """Return a value with the home directory for a ~ at the beginning of a path, which a shell leaves as it
+    is behind an equals sign, and Python and YAML everywhere.
+    """
+    if not isinstance(value, str):
+        return value
+    if name == "lora_modules":
+        parts = [part.partition("=") for part in value.split(",")]
+        return ",".join(f"{part}{equals}{expanduser(path)}" for part, equals, path in parts)
+    # A user that does not exist is left to the error about the path.
+    return expanduser(value) if name in PATHS else value
 
 
 def refuse_empty(name: str, text: str) -> None:
@@ -270,6 +285,12 @@ LISTS = (
 
 REPEATABLE = frozenset({"logits_processor"})
 """Settings that a command line may give several times, all of which count."""
+
+PATHS = (
+    *("model", "tokenizer", "chat_template", "lora_dir", "node_key", "api_key_file", "api_keys"),
+    *("ssl_certfile", "ssl_keyfile", "curve_dir", "profile_dir", "run_dir", "weights_dir"),
+)
+"""Settings that are a path, or a name on the Hub."""
 
 
 def flags_of(name: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def without_files(words: Sequence[str]) -> tuple[list[str], list[Path]]:
         value = value if equals else next(rest, "")
         if not value or value.startswith("--"):
             raise ConfigError(f"{OPTION}: expected a file of options in YAML")
-        files.append(Path(value))
+        files.append(Path(expanduser(value)))
     return others, files
 
 

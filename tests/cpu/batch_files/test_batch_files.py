@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from carousel.batch.arguments import parse_args
 from carousel.batch.main import main
 from runtime.base.errors import EXIT_CONFIG
 from tests.harness.ring.launched import ROOT, Launched, launched, wait_until
@@ -179,6 +180,15 @@ def test_wrong_arguments_are_named_before_anything_is_sent(
     assert run(tmp_path, *arguments.split()) == EXIT_CONFIG
     assert says in capfd.readouterr().err
     assert num_written(tmp_path) == 0
+
+
+def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    arguments = parse_args(["-i", "~/in", "--output-file=~/out"])
+    assert (str(arguments.input_file), str(arguments.output_file)) == (
+        "/home/somebody/in",
+        "/home/somebody/out",
+    )
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[bytes]:

@@ -40,6 +40,13 @@ LABELS = (
 )
 
 
+def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    config = parse_args(["--output-file=~/runs.jsonl", "--plot=~x/no-such-user", "--tokenizer", "~"])
+    assert config.output_file == "/home/somebody/runs.jsonl"
+    assert (config.plot, config.tokenizer) == ("~x/no-such-user", "/home/somebody")
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from runtime.base.errors import ConfigError
 from runtime.launcher.command_line import parse_args
-from runtime.settings.config import LISTS, SETTINGS
+from runtime.settings.config import LISTS, PATHS, SETTINGS, from_values
 from runtime.settings.keywords import LLM_SETTINGS, flags_of_keywords, given_settings
+
+NAMES_A_PATH = re.compile(r"(PEM |private )?(file|directory) |serve HTTPS with the certificate in")
+"""Descriptions of settings that are paths."""
+
+
+def test_a_tilde_is_the_home_directory_in_every_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    found = {name for name, (_, meta) in SETTINGS.items() if NAMES_A_PATH.match(meta.description or "")}
+    assert found == {*PATHS}
+    for name in PATHS:
+        config = parse_args([f"--{name.replace('_', '-')}=~/its place"])
+        assert getattr(config, name) == "/home/somebody/its place"
+        assert getattr(from_values({name: "~no-such-user/x"}), name) == "~no-such-user/x"
+    config = parse_args(["--lora-modules", "one=~/a/b", "two=/c~/d", "--served-model-name=~/mine"])
+    assert config.adapter_paths == {"one": "/home/somebody/a/b", "two": "/c~/d"}
+    assert config.served_model_name == "~/mine"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "options.yaml").write_text("ssl-certfile: ~/certificate.pem\n")
+    assert parse_args(["--config=~/options.yaml"]).ssl_certfile == f"{tmp_path}/certificate.pem"
 
 
 def test_a_name_in_another_encoding_is_said_to_be_one() -> None:
