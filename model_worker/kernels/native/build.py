@@ -8,6 +8,7 @@ that is removed when it has been loaded.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -52,6 +53,8 @@ UNFINISHED = "building-"
 """Beginning of the name of a folder in the cache in which a library is compiled."""
 ABANDONED_S = 4 * COMPILE_TIMEOUT_S
 """Age after which such a folder is one whose process was killed."""
+UNUSED_S = 30 * 24 * 3600.0
+"""Age of a library's last use after which the next one that is compiled takes its place."""
 MAX_UNITS = 4  # more save nothing: attention takes as long as all other sources
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 STRUCTURE = re.compile(r"^struct (\w+) \{$", re.MULTILINE)
@@ -86,7 +89,7 @@ def build_library(
     flags = (*FLAGS, *_arch_flags(isa), *(f"-D{each}" for each in defines))
     name = f"{part}-" * bool(part) + _digest(compiler, flags, source_dir, checks)
     library = cache_dir / f"kernels-{name}.so"
-    if library.is_file():
+    if _is_there(library):
         fault = fault_of(library)
         if fault is None:
             return library
@@ -177,6 +180,7 @@ def _compile(
     together = min(num_cores, MAX_UNITS) if source_dir == SOURCE_DIR else None
     unchecked = set(checks)
     _remove_abandoned(library.parent)
+    _remove_unused(library.parent)
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=UNFINISHED) as folder:
         objects, commands = [], []
         for number, sources in enumerate(_units(source_dir, together, part)):
@@ -204,6 +208,49 @@ def _remove_abandoned(cache_dir: Path) -> None:
         with suppress(OSError):  # another process has removed it
             if time.time() - folder.stat().st_mtime > ABANDONED_S:
                 shutil.rmtree(folder)
+
+
+def _is_there(library: Path) -> bool:
+    """Return True if the cache has a library, and note its use: nobody removes it before it is loaded."""
+    with _locked(library.parent, fcntl.LOCK_SH):
+        is_there = library.is_file()
+        if is_there:
+            with suppress(OSError):  # a cache that this user may only read
+                os.utime(library)
+        return is_there
+
+
+def _remove_unused(cache_dir: Path) -> None:
+    """Remove libraries that no launch has used for weeks: mostly those of earlier versions. A process that
+    has loaded one keeps it.
+    """
+    with _locked(cache_dir, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_locked:
+        for library in cache_dir.glob("kernels-*.so") if is_locked else ():
+            with suppress(OSError):
+                found = library.lstat()
+                # Earlier versions note no use, but most file systems note that a file was read.
+                if time.time() - max(found.st_mtime, found.st_atime) > UNUSED_S:
+                    library.unlink()
+                    logger.info("removed %s, which was not used for 30 days", library)
+
+
+@contextmanager
+def _locked(cache_dir: Path, operation: int) -> Iterator[bool]:
+    """Context manager for the lock of the cache: True if it is held, False if another process has it or there
+    can be none.
+    """
+    fd = -1
+    try:
+        fd = os.open(cache_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(fd, operation)
+        is_locked = True
+    except OSError:
+        is_locked = False
+    try:
+        yield is_locked
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def _wait(jobs: Sequence[Future[None]]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shutil
 import stat
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -63,6 +65,50 @@ def test_what_a_compilation_left_that_was_killed_is_removed_by_a_later_one(
     os.utime(folders[0], (0, 0))
     build_library(tmp_path / "cache")
     assert [folder.exists() for folder in folders] == [False, True]
+
+
+def make_old(library: Path, days: float) -> None:
+    at_s = time.time() - days * 24 * 3600
+    os.utime(library, (at_s, at_s))
+
+
+@needs_compiler
+def test_libraries_that_nobody_has_used_for_a_month_go_when_another_is_compiled(
+    small_source: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    unused, used, other = (
+        build_library(cache, source_dir=small_source, defines=[f"A={n}"]) for n in range(3)
+    )
+    for each in (unused, used, other):
+        make_old(each, 31)
+    (cache / "notes.so").touch()
+    make_old(cache / "notes.so", 31)
+    assert build_library(cache, source_dir=small_source, defines=["A=1"]) == used
+    make_old(other, 29)
+    assert unused.exists()
+    new = build_library(cache, source_dir=small_source, defines=["A=3"])
+    assert set(cache.iterdir()) == {used, other, new, cache / "notes.so"}
+
+
+@needs_compiler
+def test_a_library_that_a_launch_has_found_is_not_removed_before_it_is_loaded(
+    small_source: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    found = build_library(cache, source_dir=small_source)
+    make_old(found, 31)
+    fd = os.open(cache, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)  # as a launch between finding it and noting so
+    build_library(cache, source_dir=small_source, defines=["A=1"])
+    assert found.exists()
+    fcntl.flock(fd, fcntl.LOCK_EX)  # as one that is about to remove it
+    with ThreadPoolExecutor(1) as pool:
+        finding = pool.submit(build_library, cache, source_dir=small_source)
+        found.unlink()
+        os.close(fd)
+        assert finding.result() == found
+    assert found.exists()
 
 
 @needs_compiler
