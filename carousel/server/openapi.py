@@ -76,8 +76,11 @@ def describe(config: RuntimeConfig) -> dict[str, Any]:
     if config.root_path:
         document["servers"] = [{"url": config.root_path}]
     if config.has_api_keys:
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}]
+        document["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        document["security"] = [{"key": []}, {"x-api-key": []}]
     return document
 
 
@@ -114,7 +117,7 @@ def _operation(
         content = {JSON_TYPE: {"schema": schema_of[repr(endpoint.body)]}}
         operation["requestBody"] = {"required": not endpoint.body_is_optional, "content": content}
     if config.has_api_keys:
-        operation["security"] = [] if role is None else [{"key": [role]}]
+        operation["security"] = [] if role is None else [{"key": [role]}, {"x-api-key": [role]}]
     return operation
 
 

@@ -5,8 +5,9 @@ Messages API.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -25,13 +26,11 @@ from carousel.server.anthropic.types import (
     ToolUseChoiceBody,
     TurnBody,
 )
+from carousel.server.chat.definitions import decode_part, definitions_of
 from carousel.server.guides import JsonSchemaBody, ResponseFormatBody
 from carousel.server.openai.chat_plan import SWITCHES
 from carousel.server.openai.types import ChatBody, NamedFunctionBody, ToolChoiceBody
-from carousel.server.request.decode import field_error
 from runtime.base.errors import InvalidRequest, RequestError
-from runtime.wire.messages import MAX_TOOLS_BYTES
-from runtime.wire.transport import DECODE_ERRORS
 
 DIFFERENT = {"messages", "tools", "tool_choice"}
 SAME_FIELDS = tuple(
@@ -60,6 +59,19 @@ ERROR = "Error: "
 """Beginning of a result with is_error. Chat templates have no other place for that."""
 ROLES_OF_BLOCKS = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
 """Roles of the messages that may have blocks of a type; others may be in all."""
+
+
+def _foreign(kind: str) -> tuple[Callable[[BlockBody], Any], Any, list[str]]:
+    """Return a function that gets the fields that a block of a type has not, their values if they are absent,
+    and their names.
+    """
+    known = {"type", "cache_control", *FIELDS_OF_BLOCKS[kind], *OPTIONAL_FIELDS.get(kind, ())}
+    names = [name for name in BlockBody.__struct_fields__ if name not in known]
+    values_of = attrgetter(*names)
+    return values_of, values_of(BlockBody(type="text")), names
+
+
+_FOREIGN = {kind: _foreign(kind) for kind in FIELDS_OF_BLOCKS}
 
 _TURN = re.compile(
     r"messages\[(?P<turn>\d+)\](?:\.content|(?P<call>\.tool_calls\[\d+\])\.function\.arguments)?"
@@ -199,18 +211,18 @@ def _check(block: BlockBody, role: str, where: str) -> None:
         raise InvalidRequest(
             f"{where}: a block of type {block.type} is for messages of the role {owner}", param=where
         )
-    needed = FIELDS_OF_BLOCKS[block.type]
-    for name in needed:
+    for name in FIELDS_OF_BLOCKS[block.type]:
         if not _is_given(getattr(block, name)):
             raise InvalidRequest(
                 f"{where}.{name} is missing", param=f"{where}.{name}", code="missing_required_parameter"
             )
-    known = {"type", "cache_control", *needed, *OPTIONAL_FIELDS.get(block.type, ())}
-    for name in block.__struct_fields__:
-        if name not in known and _is_given(getattr(block, name)):
-            raise InvalidRequest(
-                f"{where}.{name} is no field of a block of type {block.type}", param=f"{where}.{name}"
-            )
+    foreign, absent, names = _FOREIGN[block.type]
+    if foreign(block) != absent:
+        for name in names:
+            if _is_given(getattr(block, name)):
+                raise InvalidRequest(
+                    f"{where}.{name} is no field of a block of type {block.type}", param=f"{where}.{name}"
+                )
     if block.type == "tool_use" and bytes(memoryview(block.input)[:1]) != b"{":
         raise InvalidRequest(f"{where}.input must be an object", param=f"{where}.input")
 
@@ -235,12 +247,9 @@ def _result(block: BlockBody) -> str | list[TextPart]:
 
 def _tools(tools: Raw) -> bytes:
     """Return the definitions of tools in OpenAI's form. Raises InvalidRequest."""
-    if len(tools) > MAX_TOOLS_BYTES:
-        raise InvalidRequest(f"tools: at most {MAX_TOOLS_BYTES} bytes, got {len(tools)}", param="tools")
-    definitions: list[Raw] = _decode(tools, list[Raw] | None, "tools") or []
     made = []
-    for number, definition in enumerate(definitions):
-        tool: InputTool = _decode(definition, InputTool, f"tools[{number}]")
+    for number, definition in enumerate(definitions_of(tools)):
+        tool: InputTool = decode_part(definition, InputTool, f"tools[{number}]")
         function: dict[str, Any] = {"name": tool.name}
         if tool.description is not None:
             function["description"] = tool.description
@@ -249,16 +258,6 @@ def _tools(tools: Raw) -> bytes:
             function["strict"] = tool.strict
         made.append({"type": "function", "function": function})
     return msgspec.json.encode(made) if made else b""
-
-
-def _decode(data: Raw, kind: Any, where: str) -> Any:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise field_error(str(error), kind, within=where) from None
-    except DECODE_ERRORS as error:
-        reason = "lists and objects are nested too deeply" if isinstance(error, RecursionError) else error
-        raise InvalidRequest(f"{where}: {reason}", param=where) from None
 
 
 def _choose(chat: ChatBody, choice: ToolUseChoiceBody) -> None:

@@ -41,19 +41,24 @@ class _Schema(Struct):
     properties: Raw = field(default_factory=Raw)
 
 
-def read_tools(tools: bytes) -> ToolSet:
-    """Return the tools of a body's field. Raises InvalidRequest that names the fault."""
+def definitions_of(tools: bytes | Raw) -> list[Raw]:
+    """Return the definitions in a body's field. Raises InvalidRequest if they are too large or too many."""
     if len(tools) > MAX_TOOLS_BYTES:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS_BYTES} bytes, got {len(tools)}", param="tools")
     if sum(map(bytes(tools).count, (b"[", b"{", b","))) > MAX_PARTS:
         raise InvalidRequest(f"tools: at most {MAX_PARTS} brackets and commas together", param="tools")
-    definitions: list[Raw] = _decode(tools, list[Raw] | None, "tools") or []
+    definitions: list[Raw] = decode_part(tools, list[Raw] | None, "tools") or []
     if len(definitions) > MAX_TOOLS:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(definitions)}", param="tools")
+    return definitions
+
+
+def read_tools(tools: bytes) -> ToolSet:
+    """Return the tools of a body's field. Raises InvalidRequest that names the fault."""
     parameters: dict[str, bytes] = {}
     strict: list[str] = []
-    for number, definition in enumerate(definitions):
-        function = _decode(definition, ToolDefinition, f"tools[{number}]").function
+    for number, definition in enumerate(definitions_of(tools)):
+        function = decode_part(definition, ToolDefinition, f"tools[{number}]").function
         where = f"tools[{number}].function"
         if function.name in parameters:
             raise InvalidRequest(f"{where}.name: {function.name} is there twice", param=f"{where}.name")
@@ -68,13 +73,14 @@ def read_tools(tools: bytes) -> ToolSet:
 
 def _check_schema(schema: bytes, where: str) -> None:
     """Check a schema. Raises InvalidRequest."""
-    decoded: _Schema | None = _decode(schema, _Schema | None, where)
+    decoded: _Schema | None = decode_part(schema, _Schema | None, where)
     properties = b"" if decoded is None else bytes(memoryview(decoded.properties)[:1])
     if properties not in (b"", b"{", b"n"):
         raise InvalidRequest(f"{where}.properties: Expected `object`", param=f"{where}.properties")
 
 
-def _decode(data: bytes | Raw, kind: Any, where: str) -> Any:
+def decode_part(data: bytes | Raw, kind: Any, where: str) -> Any:
+    """Return a decoded part of a body at the place `where`. Raises InvalidRequest that names the fault."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:

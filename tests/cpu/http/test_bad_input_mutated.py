@@ -68,8 +68,11 @@ def check(request: bytes, answer: bytes) -> int:
     assert status in EXPECTED, about
     assert status != 503 or b"retry-after: " in head.lower(), about
     assert b'"internal_error"' not in body, about
+    assert b'"api_error"' not in body, about
     if status != 200 and body:
-        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}, about
+        answered = json.loads(body)
+        anthropics = {"type", "message"} if answered.get("type") == "error" else None
+        assert set(answered["error"]) == (anthropics or {"message", "type", "param", "code"}), about
     return status
 
 

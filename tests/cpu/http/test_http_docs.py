@@ -13,12 +13,22 @@ from starlette.routing import Route
 
 from carousel.conversation import MessageBody
 from carousel.server.admin.metrics import Metrics
+from carousel.server.anthropic.types import (
+    BlockBody,
+    CacheControl,
+    CountTokensBody,
+    InputTool,
+    MessagesBody,
+    OutputConfigBody,
+    ThinkingBody,
+    ToolUseChoiceBody,
+)
 from carousel.server.app import make_app
 from carousel.server.endpoints import ENDPOINTS
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import ChatBody, CompletionBody, StreamOptions
 from carousel.server.openapi import OWN
-from carousel.server.request.field_table import TAKEN
+from carousel.server.request.field_table import MESSAGES_REFUSED, TAKEN
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from carousel.server.vectors.scoring_types import RerankBody, ScoreBody
@@ -26,7 +36,8 @@ from runtime.settings.config import RuntimeConfig
 from runtime.wire.status_page import ProcessStatus
 from tests.cpu.http.test_http_control import INFO
 
-TEXT = (Path(__file__).resolve().parents[3] / "docs" / "openai.md").read_text()
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+TEXT, MESSAGES = (DOCS / "openai.md").read_text(), (DOCS / "messages.md").read_text()
 OPENAI, _, REST = TEXT.partition("\n## /generate\n")
 GENERATE, _, REST = REST.partition("\n## /tokenize and /detokenize\n")
 TOKENIZE, _, REST = REST.partition("\n## /v1/embeddings\n")
@@ -51,6 +62,14 @@ def named_in(text: str) -> set[str]:
         (TokenizeBody, TOKENIZE),
         (DetokenizeBody, TOKENIZE),
         (EmbeddingBody, EMBEDDINGS),
+        (MessagesBody, MESSAGES),
+        (CountTokensBody, MESSAGES),
+        (BlockBody, MESSAGES),
+        (ThinkingBody, MESSAGES),
+        (OutputConfigBody, MESSAGES),
+        (ToolUseChoiceBody, MESSAGES),
+        (InputTool, MESSAGES),
+        (CacheControl, MESSAGES),
         (ScoreBody, SCORING),
         (RerankBody, SCORING),
     ],
@@ -61,6 +80,10 @@ def test_every_field_is_in_the_table(body: type[Struct], text: str) -> None:
 
 def test_every_field_without_effect_is_in_the_table() -> None:
     assert not set(TAKEN) - named_in(OPENAI)
+
+
+def test_every_field_of_anthropics_that_has_neutral_values_is_in_the_table() -> None:
+    assert not {name for name, neutral in MESSAGES_REFUSED.items() if neutral} - named_in(MESSAGES)
 
 
 def test_every_path_is_in_the_table() -> None:

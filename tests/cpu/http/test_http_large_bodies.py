@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from carousel.server.anthropic.types import CountTokensBody, MessagesBody
 from carousel.server.http.body_pace import REST_RATIO, BodyPace
 from carousel.server.http.paced_reader import READ_BYTES
 from carousel.server.openai.embedding_types import EmbeddingBody
@@ -45,6 +46,33 @@ COST_S = 0.001
 """CPU time that each few pieces of an upload are said to take."""
 MAX_IDS = 1 << 16
 MESSAGE = b'{"role":"user","content":"x"}'
+BLOCK = b'{"type":"text","text":"x"}'
+
+
+LARGE_TURNS: list[Any] = [
+    {"role": "user", "content": [{"type": "text", "text": "x" * PIECE_BYTES}, {"type": "text", "text": "y"}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "x\n" * PIECE_BYTES, "signature": "s"},
+            {"type": "tool_use", "id": "a", "name": "f", "input": {"a": "x" * PIECE_BYTES}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {
+                "type": "tool_result",
+                "tool_use_id": "a",
+                "content": [
+                    {"type": "text", "text": "z" * PIECE_BYTES, "cache_control": {"type": "ephemeral"}}
+                ],
+                "is_error": True,
+            },
+            {"type": "tool_result", "tool_use_id": "b", "content": "z" * PIECE_BYTES},
+        ],
+    },
+]
 
 
 def full_of(item: bytes, num_bytes: int = BODY_BYTES) -> bytes:
@@ -71,6 +99,23 @@ HOSTILE = [
     (ChatBody, b'{"messages":%b}', b'{"role":"user"}', "messages"),
     (ChatBody, b'{"messages":[{"role":"user","tool_calls":%b}]}', b"[]", "messages[0].tool_calls"),
     (ChatBody, b'{"messages":[],"chat_template_kwargs":{"a":%b}}', b"[]", "chat_template_kwargs"),
+    (MessagesBody, b'{"max_tokens":1,"messages":%b}', b'{"role":"user","content":[]}', "messages"),
+    (MessagesBody, b'{"max_tokens":1,"messages":[{"role":"user","content":%b}]}', BLOCK, "messages"),
+    (
+        MessagesBody,
+        b'{"max_tokens":1,"messages":[{"role":"user","content":[{"type":"tool_result","content":%b}]}]}',
+        BLOCK,
+        "messages",
+    ),
+    (
+        MessagesBody,
+        b'{"max_tokens":1,"messages":[{"role":"assistant","content":[{"type":"tool_use","input":%b}]}]}',
+        b"[]",
+        "messages[0].content[0].input",
+    ),
+    (MessagesBody, b'{"max_tokens":1,"messages":[],"system":%b}', BLOCK, "system"),
+    (MessagesBody, b'{"max_tokens":1,"messages":[],"tools":%b}', b"{}", "tools"),
+    (CountTokensBody, b'{"messages":[],"output_config":{"format":%b}}', b"[]", "output_config"),
     (GenerateBody, b'{"input_ids":%b}', b"[1]", "input_ids"),
     (GenerateBody, b'{"input_ids":%b}', b'1,""', "input_ids"),
     (GenerateBody, b'{"text":%b}', b"[]", "text"),
@@ -176,10 +221,24 @@ def test_what_is_small_is_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> No
         (TokenizeBody, "prompt", "x" * SMALL_BODY_BYTES),
         (DetokenizeBody, "tokens", [[4000] * 40_000] * 12),
         (ChatBody, "messages", [{"role": "user", "content": 'x"{' * 50}] * 4096),
+        (MessagesBody, "messages", [{"role": "user", "content": 'x"{' * 50}] * 4096),
+        (MessagesBody, "messages", LARGE_TURNS),
+        (CountTokensBody, "messages", LARGE_TURNS),
+        (MessagesBody, "system", "x" * SMALL_BODY_BYTES),
+        (
+            MessagesBody,
+            "system",
+            [{"type": "text", "text": "é" * PIECE_BYTES}, {"type": "text", "text": "y"}],
+        ),
+        (MessagesBody, "tools", [{"name": "x", "input_schema": {"a": "x" * SMALL_BODY_BYTES}}]),
     ],
 )
 def test_what_is_large_and_right_reads_the_same(kind: Any, name: str, value: Any) -> None:
-    other = {"rid": "m"} if kind is GenerateBody else {"model": "m"}
+    other: dict[str, Any] = {"rid": "m"} if kind is GenerateBody else {"model": "m"}
+    if kind in (MessagesBody, CountTokensBody) and name != "messages":
+        other["messages"] = []
+    if kind is MessagesBody:
+        other["max_tokens"] = 1
     for indent in (0, 1):
         body = msgspec.json.format(msgspec.json.encode({**other, name: value}), indent=indent)
         assert len(body) > SMALL_BODY_BYTES

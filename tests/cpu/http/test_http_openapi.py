@@ -95,6 +95,8 @@ def test_further_fields_are_described_as_the_setting_has_it(policy: Any, further
         "GenerateSampling",
         "EmbeddingBody",
         "TokenizeBody",
+        "MessagesBody",
+        "BlockBody",
     ):
         assert schemas[name]["additionalProperties"] == further
     assert schemas["PauseBody"]["additionalProperties"] is False
@@ -121,7 +123,7 @@ def test_a_key_is_described_where_there_is_one(tmp_path: Any) -> None:
     with http_front(tmp_path, answer, api_key="secret") as front:
         headers = {"Authorization": "Bearer secret"}
         document = front.http.get("/openapi.json", headers=headers).json()
-        assert document["security"] == [{"key": []}]
+        assert document["security"] == [{"key": []}, {"x-api-key": []}]
         assert all(
             ("401" in operation["responses"]) == (path not in ("/live", "/ready", "/health"))
             for path, operations in document["paths"].items()

@@ -41,6 +41,42 @@ GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
     (
+        "/v1/messages",
+        {
+            "model": "default",
+            "max_tokens": 2,
+            "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "x"}]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "y", "signature": "z"},
+                        {"type": "tool_use", "id": "a", "name": "f", "input": {"b": 1}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "a",
+                            "content": [{"type": "text", "text": "w"}],
+                            "is_error": True,
+                        }
+                    ],
+                },
+            ],
+            "stop_sequences": ["END"],
+            "thinking": {"type": "disabled"},
+            "tools": [],
+            "tool_choice": {"type": "auto"},
+            "metadata": {"user_id": "u"},
+            "stream": False,
+        },
+    ),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}], "system": "be brief"}),
+    (
         "/generate",
         {
             "text": "x",

@@ -12,6 +12,7 @@ from tests.harness.http.mutated_bodies import mutated_bodies
 TARGETS = (
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/messages",
     "/generate",
     "/tokenize",
     "/v1/models",
@@ -44,6 +45,7 @@ HEADERS = (
     "Upgrade: websocket",
     "Connection: upgrade, close",
     "Authorization: Bearer x",
+    "x-api-key: x",
     "Host:",
     " folded: x",
     "no colon",
