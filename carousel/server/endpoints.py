@@ -35,6 +35,8 @@ from carousel.server.openai.embeddings import create_embedding
 from carousel.server.openai.models import list_models, retrieve_model
 from carousel.server.openai.responses import ChatResponse, CompletionResponse, ModelCard, ModelList
 from carousel.server.openai.types import ChatBody, CompletionBody
+from carousel.server.responses.create import create_response
+from carousel.server.responses.types import ResponseBody, ResponsesBody
 from carousel.server.sglang.abort import AbortAnswer, AbortBody, abort_request
 from carousel.server.sglang.generate import generate
 from carousel.server.sglang.generate_types import GenerateBody, GenerateResponse
@@ -136,6 +138,7 @@ ENDPOINTS = (
         ),
         error=AnthropicErrorBody,
     ),
+    _generating("/v1/responses", create_response, "OpenAI responses", ResponsesBody, ResponseBody),
     _generating(
         "/generate", generate, "SGLang's own request", GenerateBody, GenerateResponse | list[GenerateResponse]
     ),

@@ -17,7 +17,9 @@ from starlette.responses import Response
 from carousel.conversation import FunctionBody
 from carousel.server.endpoints import ENDPOINTS, Endpoint
 from carousel.server.http.errors import AnthropicErrorBody, ErrorBody
+from carousel.server.openai.types import ChatBody
 from carousel.server.request.field_table import FIELD_TABLES, described_fields
+from carousel.server.responses.types import ResponsesBody
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import MAX_LABEL_CHARS
 
@@ -53,7 +55,9 @@ def describe(config: RuntimeConfig) -> dict[str, Any]:
     types = _types()
     schemas, components = msgspec.json.schema_components(types, ref_template=REF_TEMPLATE)
     components[FunctionBody.__name__]["properties"]["arguments"] = {"type": ["string", "object", "null"]}
-    components["ChatBody"]["properties"]["tools"] = {"type": ["array", "null"], "items": {"type": "object"}}
+    for body in (ChatBody, ResponsesBody):
+        tools = {"type": ["array", "null"], "items": {"type": "object"}}
+        components[body.__name__]["properties"]["tools"] = tools
     for kind in FIELD_TABLES:
         schema = components[kind.__name__]
         schema["properties"] |= described_fields(kind)

@@ -112,6 +112,8 @@ class Parameter:
     """True if nearly every request has a value of its own."""
     recommended: tuple[str, str] = ("", "")
     """Key of generation_config.json, and the type of its value."""
+    is_shown: bool = False
+    """True if the answers of /v1/responses repeat its value."""
 
     def check(self, value: Any) -> None:
         """Check a value. Raises InvalidRequest, which names the parameter."""
@@ -185,6 +187,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         example=0.8,
         array="temperature",
         recommended=("temperature", "Annotated[float, msgspec.Meta(ge=0)]"),
+        is_shown=True,
     ),
     Parameter(
         name="top_k",
@@ -216,6 +219,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         array="top_p",
         aliases={"runtime_top_p": ()},
         recommended=("top_p", "Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]"),
+        is_shown=True,
     ),
     Parameter(
         name="min_p",

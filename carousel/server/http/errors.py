@@ -45,8 +45,9 @@ _VECTORS = "a server of --task embed has /v1/embeddings, /v1/score and /v1/reran
 _OPENAI = "this server speaks OpenAI's API below /v1"
 _TEXT_ONLY = "this server takes and gives text only"
 NOT_BUILT = {
-    "/v1/responses": _CHATS,
     "/v1/messages/batches": "send the requests themselves to /v1/messages",
+    "/v1/responses/compact": "send fewer items; truncation cuts what does not fit",
+    "/v1/responses/input_tokens": "/tokenize gives the tokens of messages",
     "/v1/assistants": _CHATS,
     "/v1/threads": _CHATS,
     "/api": _OPENAI,
@@ -74,6 +75,11 @@ NOT_BUILT = {
 """Advice for paths, and all below them, that OpenAI, Anthropic, vLLM, SGLang or Ollama has and this server
 does not.
 """
+KEPT_NOWHERE = {
+    "/v1/responses": "this server keeps no responses: there is none to read, to delete or to cancel. Closing "
+    "the connection ends one that is being made, and its items are sent again with the next request",
+}
+"""Explanations for paths below those of objects that other servers keep."""
 
 
 class ErrorDetail(msgspec.Struct):
@@ -153,6 +159,9 @@ def _not_found(path: str, error: RequestError) -> RequestError:
         if path == known or path.startswith(f"{known}/"):
             message = f"{known} is not built: {advice}; /openapi.json lists the paths there are"
             return RequestError(message, code=error.code, status=error.status)
+    for known, reason in KEPT_NOWHERE.items():
+        if path.startswith(f"{known}/"):
+            return RequestError(reason, code=error.code, status=error.status)
     return error
 
 

@@ -38,6 +38,18 @@ from carousel.server.openai.types import (
     StreamOptions,
     ToolChoiceBody,
 )
+from carousel.server.responses import refusals
+from carousel.server.responses.types import (
+    InputItem,
+    InputPart,
+    ReasoningBody,
+    ResponsesBody,
+    ResponseStreamOptions,
+    TextBody,
+    TextFormatBody,
+    ToolReference,
+    ToolSelection,
+)
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from carousel.server.vectors.scoring_types import RerankBody, ScoreBody
@@ -59,6 +71,7 @@ TAKEN: dict[str, Any] = {
     "metadata": Object,
     "parallel_tool_calls": bool,
     "prompt_cache_key": str,
+    "prompt_cache_options": Object,
     "prompt_cache_retention": str,
     "safety_identifier": str,
     "service_tier": str,
@@ -286,6 +299,9 @@ BLOCK_REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("citations",), ([], {"enabled": False})),
     **dict.fromkeys(("context", "data", "file_id", "source", "title", "tool_name", "toolset_name"), ()),
 }
+INPUT_PART_REFUSED = dict.fromkeys(
+    (*PART_REFUSED, "detail", "file_data", "file_id", "file_url", "filename"), ()
+)
 _RENAMED = {p.sglang for p in PARAMETERS if p.sglang and p.sglang not in REFUSED}
 NO_CODE = "code never comes in a request: logits_processors names those of the launch"
 _SHARED_HINTS = {
@@ -389,7 +405,9 @@ def _names(*kinds: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(name for kind in kinds for name in kind.__struct_fields__)
 
 
-_GENERATING = _names(CompletionBody, ChatBody, GenerateBody, GenerateSampling, SamplingParams)
+_GENERATING = _names(
+    *(CompletionBody, ChatBody, ResponsesBody, GenerateBody, GenerateSampling, SamplingParams)
+)
 _GENERATE_HINTS = (
     _SHARED_HINTS
     | {name: f"it is sampling_params.{name} here" for name in GenerateSampling.__struct_fields__}
@@ -442,6 +460,37 @@ FIELD_TABLES: dict[type, FieldTable] = {
     ChatBody: FieldTable(
         TAKEN, REFUSED, HINTS, _GENERATING, {**_OPENAI.nested, **_CONVERSATION, "tool_choice": ToolChoiceBody}
     ),
+    ResponsesBody: FieldTable(
+        {name: kind for name, kind in TAKEN.items() if name not in refusals.RESPONSES_REFUSED},
+        {**REFUSED, **refusals.RESPONSES_REFUSED},
+        {**HINTS, **refusals.RESPONSES_HINTS},
+        _GENERATING,
+        {
+            **_OPENAI.nested,
+            "input": InputItem,
+            "text": TextBody,
+            "tool_choice": ToolSelection,
+            "reasoning": ReasoningBody,
+            "stream_options": ResponseStreamOptions,
+        },
+    ),
+    InputItem: FieldTable(
+        {"id": str, "status": str, "phase": str, "parsed_arguments": msgspec.Raw},
+        refusals.ITEM_REFUSED,
+        refusals.ITEM_HINTS,
+        nested=dict.fromkeys(("content", "output", "summary"), InputPart),
+    ),
+    InputPart: FieldTable(
+        {"annotations": Items, "logprobs": Items, "parsed": msgspec.Raw, "prompt_cache_breakpoint": Object},
+        INPUT_PART_REFUSED,
+        dict.fromkeys(INPUT_PART_REFUSED, TEXT_ONLY),
+    ),
+    TextBody: FieldTable(nested={"format": TextFormatBody}),
+    TextFormatBody: FieldTable(),
+    ReasoningBody: FieldTable({}, refusals.REASONING_REFUSED, refusals.REASONING_HINTS),
+    ToolSelection: FieldTable(nested={"tools": ToolReference}),
+    ToolReference: FieldTable(),
+    ResponseStreamOptions: FieldTable({"include_usage": bool}, {"continuous_usage_stats": (False,)}),
     GenerateBody: FieldTable(
         TAKEN,
         {**REFUSED, "add_special_tokens": (True,)},

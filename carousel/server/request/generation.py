@@ -397,6 +397,8 @@ class Generation(Response):
                             await self._server.entrance.take_turn(self._tenant.name)
                         timers[prompt].note_delta(delta)
                         if delta.finish_reason == "abort" and prompt not in self._aborted:
+                            if writer.has_begun and data:
+                                await writer.write(data)
                             raise _aborted()
                         if delta.finish_reason is not None:
                             places.give_back(1)

@@ -31,6 +31,7 @@ from carousel.server.request.unknown_fields import (
     joined,
     whole_list,
 )
+from carousel.server.responses.types import InputItem, InputPart, ResponsesBody
 from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from carousel.server.vectors.scoring_types import RerankBody, ScoreBody
@@ -79,6 +80,9 @@ MESSAGES = Shape(
     ("reasoning_content", "reasoning"),
     ("tool_calls",),
     MAX_TURNS,
+)
+INPUT_ITEMS = Shape(
+    InputItem, ("content", "output"), Shape(InputPart, ("text",)), ("arguments",), ("summary",), MAX_TURNS
 )
 TEXT_BLOCKS = Shape(TextBlock, ("text",), max_items=MAX_BLOCKS)
 BLOCKS = Shape(BlockBody, ("text", "content"), TEXT_BLOCKS, ("thinking",), ("input",), MAX_BLOCKS)
@@ -130,6 +134,7 @@ TOOLS = LargeField(max_raw_bytes=MAX_TOOLS_BYTES)
 LARGE_FIELDS: dict[type, dict[str, LargeField]] = {
     CompletionBody: {"prompt": PROMPT},
     ChatBody: {"messages": CONVERSATION, "tools": TOOLS},
+    ResponsesBody: {"input": LargeField(items=INPUT_ITEMS), "instructions": TEXTS, "tools": TOOLS},
     **{
         kind: {
             "messages": LargeField(

@@ -48,7 +48,7 @@ from runtime.settings.config import RuntimeConfig
 from runtime.wire.sampling_params import SamplingParams
 
 PLAIN = SamplingParams()
-CHAT_PATHS = ("/v1/chat/completions", MESSAGES)
+CHAT_PATHS = ("/v1/chat/completions", "/v1/responses", MESSAGES)
 CARRIED = (b"traceparent", b"tracestate", b"baggage")
 PHASE_NAMES = {
     name: encode_name(name, INTERNAL) for name in ("tokenize", "queue", "prefill", "decode", "deliver")

@@ -28,7 +28,23 @@ from carousel.server.endpoints import ENDPOINTS
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import ChatBody, CompletionBody, StreamOptions
 from carousel.server.openapi import OWN
-from carousel.server.request.field_table import MESSAGES_REFUSED, TAKEN
+from carousel.server.request.field_table import (
+    FIELD_TABLES,
+    INPUT_PART_REFUSED,
+    MESSAGES_REFUSED,
+    REFUSED,
+    TAKEN,
+)
+from carousel.server.responses.types import (
+    InputItem,
+    InputPart,
+    ReasoningBody,
+    ResponsesBody,
+    ResponseStreamOptions,
+    TextBody,
+    TextFormatBody,
+    ToolSelection,
+)
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from carousel.server.vectors.scoring_types import RerankBody, ScoreBody
@@ -38,6 +54,7 @@ from tests.cpu.http.test_http_control import INFO
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 TEXT, MESSAGES = (DOCS / "openai.md").read_text(), (DOCS / "messages.md").read_text()
+RESPONSES = (DOCS / "responses.md").read_text()
 OPENAI, _, REST = TEXT.partition("\n## /generate\n")
 GENERATE, _, REST = REST.partition("\n## /tokenize and /detokenize\n")
 TOKENIZE, _, REST = REST.partition("\n## /v1/embeddings\n")
@@ -57,6 +74,12 @@ def named_in(text: str) -> set[str]:
         (ChatBody, OPENAI),
         (MessageBody, OPENAI),
         (StreamOptions, OPENAI),
+        *(
+            (kind, RESPONSES)
+            for kind in (ResponsesBody, InputItem, InputPart, TextBody, TextFormatBody, ReasoningBody)
+        ),
+        (ToolSelection, RESPONSES),
+        (ResponseStreamOptions, RESPONSES),
         (GenerateBody, GENERATE),
         (GenerateSampling, GENERATE),
         (TokenizeBody, TOKENIZE),
@@ -80,6 +103,13 @@ def test_every_field_is_in_the_table(body: type[Struct], text: str) -> None:
 
 def test_every_field_without_effect_is_in_the_table() -> None:
     assert not set(TAKEN) - named_in(OPENAI)
+    for kind in (ResponsesBody, InputItem, InputPart, ReasoningBody):
+        own = {*FIELD_TABLES[kind].taken, *FIELD_TABLES[kind].refused} - {
+            *TAKEN,
+            *REFUSED,
+            *INPUT_PART_REFUSED,
+        }
+        assert not own - named_in(RESPONSES), kind
 
 
 def test_every_field_of_anthropics_that_has_neutral_values_is_in_the_table() -> None:

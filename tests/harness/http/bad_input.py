@@ -303,6 +303,7 @@ HTTP_CASES = (
         param="X-Request-Id",
     ),
     HttpCase("no such path", "/v1/nothing", {}, 404, "not_found"),
-    HttpCase("a path of others", "/v1/responses", {"input": "hi"}, 404, "not_found"),
+    HttpCase("a path of others", "/v1/batches", {"input": "hi"}, 404, "not_found"),
+    HttpCase("a response that nobody keeps", "/v1/responses/resp_1/cancel", {}, 404, "not_found"),
     HttpCase("no such method", COMPLETIONS, b"", 405, "method_not_allowed", method="GET", headers={}),
 )

@@ -1,0 +1,197 @@
+"""ResponsesFormat: spells the answers of /v1/responses, whole and as events, independent of HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from carousel.client.core.logprobs import TokenLogprob
+from carousel.client.core.result import Completion, Delta
+from carousel.server.chat.events import Event, ItemBegun, ItemDelta
+from carousel.server.openai.chat_format import ChatView
+from carousel.server.openai.logprobs import delta_pieces, in_pieces
+from carousel.server.openai.responses import UsageBody
+from carousel.server.openai.usage import UsageCount, usage_of
+from carousel.server.responses.item_reader import ItemReader
+from carousel.server.responses.output_items import GrowingItem, OutputItems, spelled_logprobs
+from carousel.server.responses.types import (
+    IncompleteDetails,
+    InputDetails,
+    OutputDetails,
+    ResponseBody,
+    ResponseError,
+    ResponseUsage,
+)
+from runtime.base.errors import RequestError
+
+_encode = msgspec.json.Encoder().encode
+
+LIMITS = ("length", "timeout")
+"""Finish reasons of an answer that a limit has cut off."""
+NUM_TEXTS = {"text": "output_text", "reasoning": "reasoning_text", "tool_call": "function_call_arguments"}
+
+
+class ResponsesFormat:
+    done = b""
+
+    def __init__(self, view: ChatView, head: ResponseBody, *, skips_special: bool) -> None:
+        """`head` is the answer without anything that has been generated. `skips_special`: special tokens are
+        left out of the text.
+        """
+        self._view = view
+        self._head = head
+        self._reader = ItemReader(view, skips_special=skips_special)
+        self._items = OutputItems()
+        self._usage = UsageCount(1)
+        self._finish_reason: str | None = None
+        self._num_events = 0
+        self._plain = b""
+        """Beginning of a delta of the open message, up to its text; empty while there is none."""
+
+    # -- a whole answer --------------------------------------------------------------------------------------
+
+    def response(self, completions: Sequence[Completion]) -> ResponseBody:
+        (completion,) = completions
+        output = completion.outputs[0]
+        self._finish_reason = output.finish_reason
+        told = self._reader.read(output.text, output.token_ids, output.logprobs, output.finish_reason)
+        for event, logprobs in told:
+            self._apply(event, logprobs)
+        return self._ended(usage_of(completions))
+
+    # -- a stream --------------------------------------------------------------------------------------------
+
+    def events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
+        data = b"" if self._num_events else self._first_events()
+        self._usage.add(prompt, delta)
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+        elif self._plain and delta.text and self._reader.is_plain(delta.text):
+            yield data + self._plain_event(delta.text)
+            return
+        for part in delta_pieces(delta) if self._view.shows_logprobs else (delta,):
+            told = self._reader.read(part.text, part.token_ids, part.logprobs, part.finish_reason)
+            for event, logprobs in told:
+                data += self._event(event, logprobs)
+            if data:
+                yield data
+                data = b""
+
+    def last_events(self) -> bytes:
+        response = self._ended(self._usage.body())
+        kind = "completed" if response.status == "completed" else "incomplete"
+        return self._sse(f"response.{kind}", response=response)
+
+    def failure_events(self, error: RequestError) -> bytes:
+        if self._items.open is not None:
+            self._items.end(is_whole=False)
+        failed = msgspec.structs.replace(
+            self._head,
+            status="failed",
+            error=ResponseError(
+                "rate_limit_exceeded" if error.status == 429 else "server_error", error.message
+            ),
+            output=self._items.bodies(),
+        )
+        told = self._sse("error", code=error.code, message=error.message, param=error.param)
+        return told + self._sse("response.failed", response=failed)
+
+    def _first_events(self) -> bytes:
+        begun = self._sse("response.created", response=self._head)
+        return begun + self._sse("response.in_progress", response=self._head)
+
+    def _event(self, event: Event, logprobs: Sequence[TokenLogprob]) -> bytes:
+        """Return the events of the client for one of an item."""
+        num_known = 0 if self._items.open is None else len(self._items.open.logprobs)
+        item = self._apply(event, logprobs)
+        if isinstance(event, ItemBegun):
+            return self._begin_events(item)
+        if isinstance(event, ItemDelta):
+            return self._delta_event(item, event.text, bytes(item.logprobs[num_known:]).lstrip(b","))
+        return self._end_events(item)
+
+    def _begin_events(self, item: GrowingItem) -> bytes:
+        body = item.body(is_empty=True)
+        data = self._sse("response.output_item.added", output_index=item.index, item=body)
+        if item.kind == "tool_call":
+            return data
+        if item.kind == "text" and not self._view.shows_logprobs:
+            head = _encode({"type": "response.output_text.delta", **_place(item), "logprobs": []})
+            self._plain = b"event: response.output_text.delta\ndata: " + head[:-1] + b',"delta":'
+        return data + self._sse("response.content_part.added", **_place(item), part=item.part())
+
+    def _plain_event(self, text: str) -> bytes:
+        assert self._items.open is not None
+        self._items.open.add(text)
+        self._num_events += 1
+        return b'%b%b,"sequence_number":%d}\n\n' % (self._plain, _encode(text), self._num_events - 1)
+
+    def _delta_event(self, item: GrowingItem, text: str, logprobs: bytes) -> bytes:
+        kind = f"response.{NUM_TEXTS[item.kind]}.delta"
+        more = {"logprobs": Raw(b"[%b]" % logprobs)} if item.kind == "text" else {}
+        return self._sse(kind, **_place(item), **more, delta=text)
+
+    def _end_events(self, item: GrowingItem) -> bytes:
+        self._plain = b""
+        kind = f"response.{NUM_TEXTS[item.kind]}.done"
+        if item.kind == "tool_call":
+            data = self._sse(kind, **_place(item), name=item.name, arguments=item.text)
+        else:
+            part = item.part()
+            more = {"logprobs": item.shown_logprobs()} if item.kind == "text" else {}
+            data = self._sse(kind, **_place(item), **more, text=item.text)
+            data += self._sse("response.content_part.done", **_place(item), part=part)
+        return data + self._sse("response.output_item.done", output_index=item.index, item=item.body())
+
+    def _sse(self, kind: str, **fields: Any) -> bytes:
+        """Return an event with the next number."""
+        body = _encode({"type": kind, **fields, "sequence_number": self._num_events})
+        self._num_events += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+
+    # -- both ------------------------------------------------------------------------------------------------
+
+    def _apply(self, event: Event, logprobs: Sequence[TokenLogprob]) -> GrowingItem:
+        """Add an event to the items. Returns the item that it belongs to."""
+        if isinstance(event, ItemBegun):
+            return self._items.begin(event)
+        item = self._items.open
+        assert item is not None, "an event of an item that has not begun"
+        if not isinstance(event, ItemDelta):
+            return self._items.end(is_whole=event.is_whole)
+        item.add(event.text)
+        if logprobs:
+            assert self._view.speller is not None
+            for piece in in_pieces(logprobs, len(logprobs[0].top)):
+                spelled = _encode(spelled_logprobs(piece, self._view.speller))[1:-1]
+                item.logprobs += b"," + spelled if item.logprobs else spelled
+        return item
+
+    def _ended(self, usage: UsageBody) -> ResponseBody:
+        """Return the answer after its end."""
+        reason = self._finish_reason
+        status = "incomplete" if reason in LIMITS else "cancelled" if reason == "abort" else "completed"
+        return msgspec.structs.replace(
+            self._head,
+            status=status,
+            completed_at=int(time.time()) if status == "completed" else None,
+            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+            output=self._items.bodies(),
+            usage=ResponseUsage(
+                usage.prompt_tokens,
+                InputDetails(usage.prompt_tokens_details.cached_tokens),
+                usage.completion_tokens,
+                OutputDetails(self._reader.num_reasoning_tokens),
+                usage.total_tokens,
+            ),
+        )
+
+
+def _place(item: GrowingItem) -> dict[str, Any]:
+    """Return the fields of an event that say to which item and part it belongs."""
+    place: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
+    return place if item.kind == "tool_call" else {**place, "content_index": 0}

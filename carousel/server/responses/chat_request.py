@@ -1,0 +1,242 @@
+"""chat_request: a request to /v1/responses as a body of chat completions, and the names of its parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from msgspec import Raw, Struct
+from msgspec.json import encode
+
+from carousel.server.chat.definitions import decode_part, definitions_of
+from carousel.server.guides import JsonSchemaBody, ResponseFormatBody
+from carousel.server.openai.types import ChatBody, GenerationBody, NamedFunctionBody, ToolChoiceBody
+from carousel.server.request.unknown_fields import joined
+from carousel.server.responses.input_items import TakeTurn, messages_of
+from carousel.server.responses.types import LOGPROBS, ResponsesBody, TextFormatBody, ToolSelection
+from runtime.base.errors import InvalidRequest
+
+NO_PLACE: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "prompt_logprobs": (None,),
+    "return_token_ids": (None, False),
+    "return_hidden_states": (None, False),
+}
+"""Fields of chats for which an answer here has no place, with the values that ask for nothing."""
+SAME = tuple(
+    name
+    for name in GenerationBody.__struct_fields__
+    if name not in NO_PLACE and name not in ("stream_options", "response_format")
+)
+"""Fields that mean the same in a chat."""
+_same_of = attrgetter(*SAME)
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "messages": "input",
+    "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+    "tool_choice.function.name": "tool_choice.name",
+}
+"""Names in a ChatBody -> names here."""
+_PLACE = re.compile(r"(?P<field>messages|tools)\[(?P<number>\d+)\](?P<rest>.*)")
+
+
+class _Tool(Struct):
+    type: str
+    name: str = ""
+    defer_loading: bool | None = None
+    allowed_callers: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    chat: ChatBody
+    names: ChatNames
+
+
+class ChatNames(Mapping[str, str]):
+    """Names of parameters here, by those in the chat that a request was translated to, for errors."""
+
+    def __init__(
+        self, messages: Sequence[str], tools: Sequence[int], names: Mapping[str, str] | None = None
+    ) -> None:
+        """`messages` has the place of each message, and `tools` the number of each tool in the request.
+        `names` has the chat's own names of parameters.
+        """
+        self._messages = messages
+        self._tools = tools
+        self._names = names or {}
+
+    def behind(self, names: Mapping[str, str]) -> ChatNames:
+        """Return the names of what goes by these names in the chat."""
+        return ChatNames(self._messages, self._tools, names)
+
+    def __getitem__(self, name: str) -> str:
+        in_chat = self._names.get(name, name)
+        place = _PLACE.fullmatch(in_chat)
+        if place is None:
+            return _NAMES[in_chat] if in_chat == name else _NAMES.get(in_chat, in_chat)
+        number, rest = int(place["number"]), place["rest"]
+        if place["field"] == "tools":
+            return f"tools[{self._tools[number]}]{rest.removeprefix('.function')}"
+        item = self._messages[number]
+        return item + rest if item.startswith("input[") and rest == ".content" else item
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._names, **_NAMES})
+
+    def __len__(self) -> int:
+        return len({**self._names, **_NAMES})
+
+
+async def chat_request(body: ResponsesBody, take_turn: TakeTurn) -> ChatRequest:
+    """Return the chat that a request stands for. `take_turn` is awaited between pieces of work. Raises
+    InvalidRequest.
+    """
+    _check(body)
+    tools, numbers = _tools(body)
+    messages = await messages_of(body, take_turn)
+    chat = ChatBody(
+        **dict(zip(SAME, _same_of(body), strict=True)),
+        messages=messages.bodies,
+        max_tokens=body.max_output_tokens,
+        tools=tools,
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=body.parallel_tool_calls,
+        chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        response_format=_response_format(body),
+    )
+    if LOGPROBS in (body.include or ()):
+        chat.logprobs, chat.top_logprobs = True, body.top_logprobs
+    if body.truncation == "auto" and chat.truncate_prompt_tokens is None:
+        chat.truncate_prompt_tokens = -1
+    return ChatRequest(chat, ChatNames(messages.places, numbers))
+
+
+def _check(body: ResponsesBody) -> None:
+    for name, neutral in NO_PLACE.items():
+        if getattr(body, name) not in neutral:
+            raise InvalidRequest(
+                f"{name} is not supported by this endpoint; /v1/chat/completions has it",
+                param=name,
+                code="unsupported_parameter",
+            )
+    if body.response_format is not None:
+        raise InvalidRequest(
+            "response_format: it is called text.format here",
+            param="response_format",
+            code="unsupported_parameter",
+        )
+    if body.top_logprobs and LOGPROBS not in (body.include or ()):
+        raise InvalidRequest(f'top_logprobs needs "{LOGPROBS}" in include', param="top_logprobs")
+
+
+def _response_format(body: ResponsesBody) -> ResponseFormatBody | None:
+    given = None if body.text is None else body.text.format
+    if given is None:
+        return None
+    has_schema = bytes(given.schema) not in (b"", b"null")
+    if has_schema != (given.type == "json_schema"):
+        raise InvalidRequest(
+            "text.format.schema is needed with the type json_schema, and only there",
+            param="text.format.schema",
+        )
+    if given.type == "json_schema" and given.name is None:
+        raise _missing("text.format.name")
+    return ResponseFormatBody(type=given.type, json_schema=_json_schema(given) if has_schema else None)
+
+
+def _json_schema(given: TextFormatBody) -> JsonSchemaBody:
+    return JsonSchemaBody(
+        name=given.name, description=given.description, strict=given.strict, schema=given.schema
+    )
+
+
+# -- tools ---------------------------------------------------------------------------------------------------
+
+
+def _tools(body: ResponsesBody) -> tuple[Raw, list[int]]:
+    """Return the definitions as a chat has them, and the number of each in the request. Raises
+    InvalidRequest.
+    """
+    given = definitions_of(bytes(body.tools)) if len(memoryview(body.tools)) else []
+    allowed = _allowed(body.tool_choice)
+    made: list[bytes] = []
+    numbers: list[int] = []
+    names: set[str] = set()
+    for number, definition in enumerate(given):
+        where = f"tools[{number}]"
+        tool: _Tool = decode_part(definition, _Tool, where)
+        _check_tool(tool, where)
+        names.add(tool.name)
+        if allowed is None or tool.name in allowed:
+            made.append(_function(definition, where))
+            numbers.append(number)
+    if unknown := sorted((allowed or set()) - names):
+        raise InvalidRequest(
+            f"tool_choice.tools: {unknown[0]:.100} is not one of tools", param="tool_choice.tools"
+        )
+    return Raw(b"[" + b",".join(made) + b"]" if made else b""), numbers
+
+
+def _check_tool(tool: _Tool, where: str) -> None:
+    if tool.type != "function":
+        raise InvalidRequest(
+            f"{where}.type: {tool.type:.100} is not supported by this server, which runs no tools; define a "
+            "function and run it yourself",
+            param=f"{where}.type",
+            code="unsupported_parameter",
+        )
+    if tool.defer_loading:
+        raise InvalidRequest(
+            f"{where}.defer_loading: there is no search of tools here; leave it out",
+            param=f"{where}.defer_loading",
+            code="unsupported_parameter",
+        )
+    if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
+        raise InvalidRequest(
+            f'{where}.allowed_callers: programs do not call tools here; name "direct"',
+            param=f"{where}.allowed_callers",
+            code="unsupported_parameter",
+        )
+
+
+def _function(definition: Raw, where: str) -> bytes:
+    """Return a definition as a chat has it, with its fields in their order."""
+    fields: dict[str, Raw] = decode_part(definition, dict[str, Raw], where)
+    for name in ("type", "defer_loading", "allowed_callers"):
+        fields.pop(name, None)
+    inner = b",".join(encode(name) + b":" + bytes(value) for name, value in fields.items())
+    return joined({"type": b'"function"', "function": b"{" + inner + b"}"})
+
+
+def _allowed(choice: str | ToolSelection | None) -> set[str] | None:
+    """Return the names of the functions that may be called; None for all."""
+    if choice is None or isinstance(choice, str) or choice.type != "allowed_tools":
+        return None
+    if not choice.tools:
+        raise InvalidRequest("tool_choice.tools is missing, or empty", param="tool_choice.tools")
+    return {each.name for each in choice.tools}
+
+
+def _tool_choice(body: ResponsesBody) -> Any:
+    """Return the choice as a chat has it. Raises InvalidRequest."""
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        return choice
+    if choice.type == "allowed_tools":
+        if choice.mode is None:
+            raise _missing("tool_choice.mode")
+        return choice.mode
+    if choice.name is None:
+        raise _missing("tool_choice.name")
+    return ToolChoiceBody(NamedFunctionBody(choice.name), "function")
+
+
+def _missing(name: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} is missing", param=name, code="missing_required_parameter")

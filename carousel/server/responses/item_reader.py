@@ -1,0 +1,106 @@
+"""ItemReader: the events of an answer's items, each with the logprobs of its tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from carousel.client.core.logprobs import TokenLogprob
+from carousel.server.chat.answer import AnswerPlan, AnswerReader
+from carousel.server.chat.events import Event, ItemBegun, ItemDelta, ItemDone
+from carousel.server.openai.chat_format import ChatView
+from carousel.server.openai.logprobs import TokenSpeller
+
+PLAIN = AnswerPlan()
+
+
+class _Part(NamedTuple):
+    text: str
+    token_ids: list[int]
+    logprobs: Sequence[TokenLogprob]
+
+
+class ItemReader:
+    def __init__(self, view: ChatView, *, skips_special: bool) -> None:
+        """`skips_special`: special tokens are left out of the text that is read."""
+        self._reader = AnswerReader(view.plan or PLAIN, view.vocabulary)
+        self._speller: TokenSpeller | None = None
+        """Given if texts and calls have to be told apart token by token."""
+        if view.shows_logprobs and view.plan is not None:
+            self._speller = view.speller
+        self._skips_special = skips_special
+        self._text = ""
+        """Text whose tokens have not been read."""
+        self._unread: deque[tuple[int, TokenLogprob]] = deque()
+        """Tokens whose text has not come as a whole."""
+        self._pending: list[TokenLogprob] = []
+        """Logprobs of tokens that have been read, but may not belong to the text."""
+        self._has_begun = False
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._reader.num_reasoning_tokens
+
+    def is_plain(self, text: str) -> bool:
+        """Return True if the next text is unchanged text of the message, which need not be read."""
+        return self._reader.is_plain(text)
+
+    def read(
+        self, text: str, token_ids: list[int], logprobs: Sequence[TokenLogprob], reason: str | None
+    ) -> Iterator[tuple[Event, Sequence[TokenLogprob]]]:
+        """Yield the events of the next part of an answer, those of text with the logprobs of its tokens.
+        Those of reasoning and calls are left out. `reason` is the finish reason, if it is the last part.
+        """
+        for part in self._parts(_Part(text, token_ids, logprobs), is_last=reason is not None):
+            yield from self._events(self._reader.read(part.text, part.token_ids, is_last=False), part)
+        if reason is None:
+            return
+        events = self._reader.read("", [], is_last=True)
+        if not events and not self._has_begun:
+            events = [ItemBegun("text"), ItemDone("text")]
+        if events and reason != "stop" and isinstance(last := events[-1], ItemDone):
+            # A call whose arguments are complete stays whole.
+            events[-1] = ItemDone(last.kind, last.is_whole and last.kind == "tool_call")
+        yield from self._events(events, None)
+
+    def _events(
+        self, events: list[Event], part: _Part | None
+    ) -> Iterator[tuple[Event, Sequence[TokenLogprob]]]:
+        """Yield events with logprobs. `part` is the text that made them; None: the end of the answer did."""
+        if part is not None:
+            self._pending += part.logprobs
+        for event in events:
+            self._has_begun = True
+            if event.kind != "text":
+                self._pending = []
+            elif isinstance(event, ItemDelta):
+                yield event, self._take()
+                continue
+            elif isinstance(event, ItemDone) and part is None and self._pending:
+                yield ItemDelta("text", ""), self._take()
+            yield event, ()
+
+    def _take(self) -> list[TokenLogprob]:
+        pending, self._pending = self._pending, []
+        return pending
+
+    def _parts(self, part: _Part, *, is_last: bool) -> Iterator[_Part]:
+        """Yield a part of the answer as it is, or in pieces of one token each."""
+        if self._speller is None:
+            yield part
+            return
+        self._text += part.text
+        self._unread.extend(zip(part.token_ids, part.logprobs, strict=True))
+        start = 0
+        while self._unread:
+            token_id, entry = self._unread[0]
+            end = start + self._speller.num_chars(token_id, skips_special=self._skips_special)
+            if end > len(self._text) and not is_last:
+                break
+            self._unread.popleft()
+            yield _Part(self._text[start:end], [token_id], (entry,))
+            start = min(end, len(self._text))
+        self._text = self._text[start:]
+        if is_last and self._text:
+            yield _Part(self._text, [], ())

@@ -1,0 +1,3 @@
+"""The OpenAI and SGLang endpoints, by the openai client where it can. A field gets a case where its
+endpoint is.
+"""
