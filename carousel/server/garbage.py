@@ -57,12 +57,14 @@ class GarbageWatch:
         self,
         bytes_in_use: Callable[[], int],
         *,
+        objects_in_use: Callable[[], int] = lambda: 0,
         resident: Callable[[], int] = resident_bytes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`bytes_in_use` returns the number of bytes of the process that are known to be in use, which do not
-        count as growth.
+        """`bytes_in_use` and `objects_in_use` return how much of the process is known to be in use, which
+        does not count as growth.
         """
+        self._objects_in_use = objects_in_use
         self._bytes_in_use = bytes_in_use
         self._resident = resident
         self._clock = clock
@@ -87,7 +89,7 @@ class GarbageWatch:
             self._note_collection()
 
     def _note_collection(self) -> None:
-        self._num_living = len(gc.get_objects())
+        self._num_living = len(gc.get_objects()) - self._objects_in_use()
         self._num_looked_at = 0
         self._fewest_bytes = self._num_bytes()
         self._collected_s = self._clock()
@@ -98,7 +100,7 @@ class GarbageWatch:
         if num_collections - self._num_looked_at < LOOKED_AT:
             return False
         self._num_looked_at = num_collections
-        num_old = len(gc.get_objects(generation=2)) - self._num_living
+        num_old = len(gc.get_objects(generation=2)) - self._objects_in_use() - self._num_living
         return num_old >= max(OLD_OBJECTS, self._num_living)
 
     def _num_bytes(self) -> int:

@@ -44,6 +44,9 @@ KEEP_ALIVE_S = 20
 5 s, aiohttp 15 s), so they close first: a request that meets a connection which the server is closing fails.
 """
 
+CONNECTION_OBJECTS, CONNECTION_BYTES = 24, 6 << 10
+"""Number of objects, and bytes, that each connection has at least. They are no garbage."""
+
 logger = logging.getLogger(__name__)
 
 SWITCH_S = 0.001
@@ -126,7 +129,10 @@ async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> No
     serving = asyncio.create_task(server.serve([listener]))
     connecting = asyncio.create_task(client.connect())
     watching = asyncio.create_task(tenants.watch(TICK_S))
-    garbage = GarbageWatch(lambda: state.bodies.num_bytes)
+    garbage = GarbageWatch(
+        lambda: state.bodies.num_bytes + state.unread.num_bytes + CONNECTION_BYTES * server.num_connections,
+        objects_in_use=lambda: CONNECTION_OBJECTS * server.num_connections,
+    )
     is_ready = False
     try:
         while not context.stop.is_set():
