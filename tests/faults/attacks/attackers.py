@@ -221,6 +221,17 @@ def as_json(**body: Any) -> bytes:
 
 
 LONG_TEXT = body_of(as_json(prompt="ab " * 40_000, return_token_strs=True), b"/tokenize")
+LONG_ANSWER = body_of(
+    as_json(
+        input_ids=[[7 + number % 61 for number in range(1000)]] * 12,
+        sampling_params={"max_new_tokens": 1},
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=20,
+        return_text_in_logprobs=True,
+    ),
+    b"/generate",
+)
 MANY_LOGPROBS = body_of(
     as_json(
         input_ids=[7 + number % 61 for number in range(1000)],
@@ -253,6 +264,11 @@ def logprob_streams(attack: Attack, _: int) -> None:
     attack.send(iter([MANY_LOGPROBS]), stays_s=HELD_S)
 
 
+def unread_answers(attack: Attack, _: int) -> None:
+    """Ask for the logprobs of 12,000 tokens, 20 of each, and do not read them."""
+    attack.send(iter([LONG_ANSWER]), reads=False, stays_s=HELD_S)
+
+
 def stop_strings(attack: Attack, _: int) -> None:
     """Stream with stop strings that begin as the text goes on, to their last character."""
     attack.send(iter([LONG_STOPS]), stays_s=HELD_S)
@@ -275,6 +291,7 @@ KINDS: tuple[Callable[[Attack, int], None], ...] = (
     grammar,
     texts,
     logprob_streams,
+    unread_answers,
     stop_strings,
 )
 ATTACKS: dict[str, tuple[Callable[[Attack, int], None], int]] = {
