@@ -163,19 +163,20 @@ class _Turns:
 
     def _add_answer(self, place: str, blocks: list[BlockBody]) -> None:
         """Add an answer. Its texts are one, as they were when they were generated."""
-        message = MessageBody(role="assistant", content="")
+        texts: list[str] = []
         calls: list[ToolCallBody] = []
         thoughts: list[str] = []
         turn = f"messages[{len(self.messages)}]"
         for number, block in enumerate(blocks):
             if block.type == "text":
-                message.content = f"{message.content}{block.text}"
+                texts.append(block.text or "")
             elif block.type == "thinking":
                 thoughts.append(block.thinking or "")
             else:
                 self.places[f"{turn}.tool_calls[{len(calls)}]"] = f"{place}.content[{number}]"
                 function = FunctionBody(name=block.name or "", arguments=block.input)
                 calls.append(ToolCallBody(function=function, id=block.id))
+        message = MessageBody(role="assistant", content="".join(texts))
         if calls:
             message.tool_calls = calls
         if thoughts:

@@ -96,9 +96,10 @@ def test_with_trace_content_prompts_and_outputs_are_told_and_are_bounded(
         messages = [{"role": "system", "content": "be"}, {"role": "user", "content": CANARY}]
         front.post("/v1/chat/completions", messages=messages)
         front.post("/v1/completions", prompt=[1, 2, 3])
+        front.post("/v1/messages", max_tokens=9, system="be", messages=messages[1:])
         roots = {
             attributes_of(root)["gen_ai.operation.name"] + str(n): attributes_of(root)
-            for n, root in enumerate(collector.wait_for_roots(3))
+            for n, root in enumerate(collector.wait_for_roots(4))
         }
     plain, chat, ids = roots["text_completion0"], roots["chat1"], roots["text_completion2"]
     first, second = json.loads(plain["gen_ai.input.messages"])
@@ -110,6 +111,9 @@ def test_with_trace_content_prompts_and_outputs_are_told_and_are_bounded(
     assert [turn["role"] for turn in json.loads(chat["gen_ai.input.messages"])] == ["system", "user"]
     assert CANARY in chat["gen_ai.input.messages"]
     assert "gen_ai.input.messages" not in ids
+    anthropics = roots["chat3"]
+    assert anthropics["url.path"] == "/v1/messages"
+    assert anthropics["gen_ai.input.messages"] == chat["gen_ai.input.messages"]
     assert json.loads(ids["gen_ai.output.messages"]) == [said]
 
 

@@ -36,6 +36,7 @@ MAX_PIECE_S = 0.020
 MAX_MEMORY_BYTES = 64 << 20
 REPEATS = 3
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
+MESSAGES = "/v1/messages"
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,35 @@ def prompt_shapes() -> Iterator[Shape]:
     ):
         yield Shape(f"messages: {label}", CHAT, b'{"messages":[%b]}' % value)
     yield Shape("messages: 4,096", "/tokenize", b'{"messages":[%b]}' % full_of(message % b"x", 4096 * 31))
+
+
+def message_shapes() -> Iterator[Shape]:
+    """Shapes of Anthropic's Messages API, which has more kinds of lists."""
+    body = b'{"model":"default","max_tokens":1,"messages":[{"role":"%b","content":%b}%b]}'
+    text = b'{"type":"text","text":"%b"}'
+    use = b'{"type":"tool_use","id":"a","name":"f","input":%b}'
+    answered = b',{"role":"user","content":"x"}'
+    for label, role, content, last in (
+        ("8 MiB of one text", b"user", b"[" + text % (b"x" * BODY_BYTES) + b"]", b""),
+        ("300,000 blocks", b"user", items(text % b"x"), b""),
+        ("4,000 texts of an answer", b"assistant", items(text % (b"x" * 2000), 4000 * 2028), answered),
+        ("2,500 calls", b"assistant", items(use % b"{}", 2500 * 52), answered),
+        ("input: [[], ...]", b"assistant", b"[" + use % items(b"[]") + b"]", answered),
+        ("results of blocks", b"user", b'[{"type":"tool_result","content":%b}]' % items(text % b"x"), b""),
+        ("cache_control: [[], ...]", b"user", b'[{"cache_control":%b}]' % items(b"[]"), b""),
+    ):
+        yield Shape(f"content: {label}", MESSAGES, body % (role, content, last))
+    more = b'{"model":"default","max_tokens":1,"messages":[{"role":"user","content":"x"}],"%b":%b}'
+    definition = b'{"name":"f","input_schema":{"a":%b}}'
+    for name, label, value in (
+        (b"system", "300,000 blocks", items(text % b"x")),
+        (b"tools", "definitions", items(definition % b"{}")),
+        (b"tools", "1 MiB of one", b"[" + definition % items(b'"x"', (1 << 20) - 64) + b"]"),
+        (b"metadata", "[[], ...]", items(b"[]")),
+    ):
+        yield Shape(f"{name.decode()}: {label}", MESSAGES, more % (name, value))
+    count = b'{"messages":[{"role":"user","content":"%b"}]}' % (b"x " * (64 << 10))
+    yield Shape("content: 128 KiB", f"{MESSAGES}/count_tokens", count)
 
 
 def answer_shapes() -> Iterator[Shape]:
@@ -265,7 +295,7 @@ def measured_front() -> Iterator[tuple[Front, TimedLoop]]:
 
 
 def main() -> None:
-    shapes = [*field_shapes(), *prompt_shapes(), *answer_shapes()]
+    shapes = [*field_shapes(), *prompt_shapes(), *message_shapes(), *answer_shapes()]
     table: list[dict[str, Any]] = []
     print(
         "| path | shape | status | sent MiB | CPU ms | CPU s per MiB sent | longest piece ms | memory MiB |"
