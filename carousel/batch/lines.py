@@ -16,6 +16,7 @@ from runtime.base.random_ids import random_id
 URLS = (
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/messages",
     "/v1/embeddings",
     *("/score", "/v1/score"),
     *("/rerank", "/v1/rerank", "/v2/rerank"),

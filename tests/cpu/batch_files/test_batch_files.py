@@ -16,7 +16,9 @@ import httpx
 import pytest
 
 from carousel.batch.arguments import parse_args
+from carousel.batch.lines import URLS
 from carousel.batch.main import main
+from carousel.server.endpoints import ENDPOINTS
 from runtime.base.errors import EXIT_CONFIG
 from tests.harness.ring.launched import ROOT, Launched, launched, wait_until
 
@@ -180,6 +182,12 @@ def test_wrong_arguments_are_named_before_anything_is_sent(
     assert run(tmp_path, *arguments.split()) == EXIT_CONFIG
     assert says in capfd.readouterr().err
     assert num_written(tmp_path) == 0
+
+
+def test_lines_may_ask_what_any_user_may_ask_and_gets_as_json() -> None:
+    found = {each.path: each for each in ENDPOINTS if each.path in URLS}
+    assert {*found} == {*URLS}
+    assert all(each.role == "user" and each.methods == ("POST",) for each in found.values())
 
 
 def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
