@@ -48,6 +48,8 @@ RENAMED = {
     "tool_choice.function.name": "tool_choice.name",
 }
 """Fields of chat requests -> names in the Messages API."""
+WORDS = {**RENAMED, "tool_choice: required": "tool_choice: any"}
+"""Words in errors of chat requests -> words of the Messages API."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """Values of tool_choice -> those of chat requests."""
 THINKS = {"enabled": True, "adaptive": True, "disabled": False}
@@ -77,7 +79,7 @@ _TURN = re.compile(
     r"messages\[(?P<turn>\d+)\](?:\.content|(?P<call>\.tool_calls\[\d+\])\.function\.arguments)?"
 )
 _TOOL = re.compile(r"(?P<tool>tools\[\d+\])\.function(?P<parameters>\.parameters)?")
-_FIELDS = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in RENAMED))
+_FIELDS = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in WORDS))
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ class Translation:
     def _text(self, text: str) -> str:
         text = _TURN.sub(self._place, text)
         text = _TOOL.sub(lambda found: found["tool"] + (".input_schema" if found["parameters"] else ""), text)
-        return _FIELDS.sub(lambda found: RENAMED[found[0]], text)
+        return _FIELDS.sub(lambda found: WORDS[found[0]], text)
 
     def _place(self, found: re.Match[str]) -> str:
         turn = f"messages[{found['turn']}]"

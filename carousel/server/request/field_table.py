@@ -358,7 +358,7 @@ MESSAGES_HINTS = {
     "output_format": "it is called output_config.format here",
     "speed": "there is one speed",
     **dict.fromkeys(("max_completion_tokens", "max_new_tokens"), "it is called max_tokens here"),
-    **dict.fromkeys(("reasoning_effort", "effort"), "it is called output_config.effort here"),
+    "reasoning_effort": "it is called output_config.effort here",
     **dict.fromkeys(
         ("response_format", "structured_outputs", "guided_json", "json_schema"),
         "output_config.format has a schema",
@@ -366,7 +366,6 @@ MESSAGES_HINTS = {
     "stop": "it is called stop_sequences here",
     "thinking_token_budget": "it is called thinking.budget_tokens here",
     "parallel_tool_calls": "it is called tool_choice.disable_parallel_tool_use here",
-    "user": "it is called metadata.user_id here",
     "n": "an answer is one message",
 }
 EXAMPLES = {

@@ -226,6 +226,7 @@ def test_errors_of_the_chat_request_are_told_by_the_names_of_this_one() -> None:
         ("response_format.json_schema.schema", "output_config.format.schema"),
         ("response_format", "output_config.format"),
         ("reasoning_effort", "output_config.effort"),
+        ("tool_choice: required", "tool_choice: any"),
         ("max_tokens", "max_tokens"),
     ):
         assert spelled(f"{path}: is wrong", path) == (f"{expected}: is wrong", expected)
