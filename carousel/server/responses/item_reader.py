@@ -75,15 +75,22 @@ class ItemReader:
             if event.kind != "text":
                 self._pending = []
             elif isinstance(event, ItemDelta):
-                yield event, self._take()
+                yield event, self._take(event.text)
                 continue
             elif isinstance(event, ItemDone) and part is None and self._pending:
-                yield ItemDelta("text", ""), self._take()
+                yield ItemDelta("text", ""), self._pending
             yield event, ()
 
-    def _take(self) -> list[TokenLogprob]:
+    def _take(self, text: str) -> list[TokenLogprob]:
+        """Return the logprobs of the last tokens, those of a text. Before it there may be a marker."""
         pending, self._pending = self._pending, []
-        return pending
+        if self._speller is None:
+            return pending
+        start, num_chars = len(pending), len(text)
+        while start and num_chars > 0:
+            start -= 1
+            num_chars -= self._speller.num_chars(pending[start].token_id, skips_special=self._skips_special)
+        return pending[start:]
 
     def _parts(self, part: _Part, *, is_last: bool) -> Iterator[_Part]:
         """Yield a part of the answer as it is, or in pieces of one token each."""
@@ -91,7 +98,7 @@ class ItemReader:
             yield part
             return
         self._text += part.text
-        self._unread.extend(zip(part.token_ids, part.logprobs, strict=True))
+        self._unread.extend(zip(part.token_ids, part.logprobs, strict=False))
         start = 0
         while self._unread:
             token_id, entry = self._unread[0]

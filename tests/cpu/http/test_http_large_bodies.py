@@ -30,6 +30,7 @@ from carousel.server.request.decode import SMALL_BODY_BYTES, decode_body
 from carousel.server.request.large_fields import PromptLimits, count_strings
 from carousel.server.request.large_json import PIECE_BYTES, SEGMENT_BYTES, BodyBytes
 from carousel.server.request.unknown_fields import FieldFilter
+from carousel.server.responses.types import ResponsesBody
 from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from carousel.server.tenancy.entrance import Entrance
@@ -116,6 +117,11 @@ HOSTILE = [
     (MessagesBody, b'{"max_tokens":1,"messages":[],"system":%b}', BLOCK, "system"),
     (MessagesBody, b'{"max_tokens":1,"messages":[],"tools":%b}', b"{}", "tools"),
     (CountTokensBody, b'{"messages":[],"output_config":{"format":%b}}', b"[]", "output_config"),
+    (ResponsesBody, b'{"input":%b}', b'{"role":"user"}', "input"),
+    (ResponsesBody, b'{"input":[{"role":"user","content":%b}]}', b"{}", "input"),
+    (ResponsesBody, b'{"input":[{"type":"reasoning","summary":%b}]}', b"[]", "input[0].summary"),
+    (ResponsesBody, b'{"input":"x","metadata":%b}', b'{"a":1}', "metadata"),
+    (ResponsesBody, b'{"input":"x","include":%b}', b'"a"', "include"),
     (GenerateBody, b'{"input_ids":%b}', b"[1]", "input_ids"),
     (GenerateBody, b'{"input_ids":%b}', b'1,""', "input_ids"),
     (GenerateBody, b'{"text":%b}', b"[]", "text"),
