@@ -51,6 +51,10 @@ LARGE_DELTA = 8
 """Number of tokens with log-probabilities from which on a delta is spelled in a turn of its own. Single steps
 bring fewer.
 """
+PROMPTS_AT_ONCE = 8
+"""Number of prompts of a request that are sent in the turn of the event loop in which it has been read."""
+BYTES_OF_ENTRY = 16
+"""Bytes that a character or an id of a prompt counts for when it is sent (`Entrance`)."""
 MANY_VALUES = 8192
 """Number of values beside text from which on an answer, of half a MiB or more, waits for those that are not
 read.
@@ -198,6 +202,8 @@ class Generation(Response):
         """Number of prompts that wait for others of the request to end."""
         self._submissions = submissions
         self._sampling = submissions[0].sampling
+        self._beginning = asyncio.Lock()
+        """Held while a prompt waits for its turn to be sent."""
         self._num_sequences = submissions[0].num_sequences
         """Number of sequences of each prompt, including those that best_of does not select."""
         self._param_names = param_names
@@ -338,6 +344,7 @@ class Generation(Response):
         """Answer prompt `number` when there is room for it."""
         num_sequences = self._num_sequences
         async with room:
+            await self._begin_prompt(number, submission)
             with RequestTimer(self._server.metrics, self._received_s, num_sequences) as timer:
                 if number in self._aborted:
                     completion = aborted_completion(self._sampling.n)
@@ -353,6 +360,14 @@ class Generation(Response):
                 else:
                     places.give_back(num_sequences)
                 return completion
+
+    async def _begin_prompt(self, number: int, submission: Submission) -> None:
+        """Wait until a prompt behind the first ones may be sent: two thousand in one turn of the event loop
+        take 30 ms, and more if they are long. Other requests of the tenant wait for one of them at most.
+        """
+        if number >= PROMPTS_AT_ONCE:
+            async with self._beginning:
+                await self._server.entrance.enter(BYTES_OF_ENTRY * len(submission.prompt), self._tenant.name)
 
     def _reasons(self, prompt: int) -> list[EndReason]:
         """Return how each sequence of a prompt has ended, including those that best_of has not selected."""
@@ -389,7 +404,11 @@ class Generation(Response):
             ]
             streams = [self._client.open(submission) for submission in submissions]
             self._open.update(enumerate(streams))
-            async with aclosing(merged(streams)) as batches:
+
+            async def begin(number: int) -> None:
+                await self._begin_prompt(number, submissions[number])
+
+            async with aclosing(merged(streams, begin)) as batches:
                 async for batch in batches:
                     data = b""
                     for position, (prompt, delta) in enumerate(batch, 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TypeAlias
 
@@ -14,11 +14,13 @@ DeltaBatch: TypeAlias = list[tuple[int, Delta]]
 """Pairs of a stream's number and a delta: all that are there at one time."""
 
 
-def merged(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[DeltaBatch]:
+def merged(
+    streams: Sequence[AsyncResultStream], begin: Callable[[int], Awaitable[None]]
+) -> AsyncGenerator[DeltaBatch]:
     """Yield batches until all streams have ended. Raises the first error of any. Closing it closes all
-    streams.
+    streams. `begin` is awaited before a request of several is sent, with its number.
     """
-    return _of_one(streams[0]) if len(streams) == 1 else _of_several(streams)
+    return _of_one(streams[0]) if len(streams) == 1 else _of_several(streams, begin)
 
 
 async def _of_one(stream: AsyncResultStream) -> AsyncGenerator[DeltaBatch]:
@@ -31,11 +33,14 @@ async def _of_one(stream: AsyncResultStream) -> AsyncGenerator[DeltaBatch]:
                 batch = []
 
 
-async def _of_several(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[DeltaBatch]:
+async def _of_several(
+    streams: Sequence[AsyncResultStream], begin: Callable[[int], Awaitable[None]]
+) -> AsyncGenerator[DeltaBatch]:
     news: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue()
 
     async def pump(number: int, stream: AsyncResultStream) -> None:
         try:
+            await begin(number)
             async for delta in stream:
                 news.put_nowait((number, delta))
             news.put_nowait(None)

@@ -16,12 +16,14 @@ import httpx
 import openai
 import pytest
 
+from carousel.client.core.puts import put_async
 from carousel.server.http.body_pool import BodyPool
+from carousel.server.request.generation import PROMPTS_AT_ONCE
 from carousel.server.sglang import tokenize
 from carousel.server.tenancy import fair_threads
 from carousel.server.tenancy.entrance import Entrance
 from runtime.wire.messages import GenerateRequest, SequenceOutput
-from tests.harness.http.http_front import Front
+from tests.harness.http.http_front import Front, http_front
 from tests.harness.http.http_tenants import authorization, key_of, tenants_front
 from tests.harness.ring.fake_ring import WAIT_S, failure, spell
 from tests.harness.ring.launched import wait_until
@@ -207,3 +209,25 @@ def test_openais_client_tries_again_when_it_is_told(tmp_path: Path) -> None:
     with tenants_front(tmp_path, limited) as (front, _):
         asyncio.run(main(front))
         assert len(front.ring.requests) == 3
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_of_many_prompts_few_are_sent_in_a_turn_of_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    """A thousand of 2,000 ids each took 150 ms in one piece, and two thousand of a word 33 ms."""
+    num_sent = [0]
+    """Prompts that were sent in each turn of the event loop in which any was."""
+
+    async def noted(session: Any, submission: Any) -> None:
+        if not num_sent[-1]:
+            asyncio.get_running_loop().call_soon(num_sent.append, 0)
+        num_sent[-1] += 1
+        await put_async(session, submission)
+
+    monkeypatch.setattr("carousel.client.core.streams.put_async", noted)
+    with http_front(tmp_path, answer, max_running_requests=512) as front:
+        found = front.post("/v1/completions", prompt=["x"] * 256, max_tokens=1, stream=is_stream)
+        assert found.status_code == 200, found.text
+    assert sum(num_sent) == 256
+    assert max(num_sent) <= 2 * PROMPTS_AT_ONCE
