@@ -17,6 +17,7 @@ URLS = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
+    "/v1/responses",
     "/v1/embeddings",
     *("/score", "/v1/score"),
     *("/rerank", "/v1/rerank", "/v2/rerank"),
