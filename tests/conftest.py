@@ -27,6 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # At its end Triton counts what is left of its own, and complains. Cleanups come in reverse order: this is
+    # after the last collections of pytest, which need not walk over everything either.
+    config.add_cleanup(gc.unfreeze)
     if not config.getoption("--cold"):
         use_warm_starts()
 
@@ -44,11 +47,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"Launches were no forks once a test had set {', '.join(names)}: see READ_LATER in warm_start.py",
             yellow=True,
         )
-
-
-def pytest_unconfigure() -> None:
-    """Triton counts at the end of a process what is left of its own, and complains."""
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NoReturn
 
 import pytest
@@ -53,10 +54,14 @@ def no_conversation() -> NoReturn:
     raise AssertionError("nothing here is a conversation")
 
 
+factory_of = lru_cache(DecoderFactory)
+"""Made once for a tokenizer: that of the demo model reads its vocabulary, which took longer than a text."""
+
+
 def incremental_text(
     loaded: Tokenizer, ids: Sequence[int], *, tail: Sequence[int] = (), skip_special_tokens: bool = True
 ) -> str:
-    decoder = DecoderFactory(loaded).open(tail, skip_special_tokens=skip_special_tokens)
+    decoder = factory_of(loaded).open(tail, skip_special_tokens=skip_special_tokens)
     return "".join(map(decoder.push, ids)) + decoder.flush()
 
 
@@ -67,7 +72,7 @@ def random_text(rng: random.Random) -> str:
 @pytest.mark.parametrize("skip", [False, True])
 def test_byte_level_text_of_any_ids_is_the_text_decoded_at_once(demo: Tokenizer, skip: bool) -> None:
     rng = random.Random(0)
-    factory = DecoderFactory(demo)
+    factory = factory_of(demo)
     partial_characters = demo.encode_batch(["😀漢é<|im_start|>"])[0].tolist()
     for _ in range(1500):
         ids = [
@@ -122,7 +127,7 @@ def test_a_fork_goes_on_from_where_it_was_made_and_changes_nothing(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     loaded: Tokenizer = request.getfixturevalue(name)
-    factory, rng = DecoderFactory(loaded), random.Random(2)
+    factory, rng = factory_of(loaded), random.Random(2)
     for _ in range(60):
         ids = loaded.encode_batch([random_text(rng) + "漢😀"])[0].tolist() + [
             rng.randrange(8) for _ in range(6)
