@@ -17,7 +17,13 @@ from carousel.server.openai.logprobs import delta_pieces, in_pieces
 from carousel.server.openai.responses import UsageBody
 from carousel.server.openai.usage import UsageCount, usage_of
 from carousel.server.responses.item_reader import ItemReader
-from carousel.server.responses.output_items import GrowingItem, OutputItems, spelled_logprobs
+from carousel.server.responses.output_items import (
+    LOGPROBS_MARK,
+    GrowingItem,
+    OutputItems,
+    filled,
+    spelled_logprobs,
+)
 from carousel.server.responses.types import (
     IncompleteDetails,
     InputDetails,
@@ -76,15 +82,22 @@ class ResponsesFormat:
         for part in delta_pieces(delta) if self._view.shows_logprobs else (delta,):
             told = self._reader.read(part.text, part.token_ids, part.logprobs, part.finish_reason)
             for event, logprobs in told:
+                item = self._items.open
                 data += self._event(event, logprobs)
+                if item is not None and item.is_marked and self._items.open is None:
+                    yield from filled(data, [item.logprobs] * data.count(LOGPROBS_MARK))
+                    data = b""
             if data:
                 yield data
                 data = b""
+        if delta.finish_reason is not None:
+            response = self._ended(self._usage.body())
+            kind = "completed" if response.status == "completed" else "incomplete"
+            yield from self._items.filled(self._sse(f"response.{kind}", response=response))
 
     def last_events(self) -> bytes:
-        response = self._ended(self._usage.body())
-        kind = "completed" if response.status == "completed" else "incomplete"
-        return self._sse(f"response.{kind}", response=response)
+        """Return no events: the last one may be long, and comes in pieces with the last delta."""
+        return b""
 
     def failure_events(self, error: RequestError) -> bytes:
         if self._items.open is not None:
@@ -98,7 +111,7 @@ class ResponsesFormat:
             output=self._items.bodies(),
         )
         told = self._sse("error", code=error.code, message=error.message, param=error.param)
-        return told + self._sse("response.failed", response=failed)
+        return b"".join(self._items.filled(told + self._sse("response.failed", response=failed)))
 
     def _first_events(self) -> bytes:
         begun = self._sse("response.created", response=self._head)
@@ -122,7 +135,9 @@ class ResponsesFormat:
         if item.kind == "text" and not self._view.shows_logprobs:
             head = _encode({"type": "response.output_text.delta", **_place(item), "logprobs": []})
             self._plain = b"event: response.output_text.delta\ndata: " + head[:-1] + b',"delta":'
-        return data + self._sse("response.content_part.added", **_place(item), part=item.part())
+        data += self._sse("response.content_part.added", **_place(item), part=item.part())
+        item.is_marked = item.kind == "text" and self._view.shows_logprobs
+        return data
 
     def _plain_event(self, text: str) -> bytes:
         assert self._items.open is not None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Raw
+from msgspec.json import encode
 
 from carousel.client.core.logprobs import TokenLogprob
 from carousel.server.chat.events import ItemBegun, ItemKind
 from carousel.server.openai.logprobs import TokenSpeller, finite
+from carousel.server.request.sse import TEXT_MARK
 from carousel.server.responses.types import (
     FunctionCallItem,
     ItemStatus,
@@ -23,6 +25,8 @@ from carousel.server.responses.types import (
 )
 from runtime.base.random_ids import random_id
 
+LOGPROBS_MARK = encode(TEXT_MARK)
+SLICE_BYTES = 64 << 10
 PREFIXES: dict[ItemKind, str] = {"text": "msg_", "reasoning": "rs_", "tool_call": "fc_"}
 
 
@@ -36,6 +40,8 @@ class GrowingItem:
     status: ItemStatus = "in_progress"
     logprobs: bytearray = field(default_factory=bytearray)
     """JSON of the logprobs of its tokens, without brackets."""
+    is_marked: bool = False
+    """True if LOGPROBS_MARK stands for its logprobs, which may be megabytes (`filled`)."""
     _texts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -52,6 +58,8 @@ class GrowingItem:
         return self._texts[0] if self._texts else ""
 
     def shown_logprobs(self) -> Raw:
+        if self.is_marked:
+            return Raw(LOGPROBS_MARK)
         return Raw(b"".join((b"[", self.logprobs, b"]")))
 
     def part(self) -> OutputText | ReasoningText:
@@ -100,8 +108,23 @@ class OutputItems:
         self.open = None
         return item
 
+    def filled(self, data: bytes) -> Iterator[bytes]:
+        """Yield events about all items, with their logprobs for the marks."""
+        return filled(data, [item.logprobs for item in self._items if item.is_marked])
+
     def bodies(self) -> list[OutputItem]:
         return [item.body() for item in self._items]
+
+
+def filled(data: bytes, logprobs: Sequence[bytearray]) -> Iterator[bytes]:
+    """Yield events in pieces, with logprobs for the marks in them."""
+    first, *rest = data.split(LOGPROBS_MARK)
+    yield first
+    for own, part in zip(logprobs, rest, strict=True):
+        yield b"["
+        for start in range(0, len(own), SLICE_BYTES):
+            yield bytes(own[start : start + SLICE_BYTES])
+        yield b"]" + part
 
 
 def spelled_logprobs(entries: Sequence[TokenLogprob], speller: TokenSpeller) -> list[OutputLogprob]:
