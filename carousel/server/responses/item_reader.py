@@ -54,6 +54,9 @@ class ItemReader:
         """
         for part in self._parts(_Part(text, token_ids, logprobs), is_last=reason is not None):
             yield from self._events(self._reader.read(part.text, part.token_ids, is_last=False), part)
+            if self._speller is None and self._pending and self._has_begun:
+                # A large delta comes in parts, of which the first has the text.
+                yield ItemDelta("text", ""), self._take("")
         if reason is None:
             return
         events = self._reader.read("", [], is_last=True)

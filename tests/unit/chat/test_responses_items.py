@@ -121,6 +121,15 @@ def told(pieces: list[str], reason: str) -> tuple[str, str]:
     return text, tokens
 
 
+def test_parts_of_a_delta_without_text_give_their_logprobs_at_once() -> None:
+    reader = ItemReader(ChatView("m", shows_logprobs=True), skips_special=True)
+    entry = TokenLogprob(7, -1.0, ())
+    sizes = [
+        sum(len(its) for _, its in reader.read(text, [7] * 50, [entry] * 50, None)) for text in ("ab", "", "")
+    ]
+    assert sizes == [50, 50, 50]
+
+
 @pytest.mark.parametrize("reason", ["stop", "length"])
 @pytest.mark.parametrize("seed", range(8))
 def test_text_has_the_logprobs_of_its_tokens_and_of_no_others(seed: int, reason: str) -> None:
