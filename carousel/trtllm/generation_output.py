@@ -89,6 +89,7 @@ class GenerationOutput(CompletionOutput):
         put(self, "usage", sequence.usage)
         put(self, "request_perf_metrics", None if finish is None else finish.perf_metrics)
         put(self, "trace_stamps", sequence.trace_stamps)
+        put(self, "weight_version", "" if finish is None else finish.weight_version)
 
     def __getattr__(self, name: str) -> Any:
         """Assemble a field of the whole sequence on its first use. Python calls this for attributes that are

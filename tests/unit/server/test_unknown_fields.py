@@ -332,6 +332,7 @@ TAKEN_VALUES: dict[str, Any] = {
     "pad_id": 0,
     "parallel_tool_calls": False,
     "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "implicit"},
     "prompt_cache_retention": "24h",
     "provider": {"order": ["a"]},
     "received_time": 1.5,
