@@ -30,6 +30,7 @@ USERS = {
     "/v1/chat/completions",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/responses",
     "/generate",
     "/abort_request",
     "/v1/embeddings",

@@ -125,8 +125,8 @@ def test_probes_are_not_logged(front: Front, caplog: pytest.LogCaptureFixture) -
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/v1/responses", "/v1/chat/completions"),
-        ("/v1/responses/resp_1/cancel", "/v1/chat/completions"),
+        ("/v1/responses/input_tokens", "/tokenize"),
+        ("/v1/responses/compact", "truncation"),
         ("/v1/audio/transcriptions", "text only"),
         ("/v1/classify", "/v1/score"),
         ("/v1/batches", "completions take up to"),

@@ -152,6 +152,6 @@ def test_the_first_to_ask_is_refused_as_any_other(host: bytes) -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "headers": [(b"host", host)]}
+    scope = {"type": "http", "path": "/", "headers": [(b"host", host)]}
     asyncio.run(middleware(scope, _nobody, send))
     assert sent[0]["status"] == 403
