@@ -415,10 +415,12 @@ class Generation(Response):
                         if not position % DELTAS_AT_ONCE or _is_large(delta):
                             await self._server.entrance.take_turn(self._tenant.name)
                         timers[prompt].note_delta(delta)
-                        if delta.finish_reason == "abort" and prompt not in self._aborted:
-                            if writer.has_begun and data:
-                                await writer.write(data)
-                            raise _aborted()
+                        is_early = delta.finish_reason == "abort" and prompt not in self._aborted
+                        if is_early:
+                            if not writer.has_begun:
+                                raise _aborted()
+                            # What came with the end is sent before the error.
+                            delta = msgspec.structs.replace(delta, finish_reason=None, usage=None)
                         if delta.finish_reason is not None:
                             places.give_back(1)
                         for number, events in enumerate(answer.events(prompt, delta)):
@@ -428,6 +430,10 @@ class Generation(Response):
                             if len(data) >= LARGE_WRITE_BYTES:
                                 await self._write_much(writer, data)
                                 data = b""
+                        if is_early:
+                            if data:
+                                await writer.write(data)
+                            raise _aborted()
                     if data and not writer.try_write(data):
                         await writer.write(data)
 

@@ -224,13 +224,12 @@ async def decode_large(
         if field.items is not None and first == LIST:
             return _cleaned(data, field.items.kind, name, "", 0, filter_)
         return _whole(data, kind, "")
+    if field.items is not None:
+        return await _Conversation(name, body, limits, filter_).objects(span, field.items)
     try:
-        if field.items is not None:
-            return await _Conversation(name, body, limits, filter_).objects(span, field.items)
         return await _Prompts(name, body, field, limits).decode(span)
     except TooManyParts:
-        most = field.max_items if field.items is None else field.items.max_items
-        raise InvalidRequest(f"{name}: at most {most} of them are taken", param=name) from None
+        raise _too_many(name, field.max_items) from None
 
 
 async def _beginning(body: LargeJson, span: Span) -> bytes:
@@ -334,15 +333,18 @@ class _Conversation:
         items: list[Any] = []
         group = Span(0, 0)
         """Consecutive small objects."""
-        async for each in self._body.elements(span, shape.max_items):
-            is_large = each.size > GROUP_BYTES
-            if group.size and (is_large or each.end - group.start > GROUP_BYTES):
-                items += await self._small(where, len(items), group, shape.kind)
-                group = Span(0, 0)
-            if is_large:
-                items.append(await self._large(where, len(items), each, shape))
-            else:
-                group = Span(group.start if group.size else each.start, each.end)
+        try:
+            async for each in self._body.elements(span, shape.max_items):
+                is_large = each.size > GROUP_BYTES
+                if group.size and (is_large or each.end - group.start > GROUP_BYTES):
+                    items += await self._small(where, len(items), group, shape.kind)
+                    group = Span(0, 0)
+                if is_large:
+                    items.append(await self._large(where, len(items), each, shape))
+                else:
+                    group = Span(group.start if group.size else each.start, each.end)
+        except TooManyParts:
+            raise _too_many(f"{self._name}{where}", shape.max_items) from None
         if group.size:
             items += await self._small(where, len(items), group, shape.kind)
         return items
@@ -391,9 +393,14 @@ class _Conversation:
         self._num_strings += num_strings
         if self._num_strings > MAX_MESSAGE_STRINGS:
             raise InvalidRequest(
-                f"{self._name}: more than {MAX_MESSAGE_STRINGS} texts and names; send fewer messages",
+                f"{self._name}: more than {MAX_MESSAGE_STRINGS} texts and names, with those of all parts; "
+                "send fewer",
                 param=self._name,
             )
+
+
+def _too_many(where: str, most: int) -> InvalidRequest:
+    return InvalidRequest(f"{where}: at most {most} of them are taken", param=where)
 
 
 def _cleaned(data: bytes, kind: Any, name: str, where: str, number: int, filter_: FieldFilter) -> list[Any]:

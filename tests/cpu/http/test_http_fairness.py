@@ -33,7 +33,8 @@ QUEUE: dict[str, Any] = {"max_running_requests": 2, "max_queued_requests": 8}
 
 
 def answer(request: GenerateRequest) -> list[SequenceOutput]:
-    return [] if request.text == "silence" else spell("abc")(request)
+    asked = [request.text, *(message.content for message in request.messages or ())]
+    return [] if "silence" in asked else spell("abc")(request)
 
 
 def refusal(response: httpx.Response) -> tuple[int, str, str]:
@@ -50,15 +51,22 @@ def silent(front: Front, name: str, **body: Any) -> Any:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tenant_that_fills_the_queue_leaves_room_for_another(tmp_path: Path, stream: bool) -> None:
     with tenants_front(tmp_path, answer, **QUEUE) as (front, callers), ExitStack() as held:
-        for number in range(4):
+        for number in range(3):
             held.callback(silent(front, "alice", n=2, stream=stream).close)
             front.ring.wait_request(number)
+        for number in (3, 4):
+            header, body = authorization("alice"), {"input": "silence", "stream": stream}
+            held.callback(front.open_raw("/v1/responses", headers=header, **body).close)
+            front.ring.wait_request(number)
         limited = (429, "rate_limit_error", "rate_limit_exceeded")
-        for body in ({"prompt": "x"}, {"prompt": "x", "stream": True}, {"prompt": ["x", "y"]}):
-            assert refusal(callers["alice"].post("/v1/completions", json=body)) == limited
-        assert (
-            callers["bob"].post("/v1/completions", json={"prompt": "x", "stream": stream}).status_code == 200
-        )
+        two = {"prompt": ["x", "y"], "stream": stream}
+        assert refusal(callers["alice"].post("/v1/completions", json=two)) == limited
+        for path, asked in (
+            ("/v1/completions", {"prompt": "x", "stream": stream}),
+            ("/v1/responses", {"input": "x", "stream": stream}),
+        ):
+            assert refusal(callers["alice"].post(path, json=asked)) == limited
+            assert callers["bob"].post(path, json=asked).status_code == 200
         assert {request.tenant for request in front.ring.requests} == {"alice", "bob"}
 
 

@@ -147,7 +147,9 @@ def test_a_path_that_is_not_there_is_so_for_every_key(
             refused(client.get(path), 404)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"]
+)
 @pytest.mark.parametrize("header", ["Authorization: Bearer ", "x-api-key: "])
 @pytest.mark.parametrize(("name", "status"), [("nobody", 401), ("mona", 403)])
 def test_who_may_not_is_told_so_before_the_body_is_read(

@@ -20,14 +20,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from carousel.server.anthropic.types import CountTokensBody, MessagesBody
+from carousel.server.anthropic.types import MAX_BLOCKS, CountTokensBody, MessagesBody
 from carousel.server.http.body_pace import REST_RATIO, BodyPace
 from carousel.server.http.paced_reader import READ_BYTES
 from carousel.server.openai.embedding_types import EmbeddingBody
-from carousel.server.openai.types import ChatBody, CompletionBody
+from carousel.server.openai.types import MAX_PROMPTS, ChatBody, CompletionBody
 from carousel.server.request import decode
 from carousel.server.request.decode import SMALL_BODY_BYTES, decode_body
-from carousel.server.request.large_fields import PromptLimits, count_strings
+from carousel.server.request.large_fields import MAX_MESSAGE_STRINGS, PromptLimits, count_strings
 from carousel.server.request.large_json import PIECE_BYTES, SEGMENT_BYTES, BodyBytes
 from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.responses.types import ResponsesBody
@@ -35,6 +35,7 @@ from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from carousel.server.tenancy.entrance import Entrance
 from runtime.base.errors import InvalidRequest
+from runtime.wire.format import MAX_TURNS
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.harness.http.http_front import Front, http_front
 from tests.harness.ring.fake_ring import spell
@@ -101,12 +102,17 @@ HOSTILE = [
     (ChatBody, b'{"messages":[{"role":"user","tool_calls":%b}]}', b"[]", "messages[0].tool_calls"),
     (ChatBody, b'{"messages":[],"chat_template_kwargs":{"a":%b}}', b"[]", "chat_template_kwargs"),
     (MessagesBody, b'{"max_tokens":1,"messages":%b}', b'{"role":"user","content":[]}', "messages"),
-    (MessagesBody, b'{"max_tokens":1,"messages":[{"role":"user","content":%b}]}', BLOCK, "messages"),
+    (
+        MessagesBody,
+        b'{"max_tokens":1,"messages":[{"role":"user","content":%b}]}',
+        BLOCK,
+        "messages[0].content",
+    ),
     (
         MessagesBody,
         b'{"max_tokens":1,"messages":[{"role":"user","content":[{"type":"tool_result","content":%b}]}]}',
         BLOCK,
-        "messages",
+        "messages[0].content[0].content",
     ),
     (
         MessagesBody,
@@ -118,7 +124,7 @@ HOSTILE = [
     (MessagesBody, b'{"max_tokens":1,"messages":[],"tools":%b}', b"{}", "tools"),
     (CountTokensBody, b'{"messages":[],"output_config":{"format":%b}}', b"[]", "output_config"),
     (ResponsesBody, b'{"input":%b}', b'{"role":"user"}', "input"),
-    (ResponsesBody, b'{"input":[{"role":"user","content":%b}]}', b"{}", "input"),
+    (ResponsesBody, b'{"input":[{"role":"user","content":%b}]}', b"{}", "input[0].content"),
     (ResponsesBody, b'{"input":[{"type":"reasoning","summary":%b}]}', b"[]", "input[0].summary"),
     (ResponsesBody, b'{"input":"x","metadata":%b}', b'{"a":1}', "metadata"),
     (ResponsesBody, b'{"input":"x","include":%b}', b'"a"', "include"),
@@ -273,6 +279,32 @@ def test_what_is_large_and_wrong_is_refused(value: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decoded(CompletionBody, body, max_ids=1 << 20)
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "named", "most"),
+    [
+        (CompletionBody, b'{"prompt":%b}', "prompt", MAX_PROMPTS),
+        (ChatBody, b'{"messages":%b}', "messages", MAX_TURNS),
+        (ChatBody, b'{"messages":[{"content":%b}]}', "messages[0].content", MAX_MESSAGE_STRINGS),
+        (MessagesBody, b'{"max_tokens":1,"messages":[{"content":%b}]}', "messages[0].content", MAX_BLOCKS),
+        (
+            MessagesBody,
+            b'{"max_tokens":1,"messages":[{"content":[{"content":%b}]}]}',
+            "messages[0].content[0].content",
+            MAX_BLOCKS,
+        ),
+        (ResponsesBody, b'{"input":%b}', "input", MAX_TURNS),
+        (ResponsesBody, b'{"input":[{"output":%b}]}', "input[0].output", MAX_MESSAGE_STRINGS),
+    ],
+)
+def test_a_list_that_is_too_long_is_refused_with_its_own_name_and_limit(
+    kind: Any, body: bytes, named: str, most: int
+) -> None:
+    item = b"[1]" if kind is CompletionBody else b"{}"
+    with pytest.raises(InvalidRequest) as caught:
+        decoded(kind, body % full_of(item, SMALL_BODY_BYTES + len(item)))
+    assert (caught.value.message, caught.value.param) == (f"{named}: at most {most} of them are taken", named)
 
 
 def test_the_strings_of_json_are_counted() -> None:

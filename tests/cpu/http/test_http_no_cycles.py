@@ -29,6 +29,7 @@ from tests.harness.ring.launched import wait_until
 NUM_CONNECTIONS = 300
 FAILURES = {"full": ("overloaded", 503, None), "wrong": ("invalid", 400, "max_tokens")}
 """Answers of the ring to prompts that begin so: code, status, the parameter at fault."""
+USER = {"role": "user", "content": "x"}
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -86,6 +87,9 @@ def test_requests_leave_no_cycles(tmp_path: Path, caplog: pytest.LogCaptureFixtu
             for body in ({}, {"stream": True}, {"no": "such field"}):
                 front.complete(**body)
             front.chat(stream=True)
+            for stream in (False, True):
+                front.post("/v1/messages", max_tokens=1, messages=[USER], stream=stream)
+                front.post("/v1/responses", input=[USER], stream=stream)
             for prompt, stream in product(("full", "full later", "wrong", ["x", "full"]), (False, True)):
                 front.complete(prompt=prompt, stream=stream)
                 front.post("/generate", text=prompt, stream=stream)

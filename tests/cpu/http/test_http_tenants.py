@@ -43,6 +43,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Front, di
         ("/v1/completions", {"prompt": ["x", "y"]}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
         ("/generate", {"text": "x"}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x"}),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

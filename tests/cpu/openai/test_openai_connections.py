@@ -37,7 +37,12 @@ def one_letter(request: GenerateRequest) -> list[SequenceOutput]:
 def answer(request: GenerateRequest) -> list[SequenceOutput]:
     """Return what the first word of the prompt asks for; "abc" by default."""
     answers = {"silence": lambda _: [], "letter": one_letter}
-    return answers.get((request.text or "").partition(" ")[0], spell("abc"))(request)
+    return answers.get(said(request).partition(" ")[0], spell("abc"))(request)
+
+
+def said(request: GenerateRequest) -> str:
+    """The prompt, or the last message."""
+    return request.messages[-1].content if request.messages else request.text or ""
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +234,7 @@ def leave(connection: socket.socket, *, reset: bool) -> None:
 
 def wait_requests(front: Front, text: str, number: int) -> list[GenerateRequest]:
     def found() -> list[GenerateRequest]:
-        requests = [request for request in front.ring.requests if request.text == text]
+        requests = [request for request in front.ring.requests if said(request) == text]
         return requests if len(requests) == number else []
 
     return front.ring.wait_for(found)
@@ -238,12 +243,16 @@ def wait_requests(front: Front, text: str, number: int) -> list[GenerateRequest]
 @pytest.mark.parametrize("reset", [False, True], ids=["FIN", "RST"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("word", ["silence", "letter"])
+@pytest.mark.parametrize(
+    ("path", "name", "number"), [("completions", "prompt", 2), ("responses", "input", 1)]
+)
 def test_a_client_that_leaves_has_its_requests_aborted_at_once(
-    front: Front, stream: bool, reset: bool, word: str
+    front: Front, path: str, name: str, number: int, stream: bool, reset: bool, word: str
 ) -> None:
-    prompt = f"{word} {stream} {reset}"
-    connection = front.open_raw("/v1/completions", prompt=[prompt, prompt], stream=stream)
-    handles = {request.handle for request in wait_requests(front, prompt, 2)}
+    prompt = f"{word} {path} {stream} {reset}"
+    asked: dict[str, Any] = {name: [prompt] * number if number > 1 else prompt, "stream": stream}
+    connection = front.open_raw(f"/v1/{path}", **asked)
+    handles = {request.handle for request in wait_requests(front, prompt, number)}
     if stream and word == "letter":
         received = b""
         while b"data: " not in received:

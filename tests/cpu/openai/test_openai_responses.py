@@ -201,14 +201,23 @@ def test_a_refusal_is_an_http_error_even_of_a_stream(
     assert ("retry-after" in response.headers) == (status == 503)
 
 
-def test_an_error_inside_a_stream_is_an_event_and_there_is_no_done(front: Front) -> None:
-    body = {"prompt": "begin", "stream": True}
+@pytest.mark.parametrize("code", ["lagged", "aborted"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_an_error_inside_a_stream_is_an_event_behind_what_came_with_it_and_there_is_no_done(
+    front: Front, code: str, index: int
+) -> None:
+    body = {"prompt": "begin", "stream": True, "n": 2}
     with front.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
         assert '"text":"a"' in next(lines)
-        front.ring.send(failure(front.ring.requests[-1], "lagged", 500))
-        rest = [json.loads(line.removeprefix("data: ")) for line in lines if line]
-        assert [each["error"]["code"] for each in rest] == ["lagged"]
+        request = front.ring.requests[-1]
+        end = output(request, "", index=index, finish=finish("abort"))
+        if code == "lagged":
+            end = failure(request, code, 500, index=index)
+        front.ring.send(output(request, "b"), end)
+        text, error = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+        assert text["choices"][0]["text"] == "b"
+        assert error["error"]["code"] == code
 
 
 def test_the_model_list_and_one_model(front: Front) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 
 from carousel.server.garbage import collect_new_objects_alone
+from carousel.server.responses.types import LOGPROBS
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.harness.http.http_front import Front, http_front
@@ -36,7 +37,7 @@ MAX_PIECE_S = 0.020
 MAX_MEMORY_BYTES = 64 << 20
 REPEATS = 3
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
-MESSAGES = "/v1/messages"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,43 @@ def message_shapes() -> Iterator[Shape]:
     yield Shape("content: 128 KiB", f"{MESSAGES}/count_tokens", count)
 
 
+def response_shapes() -> Iterator[Shape]:
+    """Shapes of OpenAI's Responses API, whose items become messages."""
+    body = b'{"max_output_tokens":1,"input":%b}'
+    message = b'{"role":"%b","content":%b}'
+    text = b'{"type":"input_text","text":"%b"}'
+    call = b'{"type":"function_call","call_id":"a","name":"f","arguments":"%b"}'
+    said, long = message % (b"assistant", b'"x"'), message % (b"user", b'"%b"' % (b"x" * 1900))
+    one_call = b"[" + call % full_of(b"[]", (1 << 20) - 64) + b"]"
+    for label, value in (
+        ("8 MiB of one text", b'"' + b"x" * BODY_BYTES + b'"'),
+        ("ids", items(b"1")),
+        ("300,000 items", items(said)),
+        ("4,000 items", items(long, 4000 * (len(long) + 1))),
+        ("4,000 turns of an answer", items(said, 4000 * (len(said) + 1))),
+        ("2,500 calls", items(call % b"{}", 2500 * (len(call) + 1))),
+        ("a call of [[], ...]", one_call),
+        ("content: 300,000 parts", b"[" + message % (b"user", items(text % b"x")) + b"]"),
+        ("content: [{}, ...]", b"[" + message % (b"user", items(b"{}")) + b"]"),
+        (
+            "content: 4,000 texts",
+            b"[" + message % (b"user", items(text % (b"x" * 1900), 4000 * (len(text) + 1899))) + b"]",
+        ),
+        ("output: 300,000 parts", b'[{"call_id":"a","output":%b}]' % items(text % b"x")),
+        ("summary: [[], ...]", b'[{"type":"reasoning","summary":%b}]' % items(b"[]")),
+    ):
+        yield Shape(f"input: {label}", RESPONSES, body % value)
+    more = b'{"max_output_tokens":1,"input":"x","%b":%b}'
+    definition = b'{"type":"function","name":"f","parameters":{"a":%b}}'
+    for name, label, value in (
+        (b"instructions", "8 MiB", b'"' + b"x" * BODY_BYTES + b'"'),
+        (b"tools", "definitions", items(definition % b"{}")),
+        (b"tools", "1 MiB of one", b"[" + definition % items(b'"x"', (1 << 20) - 128) + b"]"),
+        (b"metadata", "[[], ...]", items(b"[]")),
+    ):
+        yield Shape(f"{name.decode()}: {label}", RESPONSES, more % (name, value))
+
+
 def answer_shapes() -> Iterator[Shape]:
     """Requests of few bytes for much."""
     sampling = {"max_new_tokens": 12_000, "ignore_eos": True}
@@ -182,6 +220,8 @@ def answer_shapes() -> Iterator[Shape]:
         chat = {"max_tokens": 12_000, "logprobs": True, "top_logprobs": 20, "stream": stream}
         messages = [{"role": "user", "content": "x"}]
         yield Shape(f"12,000 tokens with 20 logprobs, {how}", CHAT, as_json(messages=messages, **chat))
+        items_of = {"max_output_tokens": 12_000, "include": [LOGPROBS], "top_logprobs": 20, "stream": stream}
+        yield Shape(f"12,000 tokens with 20 logprobs, {how}", RESPONSES, as_json(input="x", **items_of))
         ids = [5] * 12_000
         shown = {**logprobs, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 1}}
         body = as_json(input_ids=ids, stream=stream, **shown)
@@ -295,7 +335,13 @@ def measured_front() -> Iterator[tuple[Front, TimedLoop]]:
 
 
 def main() -> None:
-    shapes = [*field_shapes(), *prompt_shapes(), *message_shapes(), *answer_shapes()]
+    shapes = [
+        *field_shapes(),
+        *prompt_shapes(),
+        *message_shapes(),
+        *response_shapes(),
+        *answer_shapes(),
+    ]
     table: list[dict[str, Any]] = []
     print(
         "| path | shape | status | sent MiB | CPU ms | CPU s per MiB sent | longest piece ms | memory MiB |"

@@ -75,6 +75,32 @@ GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
             "stream": False,
         },
     ),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "y"}], "status": None},
+                {
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": "z", "annotations": []}],
+                },
+                {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"b":1}'},
+                {"type": "function_call_output", "call_id": "a", "output": "w"},
+            ],
+            "instructions": "be brief",
+            "max_output_tokens": 2,
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
+            "text": {"format": {"type": "text"}},
+            "tools": [],
+            "tool_choice": "none",
+            "reasoning": {"summary": "auto"},
+            "metadata": {"user": "u"},
+            "stream": True,
+        },
+    ),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}], "system": "be brief"}),
     (
         "/generate",

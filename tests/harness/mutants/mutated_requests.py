@@ -13,6 +13,7 @@ TARGETS = (
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/messages",
+    "/v1/responses",
     "/generate",
     "/tokenize",
     "/v1/models",
