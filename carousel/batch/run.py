@@ -1,4 +1,4 @@
-"""run_batch: every line of the input becomes a line of the output, in the order in which answers come."""
+"""Batch: one run over an input file, which writes a line of output for each line when its answer comes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Batch:
             self._write(await self._sender.send(line))
             self._bytes_in_flight -= line.num_bytes
             async with self._has_room:
-                self._has_room.notify()
+                self._has_room.notify_all()  # each looks for itself; at the end of the file all have to leave
 
     def _write(self, line: OutputLine) -> None:
         self._output.write(line.data)
