@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
@@ -64,7 +65,7 @@ def _head(body: ResponsesBody, chat: PreparedChat) -> ResponseBody:
         safety_identifier=body.safety_identifier,
         text=_shown_text(body),
         tool_choice=_shown_choice(body.tool_choice),
-        tools=body.tools if bytes(body.tools) not in (b"", b"null") else empty_list(),
+        tools=_on_one_line(body.tools) if _is_given(body.tools) else empty_list(),
         top_logprobs=body.top_logprobs or 0,
         truncation=body.truncation or "disabled",
         user=body.user,
@@ -82,7 +83,11 @@ def _shown_text(body: ResponsesBody) -> dict[str, Any]:
         shown["verbosity"] = text.verbosity
     if text.format is not None:
         fields = {name: getattr(text.format, name) for name in text.format.__struct_fields__}
-        shown["format"] = {name: value for name, value in fields.items() if _is_given(value)}
+        shown["format"] = {
+            name: _on_one_line(value) if isinstance(value, Raw) else value
+            for name, value in fields.items()
+            if _is_given(value)
+        }
     return shown
 
 
@@ -95,3 +100,8 @@ def _shown_choice(choice: str | ToolSelection | None) -> Any:
 
 def _is_given(value: Any) -> bool:
     return value is not None and not (isinstance(value, Raw) and bytes(value) in (b"", b"null"))
+
+
+def _on_one_line(value: Raw) -> Raw:
+    """Return a part of the request without line breaks, which would end the line of an event."""
+    return Raw(msgspec.json.format(bytes(value), indent=-1))

@@ -1,3 +1,1 @@
-"""The OpenAI and SGLang endpoints, by the openai client where it can. A field gets a case where its
-endpoint is.
-"""
+"""OpenAI's Responses API over HTTP, by the openai client where it can."""

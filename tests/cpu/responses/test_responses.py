@@ -72,8 +72,12 @@ def streamed(front: Front, **body: Any) -> list[dict[str, Any]]:
     """The events, which openai's own types accept as they are."""
     response = ask(front, stream=True, **body)
     assert response.status_code == 200, response.text
+    return events_of(response.text)
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
     events = []
-    for number, block in enumerate(response.text.split("\n\n")[:-1]):
+    for number, block in enumerate(text.split("\n\n")[:-1]):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert EVENTS.validate_json(data.removeprefix("data: "), strict=True).type == event["type"]
@@ -202,6 +206,21 @@ def test_an_answer_shows_the_settings_of_its_request(front: Front, script: Scrip
     assert request.sampling.max_tokens == 40
     assert request.sampling.truncate_prompt_tokens == -1
     assert request.sampling.temperature == 0.25
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+def test_what_a_request_has_on_several_lines_is_on_one_in_an_event(front: Front, line_break: str) -> None:
+    """The line breaks of tools and of a schema ended the lines of the events that show them."""
+    schema = {"type": "json_schema", "name": "n", "schema": PARAMETERS}
+    body = {"input": "x", "stream": True, "tools": TOOLS, "text": {"format": schema}}
+    data = json.dumps(body, indent=2).replace("\n", line_break)
+    headers = {"Content-Type": "application/json"}
+    response = front.http.post("/v1/responses", content=data, headers=headers)
+    assert response.status_code == 200, response.text
+    events = events_of(response.text)
+    assert events[-1]["type"] == "response.completed"
+    for shown in (events[0]["response"], events[-1]["response"]):
+        assert (shown["tools"], shown["text"]["format"]) == (TOOLS, schema)
 
 
 def test_a_failure_in_a_stream_is_told_with_what_there_is(front: Front) -> None:
