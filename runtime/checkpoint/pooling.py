@@ -51,7 +51,7 @@ def read_pooling(model_path: Path, chosen: Literal["auto", "last", "mean"] = "au
     path = model_path / MODULES_FILE
     if not path.is_file():
         return Pooling("last" if chosen == "auto" else chosen)
-    modules = _read(path, list[_Module])
+    modules = _modules(path)
     kinds = [module.type.rsplit(".", 1)[-1] for module in modules]
     foreign = [kind for kind in kinds if kind not in (TRANSFORMER, POOLING, NORMALIZE)]
     if foreign:
@@ -61,10 +61,24 @@ def read_pooling(model_path: Path, chosen: Literal["auto", "last", "mean"] = "au
     normalize = NORMALIZE in kinds
     if chosen != "auto":
         return Pooling(chosen, normalize)
-    pooling = next((module for module in modules if module.type.endswith(POOLING)), None)
-    if pooling is None:
+    file = pooling_file(model_path)
+    if file is None:
         raise ModelError(f"{path} names no Pooling module; say which with --pooling last or --pooling mean")
-    return Pooling(_kind(model_path / pooling.path / "config.json"), normalize)
+    return Pooling(_kind(file), normalize)
+
+
+def pooling_file(model_path: Path) -> Path | None:
+    """Return the config of the pooling module; None if modules.json is missing or names none. Raises
+    ModelError.
+    """
+    path = model_path / MODULES_FILE
+    modules = _modules(path) if path.is_file() else []
+    pooling = next((module for module in modules if module.type.endswith(POOLING)), None)
+    return None if pooling is None else model_path / pooling.path / "config.json"
+
+
+def _modules(path: Path) -> list[_Module]:
+    return _read(path, list[_Module])
 
 
 def _kind(path: Path) -> PoolingKind:

@@ -5,7 +5,7 @@ checkpoint before anything stops. Reads JSON and headers, no tensor.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,18 @@ import msgspec
 from runtime.base.errors import CarouselError, ConfigError, InvalidRequest, ModelError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig, read_decoder_keys
 from runtime.checkpoint.model_config import ModelConfig
-from runtime.checkpoint.pooling import read_pooling
+from runtime.checkpoint.pooling import MODULES_FILE, pooling_file, read_pooling
 from runtime.checkpoint.weight_files import INDEX_FILE, StoredTensor, read_header, weight_files
 from runtime.settings.config import RuntimeConfig
 
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
-READ_FILES = (CONFIG_FILE, "generation_config.json", "hf_quant_config.json", INDEX_FILE, TOKENIZER_FILE)
-OF_THE_LAUNCH = frozenset({"sampling", "dtype"})
-"""Facts about a checkpoint that a launch takes from its first one: defaults of requests, which the HTTP
-server knows, and the dtype, which is a setting by then.
+READ_FILES = (
+    *(CONFIG_FILE, "generation_config.json", "hf_quant_config.json", INDEX_FILE, TOKENIZER_FILE),
+    MODULES_FILE,
+)
+OTHERWISE_COMPARED = frozenset({"sampling", "dtype"})
+"""Facts about a checkpoint that may differ: the dtype, which is a setting by then, and the sampling defaults
+with --sampling-defaults openai. Without that they are compared one by one.
 """
 INERT_KEYS = frozenset(
     {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
@@ -59,7 +62,7 @@ def check_new_weights(config: RuntimeConfig, asked: str) -> str:
     """Return the directory of weights that can take the place of those in `config`. Raises InvalidRequest,
     which says why they cannot.
     """
-    path = _path_below(config.weights_dir, asked)
+    path = _path_below(config.weights_dir, asked, has_pooling=config.task == "embed")
     if path == os.path.realpath(config.model):
         raise _wrong("these weights are served; write others to another directory", "weights_are_served")
     try:
@@ -73,9 +76,9 @@ def check_new_weights(config: RuntimeConfig, asked: str) -> str:
     return path
 
 
-def _path_below(weights_dir: str, asked: str) -> str:
+def _path_below(weights_dir: str, asked: str, *, has_pooling: bool) -> str:
     """Return the real path of a directory, which like all of its files that are read lies below
-    `weights_dir`.
+    `weights_dir`. has_pooling: True if the file of its pooling is one of them.
     """
     allowed = os.path.realpath(weights_dir)
     try:
@@ -84,14 +87,20 @@ def _path_below(weights_dir: str, asked: str) -> str:
             raise _wrong("it leads out of --weights-dir")
         if not os.path.isdir(path):
             raise _wrong(f"there is no directory {path}")
-        files = [*(os.path.join(path, name) for name in READ_FILES), *map(str, weight_files(Path(path)))]
-        if not all(_is_below(os.path.realpath(file), allowed) for file in files):
-            raise _wrong("a file of it leads out of --weights-dir")
+        _check_below([Path(path, name) for name in READ_FILES], allowed)
+        _check_below(weight_files(Path(path)), allowed)
+        if has_pooling and (file := pooling_file(Path(path))) is not None:
+            _check_below([file], allowed)
     except (OSError, ValueError):
         raise _wrong("it is no path") from None
     except ModelError as error:
         raise _wrong(str(error)) from None
     return path
+
+
+def _check_below(files: Sequence[Path], allowed: str) -> None:
+    if not all(_is_below(os.path.realpath(file), allowed) for file in files):
+        raise _wrong("a file of it leads out of --weights-dir")
 
 
 def _is_below(path: str, allowed: str) -> bool:
@@ -124,7 +133,11 @@ def _facts(config: RuntimeConfig, path: Path) -> dict[str, Any]:
         keys = read_decoder_keys(path / CONFIG_FILE, config.hf_overrides)
     facts = {name: value for name, value in keys.items() if name not in INERT_KEYS}
     facts |= msgspec.structs.asdict(model)
-    return {name: value for name, value in facts.items() if name not in OF_THE_LAUNCH}
+    facts = {name: value for name, value in facts.items() if name not in OTHERWISE_COMPARED}
+    if config.sampling_defaults == "model":
+        # An HTTP process that is started again reads them from the checkpoint that is served by then.
+        facts |= msgspec.structs.asdict(model.sampling)
+    return facts
 
 
 def _check_tensors(config: RuntimeConfig, path: Path) -> None:

@@ -69,9 +69,15 @@ def test_what_changes_nothing_may_differ(config: RuntimeConfig) -> None:
     path = new_of(config)
     (path / "tokenizer.json").unlink()
     change_json(path / "config.json", transformers_version="99.0", torch_dtype="bfloat16", _name_or_path="x")
-    change_json(path / "generation_config.json", temperature=0.3)
     write_tensors(path, **{"model.norm.weight": ("BF16", [16])})
     assert check_new_weights(config, "new") == str(path)
+
+
+def test_other_sampling_defaults_are_refused_where_requests_have_them(config: RuntimeConfig) -> None:
+    """HTTP processes that were started before and after a change gave requests different ones."""
+    change_json(new_of(config) / "generation_config.json", temperature=0.3)
+    assert "temperature is 0.3" in refusal(config).message
+    assert check_new_weights(msgspec.structs.replace(config, sampling_defaults="openai"), "new")
 
 
 @pytest.mark.parametrize("impl", ["native", "transformers"])
@@ -160,9 +166,7 @@ def test_weights_that_are_served_are_not_replaced_by_themselves(config: RuntimeC
         assert refusal(config, asked).code == "weights_are_served"
 
 
-@pytest.mark.parametrize(
-    "asked", ["..", ".", "", "/", "../outside", "../allowed-not", "link", "a\0b", "/etc"]
-)
+@pytest.mark.parametrize("asked", ["..", ".", "", "/", "../outside", "../allowed-2", "link", "a\0b", "/etc"])
 def test_a_path_leads_nowhere_else(config: RuntimeConfig, tmp_path: Path, asked: str) -> None:
     for name in ("outside", "allowed-2"):
         save_checkpoint(tmp_path / name)
@@ -179,6 +183,28 @@ def test_a_file_leads_nowhere_else(config: RuntimeConfig, tmp_path: Path, name: 
     (new_of(config) / name).unlink()
     (new_of(config) / name).symlink_to(outside / name)
     assert refusal(config).message == "model_path: a file of it leads out of --weights-dir"
+
+
+def write_pooling(path: Path, folder: Path, module: str) -> None:
+    """Write files of a pooling of the last token: those of `module` are in `folder`."""
+    modules = [{"type": "sentence_transformers.models.Pooling", "path": module}]
+    (path / "modules.json").write_text(json.dumps(modules))
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+
+
+def test_the_same_pooling_is_taken(config: RuntimeConfig) -> None:
+    for path in (Path(config.model), new_of(config)):
+        write_pooling(path, path / "1_Pooling", "1_Pooling")
+    assert check_new_weights(msgspec.structs.replace(config, task="embed"), "new")
+
+
+@pytest.mark.parametrize("module", ["1_Pooling", "../../outside"])
+def test_the_file_of_a_pooling_leads_nowhere_else(config: RuntimeConfig, tmp_path: Path, module: str) -> None:
+    write_pooling(new_of(config), tmp_path / "outside", module)
+    (new_of(config) / "1_Pooling").symlink_to(tmp_path / "outside")
+    embeds = msgspec.structs.replace(config, task="embed")
+    assert refusal(embeds).message == "model_path: a file of it leads out of --weights-dir"
 
 
 @pytest.mark.parametrize(
