@@ -105,7 +105,7 @@ def _make_parser() -> argparse.ArgumentParser:
         type=_number(float, 0.0),
         default=DEFAULT_PATIENCE_S,
         metavar="SECONDS",
-        help=f"end when the server has answered nothing for so long (default: {DEFAULT_PATIENCE_S:g})",
+        help=f"end when requests have only failed for so long (default: {DEFAULT_PATIENCE_S:g})",
     )
     return parser
 

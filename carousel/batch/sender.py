@@ -41,8 +41,8 @@ class LineSender:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """patience_s: seconds without any answer after which the run ends. check_server: raises StartError if
-        the server will not come back. say: tells the user a line.
+        """patience_s: seconds in which tries fail and none is answered, after which the run ends.
+        check_server: raises StartError if the server will not come back. say: tells the user a line.
         """
         self._http = http
         self._pace = pace
@@ -50,7 +50,9 @@ class LineSender:
         self._check_server = check_server
         self._say = say
         self._clock = clock
-        self._answered_at = clock()
+        self._answered_at = self._failing_since = clock()
+        self._next_try_at = float("-inf")
+        """Time from which on requests are sent after the last failure."""
         self._say_at = 0.0
 
     async def send(self, request: BatchRequest) -> OutputLine:
@@ -63,6 +65,7 @@ class LineSender:
                 answer = await self._http.ask(request.url, request.body)
                 if answer.status not in TRIED_AGAIN:
                     self._answered_at = self._clock()
+                    self._next_try_at = float("-inf")
                     return answered(request, answer)
                 retry_s, reason = retry_after_s(answer), f"HTTP {answer.status}"
                 # Others are answered, so it is this line's own.
@@ -75,16 +78,21 @@ class LineSender:
                 num_broken += not isinstance(failure, NotConnected)
                 if num_broken >= MAX_BROKEN:
                     return failed(request, "connection_lost", f"{MAX_BROKEN} times: {failure}")
-                reason = str(failure)
-                self._pace.refuse(RETRY_S)
+                retry_s, reason = RETRY_S, str(failure)
+                self._pace.refuse(retry_s)
             finally:
                 self._pace.leave()
-            self._check(reason)
+            self._note_failure(retry_s, reason)
 
-    def _check(self, reason: str) -> None:
+    def _note_failure(self, retry_s: float, reason: str) -> None:
+        """Note a try after which the line is tried again. Raises ServerGone, or what `check_server` raises."""
         self._check_server()
         now = self._clock()
-        if now - self._answered_at > self._patience_s:
+        if now - self._next_try_at > self._patience_s:
+            # Until now the server had taken all that it was asked, or answered.
+            self._failing_since = now
+        self._next_try_at = max(self._next_try_at, now + retry_s)
+        if now - self._failing_since > self._patience_s:
             raise ServerGone(f"no answer for {self._patience_s:g} s, at last: {reason}")
         if now >= self._say_at:
             self._say_at = now + SAY_S

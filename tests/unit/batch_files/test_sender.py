@@ -127,6 +127,20 @@ def test_a_server_that_never_answers_ends_the_run(clock: Clock) -> None:
     assert 1000.0 + PATIENCE_S < clock.now < 1000.0 + PATIENCE_S + 10
 
 
+def test_a_break_in_an_answer_that_takes_long_is_tried_again(clock: Clock) -> None:
+    """The first broken connection ended a run whose answers took longer than its patience."""
+
+    def reply(number: int) -> Reply:
+        clock.now += 3 * PATIENCE_S
+        return GOOD if number % 3 == 0 else RequestFailure("the connection ended")
+
+    http = FakeHttp(reply)
+    sender = sender_of(http, clock, [])
+    for number in (1, 2):
+        assert run(sender.send(request(number))).is_good
+    assert http.num_asked == 6
+
+
 def test_a_runtime_that_has_ended_is_not_waited_for(clock: Clock) -> None:
     def ended() -> None:
         raise StartError("the runtime has ended")
