@@ -328,10 +328,10 @@ class Generation(Response):
         is_long = self._submissions[0].options.get("task") == "embed" or _is_long(self._sampling)
         if not is_long:
             body = self._body(completions)
-        elif _num_values(completions, self._sampling) <= MANY_VALUES:
+        elif (num_values := _num_values(completions, self._sampling)) <= MANY_VALUES:
             body = await asyncio.to_thread(self._body, completions)
         else:
-            async with self._server.unread.turn(self._tenant.name):
+            async with self._server.unread.turn(self._tenant.name, num_values):
                 body = await asyncio.to_thread(self._body, completions)
         await Response(body, media_type="application/json")(scope, receive, send)
 

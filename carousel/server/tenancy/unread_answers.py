@@ -12,13 +12,15 @@ from runtime.base.errors import Overloaded
 
 POOL_BYTES = 32 << 20
 GRACE_S = 5.0
-"""Time in which nobody's connection is closed for reading slowly."""
+"""Seconds that a caller has to begin to read. Its connection is not closed before."""
 LEAST_RATE = 256 << 10
-"""Bytes a second: nobody's connection is closed who reads as fast as this."""
+"""Bytes a second. A connection that is read this fast is not closed."""
 CHECK_S = 1.0
-"""Period in which it is looked at who reads, while there is too much."""
+"""Seconds between two looks at the connections while more than the limit is unread."""
 MAX_WAITING = 64
-"""Maximum number of long answers of one tenant that wait to be formatted, each of up to 4 MB until then."""
+"""Maximum number of long answers of one tenant that wait to be formatted. A longer one takes more places."""
+VALUES_OF_PLACE = 1 << 19
+"""Number of values, of at most 8 bytes each until they are formatted, that take one place."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +43,18 @@ class _Reader:
 
 @dataclass(slots=True)
 class _Line:
-    """Long answers of a tenant, of which one at a time is formatted."""
+    """Long answers of a tenant. They are formatted one at a time."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    num_waiting: int = 0
+    num_places: int = 0
+    """Number of places that its answers take, including the one that is being formatted."""
 
 
 class UnreadAnswers:
     """Answers that are written but not read, in one event loop.
 
     While they are more than the limit, the tenant with the most loses the connection that reads most slowly,
-    unless it is new or not slow. A long answer is formatted only when there is room, and until then kept in
+    unless it is new or not slow. A long answer is formatted only when there is room. Until then it is kept in
     a compact form. A tenant has room while it has no more than an equal part of the limit.
     """
 
@@ -85,16 +88,19 @@ class UnreadAnswers:
             self._wake()
 
     @asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait until a long answer of the tenant may be formatted. Raises Overloaded if too many wait."""
+    async def turn(self, tenant: str, num_values: int) -> AsyncIterator[None]:
+        """Wait until a long answer of the tenant, of so many values, may be formatted. Raises Overloaded if
+        too many wait.
+        """
         line = self._lines.setdefault(tenant, _Line())
-        if line.num_waiting >= MAX_WAITING:
+        num_places = max(1, -(-num_values // VALUES_OF_PLACE))
+        if line.num_places and line.num_places + num_places > MAX_WAITING:
             raise Overloaded(
                 "many long answers wait, because earlier ones are not read; read them faster, or close them",
                 code="answers_unread",
                 retry_after_s=GRACE_S,
             )
-        line.num_waiting += 1
+        line.num_places += num_places
         try:
             async with line.turn:
                 while not self._has_room(tenant):
@@ -103,8 +109,8 @@ class UnreadAnswers:
                     await waiter
                 yield
         finally:
-            line.num_waiting -= 1
-            if not line.num_waiting:
+            line.num_places -= num_places
+            if not line.num_places:
                 del self._lines[tenant]
 
     def _has_room(self, tenant: str) -> bool:

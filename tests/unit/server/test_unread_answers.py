@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from carousel.server.tenancy import unread_answers
-from carousel.server.tenancy.unread_answers import MAX_WAITING, UnreadAnswers
+from carousel.server.tenancy.unread_answers import MAX_WAITING, VALUES_OF_PLACE, UnreadAnswers
 from runtime.base.errors import Overloaded
 
 SIZE = 100
@@ -105,7 +105,7 @@ async def test_a_long_answer_waits_for_room_but_not_for_that_of_another_tenant()
     begun: list[str] = []
 
     async def answer(tenant: str) -> None:
-        async with unread.turn(tenant):
+        async with unread.turn(tenant, 1):
             begun.append(tenant)
 
     own = asyncio.create_task(answer("flood"))
@@ -125,7 +125,7 @@ async def test_of_one_tenant_one_long_answer_is_formatted_at_a_time_and_few_wait
 
     async def answer() -> None:
         nonlocal most, now
-        async with unread.turn("a"):
+        async with unread.turn("a", VALUES_OF_PLACE):
             now += 1
             most = max(most, now)
             await end.wait()
@@ -138,3 +138,49 @@ async def test_of_one_tenant_one_long_answer_is_formatted_at_a_time_and_few_wait
     end.set()
     await asyncio.gather(*tasks)
     assert most == 1
+
+
+@in_a_loop
+async def test_answers_that_wait_are_counted_by_what_they_hold() -> None:
+    """Two thousand embeddings may hold eight times as much as the most logprobs."""
+    unread = UnreadAnswers(SIZE)
+    end = asyncio.Event()
+
+    async def answer(num_places: int) -> None:
+        async with unread.turn("a", num_places * VALUES_OF_PLACE):
+            await end.wait()
+
+    # One alone is always taken.
+    tasks = [asyncio.create_task(answer(2 * MAX_WAITING))]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await answer(1)
+    end.set()
+    await tasks[0]
+    end.clear()
+    tasks = [asyncio.create_task(answer(MAX_WAITING // 2)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await answer(1)
+    end.set()
+    await asyncio.gather(*tasks)
+    assert not unread._lines
+
+
+@in_a_loop
+async def test_one_that_leaves_while_it_waits_holds_up_no_other() -> None:
+    unread = UnreadAnswers(SIZE)
+    transport = paused(unread, "a", SIZE + 1)
+
+    async def answer() -> None:
+        async with unread.turn("a", 1):
+            pass
+
+    tasks = [asyncio.create_task(answer()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for each in tasks[:2]:  # the first waits for room, the others for their turn
+        each.cancel()
+    await _end_of(transport)
+    await tasks[2]
+    assert all(each.cancelled() for each in tasks[:2])
+    assert not unread._lines
