@@ -39,7 +39,7 @@ class AnswerTimeout(RequestFailure):
 
 @dataclass(slots=True)
 class HttpAnswer:
-    """HttpAnswer of a server, whatever its status."""
+    """Answer of a server, whatever its status."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""IdSet: which of millions of ids have been seen, in a few bytes for each."""
+"""IdSet: a set of millions of ids, in a few bytes for each."""
 
 from __future__ import annotations
 

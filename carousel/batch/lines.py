@@ -1,5 +1,5 @@
-"""Lines of batch files: what a line of input asks, and the line of output that it becomes. Their form is that
-of OpenAI's batch API.
+"""Lines of batch files, in the form of OpenAI's batch API. A line of input is read as a request, whose answer
+becomes a line of output.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def _run(arguments: BatchArguments, file: BinaryIO, output: OutputFile) -> int:
 
 
 def _trust() -> None:
-    """Take a server that does not answer for one that will: it is not this process's."""
+    """Expect a server to come back that this process has not started."""
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> bool:

@@ -1,4 +1,4 @@
-"""OutputFile: the answers of a batch, one line each, of which a kill loses none that is whole."""
+"""OutputFile: the file with the answers of a batch, one line each. A kill loses no line that is whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pace: how many requests may be at the server at a time, and when, by what it has refused."""
+"""Pace: limits how many requests are with the server, and pauses them, by its refusals."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ RAISE_SHARE = 1 / 16
 
 
 class Pace:
-    """Limit of requests at the server. A server that refuses some has as many as it takes; a pause that it
-    asks for holds for all lines.
+    """Limit of the requests that are with the server at a time. If the server refuses some, the limit becomes
+    the number that it has taken. A pause that it asks for holds for all lines.
     """
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
@@ -31,7 +31,7 @@ class Pace:
         return self._limit
 
     async def enter(self) -> None:
-        """Wait until one more request may be sent, and count it. Who waits longest is next."""
+        """Wait until one more request may be sent, and count it. Callers keep their order."""
         if self._waiting or self._num_asking >= self._limit:
             place = asyncio.get_running_loop().create_future()
             self._waiting.append(place)
@@ -61,6 +61,6 @@ class Pace:
         """Note that a request that has not left yet was refused, to be tried again after so many seconds."""
         now = self._clock()
         self._pause_until = max(self._pause_until, now + retry_after_s)
-        # If the server has none it takes nobody now, which says nothing about how many it would take.
+        # A server that has taken none says nothing about how many it would take.
         self._limit = min(self._limit, self._num_asking - 1) or self._most
         self._raise_at = now + RAISE_S

@@ -96,7 +96,7 @@ class Batch:
         self.counts.num_lines += 1
 
     async def _work(self, lines: Iterator[BatchRequest | RefusedLine]) -> None:
-        """Send one line after another. All of these tasks take their lines from the same iterator."""
+        """Send one line after another. All tasks of a run take their lines from the same iterator."""
         while True:
             if self._bytes_in_flight > MAX_BYTES_IN_FLIGHT:
                 async with self._has_room:

@@ -85,7 +85,7 @@ class LineSender:
             self._note_failure(retry_s, reason)
 
     def _note_failure(self, retry_s: float, reason: str) -> None:
-        """Note a try after which the line is tried again. Raises ServerGone, or what `check_server` raises."""
+        """Note a try that has failed. Raises ServerGone, or what `check_server` raises."""
         self._check_server()
         now = self._clock()
         if now - self._next_try_at > self._patience_s:

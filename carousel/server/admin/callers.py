@@ -1,4 +1,4 @@
-"""Checks of callers who have this machine's files read: who may do that where no API keys tell them apart."""
+"""Checks of callers who have the server read files of its machine, for servers without API keys."""
 
 from __future__ import annotations
 
