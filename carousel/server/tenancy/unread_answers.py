@@ -17,6 +17,8 @@ LEAST_RATE = 256 << 10
 """Bytes a second. A connection that is read this fast is not closed."""
 CHECK_S = 1.0
 """Seconds between two looks at the connections while more than the limit is unread."""
+CLOSED_AT_ONCE = 64
+"""Maximum number of connections that are closed in one turn of the event loop."""
 MAX_WAITING = 64
 """Maximum number of long answers of one tenant that wait to be formatted. A longer one takes more places."""
 VALUES_OF_PLACE = 1 << 19
@@ -130,27 +132,39 @@ class UnreadAnswers:
         self._timer = None
         for transport, reader in self._readers.items():
             reader.num_left = transport.get_write_buffer_size()
-        sums, now_s = self._bytes_by_tenant(), _now_s()
+        sums = self._bytes_by_tenant()
         self._num_bytes = sum(sums.values())
-        while self._num_bytes > self._size:
+        slow = self._slow_by_tenant() if self._num_bytes > self._size else {}
+        num_closed = 0
+        while self._num_bytes > self._size and num_closed < CLOSED_AT_ONCE:
             tenant = max(sums, key=lambda each: sums[each])
-            slow = [
-                (rate, transport)
-                for transport, reader in self._readers.items()
-                if reader.tenant == tenant
-                and now_s - reader.began_s >= GRACE_S
-                and (rate := reader.rate(now_s)) < LEAST_RATE
-            ]
-            if not slow:
-                self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._look)
+            if not slow.get(tenant):
                 break
-            _, transport = min(slow, key=lambda each: each[0])
-            reader = self._readers.pop(transport)
-            sums[tenant] -= reader.num_left
-            self._num_bytes -= reader.num_left
+            transport = slow[tenant].pop()
+            num_left = self._readers.pop(transport).num_left
+            sums[tenant] -= num_left
+            self._num_bytes -= num_left
             transport.abort()
-            logger.warning("a connection was closed that did not read its answer: others need the memory")
+            num_closed += 1
+        if num_closed:
+            logger.warning("closed %d connections that did not read: others need the memory", num_closed)
+        if self._num_bytes > self._size:
+            delay_s = 0.0 if num_closed == CLOSED_AT_ONCE else CHECK_S
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
         self._wake()
+
+    def _slow_by_tenant(self) -> dict[str, list[asyncio.Transport]]:
+        """Return the connections that may be closed, by tenant. The slowest is the last one."""
+        now_s = _now_s()
+        rated: dict[str, list[tuple[float, asyncio.Transport]]] = {}
+        for transport, reader in self._readers.items():
+            if now_s - reader.began_s >= GRACE_S and (rate := reader.rate(now_s)) < LEAST_RATE:
+                rated.setdefault(reader.tenant, []).append((rate, transport))
+        slow: dict[str, list[asyncio.Transport]] = {}
+        for tenant, pairs in rated.items():
+            pairs.sort(key=lambda pair: pair[0])
+            slow[tenant] = [transport for _, transport in reversed(pairs)]
+        return slow
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
