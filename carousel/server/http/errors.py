@@ -45,7 +45,7 @@ _VECTORS = "a server of --task embed has /v1/embeddings, /v1/score and /v1/reran
 _OPENAI = "this server speaks OpenAI's API below /v1"
 _TEXT_ONLY = "this server takes and gives text only"
 NOT_BUILT = {
-    "/v1/messages/batches": "send the requests themselves to /v1/messages",
+    "/v1/messages/batches": "send the requests themselves to /v1/messages; `carousel-batch` sends a file",
     "/v1/responses/compact": "send fewer items; truncation cuts what does not fit",
     "/v1/responses/input_tokens": "/tokenize gives the tokens of messages",
     "/v1/assistants": _CHATS,
