@@ -126,7 +126,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        tenant = "" if self.cycle is None else tenant_of(cast(Any, self.cycle.scope)).name
+        # Not `cycle`, which may be a request behind it that nobody has looked at.
+        tenant = "" if self._in_work is None else tenant_of(cast(Any, self._in_work.scope)).name
         self._unread.pause(self.transport, tenant)
 
     def resume_writing(self) -> None:

@@ -22,10 +22,11 @@ from carousel.server.request.generation import PROMPTS_AT_ONCE
 from carousel.server.sglang import tokenize
 from carousel.server.tenancy import fair_threads
 from carousel.server.tenancy.entrance import Entrance
+from carousel.server.tenancy.unread_answers import UnreadAnswers
 from runtime.wire.messages import GenerateRequest, SequenceOutput
-from tests.harness.http.http_front import Front, http_front
+from tests.harness.http.http_front import Front, http_front, raw_request
 from tests.harness.http.http_tenants import authorization, key_of, tenants_front
-from tests.harness.ring.fake_ring import WAIT_S, failure, spell
+from tests.harness.ring.fake_ring import WAIT_S, failure, finish, output, spell
 from tests.harness.ring.launched import wait_until
 
 MIB = 1 << 20
@@ -239,3 +240,24 @@ def test_of_many_prompts_few_are_sent_in_a_turn_of_the_loop(
         assert found.status_code == 200, found.text
     assert sum(num_sent) == 256
     assert max(num_sent) <= 2 * PROMPTS_AT_ONCE
+
+
+def test_an_unread_answer_counts_for_its_tenant_whatever_is_pipelined_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted for the owner: the last request of the connection had not come to its tenant yet."""
+    counted: list[str] = []
+    pause = UnreadAnswers.pause
+
+    def noted(self: UnreadAnswers, transport: asyncio.Transport, tenant: str) -> None:
+        counted.append(tenant)
+        pause(self, transport, tenant)
+
+    def long_answer(request: GenerateRequest) -> list[SequenceOutput]:
+        return [output(request, "x" * 8 * MIB, token_ids=b"", finish=finish())]
+
+    monkeypatch.setattr(UnreadAnswers, "pause", noted)
+    with tenants_front(tmp_path, long_answer) as (front, _), front.connect() as connection:
+        connection.sendall(2 * raw_request("/v1/completions", headers=authorization("alice"), prompt="x"))
+        wait_until(lambda: bool(counted), WAIT_S, "the caller does not read")
+    assert set(counted) == {"alice"}
