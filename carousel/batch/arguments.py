@@ -111,7 +111,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _path(text: str) -> Path:
-    """Return a path, which a shell leaves as it is behind an equals sign."""
+    """Return a path with `~` expanded. A shell does not expand it behind an equals sign."""
     return Path(expanduser(text))
 
 

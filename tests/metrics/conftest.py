@@ -71,8 +71,8 @@ class Prometheus:
             wait_until(partial(self._has_scraped, time.time()), 10.0, "a scrape")
 
     def stay(self) -> None:
-        """Answer all that follows as of the next scrape with an answer. After one without, as on a busy
-        machine, no series has a value.
+        """Evaluate all later queries at the time of the next scrape that succeeds. After one that fails, as
+        on a busy machine, no series has a value.
         """
         self.wait_scrapes(1)
         self._moment = {"time": self._scraped_at}

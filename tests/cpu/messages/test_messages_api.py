@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from runtime.wire.messages import GenerateRequest, SequenceOutput
-from tests.cpu.openai.test_tool_calls import CALL, NOW, Script
 from tests.harness.http.http_front import Front, http_front
 from tests.harness.http.http_tenants import key_of, tenants_front
+from tests.harness.http.scripted_model import CALL, NOW, Script, scripted_front
 from tests.harness.ring.fake_ring import PROMPT_TOKENS, failure, finish, output, spell
 from tests.harness.ring.launched import wait_until
 
@@ -43,20 +43,14 @@ def script() -> Script:
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory, script: Script) -> Iterator[Front]:
-    parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
-    with http_front(tmp_path_factory.mktemp("run"), script, context_length=2048, **parsers) as front:
+    with scripted_front(tmp_path_factory.mktemp("run"), script) as front:
         yield front
 
 
 @pytest.fixture
 def says(script: Script, front: Front) -> Iterator[Any]:
     """Set what the model says."""
-
-    def say(*texts: str, reason: str = "stop") -> None:
-        script.texts, script.reason = list(texts), reason
-        script.requests.clear()
-
-    yield say
+    yield script.say
     script.texts = [""]
 
 

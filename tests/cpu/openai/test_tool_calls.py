@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from runtime.wire.format import pack_ids
-from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.harness.http.http_front import Front, events, http_front
-from tests.harness.ring.fake_ring import finish, output
+from tests.harness.http.scripted_model import CALL, NOW, Script, scripted_front
 
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n</tool_call>'
-NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 TOOLS: list[Any] = [
     {
         "type": "function",
@@ -36,26 +31,6 @@ TOOLS: list[Any] = [
 USER = {"role": "user", "content": "What is the weather?"}
 
 
-@dataclass
-class Script:
-    """Answers of the model, one after another; the last one for ever."""
-
-    texts: list[str] = field(default_factory=list)
-    reason: str = "stop"
-    requests: list[GenerateRequest] = field(default_factory=list)
-
-    def __call__(self, request: GenerateRequest) -> list[SequenceOutput]:
-        self.requests.append(request)
-        text = self.texts.pop(0) if len(self.texts) > 1 else self.texts[0]
-        pieces = list(text) if request.stream else [text]
-        answer = []
-        for index in range(request.sampling.n):
-            answer += [output(request, piece, index=index) for piece in pieces]
-            end = finish(self.reason, len(text))
-            answer.append(output(request, "", index=index, token_ids=pack_ids([]), finish=end))
-        return answer
-
-
 @pytest.fixture(scope="module")
 def script() -> Script:
     return Script()
@@ -63,20 +38,14 @@ def script() -> Script:
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory, script: Script) -> Iterator[Front]:
-    parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
-    with http_front(tmp_path_factory.mktemp("run"), script, context_length=2048, **parsers) as front:
+    with scripted_front(tmp_path_factory.mktemp("run"), script) as front:
         yield front
 
 
 @pytest.fixture
 def says(script: Script, front: Front) -> Iterator[Any]:
     """Set what the model says."""
-
-    def say(*texts: str, reason: str = "stop") -> None:
-        script.texts, script.reason = list(texts), reason
-        script.requests.clear()
-
-    yield say
+    yield script.say
     script.texts = [""]
 
 

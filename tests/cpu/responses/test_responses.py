@@ -19,8 +19,8 @@ from carousel.server.openai.chat_format import ChatView
 from carousel.server.responses.answer_format import ResponsesFormat
 from carousel.server.responses.types import ResponseBody
 from runtime.base.errors import RequestError
-from tests.cpu.openai.test_tool_calls import CALL, NOW, Script
-from tests.harness.http.http_front import Front, http_front
+from tests.harness.http.http_front import Front
+from tests.harness.http.scripted_model import CALL, NOW, Script, scripted_front
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 THOUGHT = "<think>\nIt is <cold>.\n</think>\n\n"
@@ -39,8 +39,7 @@ def script() -> Script:
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory, script: Script) -> Iterator[Front]:
-    parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
-    with http_front(tmp_path_factory.mktemp("run"), script, context_length=2048, **parsers) as front:
+    with scripted_front(tmp_path_factory.mktemp("run"), script) as front:
         yield front
 
 

@@ -104,7 +104,7 @@ def test_what_lives_is_not_looked_through_while_others_come_and_go(process: Proc
 
 
 def test_connections_that_wait_are_not_looked_through(process: Process) -> None:
-    """Thousands, whose objects made each full collection take 30 to 50 ms, and were most of its reason."""
+    """Thousands of idle connections had caused full collections, and made each take 30 to 50 ms."""
     living = []
     for number in range(2 * OLD_OBJECTS):
         living.append([number])
