@@ -10,7 +10,7 @@ import msgspec
 
 from runtime.text.codec import PROMPT_TAIL_TOKENS, PromptEncoder
 from runtime.wire.format import IntArray, pack_ids
-from runtime.wire.handle import sibling, split_handle
+from runtime.wire.handle import MAX_INDEX, sibling, split_handle
 from runtime.wire.messages import GenerateRequest, StreamOpen, TokenizedRequest
 from runtime.wire.perf_metrics import Stamp, TraceStamps
 from runtime.wire.plan import AdapterRef
@@ -22,8 +22,6 @@ from tokenizer_proc.receipt import Receipt
 NO_BOUND = 1 << 31
 NAMESPACE_BYTES = 16
 TENANT_BYTES = 8
-# Largest index in a handle, which has two bytes for it.
-MAX_INDEX = (1 << 16) - 1
 
 
 @dataclass(slots=True, eq=False)

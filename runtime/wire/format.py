@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from runtime.wire.handle import HANDLE_BYTES
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"CRSL"
 HEADER_BYTES = 16
 PREFIX_BYTES = 12

@@ -1,11 +1,12 @@
 """Wire handles: the 16 bytes that name one sequence on every socket.
 
-    client (8)  | seq (5)  | index (2) | attempt (1)        little endian
+    client (8)  | seq (5)  | index (1) | attempt (2)        little endian
 
 `client` is drawn at random by the server for each connection, so a handle cannot be guessed and owns itself;
 `seq` counts the client's requests, `index` the sequences of one request, `attempt` how often the client has
-submitted it. A handle is never reused: `seq` lasts for 34 years of a thousand requests a second. Two attempts
-of one sequence share their first 15 bytes, the *sequence key*.
+submitted it. A handle is never reused: `seq` lasts for 34 years of a thousand requests a second, `attempt`
+for 65,535 engines under one request, dead ones and those replaced by others with new weights. Two attempts
+of one sequence share their first 14 bytes, the *sequence key*.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from __future__ import annotations
 import struct
 
 HANDLE_BYTES = 16
-KEY_BYTES = 15
+KEY_BYTES = 14
 REQUEST_BYTES = 13
 NO_HANDLE = bytes(HANDLE_BYTES)
 """Handle that no sequence has, since a client id is never 0."""
-MAX_ATTEMPT = (1 << 8) - 1
+MAX_INDEX = (1 << 8) - 1
+MAX_ATTEMPT = (1 << 16) - 1
 MAX_ABORT_HANDLES = 4096
 """Maximum number of handles that one message aborts."""
 
-_LAYOUT = struct.Struct("<QIBHB")
+_LAYOUT = struct.Struct("<QIBBH")
 
 
 def make_handle(client: int, seq: int, index: int = 0, attempt: int = 0) -> bytes:
@@ -48,7 +50,7 @@ def next_sibling(handle: bytes, number: int) -> bytes:
 
 def with_attempt(handle: bytes, attempt: int) -> bytes:
     """Return the handle of another attempt of the same sequence."""
-    return handle[:KEY_BYTES] + bytes((attempt,))
+    return handle[:KEY_BYTES] + attempt.to_bytes(2, "little")
 
 
 def client_of(handle: bytes) -> int:
@@ -56,7 +58,7 @@ def client_of(handle: bytes) -> int:
 
 
 def attempt_of(handle: bytes) -> int:
-    return handle[KEY_BYTES]
+    return int.from_bytes(handle[KEY_BYTES:], "little")
 
 
 def sequence_key(handle: bytes) -> bytes:

@@ -48,7 +48,7 @@ from runtime.wire.transport import Framed
 
 M = TypeVar("M", bound=Mailbox)
 T = TypeVar("T")
-EXHAUSTED = ErrorInfo(f"the request was made {MAX_ATTEMPT + 1} times and the runtime died each time")
+EXHAUSTED = ErrorInfo(f"a process of the runtime was replaced {MAX_ATTEMPT + 1} times under the request")
 
 
 class Ring(Protocol):

@@ -26,6 +26,7 @@ from carousel import (
 from carousel.client.connection import connection as connection_module
 from carousel.client.core import ring_state
 from runtime.ring.keys import CLIENT, make_keys
+from runtime.wire.format import PROTOCOL_VERSION
 from runtime.wire.handle import client_of, sequence_key
 from runtime.wire.messages import OutputBatch, SequenceOutput
 from runtime.wire.status_page import ProcessStatus
@@ -78,7 +79,8 @@ def test_output_of_an_unknown_sequence_is_ignored(client: Client, ring: FakeRing
 def test_another_build_is_named_with_both_versions(tmp_path: Path) -> None:
     with fake_ring(tmp_path) as ring:
         ring.foreign_header = foreign_header()
-        with pytest.raises(ProtocolMismatch, match=r"version 9.*version 1"):
+        other, own = PROTOCOL_VERSION + 8, PROTOCOL_VERSION
+        with pytest.raises(ProtocolMismatch, match=rf"version {other}.*version {own}"):
             Client(tmp_path, connect_timeout=WAIT_S)
 
 

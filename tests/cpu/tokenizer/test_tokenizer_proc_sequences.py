@@ -12,7 +12,7 @@ import pytest
 
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import IntArray, pack_ids, unpack_ids
-from runtime.wire.handle import make_handle
+from runtime.wire.handle import MAX_INDEX, make_handle
 from runtime.wire.messages import AbortRequest, ChatMessage, RequestFailed, Resume, StreamOpen
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import ProcessStatus
@@ -28,7 +28,6 @@ from tests.harness.ring.tokenizer_ring import (
     request,
 )
 from tokenizer_proc.receipt import MAX_AGE_S, Receipt
-from tokenizer_proc.sequences import MAX_INDEX
 from tokenizer_proc.validation import QueueBound
 
 IDS = pack_ids([5, 6, 7])

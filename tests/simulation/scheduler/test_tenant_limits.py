@@ -215,7 +215,7 @@ def test_pauses_deadlines_and_aborts_reach_who_is_held_back(mode: str) -> None:
 def test_who_has_to_run_alone_does_though_its_tenant_has_others_in_the_queue() -> None:
     with limited(max_running=1) as system:
         requests = [a(number, max_tokens=4) for number in range(4)]
-        alone = requests[3].handle[:15]
+        alone = sequence_key(requests[3].handle)
         system.scheduler.intake.suspects = Suspects(frozenset([alone]), frozenset())
         run_until_idle(system, *requests)
         assert [handle[8] for handle in system.detokenizer.closed] == [3, 0, 1, 2]

@@ -27,7 +27,7 @@ from carousel.client.core.ring_state import (
 from carousel.client.core.session import Session
 from runtime.base.errors import CarouselError, RequestError, RingClosed
 from runtime.wire.format import SILENCE_S, pack_ids
-from runtime.wire.handle import MAX_ATTEMPT, attempt_of
+from runtime.wire.handle import MAX_ATTEMPT, attempt_of, with_attempt
 from runtime.wire.messages import (
     AbortRequest,
     ControlRequest,
@@ -334,16 +334,25 @@ def test_each_detokenizer_is_pinged_once_a_while() -> None:
     assert len(events.of_kind(SendPing)) == 2 * 3
 
 
+def test_a_stream_outlasts_many_more_changes_of_weights_than_anybody_makes() -> None:
+    events = Events()
+    state, mailbox = events.ask()
+    for number in range(300):
+        events.answer(events.last_request().handle, "abc"[number % 3])
+        events.replace("engine")
+    events.answer(events.last_request().handle, "d", is_end=True)
+    state.receive(mailbox.take_now())
+    assert (state.text, state.is_complete) == ("abc" * 100 + "d", True)
+
+
 def test_a_request_is_made_as_often_as_its_handle_can_say() -> None:
     events = Events()
     state, mailbox = events.ask()
-    for _ in range(MAX_ATTEMPT):
-        events.replace("engine")
+    state.sequences[0].handle = with_attempt(state.sequences[0].handle, MAX_ATTEMPT - 1)
+    events.replace("engine")
     assert attempt_of(events.last_request().handle) == MAX_ATTEMPT
     assert mailbox.take_now() == []
     events.replace("engine")
     state.receive(mailbox.take_now())
-    with pytest.raises(
-        RequestError, match=f"was made {MAX_ATTEMPT + 1} times and the runtime died each time"
-    ):
+    with pytest.raises(RequestError, match=f"was replaced {MAX_ATTEMPT + 1} times under the request"):
         state.check()

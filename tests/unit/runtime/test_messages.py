@@ -10,10 +10,21 @@ import msgspec
 import pytest
 
 from runtime.base.errors import ProtocolMismatch
+from runtime.sampling.table import MAX_SEQUENCES
 from runtime.wire import messages, plan
 from runtime.wire.format import HEADER_BYTES, Message, header, pack_ids, schema_hash, unpack_ids
 from runtime.wire.guide import Guide, MatcherNews, MatcherState
-from runtime.wire.handle import attempt_of, client_of, describe, make_handle, sequence_key, split_handle
+from runtime.wire.handle import (
+    MAX_ATTEMPT,
+    MAX_INDEX,
+    attempt_of,
+    client_of,
+    describe,
+    make_handle,
+    sequence_key,
+    split_handle,
+    with_attempt,
+)
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates, HypothesisSoFar
 from runtime.wire.messages import UNIONS, GiveWay
 from runtime.wire.sampling_params import SamplingParams
@@ -192,8 +203,15 @@ def test_handle_carries_its_parts() -> None:
     assert split_handle(HANDLE) == ((1 << 63) - 1, 7, 2, 3)
     assert client_of(HANDLE) == (1 << 63) - 1
     assert attempt_of(HANDLE) == 3
+    last = with_attempt(HANDLE, MAX_ATTEMPT)
+    assert split_handle(last) == ((1 << 63) - 1, 7, 2, 65535)
+    assert (attempt_of(last), sequence_key(last)) == (65535, sequence_key(HANDLE))
     assert sequence_key(HANDLE) == sequence_key(make_handle((1 << 63) - 1, 7, 2, 0))
     assert describe(HANDLE) == "#7.2/3"
+
+
+def test_every_sequence_of_a_request_has_an_index() -> None:
+    assert MAX_INDEX >= MAX_SEQUENCES - 1
 
 
 def test_packed_ids_survive_the_trip() -> None:
