@@ -18,7 +18,6 @@ from runtime.wire.plan import AdapterRef
 NAMED = "prompt_adapter_request"
 INLINE = "prompt_tuning_config"
 TENSOR = "prompt_embeddings"
-MAX_EXTRA_ID = (1 << 64) - 1
 
 
 @dataclass(frozen=True)

@@ -77,15 +77,11 @@ class DetokenizerLoop:
         decoders: Decoders,
         eos_token_ids: tuple[int, ...],
         slow_reader_timeout_s: float,
-        max_unread_bytes: int = MAX_UNREAD_BYTES,
         piece_tokens: int = PIECE_TOKENS,
         engine_epoch: Callable[[], int] = lambda: 0,
-        timelines: Timelines | None = None,
     ) -> None:
-        """max_unread_bytes: most bytes of raw logits and prompt logprobs that wait for one client.
-        piece_tokens: number of tokens sent at a time for requests that are not streamed. engine_epoch:
-        returns the epoch of the running engine; 0: unknown, so every engine is believed. timelines: of the
-        sampled sequences.
+        """piece_tokens: number of tokens sent at a time for requests that are not streamed. engine_epoch:
+        returns the epoch of the running engine; 0: unknown, so every engine is believed.
         """
         self._inbox = inbox
         self._mail = SchedulerMail(scheduler.send)
@@ -99,14 +95,15 @@ class DetokenizerLoop:
         self._unsent: dict[ConnectedClient, None] = {}
         """Clients with waiting output."""
         self._tensors = Tensors()
-        self._max_unread_bytes = max_unread_bytes
+        self._max_unread_bytes = MAX_UNREAD_BYTES
         self._piece_tokens = piece_tokens
         self._shown_epoch = engine_epoch
         self._engine_epoch = 0
         """Epoch of the newest engine that was seen."""
         self._decode_open = msgspec.msgpack.Decoder(StreamOpen).decode
         self._bad_batches = BadFrames("TokenBatch")
-        self._timelines = Timelines() if timelines is None else timelines
+        self._timelines = Timelines()
+        """Timelines of sampled sequences that have ended."""
         self.num_received = 0
         """Number of messages received from scheduler and tokenizers since the start."""
         self._now = 0.0

@@ -172,10 +172,15 @@ class AdditionalModelOutput:
     """True to return rows of the prompt, too."""
 
 
-def checked_outputs(value: Any, name: str = "additional_model_outputs") -> tuple[AdditionalModelOutput, ...]:
-    """Return a list of AdditionalModelOutput as a tuple. Raises InvalidRequest for other objects."""
+def checked_outputs(value: Any) -> tuple[AdditionalModelOutput, ...]:
+    """Return additional_model_outputs, a list of AdditionalModelOutput, as a tuple. Raises InvalidRequest for
+    other objects.
+    """
     if not isinstance(value, Sequence) or not all(isinstance(each, AdditionalModelOutput) for each in value):
-        raise InvalidRequest(f"{name} must be a list of carousel.AdditionalModelOutput", param=name)
+        raise InvalidRequest(
+            "additional_model_outputs must be a list of carousel.AdditionalModelOutput",
+            param="additional_model_outputs",
+        )
     return tuple(value)
 
 

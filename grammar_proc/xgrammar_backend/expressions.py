@@ -69,7 +69,6 @@ class Expression:
         if self._at < len(text):
             self._refuse("unopened group")
         self.length = _either(lengths)
-        self.is_anchored = all(begins and ends for begins, _, ends in self._branches)
 
     def whole(self) -> GrammarNode:
         """Return the texts that match from beginning to end."""

@@ -64,10 +64,6 @@ REASONING = (
 )
 
 
-def names_of(formats: Sequence[ChatFormat]) -> list[str]:
-    return [each.name for each in formats]
-
-
 def named(formats: Sequence[ChatFormat], name: str) -> str | None:
     """Return the name of the format that has this name or alias; None if there is none."""
     return next((each.name for each in formats if name in (each.name, *each.peers)), None)

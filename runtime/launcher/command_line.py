@@ -57,16 +57,16 @@ class CommandLine(NamedTuple):
     notes: list[str]
 
 
-def parse_args(argv: Sequence[str] | None = None, *, prog: str | None = None) -> RuntimeConfig:
+def parse_args(argv: Sequence[str] | None = None) -> RuntimeConfig:
     """Return the settings of a command line. Prints help and exits if asked; raises ConfigError."""
-    return parse_command_line(argv, prog=prog).config
+    return parse_command_line(argv).config
 
 
-def parse_command_line(argv: Sequence[str] | None = None, *, prog: str | None = None) -> CommandLine:
+def parse_command_line(argv: Sequence[str] | None = None) -> CommandLine:
     """Return the settings of a command line, and the notes to be logged about it. Prints help and exits if
     asked; raises ConfigError.
     """
-    parser = make_parser(prog)
+    parser = make_parser()
     given = sys.argv[1:] if argv is None else argv
     _refuse_other_text(given)
     words, files = without_files(given)

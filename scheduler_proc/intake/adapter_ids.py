@@ -14,8 +14,7 @@ MAX_IDS = 1 << 16
 class AdapterIds:
     """Name and path of each adapter id, bounded in number."""
 
-    def __init__(self, max_ids: int = MAX_IDS) -> None:
-        self._max_ids = max_ids
+    def __init__(self) -> None:
         self._of: OrderedDict[tuple[bool, int], tuple[str, str]] = OrderedDict()
         """Pairs (name, path) by (True for a prompt table, id)."""
 
@@ -27,7 +26,7 @@ class AdapterIds:
         key = adapter.num_virtual > 0, adapter.id
         known = self._of.setdefault(key, asked)
         self._of.move_to_end(key)
-        if len(self._of) > self._max_ids:
+        if len(self._of) > MAX_IDS:
             self._of.popitem(last=False)
         if known != asked:
             what = "name" if known[0] != adapter.name else "path"

@@ -5,7 +5,7 @@ extends it, sends them when their requests end.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -68,13 +68,13 @@ class Tracing:
         """Send the waiting traces, as far as the time allows."""
 
 
-def wants_traces(config: RuntimeConfig, environment: Mapping[str, str] = os.environ) -> bool:
+def wants_traces(config: RuntimeConfig) -> bool:
     """Return True if the settings or OpenTelemetry's variables name a collector."""
-    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
-    if environment.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
         return False
-    return bool(config.otlp_traces_endpoint or any(environment.get(name) for name in ENDPOINTS))
+    return bool(config.otlp_traces_endpoint or any(os.environ.get(name) for name in ENDPOINTS))
 
 
 def has_opentelemetry() -> bool:

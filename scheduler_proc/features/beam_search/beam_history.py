@@ -49,7 +49,6 @@ class BeamHistory:
             for gram in zip(*[ids[at:] for at in range(rules.ngram)], strict=False):
                 if gram[-1] < vocab_size:
                     self._in_prompt.setdefault(gram[:-1], []).append(gram[-1])
-        self._num_tail = len(tail)
         self._tokens = [list(tail) for _ in range(width)]
         """End of the prompt, and the output, by lane."""
         self._numbers = [[-1] * len(tail) for _ in range(width)]

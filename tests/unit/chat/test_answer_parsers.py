@@ -14,7 +14,7 @@ from carousel.server.chat.answer import AnswerParser, AnswerPlan
 from carousel.server.chat.events import ItemBegun, ItemDelta
 from carousel.server.chat.formats import REASONING_FORMATS, TOOL_FORMATS
 from carousel.server.chat.reader import Markers
-from runtime.checkpoint.chat_formats import REASONING, TOOL_CALLS, names_of
+from runtime.checkpoint.chat_formats import REASONING, TOOL_CALLS
 from tests.unit.chat.cases import TOOLS, VALUES, Item, plan, read, spelled
 
 FAMILIES = list(TOOL_FORMATS)
@@ -59,8 +59,8 @@ def as_values(items: list[Item]) -> list[Any]:
 
 
 def test_there_is_a_reader_for_each_name_that_a_launch_may_choose() -> None:
-    assert list(TOOL_FORMATS) == names_of(TOOL_CALLS)
-    assert set(REASONING_FORMATS) == set(names_of(REASONING))
+    assert list(TOOL_FORMATS) == [each.name for each in TOOL_CALLS]
+    assert set(REASONING_FORMATS) == {each.name for each in REASONING}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

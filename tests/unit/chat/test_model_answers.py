@@ -15,7 +15,7 @@ import pytest
 from carousel.server.chat.answer import AnswerPlan
 from carousel.server.chat.formats import REASONING_FORMATS, TOOL_FORMATS
 from carousel.server.chat.tools import ToolSet
-from runtime.checkpoint.chat_formats import TOOL_CALLS, names_of
+from runtime.checkpoint.chat_formats import TOOL_CALLS
 from tests.unit.chat.cases import Item, read
 
 DATA = Path(__file__).parents[2] / "data"
@@ -57,7 +57,7 @@ def what_differs(answer: dict[str, Any], items: list[Item]) -> str:
     return "" if answer.get("thoughts", "").strip() == thoughts.strip() else "thoughts"
 
 
-@pytest.mark.parametrize("family", ["", *names_of(TOOL_CALLS)])
+@pytest.mark.parametrize("family", ["", *(each.name for each in TOOL_CALLS)])
 def test_answers_of_models_are_read_as_they_are_meant(family: str) -> None:
     answers = [answer for answer in ANSWERS if answer.get("family", "") == family]
     assert answers
