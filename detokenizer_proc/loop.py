@@ -15,26 +15,34 @@ from typing import NamedTuple
 import msgspec
 
 from detokenizer_proc.clients import Clients, ConnectedClient
-from detokenizer_proc.scheduler_mail import SchedulerMail
-from detokenizer_proc.stop_tokens import stop_positions
 from detokenizer_proc.tensors import Tensors
 from detokenizer_proc.text_stream import Refusal, TextStream
 from detokenizer_proc.timelines import Timelines
 from runtime.text.codec import Decoders
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
-from runtime.wire.handle import HANDLE_BYTES, attempt_of, client_of, describe, sequence_key
+from runtime.wire.handle import (
+    HANDLE_BYTES,
+    MAX_ABORT_HANDLES,
+    attempt_of,
+    client_of,
+    describe,
+    sequence_key,
+)
 from runtime.wire.hypotheses import HypothesisSoFar
 from runtime.wire.messages import (
+    AbortRequest,
     Closed,
     ControlReply,
     ControlRequest,
     ErrorInfo,
     RequestFailed,
+    StopMatched,
     StreamOpen,
     TensorBatch,
     TokenBatch,
     TokenLogprobs,
 )
+from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.perf_metrics import Stamp
 from runtime.wire.transport import DECODE_ERRORS, BadFrames, Frame, Framed, Inbox, Outbox
 
@@ -65,6 +73,18 @@ class Live(NamedTuple):
     client: ConnectedClient
 
 
+class SchedulerOutbox(KeepingOutbox[AbortRequest | StopMatched]):
+    """Messages to the scheduler, kept while it has no room."""
+
+    def abort(self, handles: Sequence[bytes]) -> None:
+        for start in range(0, len(handles), MAX_ABORT_HANDLES):
+            self.add(AbortRequest(tuple(handles[start : start + MAX_ABORT_HANDLES])))
+
+    def tell_matched(self, handle: bytes, num_tokens: int) -> None:
+        """Tell the scheduler that output token number `num_tokens` completed a stop string."""
+        self.add(StopMatched(handle, num_tokens))
+
+
 class DetokenizerLoop:
     """Work loop of the process; call `turn` repeatedly. Times are in seconds on one monotonic clock."""
 
@@ -84,7 +104,7 @@ class DetokenizerLoop:
         returns the epoch of the running engine; 0: unknown, so every engine is believed.
         """
         self._inbox = inbox
-        self._mail = SchedulerMail(scheduler.send)
+        self._scheduler = SchedulerOutbox(scheduler.send)
         self._clients = clients
         self._decoders = decoders
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -112,7 +132,7 @@ class DetokenizerLoop:
     @property
     def is_busy(self) -> bool:
         """True if there is work that no socket will signal."""
-        return bool(self._unsent or self._mail)
+        return bool(self._unsent or self._scheduler)
 
     @property
     def num_live(self) -> int:
@@ -130,7 +150,7 @@ class DetokenizerLoop:
         self._clients.tend(now)
         self._cut_off_slow_readers(now)
         self._forget_gone_clients()
-        self._mail.flush()
+        self._scheduler.flush()
 
     def _handle(self, message: object) -> None:
         if isinstance(message, TokenBatch):
@@ -173,7 +193,7 @@ class DetokenizerLoop:
         handle = opened.handle
         client = self._clients.get(client_of(handle))
         if client is None:
-            self._mail.abort((handle,))
+            self._scheduler.abort((handle,))
             return
         if not self._make_way(handle):
             return
@@ -183,7 +203,7 @@ class DetokenizerLoop:
             live = Live(TextStream(opened, decoder, self._decoders.text_of), client)
         except Exception as error:
             self._log_failure(handle, error)
-            self._mail.abort((handle,))
+            self._scheduler.abort((handle,))
             self._send(client, Refusal(handle, ErrorInfo("the detokenizer failed on this sequence")))
             return
         self._live[handle] = live
@@ -233,11 +253,11 @@ class DetokenizerLoop:
             self._fail(live, error)
             return
         if live.stream.num_missing_chars or live.stream.num_tokens < len(output_ids):
-            self._mail.abort((opened.handle,))
+            self._scheduler.abort((opened.handle,))
             self._end(live, ErrorInfo("resume: the ids give other text", "invalid_value", "resume", 400))
             return
         if is_matched:
-            self._mail.tell_matched(opened.handle, live.stream.num_tokens)
+            self._scheduler.tell_matched(opened.handle, live.stream.num_tokens)
         if live.stream.stream and live.stream.has_news():
             self._send(live.client, live.stream)
 
@@ -263,7 +283,7 @@ class DetokenizerLoop:
                 if stops and index in stops:
                     stream.push_stop_token(token, id_bytes)
                 elif stream.push(token, id_bytes):
-                    self._mail.tell_matched(handle, stream.num_tokens)
+                    self._scheduler.tell_matched(handle, stream.num_tokens)
             except Exception as error:
                 self._fail(live, error)
                 continue
@@ -348,7 +368,7 @@ class DetokenizerLoop:
         handle = live.stream.handle
         self._log_failure(handle, error)
         self._end(live, ErrorInfo("the detokenizer failed on this sequence"))
-        self._mail.abort((handle,))
+        self._scheduler.abort((handle,))
 
     def _log_failure(self, handle: bytes, error: Exception) -> None:
         # An exception's text may quote the output, so only its kind and its place are logged.
@@ -407,7 +427,7 @@ class DetokenizerLoop:
         self._tensors.drop(client, handles)
 
     def _end_lagged(self, handles: list[bytes]) -> None:
-        self._mail.abort(handles)
+        self._scheduler.abort(handles)
         for handle in handles:
             self._end(self._live[handle], ErrorInfo(LAGGED, "lagged", None, 408))
 
@@ -436,4 +456,19 @@ class DetokenizerLoop:
             self._tensors.forget(client)
             # Abort these handles only: the client may send its other sequences again by another connection,
             # and those have to go on.
-            self._mail.abort(handles)
+            self._scheduler.abort(handles)
+
+
+def stop_positions(batch: TokenBatch, tokens: list[int]) -> set[int]:
+    """Return the positions of the tokens in the batch that ended their sequence, which have no text. A stop
+    token and the Closed that names it are in the same batch.
+    """
+    stop_tokens = {closed.handle: closed.stop_token for closed in batch.closed if closed.reason == "stop"}
+    if not stop_tokens:
+        return set()
+    last: dict[bytes, int] = {}
+    for index in range(len(tokens)):
+        handle = batch.handles[HANDLE_BYTES * index : HANDLE_BYTES * (index + 1)]
+        if handle in stop_tokens:
+            last[handle] = index
+    return {index for handle, index in last.items() if tokens[index] == stop_tokens[handle]}

@@ -22,9 +22,8 @@ from scheduler_proc.cache.no_cache import NoCache
 from scheduler_proc.cache.radix.eviction import make_eviction_policy
 from scheduler_proc.cache.radix.radix_cache import RadixCache
 from scheduler_proc.capacity import CAPACITY_POLICIES
-from scheduler_proc.capacity.as_chosen import AsChosen
 from scheduler_proc.capacity.base import CapacityPolicy
-from scheduler_proc.capacity.max_utilization import MaxUtilization
+from scheduler_proc.capacity.max_utilization import AsChosen, MaxUtilization
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.llm_request import KvCacheView
 from scheduler_proc.policy import POLICIES

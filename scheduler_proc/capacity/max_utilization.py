@@ -121,3 +121,16 @@ class MaxUtilization:
         produced = sum(req.num_output + RETRACTION_HEADROOM for req in running)
         allowed = sum(req.max_len - req.num_prompt for req in running)
         self.new_token_ratio = min(1.0, max(self.new_token_ratio, produced / (allowed + 1)))
+
+
+class AsChosen(MaxUtilization):
+    """Capacity policy that leaves the choice to a scheduler of the user's own: it admits every chosen request
+    if there is room for the tokens that it has. If pages run short all the same, the request that started
+    last gives way.
+    """
+
+    def __init__(self, kv: KVCacheManager) -> None:
+        super().__init__(kv, 0.0)
+
+    def note_retraction(self) -> None:
+        """Do nothing: the policy has no estimates."""

@@ -34,7 +34,6 @@ from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request
 from scheduler_proc.observe.draft_totals import DraftTotals
 from scheduler_proc.observe.request_records import RequestRecords, records_after
-from scheduler_proc.observe.static_batch import StaticBatchCounts
 
 MEMORY_S = 1.0
 """Seconds between two readings of the process's memory, which take 10 us each."""
@@ -86,6 +85,28 @@ class Finished(msgspec.Struct, frozen=True, eq=False, gc=False):
     drafts: tuple[int, int, int]
     """Numbers of verified guesses, of accepted ones, and of requests that made some."""
     static: StaticBatchingStats | None
+
+
+class StaticBatchCounts:
+    """Counts of the running static batch: the output of its requests that have ended."""
+
+    def __init__(self) -> None:
+        self._outputs: list[int] = []
+        self._num_ctx_tokens = 0
+
+    def note_step(self, num_ctx_tokens: int) -> None:
+        self._num_ctx_tokens += num_ctx_tokens
+
+    def note_ended(self, num_output: int) -> None:
+        self._outputs.append(num_output)
+
+    def take(self) -> StaticBatchingStats:
+        """Return the figures of a batch that has ended, and reset the counts."""
+        outputs, num_ctx_tokens = self._outputs, self._num_ctx_tokens
+        self._outputs, self._num_ctx_tokens = [], 0
+        num_gen_tokens, n = sum(outputs), len(outputs)
+        empty = max(outputs, default=0) * n - num_gen_tokens
+        return StaticBatchingStats(n, n, num_ctx_tokens, num_gen_tokens, empty)
 
 
 class StepStats:

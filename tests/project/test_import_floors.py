@@ -149,7 +149,7 @@ SCHEDULER_ORDER = [
     {"features"},
     {"capacity", "policy"},
     {"prefill_adder"},
-    {"draft_totals", "output", "queue_times", "static_batch", "step_log", "step_profile"},
+    {"draft_totals", "output", "queue_times", "step_log", "step_profile"},
     {"lifecycle"},
     {"request_records", "snapshot", "worker_calls"},
     {"step_stats"},

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from scheduler_proc.batching.prefill_adder import PrefillAdder
 from scheduler_proc.core.lifecycle import Lifecycle
-from scheduler_proc.observe.static_batch import StaticBatchCounts
-from scheduler_proc.observe.step_stats import StepStats
+from scheduler_proc.observe.step_stats import StaticBatchCounts, StepStats
 from tests.harness.mutants.mutant_table import Mutant
 from tests.harness.mutants.mutant_table_batching import STATIC
 
