@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 
 from carousel.batch.lines import BatchRequest, OutputLine, answered, failed
 from carousel.batch.pace import Pace
@@ -14,6 +15,8 @@ TRIED_AGAIN = (429, 502, 503)
 """Statuses of a server that has not begun with a request: too many of them, or nobody behind it."""
 RETRY_S = 1.0
 """Seconds until the next try if the server does not say."""
+MIN_RETRY_S = 0.1
+"""Least seconds until the next try, also where the server names fewer."""
 MAX_BROKEN = 5
 """Connections that may end within one line's answer. A request that ends the server each time must not hold
 up the others for ever.
@@ -67,7 +70,8 @@ class LineSender:
                     self._answered_at = self._clock()
                     self._next_try_at = float("-inf")
                     return answered(request, answer)
-                retry_s, reason = retry_after_s(answer), f"HTTP {answer.status}"
+                retry_s = retry_after_s(answer, self._patience_s)
+                reason = f"HTTP {answer.status}"
                 # Others are answered, so it is this line's own.
                 if min(self._answered_at, self._clock() - self._patience_s) > began:
                     return answered(request, answer)
@@ -99,9 +103,23 @@ class LineSender:
             self._say(f"waiting for the server: {reason}")
 
 
-def retry_after_s(answer: HttpAnswer) -> float:
-    """Return the seconds of a Retry-After header; RETRY_S without one, or if it has a date."""
+def retry_after_s(answer: HttpAnswer, most_s: float, clock: Callable[[], float] = time.time) -> float:
+    """Return the seconds of a Retry-After header, at least MIN_RETRY_S and at most most_s; RETRY_S without
+    one, or if it is neither a number nor a time to come. clock: seconds since 1970, for a date.
+    """
+    given = answer.headers.get("retry-after", "").strip()
     try:
-        return max(0.0, float(answer.headers.get("retry-after", RETRY_S)))
+        seconds = float(given)
     except ValueError:
+        seconds = _seconds_until(given, clock)
+    if not seconds >= 0:  # "nan" is a number to Python, too
         return RETRY_S
+    return min(max(seconds, MIN_RETRY_S), most_s)
+
+
+def _seconds_until(date: str, clock: Callable[[], float]) -> float:
+    """Return the seconds until a date of a header; -1 if it is none."""
+    try:
+        return parsedate_to_datetime(date).timestamp() - clock()
+    except (ValueError, OverflowError):
+        return -1.0

@@ -11,7 +11,14 @@ import pytest
 
 from carousel.batch.lines import BatchRequest
 from carousel.batch.pace import RAISE_S, Pace
-from carousel.batch.sender import MAX_BROKEN, LineSender, ServerGone
+from carousel.batch.sender import (
+    MAX_BROKEN,
+    MIN_RETRY_S,
+    RETRY_S,
+    LineSender,
+    ServerGone,
+    retry_after_s,
+)
 from carousel.http_client import AnswerTimeout, HttpAnswer, HttpClient, NotConnected, RequestFailure
 from runtime.base.errors import StartError
 
@@ -82,7 +89,6 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     [
         (FULL, 7.0),
         (HttpAnswer(503, {}, b"{}"), 1.0),
-        (HttpAnswer(503, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, b""), 1.0),
         (HttpAnswer(502, {}, b"<html>"), 1.0),
         (NotConnected("refused"), 1.0),
         (RequestFailure("broken"), 1.0),
@@ -95,6 +101,40 @@ def test_a_line_is_asked_again_when_the_server_says(first: Reply, least_s: float
     assert (line.is_good, http.num_asked) == (True, 2)
     assert clock.now == 1000.0 + least_s
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ("7", 7.0),
+        (" 2.5 ", 2.5),
+        ("0", MIN_RETRY_S),
+        ("1e9", PATIENCE_S),
+        ("inf", PATIENCE_S),
+        ("9" * 400, PATIENCE_S),
+        ("nan", RETRY_S),
+        ("-1", RETRY_S),
+        ("-inf", RETRY_S),
+        ("", RETRY_S),
+        ("soon", RETRY_S),
+        ("Thu, 01 Jan 1970 00:17:30 GMT", 50.0),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", PATIENCE_S),
+        ("Thu, 01 Jan 1970 00:16:39 GMT", RETRY_S),
+        ("Wed, 99 Oct 2026 07:28:00 GMT", RETRY_S),
+        ("Wed, 21 Oct 2026 07:28:00 +9999999999", RETRY_S),
+    ],
+)
+def test_a_server_cannot_name_a_time_that_the_run_does_not_outlast(
+    given: str, seconds: float, clock: Clock
+) -> None:
+    """An infinite one ended the run with a traceback."""
+    assert retry_after_s(HttpAnswer(429, {"retry-after": given}), PATIENCE_S, clock) == seconds
+
+
+def test_waits_without_an_end_are_cut_and_the_run_goes_on(clock: Clock) -> None:
+    http = FakeHttp(lambda number: HttpAnswer(503, {"retry-after": "inf"}) if number == 1 else GOOD)
+    assert run(sender_of(http, clock, []).send(request())).is_good
+    assert (http.num_asked, clock.now) == (2, 1000.0 + PATIENCE_S)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 500, 504])
