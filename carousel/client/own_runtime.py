@@ -47,8 +47,18 @@ OTHERS_SETTINGS = ("api_key", "api_key_file", "api_keys", "ssl_certfile", "root_
 OTHERS_ADVICE = "is for a server that others ask, too; leave it out, or start that server and name its URL"
 
 
+ERROR_PREFIX = "error: "
+"""Beginning of the line with which a launcher says why it ends, unless it logs in JSON."""
+
+
 class _Port(msgspec.Struct):
     port: int
+
+
+class _LogLine(msgspec.Struct):
+    level: str
+    process: str
+    message: str
 
 
 class _ChildRuntime:
@@ -60,11 +70,13 @@ class _ChildRuntime:
         *,
         named_by: Mapping[str, str] = MappingProxyType({}),
         environment: Mapping[str, str] = MappingProxyType({}),
+        relays_errors: bool = True,
     ) -> None:
         """Start the runtime.
 
         flags: settings in addition to those that all such runtimes have. named_by: the caller's names of
         settings that it calls otherwise, for errors. environment: variables in addition to this process's.
+        relays_errors: False if the caller itself tells the user why the runtime has ended.
         """
         self._named_by = named_by
         self.run_dir = _make_run_dir()
@@ -88,7 +100,10 @@ class _ChildRuntime:
         )
         assert self._process.stderr is not None
         self._reader = threading.Thread(
-            target=_relay, args=(self._process.stderr, self._last_lines), name="carousel-log", daemon=True
+            target=_relay,
+            args=(self._process.stderr, self._last_lines, relays_errors),
+            name="carousel-log",
+            daemon=True,
         )
         self._reader.start()
 
@@ -113,11 +128,9 @@ class _ChildRuntime:
             return "absent"
 
     def _last_words(self) -> str:
-        said = [line for line in self._last_lines if line.startswith("error: ")] or list(self._last_lines)
-        reason = (
-            said[-1].removeprefix("error: ") if said else f"it ended with code {self._process.returncode}"
-        )
-        return self._as_written(reason)
+        reasons = [reason for line in self._last_lines if (reason := _reason_in(line))]
+        said = reasons or self._last_lines or [f"it ended with code {self._process.returncode}"]
+        return self._as_written(said[-1])
 
     def _as_written(self, message: str) -> str:
         """Return an error that begins with a setting with the caller's name of it."""
@@ -171,6 +184,7 @@ class OwnServer(_ChildRuntime):
                 *("--host=127.0.0.1", "--port=0", "--no-page"),
             ],
             environment={API_KEY_VARIABLE: self.api_key},
+            relays_errors=False,
         )
 
     def address(self) -> str:
@@ -193,9 +207,23 @@ def _make_run_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix=RUN_DIR_PREFIX, dir=None if fits else "/tmp"))
 
 
-def _relay(source: BinaryIO, last_lines: deque[str]) -> None:
+def _relay(source: BinaryIO, last_lines: deque[str], relays_errors: bool) -> None:
     with source:
         for line in source:
             text = line.decode(errors="replace").rstrip("\n")
             last_lines.append(text)
-            print(text, file=sys.stderr, flush=True)
+            if relays_errors or not text.startswith(ERROR_PREFIX):
+                print(text, file=sys.stderr, flush=True)
+
+
+def _reason_in(line: str) -> str:
+    """Return what a line says of the launcher's end; empty if it says nothing."""
+    if line.startswith(ERROR_PREFIX):
+        return line.removeprefix(ERROR_PREFIX)
+    if not line.startswith("{"):
+        return ""
+    try:
+        logged = msgspec.json.decode(line, type=_LogLine)
+    except msgspec.DecodeError:
+        return ""
+    return logged.message if (logged.level, logged.process) == ("error", "launcher") else ""

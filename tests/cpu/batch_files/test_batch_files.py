@@ -19,7 +19,7 @@ from carousel.batch.arguments import parse_args
 from carousel.batch.lines import URLS
 from carousel.batch.main import main
 from carousel.server.endpoints import ENDPOINTS
-from runtime.base.errors import EXIT_CONFIG
+from runtime.base.errors import EXIT_CONFIG, EXIT_NO_MODEL
 from tests.harness.ring.launched import ROOT, Launched, launched, wait_until
 
 WAIT_S = 60.0
@@ -182,6 +182,20 @@ def test_wrong_arguments_are_named_before_anything_is_sent(
     assert run(tmp_path, *arguments.split()) == EXIT_CONFIG
     assert says in capfd.readouterr().err
     assert num_written(tmp_path) == 0
+
+
+@pytest.mark.parametrize("log", ["text", "json"])
+def test_why_its_own_runtime_cannot_start_is_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], log: str
+) -> None:
+    write(tmp_path / "in", [completion(0)])
+    code = run(tmp_path, "--model", str(tmp_path / "nothing"), "--log-format", log)
+    said = capfd.readouterr().err
+    (error,) = (line for line in said.splitlines() if line.startswith("error: "))
+    assert error.startswith(f"error: the runtime could not start: Model directory {tmp_path / 'nothing'} ")
+    assert said.count("does not exist") == (1 if log == "text" else 2), "the log in JSON is for a machine"
+    assert code == EXIT_NO_MODEL
+    assert "Traceback" not in said
 
 
 def test_lines_may_ask_what_any_user_may_ask_and_gets_as_json() -> None:
