@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from carousel.server.chat.reader import Markers, Reader, Steps
+from carousel.server.chat.reader import Markers, Reader, Steps, widen_marker
 
 NAME = re.compile(r"[\w.:/-]*")
 ARGUMENTS = ("arguments", "parameters")
@@ -205,6 +205,8 @@ def mistral(r: Reader) -> Steps[None]:
         yield from r.space()
         while (yield from r.take("[TOOL_CALLS]")):
             yield from r.space()
+        # If no call follows the last of these markers, none follows the others either.
+        widen_marker(r)
         if (yield from r.take("[")):
             yield from _calls_in_list(r)
         elif (yield from r.peek()) == "{":

@@ -398,6 +398,12 @@ class Reader:
         return found.end()
 
 
+def widen_marker(r: Reader) -> None:
+    """Make all text since the beginning of the attempt its marker, so that none of it is parsed again."""
+    if r._tried is not None:
+        r._marker = "".join((*r._tried, r.text[r._begun : r.pos]))
+
+
 def is_number(text: str) -> bool:
     """Return True for a JSON number."""
     return text[:1] in "-0123456789" and _VALID_ATOM.fullmatch(text) is not None

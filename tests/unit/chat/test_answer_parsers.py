@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -498,3 +499,35 @@ def test_tags_of_gemma_that_nothing_belongs_to_are_left_out() -> None:
     again = "<|channel><|channel>thought\na<channel|>b<channel|>c<|channel>thought\nd<channel|>"
     assert every_way(how, again) == [("reasoning", "a"), ("text", "bc"), ("reasoning", "d")]
     assert every_way(plan("gemma4"), "<|tool_call>call:weather{ratio:2.}") == [call("weather", ratio=2.0)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_markers_take_time_in_proportion(family: str) -> None:
+    for marker in PIECES:
+        few, many = (num_calls_of_functions(plan(family), marker * count) for count in (20, 80))
+        assert many < 5 * few, marker
+
+
+def test_markers_of_mistral_that_no_call_follows_are_text() -> None:
+    first, last = "[TOOL_CALLS][TOOL_CALLS] [TOOL_CALLS]\n? ", "[TOOL_CALLS] [TOOL_CALLS] "
+    broken = first + last + '{"name": "now"'
+    assert every_way(plan("mistral"), broken) == [("text", broken)]
+    assert every_way(plan("mistral"), first + last + "now{}") == [("text", first), call("now")]
+
+
+def num_calls_of_functions(how: AnswerPlan, text: str) -> int:
+    """Return the work that a text is, the same however busy the machine is."""
+    count = 0
+
+    def note(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    parser = AnswerParser(how)
+    sys.setprofile(note)
+    try:
+        parser.push(text)
+        parser.end()
+    finally:
+        sys.setprofile(None)
+    return count
