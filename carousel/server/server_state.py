@@ -16,7 +16,6 @@ from carousel.server.admin.siblings import Siblings
 from carousel.server.admin.snapshot import SharedSnapshot
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.body_pool import BodyPool
-from carousel.server.http.write_pace import WritePace
 from carousel.server.request.tokenizer import ServerTokenizer
 from carousel.server.request.unknown_fields import IgnoredLog
 from carousel.server.running import RunningRequests
@@ -24,6 +23,7 @@ from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.places import Places
 from carousel.server.tenancy.tenant_table import TenantTable
 from carousel.server.tenancy.unread_answers import UnreadAnswers
+from carousel.server.tenancy.write_pace import WritePace
 from carousel.server.tracing.http_spans import HttpSpans
 from carousel.server.tracing.sampling import new_traceparent
 from carousel.server.tracing.tracing import RequestTrace, TracedRequest, Tracing

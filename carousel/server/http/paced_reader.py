@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from carousel.server.http.connection_turns import ConnectionTurns
 from carousel.server.http.protocol import HttpProtocol
+from carousel.server.http.tls_writer import TlsWriter
 
 READ_BYTES = 64 << 10
 """Maximum number of bytes that are read at a time."""
@@ -37,6 +38,7 @@ class PacedReader(asyncio.BufferedProtocol):
         self._buffer = buffer
         self._crowded_buffer = buffer[:CROWDED_READ_BYTES]
         self._protocol: HttpProtocol | None = None
+        self._tls: TlsWriter | None = None
         self.on_made: Callable[[], None] | None = None
         """Called when the connection has been made, before anything else."""
 
@@ -49,6 +51,10 @@ class PacedReader(asyncio.BufferedProtocol):
             transport.abort()
             return
         self._protocol = self._make_protocol()
+        if transport.get_extra_info("sslcontext") is not None:
+            transport = self._tls = TlsWriter(
+                transport, self._protocol.pause_writing, self._protocol.resume_writing
+            )
         self._protocol.connection_made(transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -61,15 +67,23 @@ class PacedReader(asyncio.BufferedProtocol):
     def eof_received(self) -> None:
         if self._protocol is not None:
             self._protocol.eof_received()
+        if self._tls is not None:
+            self._tls.forget()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._protocol is not None:
             self._protocol.connection_lost(exc)
+        if self._tls is not None:
+            self._tls.connection_lost()
 
     def pause_writing(self) -> None:
-        if self._protocol is not None:
+        if self._tls is not None:
+            self._tls.pause_writing()
+        elif self._protocol is not None:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._protocol is not None:
+        if self._tls is not None:
+            self._tls.resume_writing()
+        elif self._protocol is not None:
             self._protocol.resume_writing()

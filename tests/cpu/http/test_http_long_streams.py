@@ -18,7 +18,6 @@ import pytest
 
 from carousel.client.core.logprobs import LogprobColumns, TokenLogprob
 from carousel.client.core.result import Completion, CompletionOutput, Delta
-from carousel.server.http.write_pace import WritePace
 from carousel.server.openai import logprobs
 from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView
@@ -28,6 +27,7 @@ from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
 from carousel.server.sglang.generate_types import Logprob
 from carousel.server.tenancy import unread_answers
 from carousel.server.tenancy.unread_answers import UnreadAnswers
+from carousel.server.tenancy.write_pace import WritePace
 from runtime.wire.format import TOKEN_BYTES, pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput, Usage
 from tests.harness.http.http_front import http_front

@@ -1,0 +1,168 @@
+"""TlsWriter: pieces in order, a bound on what a turn passes on, and an end after the last piece."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any, cast
+
+import pytest
+
+from carousel.server.http import tls_writer
+from carousel.server.http.tls_writer import BYTES_BELOW, PIECE_BYTES, TURN_BYTES, TlsWriter
+
+
+class Below(asyncio.Transport):
+    """The event loop's TLS transport. It is full after so many pieces."""
+
+    def __init__(self, connection: socket.socket, num_pieces: int) -> None:
+        super().__init__()
+        self.connection = connection
+        self.pieces: list[bytes] = []
+        self.room = num_pieces
+        self.writer: TlsWriter | None = None
+        self.is_closed = self.is_aborted = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.connection
+
+    def is_closing(self) -> bool:
+        return self.is_closed or self.is_aborted
+
+    def pause_reading(self) -> None:
+        pass
+
+    def write(self, data: Any) -> None:
+        assert not self.is_closing()
+        self.pieces.append(bytes(data))
+        self.room -= 1
+        if not self.room:
+            assert self.writer is not None
+            self.writer.pause_writing()
+
+    def give_room(self, num_pieces: int) -> None:
+        self.room = num_pieces
+        assert self.writer is not None
+        self.writer.resume_writing()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class Connection:
+    """A writer and what it has said. The kernel of `near` takes what is written until `fill`."""
+
+    def __init__(self, num_pieces: int) -> None:
+        self.near, self.far = socket.socketpair()
+        self.near.setblocking(False)
+        self.below = Below(self.near, num_pieces)
+        self.said: list[str] = []
+        self.writer = TlsWriter(
+            self.below, lambda: self.said.append("pause"), lambda: self.said.append("resume")
+        )
+        self.below.writer = self.writer
+
+    def fill(self) -> None:
+        try:
+            while True:
+                self.near.send(bytes(1 << 16))
+        except BlockingIOError:
+            pass
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.near.close()
+        self.far.close()
+
+
+DATA = bytes(range(256)) * (PIECE_BYTES // 128) + b"end"
+"""A little more than two pieces."""
+
+
+def test_what_finds_no_room_waits_counts_and_comes_in_order() -> None:
+    async def main() -> None:
+        with Connection(num_pieces=2) as made:
+            below, writer = made.below, made.writer
+            writer.write(b"head")
+            assert not writer.get_write_buffer_size()
+            writer.write(DATA)
+            writer.write(b"tail")
+            assert made.said == ["pause"]
+            assert [len(piece) for piece in below.pieces] == [4, PIECE_BYTES]
+            assert writer.get_write_buffer_size() == BYTES_BELOW + len(DATA) - PIECE_BYTES + 4
+            below.give_room(2)
+            assert made.said == ["pause"]
+            below.give_room(2)
+            assert made.said == ["pause", "resume"]
+            assert max(len(piece) for piece in below.pieces) == PIECE_BYTES
+            assert b"".join(below.pieces) == b"head" + DATA + b"tail"
+            assert not writer.get_write_buffer_size()
+
+    asyncio.run(main())
+
+
+def test_a_turn_of_the_loop_passes_on_a_part_of_a_long_answer() -> None:
+    """All of 15 MB would be encrypted in one turn."""
+
+    async def main() -> None:
+        with Connection(num_pieces=1 << 20) as made:
+            made.writer.write(bytes(3 * TURN_BYTES))
+            made.writer.write(b"next")
+            for num_turns in (1, 2, 3):
+                assert sum(map(len, made.below.pieces)) == num_turns * TURN_BYTES
+                assert made.said == ["pause"]
+                await asyncio.sleep(0)
+            assert made.below.pieces[-1] == b"next"
+            assert made.said == ["pause", "resume"]
+
+    asyncio.run(main())
+
+
+def test_it_closes_after_the_last_piece_and_once_the_kernel_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_writer, "CLOSE_CHECK_S", 0.001)
+
+    async def main() -> None:
+        with Connection(num_pieces=1) as made:
+            made.fill()
+            made.writer.write(DATA)
+            made.writer.close()
+            made.writer.write(b"too late")
+            assert made.writer.is_closing()
+            made.below.give_room(9)
+            await asyncio.sleep(0.01)
+            assert not made.below.is_closed, "the transport below may hold what the kernel has no room for"
+            assert b"".join(made.below.pieces) == DATA
+            assert made.said == ["pause"]
+            made.far.close()
+            async with asyncio.timeout(10):
+                while not made.below.is_closed:
+                    await asyncio.sleep(0.001)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["abort", "forget", "connection_lost"])
+def test_nothing_is_passed_on_once_the_connection_ends(how: str) -> None:
+    async def main() -> None:
+        with Connection(num_pieces=1 << 20) as made:
+            made.writer.write(bytes(2 * TURN_BYTES))
+            cast(Any, getattr(made.writer, how))()
+            assert not made.writer.get_write_buffer_size()
+            assert made.below.is_aborted == (how == "abort")
+            await asyncio.sleep(0.01)
+            made.writer.resume_writing()
+            assert sum(map(len, made.below.pieces)) == TURN_BYTES
+            assert made.said == ["pause"]
+
+    asyncio.run(main())
