@@ -136,4 +136,4 @@ def _check_neighbours() -> None:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return sorted({*globals(), *__all__})

@@ -38,6 +38,11 @@ class _Link:
 
 
 class AsyncClient(AsyncChatCalls):
+    """Client of a running runtime, whose calls are awaited. Tasks of one event loop may share one.
+
+    Use it in an `async with` block, or end it with `aclose`.
+    """
+
     def __init__(
         self,
         run_dir: str | Path | None = None,

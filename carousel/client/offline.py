@@ -23,6 +23,11 @@ LINE_S = 5.0
 
 
 class LLM(Client):
+    """Client with a runtime of its own, which ends with the object, or with `close` or a `with` block.
+
+    `generate`, `stream`, `chat` and `embed` are those of Client.
+    """
+
     def __init__(
         self, model: str | Path = "", *, ring_timeout: float = RING_TIMEOUT_S, **settings: Any
     ) -> None:

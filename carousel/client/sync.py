@@ -33,6 +33,11 @@ from runtime.wire.sampling_params import SamplingParams
 
 
 class Client(ChatCalls):
+    """Client of a running runtime, whose calls wait for their results. Threads may share one.
+
+    Use it in a `with` block, or end it with `close`.
+    """
+
     def __init__(
         self,
         run_dir: str | Path | None = None,

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -265,29 +266,35 @@ class GenerationExecutor(RuntimeQuestions):
 
     @overload
     def await_responses(
-        self, request_id: int | None = None, *, timeout: float | None = None
+        self, request_id: int | timedelta | None = None, timeout: float | timedelta | None = None
     ) -> list[Response]: ...
 
     @overload
     def await_responses(
-        self, request_id: Sequence[int], *, timeout: float | None = None
+        self, request_id: Sequence[int], timeout: float | timedelta | None = None
     ) -> list[list[Response]]: ...
 
     def await_responses(
-        self, request_id: int | Sequence[int] | None = None, *, timeout: float | None = None
+        self,
+        request_id: int | Sequence[int] | timedelta | None = None,
+        timeout: float | timedelta | None = None,
     ) -> list[Response] | list[list[Response]]:
         """Wait for responses to enqueued requests and collect them: of any request, of one, or of several.
 
         Returns at least one response (for several ids: one list for each, in their order), or none if
-        `timeout` seconds pass. A response is collected once, by one caller.
+        `timeout` passes: seconds, or a timedelta as with TensorRT-LLM, which may also be given alone. A
+        response is collected once, by one caller.
 
         Raises: InvalidRequest for an id with no response to come, RingClosed if no response can come at all.
         """
+        if isinstance(request_id, timedelta):
+            request_id, timeout = None, request_id
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if request_id is None:
-            return self._board.take_any(timeout)
+            return self._board.take_any(seconds)
         if isinstance(request_id, int):
-            return self._board.take_of([request_id], timeout)[0]
-        return self._board.take_of(request_id, timeout)
+            return self._board.take_of([request_id], seconds)[0]
+        return self._board.take_of(request_id, seconds)
 
     def num_responses_ready(self, request_id: int | None = None) -> int:
         """Return the number of responses that could be collected now: of all enqueued requests, or of one."""

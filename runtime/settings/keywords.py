@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -86,7 +87,8 @@ def _meaning(spelling: str, value: Any) -> Mapping[str, Any]:
         return {off: not value}
     flag = PEER_KEYWORDS.get(spelling) or peer_flag("--" + spelling.replace("_", "-"))
     if flag is not None and name not in RuntimeConfig.__struct_fields__:
-        meaning = flag.meaning(spelling, str(value))
+        is_json = isinstance(value, dict | list | tuple)
+        meaning = flag.meaning(spelling, json.dumps(value, default=str) if is_json else str(value))
     elif isinstance(value, str):
         meaning = value_of(name, spelling, value)
     elif name in LISTS and isinstance(value, list | tuple):

@@ -158,9 +158,7 @@ class GenerateRequest(Message, frozen=True):
 
 
 class AbortRequest(Message, frozen=True):
-    """End these sequences, or all sequences of a client. An abort of an unknown sequence is remembered for a
-    short time.
-    """
+    """End these sequences, or all of a client. The abort of an unknown sequence is remembered for a while."""
 
     handles: Annotated[tuple[Handle, ...], Meta(max_length=MAX_ABORT_HANDLES)] = ()
     client: ClientId = 0
@@ -262,8 +260,7 @@ class TokenizedRequest(Message, frozen=True):
     guide: Guide | None = None
     tenant: Label = ""
     is_again: bool = False
-    """True if it was accepted before and is submitted again after a restart. Queue limits do not refuse it.
-    """
+    """True if it was accepted before a restart and is submitted again. Queue limits do not refuse it."""
     draft_ids: PackedIds = b""
     prediction_ids: PackedIds = b""
     adapter: AdapterRef | None = None
@@ -481,9 +478,12 @@ class Ping(Message, frozen=True):
 
 
 class Usage(Record, frozen=True):
+    """Numbers of tokens of a request or of one of its sequences."""
+
     prompt_tokens: Count
     completion_tokens: Count
     cached_tokens: Count = 0
+    """Prompt tokens whose KV was found in the cache."""
     drafts: DraftCounts | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,15 @@ def test_nothing_within_the_time_is_an_empty_list(make: Make) -> None:
     assert executor.await_responses([request_id], timeout=0.005) == [[]]
     ring.send(output(ring.wait_request(), "late", finish=finish()))
     assert executor.await_responses(timeout=WAIT_S)[0].result.text == "late"
+
+
+def test_the_time_may_be_given_as_tensorrt_llm_has_it(make: Make) -> None:
+    """Behind the id without a name, and as a timedelta, which stands alone for responses of any request."""
+    executor, _ = make()
+    request_id = executor.enqueue_request(request_of("x"))
+    assert executor.await_responses(request_id, 0.01) == []
+    assert executor.await_responses([request_id], timedelta(milliseconds=10)) == [[]]
+    assert executor.await_responses(timedelta(milliseconds=10)) == []
 
 
 def test_waiters_for_any_share_the_responses_out_without_loss_or_repeat(make: Make) -> None:

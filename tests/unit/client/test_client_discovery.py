@@ -145,6 +145,13 @@ def test_llm_takes_flags_of_other_engines_as_the_command_line_does(caplog: pytes
         "--kv-cache-dtype=fp8_e4m3",
         "--task=embed",
     ]
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    assert flags_of_keywords({"speculative_config": ngram, "compilation_config": {"level": 3}}) == [
+        "--speculative-algorithm=NGRAM",
+        "--speculative-num-draft-tokens=3",
+    ]
+    with pytest.raises(ConfigError, match=r"^speculative_config .*: draft models are not built"):
+        flags_of_keywords({"speculative_config": {"method": "eagle", "model": "a/b"}})
     with pytest.raises(ConfigError, match=r"^enable_lora_bias: adapters with biases are refused"):
         flags_of_keywords({"enable_lora_bias": True})
     with pytest.raises(ConfigError, match=r"^quantization awq: this format is not built"):

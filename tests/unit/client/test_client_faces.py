@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 
+import carousel
 from carousel import AsyncClient, Client
 
 BOTH = sorted(set(dir(Client)) & set(dir(AsyncClient)))
@@ -24,3 +25,14 @@ def test_each_call_has_words_and_one_set_of_arguments(name: str) -> None:
     assert inspect.getdoc(here)
     assert inspect.getdoc(there)
     assert list(inspect.signature(here).parameters) == list(inspect.signature(there).parameters)
+
+
+@pytest.mark.parametrize("name", carousel.__all__)
+def test_help_says_what_each_public_name_is(name: str) -> None:
+    """Its own words: help() shows those of a base class where there are none."""
+    assert getattr(carousel, name).__doc__
+
+
+def test_each_public_name_is_listed_once() -> None:
+    _ = carousel.Client
+    assert len(set(dir(carousel))) == len(dir(carousel))
