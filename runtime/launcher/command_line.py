@@ -1,5 +1,5 @@
 """The launcher's command line: an option for every setting of RuntimeConfig in all its spellings, and the
-flags of vLLM and SGLang that are not settings here (`runtime.settings.peer_flags`).
+flags of vLLM, SGLang and trtllm-serve that are not settings here (`runtime.settings.peer_flags`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from runtime.settings.config import (
 )
 from runtime.settings.options_file import OPTION as CONFIG_FILE
 from runtime.settings.options_file import options_of, without_files
+from runtime.settings.peer_families import family_reason
 from runtime.settings.peer_flag import PeerFlag, is_on
 from runtime.settings.peer_flags import PEER_FLAGS, peer_flag, value_of
 
@@ -45,8 +46,8 @@ examples:
   %(prog)s --model OWNER/NAME --port 8000
   %(prog)s --model /path/to/model --max-model-len 8k --max-num-seqs 64 --api-keys keys.toml
 
-A switch can be switched off again with --no- before its name. Flags of vLLM and SGLang are understood, taken
-with a line that says why nothing changes, or refused with the reason: docs/migrating.md.
+A switch can be switched off again with --no- before its name. Flags of vLLM, SGLang and trtllm-serve are
+understood, taken with a line that says why nothing changes, or refused with the reason: docs/migrating.md.
 """
 
 
@@ -347,6 +348,10 @@ def _unknown(word: str, words: list[str], parser: argparse.ArgumentParser) -> st
         name = word.partition("=")[0]
         flags = [known for known in option_names(parser) if _is_meant(known)]
         near = get_close_matches(name, flags, n=1, cutoff=NEAR)
+        if (reason := family_reason(name, near)) is not None:
+            return f"{name}: {reason}"
+        if name.startswith("--no-") and family_reason(_opposite(name)) is not None:
+            return f"{name}: off is what it is anyway; leave it out"
         if near:
             return f"unknown option {name}; did you mean {near[0]}?"
         return f"unknown option {name}; --help lists those there are"

@@ -23,7 +23,14 @@ class KVCacheSettings(RecordedStepSettings, frozen=True, forbid_unknown_fields=T
         ),
     ] = 0
     mem_fraction_static: Annotated[
-        float, setting("share of free memory for the KV cache", "--gpu-memory-utilization", gt=0.0, lt=1.0)
+        float,
+        setting(
+            "share of free memory for the KV cache",
+            *("--gpu-memory-utilization", "--kv-cache-free-gpu-memory-fraction"),
+            *("--free-gpu-memory-fraction",),
+            gt=0.0,
+            lt=1.0,
+        ),
     ] = 0.85
     page_size: Annotated[int, setting("tokens per KV page", "--block-size", ge=1, le=256)] = 16
     disable_radix_cache: Annotated[

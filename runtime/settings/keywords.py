@@ -22,6 +22,7 @@ from runtime.settings.config import (
     refuse_empty,
     setting_of,
 )
+from runtime.settings.peer_families import family_reason
 from runtime.settings.peer_flags import PEER_FLAGS, peer_flag, value_of
 from runtime.settings.server_settings import HTTP_SETTINGS
 
@@ -152,6 +153,9 @@ def _unknown(spelling: str) -> str:
     options = theirs.union(*map(flags_of, LLM_SETTINGS))
     keywords = {option[2:].replace("-", "_") for option in options if option.startswith("--")} | LLM_SETTINGS
     near = get_close_matches(spelling, sorted(keywords), n=1, cutoff=NEAR)
+    option, *known_options = ("--" + name.replace("_", "-") for name in (spelling, *near))
+    if (reason := family_reason(option, known_options)) is not None:
+        return f"{spelling}: {reason}"
     if near and spelling not in OWN_SETTINGS:
         return f"{spelling} is not a setting of LLM; did you mean {near[0]}? Known: {known}"
     return f"{spelling} is not a setting of LLM; known: {known}"

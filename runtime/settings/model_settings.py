@@ -44,7 +44,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         setting(
             "format in which the model writes calls of tools (docs/tools.md), or none: requests with tools "
-            "are refused; auto: as the chat template has it"
+            "are refused; auto: as the chat template has it",
+            "--tool-parser",
         ),
     ] = "auto"
     reasoning_parser: Annotated[
@@ -112,6 +113,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         setting(
             "weights of linear layers; auto: as the checkpoint has them; int8: made when it is loaded, with "
             "activations of 8 bits (CPU; docs/models.md)",
+            "-q",
         ),
     ] = "auto"
     rope_scaling: Annotated[

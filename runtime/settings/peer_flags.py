@@ -1,12 +1,14 @@
-"""Table of the flags of vLLM and SGLang that are no settings here: understood, taken or refused.
+"""Flags of vLLM, SGLang and trtllm-serve that are no settings here: understood, taken or refused.
 
 Flags that are a setting under another name are that setting's other spellings (`runtime.settings.setting`).
-docs/migrating.md shows both; tests/unit/launcher/test_peer_flags.py holds it to this table.
+Flags that are refused with many others, for one reason, are in `runtime.settings.peer_families`.
+docs/migrating.md shows all; tests/unit/launcher/test_peer_flags.py holds it to this table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from runtime.base.errors import ConfigError
 from runtime.settings.peer_flag import (
@@ -21,6 +23,7 @@ from runtime.settings.peer_flag import (
 )
 from runtime.settings.speculative_config import ngram_settings
 
+MAX_DETOKENIZERS = 64
 _SEVERAL = "start several servers behind a load balancer of yours"
 _NO_DRAFTS = "draft models are not built; --speculative-algorithm NGRAM guesses from prompt and output"
 _GRAMMAR = "give llguidance or xgrammar, which are built, or none"
@@ -29,6 +32,13 @@ _NO_RAY = "--executor ray has Ray find machines; --nnodes and --node-rank are fo
 _NO_TRANSFER = "a KV cache is its server's alone; leave it out"
 _CORS = "--cors-origins names the origins whose pages may call; methods and headers follow from the routes"
 _POOL = "the KV cache is sized by --mem-fraction-static, or in tokens by --max-total-tokens"
+
+
+def detokenizers(option: str, value: str) -> Mapping[str, Any] | None:
+    """Return the settings for a number of TensorRT-LLM's postprocess workers."""
+    is_number = value.isascii() and value.isdecimal() and 0 < int(value) <= MAX_DETOKENIZERS
+    return {"detokenizer_workers": int(value)} if is_number else None
+
 
 PEER_FLAGS: tuple[PeerFlag, ...] = (
     # -- The model ----------------------------------------------------------------------------------------
@@ -100,6 +110,22 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
         refused="answers have the role assistant; leave it out",
     ),
     no_value("--completion-template", refused="completions have no template; use chat completions"),
+    value(
+        "--backend",
+        taken="models are computed by Carousel itself",
+        neutral=("pytorch", "_autodeploy"),
+        refused="there are no TensorRT engines; --model names a checkpoint in Hugging Face format",
+    ),
+    value(
+        *("--use-tqdm-on-load", "--safetensors-load-strategy", "--pt-load-map-location"),
+        taken="safetensors files are read as they are",
+    ),
+    switch(
+        *("--language-model-only", "--skip-mm-profiling", "--disable-mm-preprocessor-cache"),
+        "--disable-chunked-mm-input",
+        taken="models are served for text only",
+    ),
+    value("--mm-processor-cache-gb", taken="models are served for text only"),
     value("--ignore-patterns", taken="only safetensors, tokenizer and configuration files are downloaded"),
     value("--model-loader-extra-config", taken="safetensors files are read as they are"),
     value("--max-parallel-loading-workers", taken="each rank reads its own slices of the files"),
@@ -112,6 +138,14 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     no_switch("--enable-lora-bias", refused="adapters with biases are refused; leave it out"),
     switch("--fully-sharded-loras", taken="each rank has the part of an adapter that its weights need"),
     value("--max-cpu-loras", "--max-loaded-loras", taken="adapters that wait stay in their files"),
+    value("--lora-extra-vocab-size", taken="an adapter with tokens of its own is refused when it is read"),
+    value(
+        "--lora-eviction-policy",
+        taken="the adapter that was used least recently makes room",
+        neutral=("lru",),
+        refused="the adapter that was used least recently makes room; leave it out",
+    ),
+    switch("--enable-prompt-adapter", taken="virtual tokens come with requests (docs/lora.md)"),
     value("--lora-backend", taken="kernels are chosen by the device"),
     value("--lora-target-modules", taken="each adapter says itself which modules it changes"),
     value(
@@ -132,6 +166,17 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
         neutral=("20",),
         refused="a request may ask for up to 20 log-probabilities a token, and that is not changed",
     ),
+    value(
+        "--logprobs-mode",
+        taken="log-probabilities are those of the raw logits",
+        neutral=("raw_logprobs",),
+        refused="log-probabilities are those of the raw logits; leave it out",
+    ),
+    switch(
+        "--exclude-tools-when-tool-choice-none", taken="with tool_choice none the template shows no tools"
+    ),
+    switch("--guided-decoding-disable-fallback", taken="an output keeps to its guide, or is refused"),
+    switch("--disable-outlines-disk-cache", taken="grammars are not kept on disk"),
     switch("--enable-auto-tool-choice", taken="tools may be called wherever --tool-call-parser reads calls"),
     no_value(
         "--tool-parser-plugin", refused="parsers are those of --tool-call-parser; one of your own is not read"
@@ -141,11 +186,15 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     switch("--enable-reasoning", taken="reasoning is told apart wherever --reasoning-parser knows it"),
     no_value("--structured-outputs-config", refused="choose a backend with --grammar-backend"),
     PeerFlag(
-        ("--speculative-config",),
+        ("--speculative-config", "-sc"),
         has_value=True,
         understood={'{"method": "ngram"}': {"speculative_algorithm": "NGRAM"}},
         read=ngram_settings,
         refused=_NO_DRAFTS,
+    ),
+    value(
+        *("--ngram-prompt-lookup-max", "--ngram-prompt-lookup-min"),
+        taken="NGRAM looks for the longest match of up to 8 tokens",
     ),
     chosen("--spec-method", ngram={"speculative_algorithm": "NGRAM"}, refused=_NO_DRAFTS),
     no_value(
@@ -217,7 +266,30 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
         *("--num-scheduler-steps", "--num-continuous-decode-steps", "--num-lookahead-slots"),
         taken="steps are planned one ahead while one computes",
     ),
-    switch("--use-v2-block-manager", taken="there is one manager of pages"),
+    switch(
+        "--use-v2-block-manager", "--disable-hybrid-kv-cache-manager", taken="there is one manager of pages"
+    ),
+    switch(
+        *("--disable-async-output-proc", "--multi-step-stream-outputs"),
+        taken="outputs are processed beside the steps, by --detokenizer-workers processes",
+    ),
+    switch(
+        *("--enable-tokenizer-batch-encode", "--disable-tokenizer-batch-decode"),
+        "--enable-dynamic-batch-tokenizer",
+        taken="texts are encoded as they come, by --tokenizer-workers processes",
+    ),
+    value(
+        *("--tokenizer-pool-size", "--tokenizer-pool-type", "--tokenizer-pool-extra-config"),
+        taken="texts are encoded by --tokenizer-workers processes",
+    ),
+    PeerFlag(
+        ("--num-postprocess-workers",),
+        has_value=True,
+        understood={"0": {"detokenizer_workers": 1}},
+        read=detokenizers,
+        refused="expected a whole number up to 64",
+    ),
+    switch("--sleep-on-idle", taken="a process without work sleeps until a message comes"),
     # -- How it computes ----------------------------------------------------------------------------------
     value(
         "--sampling-backend",
@@ -287,6 +359,13 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     understood("--disable-uvicorn-access-log", log_level_http="warning"),
     no_value("--log-config-file", refused="lines go to standard error; --log-level says how many"),
     switch("--enable-metrics", taken="/metrics is always there"),
+    switch(
+        "--enable-metrics-for-all-schedulers", taken="there is one scheduler, and /metrics has its figures"
+    ),
+    switch("--enable-request-id-headers", taken="every answer has X-Request-Id"),
+    switch("--log-error-stack", taken="an error of the server is logged with its stack"),
+    switch("--fail-on-environ-validation", taken="no environment variables of vLLM are read"),
+    switch("--telemetry", taken="nothing is sent to anybody"),
     switch("--enable-server-load-tracking", taken="/stats says what runs and waits"),
     no_value("--collect-detailed-traces", refused="traces have every phase of a request; leave it out"),
     no_switch("--enable-trace", refused="--otlp-traces-endpoint says where traces are sent"),
@@ -311,6 +390,7 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
 """Rows of the table, by subject."""
 
 VALUES: Mapping[str, Mapping[str, str]] = {
+    "attention_backend": {"FLASHINFER": "flashinfer", "TRITON_ATTN": "triton", "TORCH_SDPA": "torch_native"},
     "kv_cache_dtype": {"fp8": "fp8_e4m3"},
     "grammar_backend": {"guidance": "llguidance"},
     "log_level": {"critical": "error"},
@@ -326,6 +406,19 @@ NEUTRAL_VALUES: Mapping[str, Mapping[str, tuple[str, str]]] = {
 the reason.
 """
 REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "attention_backend": dict.fromkeys(
+        (
+            "fa3",
+            "fa4",
+            "FLASH_ATTN",
+            "FLASHINFER_MLA",
+            "FLEX_ATTENTION",
+            "trtllm_mha",
+            "trtllm_mla",
+            "flashmla",
+        ),
+        "it is not built; leave it out, and the device's own is chosen",
+    ),
     "quantization": dict.fromkeys(
         ("fp8", "compressed-tensors", "modelopt", "modelopt_fp8", "w8a8_int8", "w8a8_fp8", "fbgemm_fp8"),
         "a checkpoint in float8 or int8 is recognised without it; leave it out (docs/models.md)",

@@ -165,7 +165,7 @@ class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True)
         float, setting("seconds after which a client that does not read is cut off", gt=0.0, le=86400.0)
     ] = 120.0
     api_workers: Annotated[
-        int, setting("processes of the HTTP server", "--api-server-count", ge=1, le=64)
+        int, setting("processes of the HTTP server", "--api-server-count", "-asc", ge=1, le=64)
     ] = 1
     tokenizer_workers: Annotated[
         int, setting("tokenizer processes", "--tokenizer-worker-num", ge=1, le=64)

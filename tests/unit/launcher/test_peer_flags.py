@@ -1,4 +1,4 @@
-"""Flags of vLLM and SGLang: each is understood, taken with a line, or refused with what to do instead."""
+"""Flags of vLLM, SGLang and trtllm-serve: understood, taken with a line, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from runtime.base.errors import ConfigError
 from runtime.launcher.command_line import make_parser, option_names, parse_args, parse_command_line
 from runtime.sampling.table import MAX_LOGPROBS
 from runtime.settings.config import SETTINGS, RuntimeConfig, flags_of, from_values
+from runtime.settings.keywords import flags_of_keywords
+from runtime.settings.peer_families import PEER_FAMILIES, PeerFamily
 from runtime.settings.peer_flag import Meaning, PeerFlag
 from runtime.settings.peer_flags import (
+    MAX_DETOKENIZERS,
     NEUTRAL_VALUES,
     PEER_FLAGS,
     REFUSED_VALUES,
@@ -55,6 +58,14 @@ UNDERSTOOD = """
 --uvicorn-log-level warning | log_level_http = warning
 --api-key k | api_key = k
 --generation-config vllm | sampling_defaults = openai
+-q int8 | quantization = int8
+-asc 2 | api_workers = 2
+--kv_cache_free_gpu_memory_fraction 0.5 | mem_fraction_static = 0.5
+--free_gpu_memory_fraction 0.5 | mem_fraction_static = 0.5
+--tool_parser qwen3 | tool_call_parser = qwen3
+--num_postprocess_workers 2 | detokenizer_workers = 2
+--num_postprocess_workers 0 | detokenizer_workers = 1
+--attention-backend FLASHINFER | attention_backend = flashinfer
 --chat-template /tmp/x.jinja | chat_template = /tmp/x.jinja
 --block-size 32 | page_size = 32
 --shutdown-timeout 5 | drain_timeout = 5.0
@@ -103,6 +114,7 @@ UNDERSTOOD = """
 --speculative-config '{"model": "[ngram]", "prompt_lookup_max": 4}' | speculative_algorithm = NGRAM
 """
 BEFORE = {
+    "--num_postprocess_workers 0": "--detokenizer-workers 2",
     "--enable-prefix-caching": "--disable-radix-cache",
     "--kv-cache-dtype auto": "--kv-cache-dtype fp8",
     "--enable-chunked-prefill": "--disable-chunked-prefill",
@@ -133,6 +145,11 @@ TAKEN = """
 --skip-server-warmup | no request is made to warm up
 --enable-cache-report | usage always says
 --enable-auto-tool-choice | wherever --tool-call-parser reads calls
+--backend pytorch | computed by Carousel itself
+--logprobs-mode raw_logprobs | those of the raw logits
+--enable-request-id-headers | every answer has X-Request-Id
+--language-model-only | served for text only
+--sleep-on-idle | sleeps until a message comes
 --enable-reasoning | wherever --reasoning-parser knows it
 """
 REFUSED = """
@@ -149,6 +166,22 @@ REFUSED = """
 --speculative-config '{"method": "ngram", "num_speculative_tokens": 0}' | a whole number from 1 on, got 0
 --speculative-config '{"method": "ngram", "quantization": "fp8"}' | quantization is unknown with method ngram
 --speculative-algorithm EAGLE | draft models are not built
+--hicache-ratio 2 | a KV cache is its server's alone
+--speculative-ngram-max-trie-depth 4 | NGRAM looks for the longest match
+--speculative-token-map x | draft models are not built
+--moe-runner-backend triton | --tp-size divides the experts
+--data-parallel-size-local 1 | start several servers
+--cuda-graph-sizes 1 2 | --cudagraph-capture-sizes lists the sizes
+--cuda-graph-backend-decode full | decode steps are recorded as
+--no-enable-eplb | off is what it is anyway; leave it out
+--disable-priority-preemption | fcfs takes none
+--extra_llm_api_options x.yaml | in a file of options in YAML, --config FILE
+--server_role CONTEXT | one server computes prompts and outputs
+--max_input_len 100 | --max-model-len bounds prompt and output
+--backend tensorrt | there are no TensorRT engines
+--num_postprocess_workers 65 | expected a whole number up to 64
+--attention-backend fa3 | the device's own is chosen
+--logprobs-mode processed_logprobs | those of the raw logits; leave it out
 --speculative-draft-model-path a/b | draft models are not built
 """
 
@@ -279,6 +312,8 @@ def test_what_is_wrong_is_said_with_the_option_that_was_given(words: list[str], 
         ("--served-model a", "--served-model-name"),
         ("--trust-remote-cod", "--trust-remote-code"),
         ("--no-such-flag", ""),
+        ("--speculative-algoritm NGRAM", "--speculative-algorithm"),
+        ("--lora-module a=b", "--lora-modules"),
         ("-x", ""),
     ],
 )
@@ -306,7 +341,23 @@ def test_help_has_groups_and_an_example() -> None:
     assert "--trust-remote-code" not in text
 
 
+@pytest.mark.parametrize("family", PEER_FAMILIES, ids=lambda family: family.names[0])
+def test_every_family_is_reached_by_each_of_its_names(family: PeerFamily) -> None:
+    """No setting and no row of ours has such a name, and no family before it."""
+    for name in family.names:
+        option = f"{name}of-no-known-kind" if name.endswith("-") else name
+        assert peer_flag(option) is None
+        with pytest.raises(ConfigError, match=f"^{re.escape(f'{option}: {family.refused}')}$"):
+            parse_args([option, "thing"])
+
+
+def test_a_keyword_of_a_family_is_refused_with_its_reason() -> None:
+    with pytest.raises(ConfigError, match=r"^hicache_ratio: a KV cache is its server's alone; leave it out$"):
+        flags_of_keywords({"hicache_ratio": 2})
+
+
 def test_the_figures_of_the_table_are_the_products() -> None:
+    assert SETTINGS["detokenizer_workers"][1].le == MAX_DETOKENIZERS
     assert peer_flag("--max-logprobs").neutral == (str(MAX_LOGPROBS),)  # type: ignore[union-attr]
 
 
@@ -331,6 +382,9 @@ def rows() -> list[str]:
             refused = tuple(f"{_flag(name)} {value}" for value in reasons if reasons[value] == reason)
             found.append((refused, f"refused: {reason}"))
     found += [(flag.names, _fate(flag)) for flag in PEER_FLAGS]
+    for family in PEER_FAMILIES:
+        names = tuple(f"{name}*" if name.endswith("-") else name for name in family.names)
+        found.append((names, f"refused: {family.refused}"))
     return [f"| {', '.join(f'`{name}`' for name in names)} | {fate} |" for names, fate in found]
 
 
