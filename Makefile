@@ -53,7 +53,7 @@ LAUNCHES := tests/cpu/launch tests/cpu/launcher
 TEST = $(BIN)/python -m pytest -m "not full" $(1) $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 # Beside the first part, which shows how far it is.
 define in_one_piece
-	@out=$$(mktemp); trap "rm -f $$out" EXIT; { $(1); } >$$out 2>&1; status=$$?; echo; cat $$out; exit $$status
+	@out=$$(mktemp); trap 'rm -f "$$out"' EXIT; { $(1); } >"$$out" 2>&1; status=$$?; echo; cat "$$out"; exit $$status
 endef
 ELSEWHERE := $(SERVERS) $(MODELS) $(SIMULATION) $(LAUNCHES) tests/cpu/triton
 test-rings: setup
