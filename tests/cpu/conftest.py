@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from carousel.client import own_runtime
+from tests.harness.litellm_client import litellm
 from tests.harness.ring.launched import Launched, launched
 from tests.harness.warm_start import start_own_runtimes_warm
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import, which most tests can 
 
     from model_worker.worker import ModelWorker
     from tests.harness.models.plans import PlanWriter
+
+__all__ = ["litellm"]
 
 torch.set_num_threads(1)
 start_own_runtimes_warm(own_runtime)

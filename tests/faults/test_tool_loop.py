@@ -12,8 +12,11 @@ from typing import Any
 import openai
 import pytest
 
+from tests.harness import litellm_client
 from tests.harness.ring.launched import Launched, launched
 from tests.harness.ring.scripted_worker import ARGUMENTS, SCRIPT_FILE
+
+litellm = litellm_client.litellm
 
 CODE = "".join(f'def f{number}(x):\n    return \'"{number}"\', "</tool_call>"\n' for number in range(12))
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -104,11 +107,7 @@ def test_the_engine_may_be_killed_in_the_middle_of_a_call(launch: Launched, clie
     assert launch.pid_of("scheduler") != before
 
 
-def test_litellm_goes_on_when_the_engine_is_killed(launch: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks GitHub for prices
-    monkeypatch.setenv("NO_PROXY", "*")
-    import litellm
-
+def test_litellm_goes_on_when_the_engine_is_killed(launch: Launched, litellm: Any) -> None:
     before = launch.pid_of("scheduler")
     messages: list[Any] = [{"role": "user", "content": "script: loop"}]
     made: list[Any] = []

@@ -238,11 +238,7 @@ def test_langchain_gets_its_model(url: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")  # of its own types
 @pytest.mark.parametrize("stream", [False, True])
-def test_litellm_gets_its_model(url: str, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    monkeypatch.setenv("NO_PROXY", "*")
-    import litellm
-
+def test_litellm_gets_its_model(url: str, litellm: Any, stream: bool) -> None:
     call: dict[str, Any] = {
         "model": "openai/demo",
         "messages": [USER],

@@ -170,11 +170,7 @@ def test_langchain_answers_and_streams(launch: Launched) -> None:
     assert isinstance(completion.invoke(PROMPT), str)
 
 
-def test_litellm_answers_and_streams(launch: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    monkeypatch.setenv("NO_PROXY", "*")
-    import litellm
-
+def test_litellm_answers_and_streams(launch: Launched, litellm: Any) -> None:
     call: dict[str, Any] = {
         "model": "openai/demo",
         "api_base": f"{launch.url}/v1",

@@ -378,10 +378,7 @@ def test_langchain_calls_tools(front: Front, says: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")  # of its own types
-def test_litellm_calls_tools(front: Front, says: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks GitHub for prices
-    import litellm
-
+def test_litellm_calls_tools(front: Front, says: Any, litellm: Any) -> None:
     says(f"<think>\nHm.\n</think>\n\n{CALL}")
     asked = {
         "model": "openai/fake",
