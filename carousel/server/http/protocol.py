@@ -8,6 +8,7 @@ form of all other errors.
 from __future__ import annotations
 
 import asyncio
+import re
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NoReturn, cast
@@ -41,6 +42,10 @@ PIECE_BYTES = 8 << 10
 """Number of bytes that are parsed at a time."""
 # Called every few seconds by other programs; a line for each call would be most of the log.
 UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
+
+ASTERISK = b"*"
+"""Target of `OPTIONS *`, which names no path."""
+_ADDRESS = re.compile(rb"([a-z][a-z0-9+.-]*)://([^/?#@]+)(|[/?#].*)", re.IGNORECASE)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -296,6 +301,21 @@ class HttpProtocol(HttpToolsProtocol):
         # The parser would notice only after the request has begun.
         if codings and (is_old or codings != [b"chunked"]):
             self._stop(_invalid("Transfer-Encoding is chunked, in HTTP/1.1, or left out"))
+        if not self.url.startswith(b"/") and self.url != ASTERISK:
+            self._take_address()
+
+    def _take_address(self) -> None:
+        """Take the host from a target that is a whole address, in the place of the Host header (RFC 9112,
+        3.2.2), so that what checks that header checks the host which is asked for.
+        """
+        match = _ADDRESS.fullmatch(self.url)
+        if match is None:
+            self._stop(_invalid("the target is a path, or an address with a host and without a user"))
+        scheme, host, path = match.groups()
+        if scheme.lower().decode() != self.scheme:
+            self._stop(_invalid(f"the target has another scheme than this connection, {self.scheme}"))
+        self.url = path if path.startswith(b"/") else b"/" + path
+        self.headers[:] = [(b"host", host), *(field for field in self.headers if field[0] != b"host")]
 
     def _head_without_upgrade(self) -> bytes:
         method = self.parser.get_method()

@@ -66,6 +66,35 @@ def test_any_other_is_refused_and_the_flag_is_named(front: Front, host: str, met
     assert len(front.ring.requests) == seen
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET http://evil.example/v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n", 403),
+        (b"GET HTTP://evil.EXAMPLE.:80/live HTTP/1.1\r\nHost: localhost\r\n\r\n", 403),
+        (b"GET http://evil.example/live HTTP/1.0\r\n\r\n", 403),
+        (b"OPTIONS http://evil.example HTTP/1.1\r\nHost: localhost\r\n\r\n", 403),
+        (b"GET http://evil.example?/live HTTP/1.1\r\nHost: localhost\r\n\r\n", 403),
+        (b"GET http://localhost@evil.example/live HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET http://evil.example@localhost/live HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET https://localhost/live HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET ftp://localhost/live HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET http:///live HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET http://localhost/live HTTP/1.1\r\nConnection: close\r\n\r\n", 400),
+        (b"GET http://localhost/live HTTP/1.1\r\nHost: \r\n\r\n", 200),
+        (b"GET http://llm.example:80/live?x=http://a/b HTTP/1.1\r\nHost: evil.example\r\n\r\n", 200),
+        (b"GET http://[::1]:80/live HTTP/1.0\r\n\r\n", 200),
+        (b"GET http://localhost?x HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+        (b"GET http://localhost HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+        (b"GET http://x/live HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n", 200),
+    ],
+)
+def test_the_host_of_a_whole_address_counts_and_not_that_of_the_header(
+    front: Front, head: bytes, status: int
+) -> None:
+    ended = head.replace(b"\r\nHost:", b"\r\nConnection: close\r\nHost:")
+    assert front.exchange(ended).status_code == status
+
+
 def test_a_page_of_another_origin_reaches_nothing(front: Front) -> None:
     seen = len(front.ring.requests)
     for origin in ("http://evil.example", "null", "http://localhost:8080", f"{ORIGIN}.evil", "file://"):

@@ -45,6 +45,8 @@ WRONG = (
     b"GET /now/%d HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     b"GET /now/%d HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     b"GET /now/%d HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    b"GET ftp://x/now/%d HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET http://a@x/now/%d HTTP/1.1\r\nHost: x\r\n\r\n",
     b"CONNECT x:%d HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET now/%d\r\n\r\n",
     b"G\0T /now/%d HTTP/1.1\r\nHost: x\r\n\r\n",
