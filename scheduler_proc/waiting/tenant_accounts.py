@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from runtime.ring.tenants import Tenants
+from runtime.ring.tenants import OWNER, Tenants
 from runtime.wire.format import TOKEN_BYTES
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.rows import Rows
@@ -47,8 +47,12 @@ class Accounts:
         return account
 
     def has_several(self) -> bool:
-        """True if the table has more than one tenant."""
-        return len(self.tenants.tenants) > 1
+        """Return True if there may be more than one tenant: the table has several, or one that is not in it
+        has come over TCP.
+        """
+        if len(self.tenants.tenants) > 1:
+            return True
+        return any(name not in self._named for name in self._accounts if name != OWNER)
 
     def add(self, req: Request) -> None:
         """Count a request that was accepted."""
@@ -82,7 +86,10 @@ class Accounts:
                 del account.num_again_of[client]
 
     def change(self, tenants: Tenants) -> list[Account[Request]]:
-        """Apply a new table. Returns the existing accounts, all of which may have new limits."""
+        """Apply a new table. Returns the existing accounts, all of which may have new limits. A tenant that
+        is taken out of the table keeps its limits as long as its account exists: without them all that it
+        has here would run at once.
+        """
         self.tenants = tenants
         self._named = frozenset(tenant.name for tenant in tenants.tenants)
         now_s = self._clock()
@@ -90,7 +97,8 @@ class Accounts:
             self.of(tenant.name)
         for name, account in self._accounts.items():
             account.close_books(now_s)
-            account.change(tenants.named(name), now_s)
+            if name in self._named:
+                account.change(tenants.named(name), now_s)
         return list(self)
 
     def settle(self, *, no_older_s: float = 0.0) -> None:

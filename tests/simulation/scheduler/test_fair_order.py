@@ -121,6 +121,21 @@ def test_a_flood_that_has_waited_for_too_long_goes_before_nobody_else() -> None:
         assert [order.index(number) - num_before for number in (100, 101, 102)] == [0, 2, 4]
 
 
+def test_tenants_without_a_section_take_turns_with_who_has_waited_for_too_long_too() -> None:
+    """Keys over TCP need no section in the table, which may be empty."""
+    with limited(changes=ONE_ROW | {"patience": Patience(20.5 * STEP_S, 0.0)}) as system:
+        system.lifecycle.room.change_tenants(Tenants())
+        flood = [message(number, PROMPT, max_tokens=2, tenant="far", client=1) for number in range(100)]
+        send(system, *flood)
+        for _ in range(60):
+            system.step()
+        late = [message(200 + each, PROMPT, max_tokens=2, tenant="near", client=2) for each in range(3)]
+        send(system, *late)
+        num_before = len(system.detokenizer.closed)
+        order = order_of(system, *flood, *late)
+        assert [order.index(number) - num_before for number in (100, 101, 102)] == [0, 2, 4]
+
+
 def test_who_is_passed_by_later_turns_of_another_tenant_starves() -> None:
     changes = ONE_ROW | {"patience": Patience(20.5 * STEP_S, 0.0)}
     with limited(changes=changes) as system:

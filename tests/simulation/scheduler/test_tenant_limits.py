@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from runtime.ring.roster import Suspects
-from runtime.ring.tenants import OWNER, Tenant, Tenants
+from runtime.ring.tenants import OWNER, Tenant, TenantLimits, Tenants
 from runtime.wire.handle import sequence_key, sibling
 from runtime.wire.messages import AbortRequest, ControlRequest, TokenizedRequest
 from scheduler_proc.intake.limits import QueueShare
@@ -239,6 +239,23 @@ def test_limits_change_without_a_restart() -> None:
         send(system, a(7), a(8))
         assert room.num_held == 2
         run_until_idle(system)
+
+
+def test_a_key_that_is_taken_away_keeps_its_limits_for_what_it_has_here() -> None:
+    with limited(max_running=1, max_waiting=8, tokens_per_minute=1000, changes={"max_rows": 6}) as system:
+        send(system, *[a(number, max_tokens=20) for number in range(9)])
+        room, rows = system.lifecycle.room, system.rows
+        for _ in range(2):
+            room.change_tenants(Tenants((of("b"),)))
+            system.step()
+            assert (rows.num_running, room.num_held) == (1, 8), "its flood runs all at once"
+        account = system.lifecycle.accounts.of("a")
+        assert account.bucket is not None
+        run_until_idle(system)
+        system.lifecycle.accounts.settle()
+        system.pass_time(2 * MINUTE_S)
+        system.lifecycle.accounts.settle()
+        assert system.lifecycle.accounts.of("a").limits == TenantLimits(), "it is known no longer"
 
 
 # -- tokens ------------------------------------------------------------------------------------------------
