@@ -87,6 +87,8 @@ class CompileChild:
         self.key: bytes | None = None
         """Key of the guide that it tries."""
         self.guide: Guide | None = None
+        self.tenant = ""
+        """Tenant of that guide."""
         self.is_wanted = True
         """True if a request waits for that guide."""
         self.since = time.monotonic()
@@ -111,8 +113,8 @@ class CompileChild:
         """Return the CPU seconds that it has spent on its guide."""
         return _cpu_s(self.pid) - self._cpu_before_s
 
-    def give(self, key: bytes, guide: Guide, now: float) -> None:
-        self.key, self.guide = key, guide
+    def give(self, key: bytes, guide: Guide, tenant: str, now: float) -> None:
+        self.key, self.guide, self.tenant = key, guide, tenant
         self.is_wanted, self.since, self.charged_s = True, now, 0.0
         self._cpu_before_s = _cpu_s(self.pid)
         self._to_send = frame(msgspec.msgpack.encode(guide))

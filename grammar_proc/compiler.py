@@ -1,10 +1,11 @@
 """GuideCompiler: tries guides in child processes, a few at a time, kills those that take too long, and
 remembers refusals.
 
-    begin(guide) ──► waiting (8 at most) ──► a child, 3 s at most ──► grammar or refusal
+    begin(guide) ──► waiting (8 of a tenant) ──► a child, 3 s at most ──► grammar or refusal
 
-There are as many children as processors, less one. A child whose guide takes longer than most guides do
-continues only while nobody else needs the processor, and is replaced afterwards. After it is killed, it may
+Tenants take turns. There are as many children as processors, less one. A child whose guide takes longer than
+most guides do continues only while nobody else needs the processor, and is replaced afterwards. It is in the
+way of its own tenant's guides only: others get a further child meanwhile. After it is killed, it may
 take long to end; nobody waits for that, but there are never more than twice as many processes as children.
 """
 
@@ -14,8 +15,9 @@ import hashlib
 import os
 import select
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,14 +46,27 @@ MAX_CREDIT_S = 0.3
 CREDIT_SHARE = 0.02
 """Share of one processor that all guides together get beyond FAIR_CPU_S, and at most MAX_CREDIT_S at once."""
 MAX_WAITING = 8
+"""Guides of one tenant that wait for a child."""
+MAX_WAITING_OF_ALL = 64
+"""The same for all tenants together. A tenant without waiting guides is always let in."""
 MAX_REMEMBERED = 256
 MAX_CHILDREN = 8
 RETRY_AFTER_S = 1.0
 
 
-def key_of(guide: Guide) -> bytes:
-    """Return the key of a guide, by which a process remembers it: the same for equal guides."""
-    return hashlib.blake2b(msgspec.msgpack.encode(guide), digest_size=16).digest()
+def key_of(guide: Guide, tenant: str = "") -> bytes:
+    """Return the key of a tenant's guide, by which a process remembers it: the same for equal guides of one
+    tenant. Two tenants share none, because the time it takes would tell the one what the other has asked.
+    """
+    return hashlib.blake2b(msgspec.msgpack.encode((tenant, guide)), digest_size=16).digest()
+
+
+class _Waiting(NamedTuple):
+    """Guide that waits for a child, and since when."""
+
+    guide: Guide
+    tenant: str
+    since: float
 
 
 class _Credit:
@@ -88,8 +103,11 @@ class GuideCompiler:
         self._died: set[bytes] = set()
         """Guides whose child died, and that are tried a second time."""
         self._start_after = 0.0
-        self._waiting: OrderedDict[bytes, tuple[Guide, float]] = OrderedDict()
-        """Waiting guides by key, each with the time since when it waits."""
+        self._waiting: OrderedDict[bytes, _Waiting] = OrderedDict()
+        """Waiting guides by key, in the order of arrival."""
+        self._turns: dict[str, int] = {}
+        """Number of the turn in which each tenant with waiting guides had its last one tried."""
+        self._turn = 0
         self._refused: OrderedDict[bytes, ErrorInfo] = OrderedDict()
 
     @property
@@ -116,8 +134,8 @@ class GuideCompiler:
             self._refused.move_to_end(key)
         return self._refused.get(key)
 
-    def begin(self, key: bytes, guide: Guide) -> None:
-        """Have a guide tried, unless it is being tried or waits already. Raises Overloaded if too
+    def begin(self, key: bytes, guide: Guide, tenant: str = "") -> None:
+        """Have a guide of a tenant tried, unless it is being tried or waits already. Raises Overloaded if too
         many wait.
         """
         for child in self._children:
@@ -127,10 +145,11 @@ class GuideCompiler:
         if key in self._waiting:
             return
         # A guide for which a child is free, or can be started, does not wait for others.
-        num_idle = self._max_children - sum(child.key is not None for child in self._children)
-        if len(self._waiting) - num_idle >= MAX_WAITING:
-            raise _overloaded(f"{MAX_WAITING} guides wait to be compiled already")
-        self._waiting[key] = (guide, time.monotonic())
+        num_own = sum(each.tenant == tenant for each in self._waiting.values())
+        num_idle = self._max_children - self._num_in_the_way(tenant)
+        if num_own - num_idle >= MAX_WAITING or (num_own and len(self._waiting) >= MAX_WAITING_OF_ALL):
+            raise _overloaded(f"{num_own} guides wait to be compiled already")
+        self._waiting[key] = _Waiting(guide, tenant, time.monotonic())
         self._hand_out()
 
     def cancel(self, key: bytes) -> None:
@@ -157,7 +176,7 @@ class GuideCompiler:
                 self._died.discard(key)
                 self._remember(key, done)
                 yield key, done
-        while self._waiting and now - next(iter(self._waiting.values()))[1] >= MAX_WAIT_S:
+        while self._waiting and now - next(iter(self._waiting.values())).since >= MAX_WAIT_S:
             key, _ = self._waiting.popitem(last=False)
             self._died.discard(key)
             yield key, _not_now(f"no process to compile it was free within {MAX_WAIT_S:g} s")
@@ -210,7 +229,7 @@ class GuideCompiler:
             self._died.discard(key)
             return _too_much("it takes too much memory to compile")
         self._died.add(key)
-        self._waiting[key] = (guide, now)
+        self._waiting[key] = _Waiting(guide, child.tenant, now)
         self._waiting.move_to_end(key, last=False)
         return None
 
@@ -233,17 +252,51 @@ class GuideCompiler:
     def _hand_out(self) -> None:
         now = time.monotonic()
         for child in self._children:
-            if self._waiting and child.is_ready and child.key is None:
-                key, (guide, _) = self._waiting.popitem(last=False)
-                child.give(key, guide, now)
+            if child.is_ready and child.key is None:
+                key = self._next_key()
+                if key is None:
+                    break
+                each = self._waiting.pop(key)
+                self._note_turn(each.tenant)
+                child.give(key, each.guide, each.tenant, now)
+        num_busy = sum(child.key is not None and not child.is_demoted for child in self._children)
+        counts = Counter(each.tenant for each in self._waiting.values())
+        num_startable = sum(
+            min(count, self._max_children - self._num_in_the_way(tenant)) for tenant, count in counts.items()
+        )
+        num_startable = min(num_startable, self._max_children - num_busy)
         num_starting = sum(not child.is_ready for child in self._children)
-        num_children = len(self._children)
-        if num_children and len(self._waiting) <= num_starting:
+        if self._children and num_startable <= num_starting:
             return
-        num_processes = num_children + len(self._ending)
-        has_room = num_children < self._max_children and num_processes < 2 * self._max_children
-        if has_room and now >= self._start_after:
+        num_processes = len(self._children) + len(self._ending)
+        if num_processes < 2 * self._max_children and now >= self._start_after:
             self._children.append(self._nursery.child())
+
+    def _num_in_the_way(self, tenant: str) -> int:
+        """Return the number of children that are busy and because of which a tenant's guides wait. Those that
+        have given way to everybody else are in the way of their own tenant only.
+        """
+        return sum(
+            child.key is not None and (not child.is_demoted or child.tenant == tenant)
+            for child in self._children
+        )
+
+    def _next_key(self) -> bytes | None:
+        """Return the key of the guide whose turn it is: the oldest of the tenant whose last turn is the
+        longest ago. None: no guide waits that may be tried now.
+        """
+        may_go = {
+            tenant: self._num_in_the_way(tenant) < self._max_children
+            for tenant in {each.tenant for each in self._waiting.values()}
+        }
+        keys = [key for key, each in self._waiting.items() if may_go[each.tenant]]
+        return min(keys, key=lambda key: self._turns.get(self._waiting[key].tenant, 0), default=None)
+
+    def _note_turn(self, tenant: str) -> None:
+        self._turn += 1
+        self._turns[tenant] = self._turn
+        if len(self._turns) > MAX_WAITING_OF_ALL:
+            del self._turns[min(self._turns, key=lambda each: self._turns[each])]
 
     def _remember(self, key: bytes, result: Compiled) -> None:
         if result.error is not None and result.error.status == InvalidRequest.status:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from grammar_proc.backend import BackendVocabulary, Matcher
 from grammar_proc.branches import Branches
@@ -59,12 +59,19 @@ def _give_way() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
+class _Ready(NamedTuple):
+    start: Matcher
+    tenant: str
+    num_chars: int
+
+
 class ReadyGuides:
     """Recently compiled guides, by their keys, limited in number and memory."""
 
     def __init__(self) -> None:
-        self._guides: OrderedDict[bytes, tuple[Matcher, int]] = OrderedDict()
-        self._num_chars = 0
+        self._guides: OrderedDict[bytes, _Ready] = OrderedDict()
+        self._num_chars: Counter[str] = Counter()
+        """Characters of the grammars of each tenant."""
 
     def __len__(self) -> int:
         return len(self._guides)
@@ -74,17 +81,31 @@ class ReadyGuides:
         if key not in self._guides:
             return None
         self._guides.move_to_end(key)
-        return self._guides[key][0]
+        return self._guides[key].start
 
-    def add(self, key: bytes, start: Matcher, num_chars: int) -> None:
-        """Keep a compiled guide; `num_chars` is the length of its grammar. The least recently used guides are
-        dropped; the newest stays.
+    def add(self, key: bytes, start: Matcher, num_chars: int, tenant: str = "") -> None:
+        """Keep a compiled guide; `num_chars` is the length of its grammar. Of the tenant with the most, in
+        number or characters, the least recently used is dropped; the newest stays.
         """
-        self._guides[key] = (start, num_chars)
-        self._num_chars += num_chars
-        while len(self._guides) > MAX_READY or (self._num_chars > MAX_READY_CHARS and len(self._guides) > 1):
-            _, (_, num_gone) = self._guides.popitem(last=False)
-            self._num_chars -= num_gone
+        self._guides[key] = _Ready(start, tenant, num_chars)
+        self._num_chars[tenant] += num_chars
+        while len(self._guides) > MAX_READY:
+            self._drop_of(Counter(each.tenant for each in self._guides.values()), key)
+        while self._num_chars.total() > MAX_READY_CHARS and len(self._guides) > 1:
+            self._drop_of(self._num_chars, key)
+
+    def _drop_of(self, amounts: Counter[str], newest: bytes) -> None:
+        """Drop the least recently used guide of the tenant with the largest amount that has another one than
+        the newest.
+        """
+        most = max(amounts[each.tenant] for key, each in self._guides.items() if key != newest)
+        key = next(
+            key for key, each in self._guides.items() if key != newest and amounts[each.tenant] == most
+        )
+        gone = self._guides.pop(key)
+        self._num_chars[gone.tenant] -= gone.num_chars
+        if not self._num_chars[gone.tenant]:
+            del self._num_chars[gone.tenant]
 
 
 class GrammarLoop:
@@ -115,8 +136,8 @@ class GrammarLoop:
         self._waiting_for: dict[bytes, bytes] = {}
         """Key of the guide for which a sequence waits."""
         self._thread = ThreadPoolExecutor(1, "compile", initializer=_give_way)
-        self._made: dict[bytes, tuple[Future[Matcher], int]] = {}
-        """Guides that the thread compiles, each with the length of its grammar."""
+        self._made: dict[bytes, tuple[Future[Matcher], int, str]] = {}
+        """Guides that the thread compiles, each with the length of its grammar and its tenant."""
         self._memory: MaskMemory | None = None
         """Memory of the scheduler in which masks are written."""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK)
@@ -166,7 +187,7 @@ class GrammarLoop:
 
     def _open(self, message: OpenMatcher) -> None:
         self._close(message.handle)
-        key = key_of(message.guide)
+        key = key_of(message.guide, message.tenant)
         start = self._ready.get(key)
         if start is not None:
             self._begin(message, start)
@@ -177,7 +198,7 @@ class GrammarLoop:
             return
         try:
             if key not in self._made:
-                self._compiler.begin(key, message.guide)
+                self._compiler.begin(key, message.guide, message.tenant)
         except RequestError as error:
             self._refuse(message.handle, error_info(error))
             return
@@ -199,22 +220,23 @@ class GrammarLoop:
         """Process the result of a guide that was tried."""
         if compiled.error is None:
             if key in self._waits:
-                self._make(key, compiled.grammar)
+                tenant = next(iter(self._waits[key].values())).tenant
+                self._make(key, compiled.grammar, tenant)
             return
         for handle in self._end_wait(key):
             self._refuse(handle, compiled.error)
 
-    def _make(self, key: bytes, grammar: str) -> None:
+    def _make(self, key: bytes, grammar: str, tenant: str) -> None:
         made = self._thread.submit(self._vocabulary.compile, grammar)
-        self._made[key] = (made, len(grammar))
+        self._made[key] = (made, len(grammar), tenant)
         made.add_done_callback(lambda _: os.eventfd_write(self._bell, 1))
 
     def _take_made(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
-        done = [key for key, (made, _) in self._made.items() if made.done()]
+        done = [key for key, (made, _, _) in self._made.items() if made.done()]
         for key in done:
-            made, num_chars = self._made.pop(key)
+            made, num_chars, tenant = self._made.pop(key)
             start = made.result()
             waiting = self._end_wait(key)
             if start.is_error():
@@ -222,7 +244,7 @@ class GrammarLoop:
                 for handle in waiting:
                     self._refuse(handle, error)
                 continue
-            self._ready.add(key, start, num_chars)
+            self._ready.add(key, start, num_chars, tenant)
             for message in waiting.values():
                 self._begin(message, start)
 

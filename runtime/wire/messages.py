@@ -401,9 +401,7 @@ class ForgetMatchers(Message, frozen=True):
 
 
 class OpenMatcher(Message, frozen=True):
-    """Compile a guide, unless it is compiled already, and open a matcher for the output of a sequence,
-    replacing an earlier matcher of it. Answered by MatcherState or GuideRefused.
-    """
+    """Open a matcher of a sequence, replacing an earlier one. Answered by MatcherState or GuideRefused."""
 
     handle: Handle
     guide: Guide
@@ -414,6 +412,8 @@ class OpenMatcher(Message, frozen=True):
     slot: Count = 0
     """First of its slots: the next mask goes there, and those behind guesses into the following ones."""
     num_slots: Count = 1
+    tenant: Label = ""
+    """Tenant of the sequence. Tenants take turns, and what one has compiled is compiled again for another."""
 
 
 class AdvanceMatchers(Message, frozen=True):

@@ -36,6 +36,7 @@ class GuidedSequence(Protocol):
     """A sequence with a guide, as the client sees it."""
 
     handle: bytes
+    tenant: str
     guide: Guide
     state: MatcherState | None
     """Latest answer about the sequence; None before the first one."""
@@ -99,14 +100,15 @@ class GrammarClient:
         self._wait_until = self._clock() + MAX_WAIT_S
 
     def _open(self, sequence: GuidedSequence) -> None:
-        handle = sequence.handle
+        handle, tenant = sequence.handle, sequence.tenant
         slot = NO_SLOT if self.slots is None else self.slots.take()
         if self.slots is None or slot == NO_SLOT:
-            self._outbox.send(OpenMatcher(handle, sequence.guide, sequence.output_ids))
+            self._outbox.send(OpenMatcher(handle, sequence.guide, sequence.output_ids, tenant=tenant))
             return
         self._slot_of[handle] = slot
         memory, width = self.slots.memory.name, self.slots.width
-        self._outbox.send(OpenMatcher(handle, sequence.guide, sequence.output_ids, memory, slot, width))
+        opened = OpenMatcher(handle, sequence.guide, sequence.output_ids, memory, slot, width, tenant)
+        self._outbox.send(opened)
 
     def bits_of(self, mask: bytes | int) -> bytes | memoryview:
         """Return the mask of an answer, from its message or its slot."""

@@ -208,3 +208,41 @@ def test_eight_wait_and_one_more_is_told_to_come_again(compiler: GuideCompiler) 
     assert caught.value.retry_after_s > 0
     got = until(compiler, lambda got: len(got) == 9)
     assert [got[key_of(guide)].error is None for guide in guides[:9]] == [False] + [True] * 8
+
+
+def test_guides_of_other_tenants_wait_for_none_of_a_flood_but_the_one_that_is_tried(
+    compiler: GuideCompiler,
+) -> None:
+    os.kill(pid_of(compiler), signal.SIGSTOP)
+    flood = [Guide("regex", f"a{{{number}}}") for number in range(1, 10)]
+    for guide in flood:
+        compiler.begin(key_of(guide, "alice"), guide, "alice")
+    with pytest.raises(Overloaded):
+        compiler.begin(key_of(SMALL, "alice"), SMALL, "alice")
+    others = ["bob", "carol", "dora"]
+    for tenant in others:
+        compiler.begin(key_of(SMALL, tenant), SMALL, tenant)
+    order = list(until(compiler, lambda got: len(got) == 12))
+    first = key_of(flood[0], "alice")
+    assert set(order[:5]) - {key_of(guide, "alice") for guide in flood[1:]} == {
+        first,
+        *(key_of(SMALL, tenant) for tenant in others),
+    }
+
+
+def test_a_guide_that_takes_long_is_in_the_way_of_its_own_tenant_only(
+    compiler: GuideCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "MAX_COMPILE_S", 30.0)
+    os.kill(pid_of(compiler), signal.SIGSTOP)
+    long, after = key_of(SMALL, "alice"), key_of(SMALL, "bob")
+    compiler.begin(long, SMALL, "alice")
+    until(compiler, lambda _: compiler._children[0].key == long)
+    compiler._children[0].demote()
+    own = key_of(Guide("regex", "b+"), "alice")
+    compiler.begin(own, Guide("regex", "b+"), "alice")
+    compiler.begin(after, SMALL, "bob")
+    got = until(compiler, lambda got: after in got)
+    assert own not in got
+    assert compiler._children[0].key == long
+    assert len(compiler._children) == 2

@@ -8,7 +8,8 @@ import random
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from grammar_proc import loop
 from grammar_proc import matchers as matching
 from grammar_proc.backend import BackendVocabulary
 from grammar_proc.branches import Branches
-from grammar_proc.compile_child import try_guide
+from grammar_proc.compile_child import Compiled, try_guide
 from grammar_proc.matchers import GuideBroken, MaskPlace, Matchers
 from grammar_proc.open_backend import open_vocabulary
 from grammar_proc.vocabulary import GrammarVocabulary
@@ -28,6 +29,7 @@ from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import pack_ids
 from runtime.wire.guide import Guide, MatcherNews, MatcherState
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers
+from runtime.wire.messages import OpenMatcher
 
 AMBIGUOUS = Guide("lark", "start: a\na: /[a-z]/ a a | /[a-z]/ a | /[a-z]/ | /[a-z]/ a a a")
 """Texts of it can be read in more ways with each letter."""
@@ -244,6 +246,70 @@ def test_guides_that_are_kept_are_bounded_in_number_and_size(
     assert (len(ready), ready.get(b"larger")) == (1, start)
     ready.add(b"e", start, 10)
     assert (len(ready), ready.get(b"e")) == (1, start)
+
+
+def test_compiled_guides_of_a_flood_take_the_place_of_its_own(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = vocabulary.compile(try_guide(Guide("regex", "a"), vocabulary).grammar)
+    monkeypatch.setattr(loop, "MAX_READY", 4)
+    monkeypatch.setattr(loop, "MAX_READY_CHARS", 100)
+    ready = loop.ReadyGuides()
+    ready.add(b"of bob", start, 10, "bob")
+    for number in range(20):
+        ready.add(b"%d" % number, start, 10, "alice")
+    assert (len(ready), ready.get(b"of bob")) == (4, start)
+    ready.add(b"large", start, 85, "alice")
+    assert (len(ready), ready.get(b"of bob")) == (2, start)
+    ready.add(b"larger", start, 200, "alice")
+    assert (len(ready), ready.get(b"larger")) == (1, start), "the newest stays"
+
+
+class _Trial:
+    """Takes the place of GuideCompiler: notes what is tried, and finds all of it right."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self.files: list[int] = []
+        self._vocabulary = vocabulary
+        self.is_busy = False
+        self.tried: list[tuple[str, bytes]] = []
+        self._done: list[bytes] = []
+
+    def refusal(self, key: bytes) -> None: ...
+
+    def begin(self, key: bytes, guide: Guide, tenant: str) -> None:
+        self.tried.append((tenant, key))
+        self._done.append(key)
+        self.grammar = try_guide(guide, self._vocabulary).grammar
+
+    def poll(self) -> list[tuple[bytes, Compiled]]:
+        done, self._done = self._done, []
+        return [(key, Compiled(self.grammar)) for key in done]
+
+
+def test_a_tenant_cannot_tell_by_the_time_what_guides_another_has_used(vocabulary: GrammarVocabulary) -> None:
+    trial, sent, received = _Trial(vocabulary), list[Any](), list[Any]()
+
+    def send(message: Any) -> bool:
+        sent.append(message)
+        return True
+
+    inbox: Any = SimpleNamespace(drain=lambda _: [received.pop() for _ in list(received)])
+    outbox: Any = SimpleNamespace(send=send)
+    grammar_loop = loop.GrammarLoop(inbox, outbox, outbox, vocabulary, cast(Any, trial))
+
+    def ask(tenant: str, number: int) -> None:
+        handle = number.to_bytes(16)
+        received.append(OpenMatcher(handle, Guide("choice", '["a", "b"]'), tenant=tenant))
+        deadline_s = time.monotonic() + 30.0
+        while not any(each.states[0].handle == handle for each in sent[1:]):
+            assert time.monotonic() < deadline_s
+            grammar_loop.turn()
+
+    for number, tenant in enumerate(["alice", "alice", "bob", "", "bob"]):
+        ask(tenant, number)
+    assert [tenant for tenant, _ in trial.tried] == ["alice", "bob", ""]
+    assert len(set(trial.tried)) == len({key for _, key in trial.tried}) == 3
 
 
 def test_the_thread_that_compiles_gives_way_and_no_other_does() -> None:
