@@ -20,6 +20,7 @@ from carousel.server.request.tokenizer import ServerTokenizer
 from carousel.server.request.unknown_fields import IgnoredLog
 from carousel.server.running import RunningRequests
 from carousel.server.tenancy.entrance import Entrance
+from carousel.server.tenancy.fair_threads import FairThreads
 from carousel.server.tenancy.places import Places
 from carousel.server.tenancy.tenant_table import TenantTable
 from carousel.server.tenancy.unread_answers import UnreadAnswers
@@ -82,6 +83,8 @@ class ServerState:
     probe: asyncio.Task[tuple[str, str]] | None = None
     """The latest request of /health_generate."""
     snapshots: SharedSnapshot = field(init=False)
+    long_answers: FairThreads = field(init=False)
+    """Thread that formats long answers."""
     bodies: BodyPool = field(init=False)
     body_pace: BodyPace = field(init=False)
     places: Places = field(init=False)
@@ -98,6 +101,7 @@ class ServerState:
         )
         self.adapters = AdaptersFile(None, config.adapter_paths)
         self.snapshots = SharedSnapshot(lambda: self.ask(self.client.snapshot))
+        self.long_answers = FairThreads(1, "answers", self._has_several_tenants)
         self.bodies = BodyPool(self._has_several_tenants)
         self.body_pace = BodyPace(lambda: self.bodies.num_bodies)
         self.places = Places(config, self._has_several_tenants, self._is_only_client)

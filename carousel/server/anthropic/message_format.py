@@ -29,7 +29,7 @@ from carousel.server.anthropic.responses import (
     TextDelta,
     ThinkingDelta,
 )
-from carousel.server.chat.answer import AnswerReader
+from carousel.server.chat.answer import PIECE_CHARS, AnswerReader
 from carousel.server.chat.events import Event, ItemBegun, ItemDelta, ItemDone
 from carousel.server.http.errors import anthropic_error_body
 from carousel.server.openai.chat_format import ChatView
@@ -76,8 +76,11 @@ class MessagesFormat:
         elif not is_last and self._text is not None and self._answer.is_plain(delta.text):
             data += self._text.with_text(delta.text) if delta.text else b""
         else:
-            for event in self._answer.read(delta.text, delta.token_ids, is_last=is_last):
-                data += self._spelled(event)
+            for events in self._answer.pieces(delta.text, delta.token_ids, is_last=is_last):
+                data += b"".join(map(self._spelled, events))
+                if len(data) >= PIECE_CHARS:
+                    yield data
+                    data = b""
         if is_last:
             data += self._stop()
             end = MessageEnd(*self._end_of(delta, delta.usage or NO_USAGE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from carousel.server.chat.events import Event
@@ -9,6 +10,9 @@ from carousel.server.chat.formats import ReasoningFormat, Thinking, ToolFormat, 
 from carousel.server.chat.reader import NO_MARKERS, Markers, Reader
 from carousel.server.chat.tools import NO_TOOLS, ToolSet
 from carousel.server.request.tokenizer import Vocabulary
+
+PIECE_CHARS = 2048
+"""Maximum number of characters that are parsed in one turn of the event loop: a few milliseconds' work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,15 @@ class AnswerReader:
         if self._was_thinking and self._vocabulary is not None:
             self._count(token_ids)
         return [event for event in events if self._is_shown(event)]
+
+    def pieces(self, text: str, token_ids: list[int], *, is_last: bool) -> Iterator[list[Event]]:
+        """Yield what `read` returns, for a long text in pieces, between which others may have a turn."""
+        start = 0
+        while len(text) - start > PIECE_CHARS:
+            events = self._parser.push(text[start : start + PIECE_CHARS])
+            start += PIECE_CHARS
+            yield [event for event in events if self._is_shown(event)]
+        yield self.read(text[start:] if start else text, token_ids, is_last=is_last)
 
     def _is_shown(self, event: Event) -> bool:
         if event.kind == "text":

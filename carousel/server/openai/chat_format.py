@@ -94,10 +94,9 @@ class ChatCompletionFormat(DoneEvents):
             return
         if self._messages and not is_only_text:
             for part in delta_pieces(delta):
-                data += self._message_events(part)
-                if data:
-                    yield data
-                data = b""
+                for events in self._message_events(part):
+                    yield data + events
+                    data = b""
             reason = reason_with_calls(reason, self._messages[delta.index].num_whole_calls)
         elif delta.text or delta.logprobs or (self._view.shows_ids and delta.token_ids):
             for part in delta_pieces(delta):
@@ -111,23 +110,34 @@ class ChatCompletionFormat(DoneEvents):
         if data:
             yield data
 
-    def _message_events(self, delta: Delta) -> bytes:
-        """Return the events for the text of a delta. Its logprobs and ids come with the first event."""
+    def _message_events(self, delta: Delta) -> Iterator[bytes]:
+        """Yield the events for the text of a delta, of a long one in pieces. Its logprobs and ids come with
+        the first event.
+        """
         message = self._messages[delta.index]
-        deltas = message.read(delta)
-        if self._usage.reasoning is not None:
-            self._usage.reasoning[delta.index] = message.num_reasoning_tokens
         has_more = bool(delta.logprobs or (self._view.shows_ids and delta.token_ids))
-        if self._is_plain and len(deltas) == 1 and is_text(deltas[0]):
-            return self._plain_event(delta.index, deltas[0].content or "")
-        data = b""
-        for number, each in enumerate(deltas or [ChatDelta()] * has_more):
-            choice = ChatChunkChoice(delta.index, each)
-            if not number and has_more:
-                choice.logprobs = self._logprobs(delta)
-                choice.token_ids = delta.token_ids if self._view.shows_ids else None
-            data += self._event(choice)
-        return data
+        for deltas in message.pieces(delta):
+            if self._usage.reasoning is not None:
+                self._usage.reasoning[delta.index] = message.num_reasoning_tokens
+            if self._is_plain and len(deltas) == 1 and is_text(deltas[0]):
+                yield self._plain_event(delta.index, deltas[0].content or "")
+                continue
+            data = b""
+            for each in deltas:
+                data += self._event(self._choice(delta, each, has_more=has_more))
+                has_more = False
+            if data:
+                yield data
+        if has_more:
+            yield self._event(self._choice(delta, ChatDelta(), has_more=True))
+
+    def _choice(self, delta: Delta, body: ChatDelta, *, has_more: bool) -> ChatChunkChoice:
+        """Return the part of an event for a delta, with its logprobs and ids if `has_more`."""
+        choice = ChatChunkChoice(delta.index, body)
+        if has_more:
+            choice.logprobs = self._logprobs(delta)
+            choice.token_ids = delta.token_ids if self._view.shows_ids else None
+        return choice
 
     def last_events(self) -> bytes:
         if not self._view.streams_usage:

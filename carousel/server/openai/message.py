@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from carousel.client.core.result import CompletionOutput, Delta
 from carousel.server.chat.answer import AnswerPlan, AnswerReader
 from carousel.server.chat.events import Event, ItemBegun, ItemDelta
@@ -36,10 +38,13 @@ class MessageReader:
     def num_reasoning_tokens(self) -> int:
         return self._reader.num_reasoning_tokens
 
-    def read(self, delta: Delta) -> list[ChatDelta]:
-        """Parse the next part of the answer. Returns the deltas for the client."""
-        events = self._reader.read(delta.text, delta.token_ids, is_last=delta.finish_reason is not None)
-        return [spelled for event in events if (spelled := self._spelled(event)) is not None]
+    def pieces(self, delta: Delta) -> Iterator[list[ChatDelta]]:
+        """Parse the next part of the answer. Yields the deltas for the client, those of a long text in
+        pieces.
+        """
+        is_last = delta.finish_reason is not None
+        for events in self._reader.pieces(delta.text, delta.token_ids, is_last=is_last):
+            yield [spelled for event in events if (spelled := self._spelled(event)) is not None]
 
     def whole(self, output: CompletionOutput) -> ChatMessageBody:
         """Return the message of a whole answer."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
 import msgspec
@@ -55,6 +56,12 @@ PROMPTS_AT_ONCE = 8
 """Number of prompts of a request that are sent in the turn of the event loop in which it has been read."""
 BYTES_OF_ENTRY = 16
 """Bytes that a character or an id of a prompt counts for when it is sent (`Entrance`)."""
+MANY_CHARS = 8192
+"""Number of characters and ids from which on an answer is formatted beside the event loop. So many take up
+to 20 ms where they are calls of tools.
+"""
+CHARS_OF_WORK = 64
+"""Number of characters of an answer that count as one where such answers wait for each other."""
 MANY_VALUES = 8192
 """Number of values beside text from which on an answer, of half a MiB or more, waits for those that are not
 read.
@@ -326,8 +333,11 @@ class Generation(Response):
             completions = await all_results(calls)
         # Formatting many log-probabilities or vectors takes long; other callers' tokens must not wait for it.
         is_long = self._submissions[0].options.get("task") == "embed" or _is_long(self._sampling)
-        if not is_long:
+        if not is_long and (num_chars := _num_chars(completions)) <= MANY_CHARS:
             body = self._body(completions)
+        elif not is_long:
+            work = partial(self._body, completions)
+            body = await self._server.long_answers.run(self._tenant.name, work, num_chars // CHARS_OF_WORK)
         elif (num_values := _num_values(completions, self._sampling)) <= MANY_VALUES:
             body = await asyncio.to_thread(self._body, completions)
         else:
@@ -468,6 +478,11 @@ def _is_long(sampling: SamplingParams) -> bool:
     wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     wants_logits = sampling.return_context_logits or sampling.return_generation_logits
     return wants_logprobs or wants_logits or bool(sampling.additional_outputs)
+
+
+def _num_chars(completions: Sequence[Completion]) -> int:
+    """Return the number of characters and ids in the answer."""
+    return sum(len(each.text) + len(each.token_ids) for one in completions for each in one.outputs)
 
 
 def _num_values(completions: Sequence[Completion], sampling: SamplingParams) -> int:

@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from carousel.client.core.logprobs import TokenLogprob
 from carousel.client.core.result import Completion, Delta
+from carousel.server.chat.answer import PIECE_CHARS
 from carousel.server.chat.events import Event, ItemBegun, ItemDelta
 from carousel.server.openai.chat_format import ChatView
 from carousel.server.openai.logprobs import delta_pieces, in_pieces
@@ -86,6 +87,9 @@ class ResponsesFormat:
                 data += self._event(event, logprobs)
                 if item is not None and item.is_marked and self._items.open is None:
                     yield from filled(data, [item.logprobs] * data.count(LOGPROBS_MARK))
+                    data = b""
+                elif len(data) >= PIECE_CHARS:
+                    yield data
                     data = b""
             if data:
                 yield data

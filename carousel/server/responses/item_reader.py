@@ -21,6 +21,10 @@ class _Part(NamedTuple):
     logprobs: Sequence[TokenLogprob]
 
 
+MORE = _Part("", [], ())
+"""Part whose text and logprobs have been read before."""
+
+
 class ItemReader:
     def __init__(self, view: ChatView, *, skips_special: bool) -> None:
         """`skips_special`: special tokens are left out of the text that is read."""
@@ -53,7 +57,10 @@ class ItemReader:
         Those of reasoning and calls are left out. `reason` is the finish reason, if it is the last part.
         """
         for part in self._parts(_Part(text, token_ids, logprobs), is_last=reason is not None):
-            yield from self._events(self._reader.read(part.text, part.token_ids, is_last=False), part)
+            told = part
+            for events in self._reader.pieces(part.text, part.token_ids, is_last=False):
+                yield from self._events(events, told)
+                told = MORE
             if self._speller is None and self._pending and self._has_begun:
                 # A large delta comes in parts, of which the first has the text.
                 yield ItemDelta("text", ""), self._take("")

@@ -1,0 +1,107 @@
+"""Answers of many calls: they are parsed in small pieces, or beside the event loop."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carousel.server.chat import answer as answer_module
+from carousel.server.chat.answer import PIECE_CHARS, AnswerParser
+from carousel.server.chat.events import Event
+from carousel.server.tenancy.entrance import Entrance
+from runtime.wire.format import pack_ids
+from runtime.wire.messages import GenerateRequest, SequenceOutput
+from tests.harness.http.http_front import Front, http_front
+from tests.harness.ring.fake_ring import finish, output
+
+CALL = '<tool_call>{"name":"f","arguments":{}}</tool_call>'
+NUM_CALLS = 400
+PARAMETERS = {"type": "object", "properties": {}}
+CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "x"}],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}],
+}
+RESPONSES: dict[str, Any] = {
+    "input": "x",
+    "tools": [{"type": "function", "name": "f", "parameters": PARAMETERS}],
+}
+MESSAGES: dict[str, Any] = {
+    "model": "default",
+    "max_tokens": 8,
+    "messages": CHAT["messages"],
+    "tools": [{"name": "f", "input_schema": PARAMETERS}],
+}
+REQUESTS = {"/v1/chat/completions": CHAT, "/v1/responses": RESPONSES, "/v1/messages": MESSAGES}
+all_apis = pytest.mark.parametrize("path", list(REQUESTS))
+
+
+def answer(request: GenerateRequest) -> list[SequenceOutput]:
+    """Calls, all in one delta, as after a caller has not read for long. A short answer of one token."""
+    num_calls = 1 if request.sampling.max_tokens == 1 else NUM_CALLS
+    ids = pack_ids([5] * num_calls)
+    return [
+        output(request, CALL * num_calls, index=index, token_ids=ids, finish=finish(completion_tokens=7))
+        for index in range(request.sampling.n)
+    ]
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Front]:
+    with http_front(tmp_path, answer, tool_call_parser="hermes", context_length=1 << 14) as front:
+        yield front
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The thread and the length of each text that is parsed."""
+    texts: list[tuple[str, int]] = []
+    push = AnswerParser.push
+
+    def noted(self: AnswerParser, text: str) -> list[Event]:
+        texts.append((threading.current_thread().name, len(text)))
+        return push(self, text)
+
+    monkeypatch.setattr(answer_module.AnswerParser, "push", noted)
+    return texts
+
+
+def num_calls(data: bytes) -> int:
+    return data.count(b'"name":"f"')
+
+
+@all_apis
+def test_long_answers_are_parsed_beside_the_loop(
+    front: Front, parsed: list[tuple[str, int]], path: str
+) -> None:
+    """One of 128 sequences held the loop for 2 s."""
+    assert num_calls(front.post(path, **REQUESTS[path]).content) >= NUM_CALLS
+    assert {name for name, _ in parsed} == {"answers_0"}
+
+
+def test_short_answers_are_parsed_where_they_come(front: Front, parsed: list[tuple[str, int]]) -> None:
+    assert num_calls(front.chat(**CHAT, max_tokens=1).content) == 1
+    assert [name for name, _ in parsed] == ["http-front"]
+
+
+@all_apis
+def test_what_has_gathered_for_a_slow_reader_is_parsed_in_pieces(
+    front: Front, parsed: list[tuple[str, int]], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_turns = 0
+    take_turn = Entrance.take_turn
+
+    async def counted(self: Entrance, *tenant: Any) -> None:
+        nonlocal num_turns
+        num_turns += 1
+        await take_turn(self, *tenant)
+
+    monkeypatch.setattr(Entrance, "take_turn", counted)
+    data = front.post(path, **REQUESTS[path], stream=True).content
+    assert max(size for _, size in parsed) <= PIECE_CHARS
+    assert num_turns >= NUM_CALLS * len(CALL) // PIECE_CHARS - 1
+    assert len(set(re.findall(rb"call_[0-9a-f]{24}", data))) == NUM_CALLS
