@@ -39,6 +39,8 @@ TICK_S = 0.05
 SHUTDOWN_S = 0.8
 FLUSH_S = 0.2
 """Part of SHUTDOWN_S for traces that wait to be sent."""
+MAX_LOGGED_CHARS = 256
+"""Maximum number of characters of a path in the access log."""
 KEEP_ALIVE_S = 20
 """Seconds for which an idle connection is kept. Callers' HTTP libraries keep them for less (httpx and openai
 5 s, aiohttp 15 s), so they close first: a request that meets a connection which the server is closing fails.
@@ -72,12 +74,15 @@ def return_large_blocks() -> None:
 
 
 def without_query(record: logging.LogRecord) -> bool:
-    """Remove the query from a line of uvicorn's access log, because it may be confidential. A filter of that
-    log.
+    """Remove the query from a line of uvicorn's access log, because it may be confidential, and the end of a
+    long path, so that no caller fills a disk. A filter of that log.
     """
     if isinstance(record.args, tuple) and len(record.args) == 5:
         client, method, path, *rest = record.args
-        record.args = (client, method, str(path).partition("?")[0], *rest)
+        path = str(path).partition("?")[0]
+        if len(path) > MAX_LOGGED_CHARS:
+            path = f"{path[:MAX_LOGGED_CHARS]}..."
+        record.args = (client, method, path, *rest)
     return True
 
 

@@ -16,7 +16,7 @@ from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.http.paced_reader import PacedReader
 from carousel.server.http.protocol import HttpProtocol
 from carousel.server.http.rare_warnings import LOGGERS
-from carousel.server.main import main
+from carousel.server.main import main, without_query
 from tests.harness.http.http_front import Front, http_front, raw_request
 from tests.harness.http.noted_turns import NotedTurns
 from tests.harness.ring.fake_ring import spell
@@ -111,6 +111,25 @@ def test_lines_of_requests_have_a_level_of_their_own(
     with http_front(tmp_path, spell("a"), log_level=level, log_level_http=own) as front:
         assert front.http.get("/version").status_code == 200
     assert [record.name for record in caplog.records].count("uvicorn.access") == count
+
+
+def test_a_line_of_a_request_has_neither_its_query_nor_the_end_of_a_long_path(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lines of 96 KiB, which anybody could have written by the thousand, fill a disk."""
+    caplog.set_level("INFO")
+    log = logging.getLogger("uvicorn.access")
+    log.addFilter(without_query)
+    try:
+        with http_front(tmp_path, spell("a"), log_level="info") as front:
+            front.http.get("/version?secret")
+            front.exchange(b"GET /" + b"|" * 30_000 + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    finally:
+        log.removeFilter(without_query)
+    short, long = (record.getMessage() for record in caplog.records if record.name == "uvicorn.access")
+    assert '"GET /version HTTP/1.1" 200' in short
+    assert len(long) < 350
+    assert long.endswith('%7C%7C%7C... HTTP/1.1" 404')
 
 
 def test_warnings_that_strangers_cause_are_a_line_a_minute_of_each_kind(
