@@ -14,6 +14,7 @@ from carousel.client.core.request_builder import Prompt, Prompts, RequestOptions
 from carousel.client.core.result import Completion, respelling
 from carousel.client.core.ring_state import RING_TIMEOUT_S
 from carousel.client.own_runtime import OwnRuntime
+from carousel.client.prompt_objects import without_objects
 from carousel.client.sync import Client
 from carousel.conversation import CHAT_NAMES, Conversation, conversations_of
 from runtime.wire.sampling_params import SamplingParams
@@ -90,8 +91,10 @@ class LLM(Client):
         **options: Unpack[RequestOptions],
     ) -> Completion | list[Completion]:
         """Generate as Client.generate does, and show the progress of several prompts on stderr: as a bar on a
-        terminal, otherwise as lines 5 s apart.
+        terminal, otherwise as lines 5 s apart. A prompt may also be one of vLLM's objects, with `prompt` or
+        `prompt_token_ids`.
         """
+        prompt = without_objects(prompt)
         if not use_tqdm or is_single_prompt(prompt):
             return super().generate(prompt, sampling_params, timeout=timeout, **options)
         with progress_bar(len(prompt)) as on_completion:

@@ -169,6 +169,11 @@ PEER_FAMILIES: tuple[PeerFamily, ...] = (
         ("--max-input-len",), "--max-model-len bounds prompt and output together, and max_tokens the output"
     ),
     PeerFamily(
+        ("--kv-cache-config", "--scheduler-config", "--peft-cache-config", "--executor-config"),
+        "GenerationExecutor takes the object; here its fields are settings: docs/executor.md names them",
+    ),
+    PeerFamily(("--build-config",), "there are no engines to build; give its limits as settings"),
+    PeerFamily(
         ("--extra-llm-api-options",), "give them as options, or in a file of options in YAML, --config FILE"
     ),
     PeerFamily(("--pooler-config", "--override-pooler-config"), "--pooling last or mean makes the vector"),

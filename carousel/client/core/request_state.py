@@ -447,6 +447,8 @@ class RequestState:
             additional_context_outputs=first.additional_outputs("context"),
             label=self.request.label,
             embedding=None if embedding is None else embedding[0],
+            prompt=self.request.text or None,
+            packed_prompt=self.request.input_ids or b"",
         )
 
     def outputs(self) -> list[CompletionOutput]:

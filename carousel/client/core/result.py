@@ -21,7 +21,7 @@ from runtime.base.errors import (
     RequestError,
     Unauthorized,
 )
-from runtime.wire.format import FloatArray
+from runtime.wire.format import FloatArray, unpack_ids
 from runtime.wire.messages import ErrorInfo, Usage
 from runtime.wire.perf_metrics import RequestPerfMetrics, Stamp
 
@@ -129,6 +129,15 @@ class Completion:
     label: str = ""
     embedding: FloatArray | None = field(default=None, compare=False)
     """Vector [hidden_size] float32, if the request was for an embedding."""
+    prompt: str | None = field(default=None, compare=False)
+    """Prompt as it was given; None for one of token ids and for a conversation."""
+    packed_prompt: bytes = field(default=b"", compare=False, repr=False)
+    """Packed token ids of a prompt that was given as ids."""
+
+    @property
+    def prompt_token_ids(self) -> list[int] | None:
+        """Token ids of the prompt as they were given; None for a text and for a conversation."""
+        return unpack_ids(self.packed_prompt).tolist() if self.packed_prompt else None
 
     @property
     def text(self) -> str:

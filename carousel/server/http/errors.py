@@ -66,14 +66,55 @@ NOT_BUILT = {
         ),
         "write a checkpoint, and send POST /update_weights_from_disk",
     ),
-    **dict.fromkeys(("/sleep", "/wake_up"), "the model stays in memory while it is served"),
+    **dict.fromkeys(
+        (
+            *("/begin_weight_update", "/end_weight_update", "/load_lora_adapter_from_tensors"),
+            *("/get_weights_by_name", "/weights_checker", "/update_weight_version", "/start_weight_update"),
+        ),
+        "a checkpoint is what is served (POST /update_weights_from_disk), and GET /weight_version names it",
+    ),
+    **dict.fromkeys(
+        (
+            *("/sleep", "/wake_up", "/is_sleeping"),
+            *("/release_memory_occupation", "/resume_memory_occupation", "/release_memory", "/resume_memory"),
+        ),
+        "the model stays in memory while it is served",
+    ),
+    **dict.fromkeys(
+        ("/open_session", "/close_session"),
+        "send the whole conversation: what the cache has of it is not computed again",
+    ),
+    **dict.fromkeys(("/pause", "/resume", "/is_paused"), "send POST /pause_generation, /continue_generation"),
+    **dict.fromkeys(
+        ("/parse_function_call", "/separate_reasoning"), "/v1/chat/completions does it to its answers"
+    ),
+    **dict.fromkeys(
+        ("/perf_metrics", "/prometheus", "/kv_cache_events", "/server_load_metrics", "/v1/loads"),
+        "ask /metrics, /get_load or /stats/iterations",
+    ),
+    **dict.fromkeys(
+        (
+            *("/set_internal_state", "/get_internal_state", "/configure_logging", "/set_trace_level"),
+            *("/scale_elastic_ep", "/is_scaling_elastic_ep"),
+        ),
+        "settings are the launch's, and GET /server_info shows them",
+    ),
+    "/encode": "send texts to /v1/embeddings, of a server of --task embed",
+    "/collective_rpc": "the client library has collective_rpc",
+    "/tokenizer_info": "/model_info names the tokenizer, and /tokenize gives tokens",
+    "/list_lora_adapters": "ask /v1/models",
+    "/hicache": "the cache is in one memory; POST /flush_cache empties it",
+    "/docs": "there are no pages of docs",
+    "/redoc": "there are no pages of docs",
+    **dict.fromkeys(("/invocations", "/vertex_generate", "/v2/models", "/inference/v1"), _OPENAI),
+    "/v2/health": "ask /ready or /live",
     "/reset_prefix_cache": "send POST /flush_cache",
     "/ping": "ask /health",
     "/load": "ask /get_load",
     **dict.fromkeys(("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"), _TEXT_ONLY),
 }
-"""Advice for paths, and all below them, that OpenAI, Anthropic, vLLM, SGLang or Ollama has and this server
-does not.
+"""Advice for paths, and all below them, that OpenAI, Anthropic, vLLM, SGLang, TensorRT-LLM, KServe or Ollama
+has and this server does not.
 """
 KEPT_NOWHERE = {
     "/v1/responses": "this server keeps no responses: there is none to read, to delete or to cancel. Closing "

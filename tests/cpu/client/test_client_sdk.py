@@ -176,6 +176,11 @@ def test_llm_generates_and_leaves_no_process_and_no_file(
             completions, llm.generate(PROMPTS[:6], several, timeout=60), strict=True
         ):
             assert [each.token_ids for each in completion.outputs] == [alone.token_ids[:4]] * 2
+        as_objects = llm.generate([{"prompt": prompt} for prompt in PROMPTS[:6]], GREEDY, timeout=60)
+        assert isinstance(as_objects, list)
+        assert [(each.prompt, each.text) for each in as_objects] == [
+            (prompt, each.text) for prompt, each in zip(PROMPTS, completions, strict=False)
+        ]
         child = os.fork()
         if child == 0:  # a copy of the object in another process must leave the runtime alone
             llm.close()

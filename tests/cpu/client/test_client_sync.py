@@ -59,6 +59,18 @@ def test_a_completion_holds_everything_that_the_terminal_says(client: Client) ->
     assert completion.label == "mine"
 
 
+def test_a_completion_has_the_prompt_as_it_was_given(client: Client) -> None:
+    """Scripts for vLLM read `output.prompt` beside `output.outputs[0].text`."""
+    text, ids, talk = (
+        client.generate("hello"),
+        client.generate([1, 2]),
+        client.chat([{"role": "user", "content": "a"}]),
+    )
+    assert (text.prompt, text.prompt_token_ids) == ("hello", None)
+    assert (ids.prompt, ids.prompt_token_ids) == (None, [1, 2])
+    assert (talk.prompt, talk.prompt_token_ids) == (None, None)
+
+
 def test_a_stream_gives_each_delta_and_then_ends(client: Client) -> None:
     deltas = list(client.stream("hello"))
     assert "".join(delta.text for delta in deltas) == "abc"

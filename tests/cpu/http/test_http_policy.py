@@ -130,6 +130,13 @@ def test_probes_are_not_logged(front: Front, caplog: pytest.LogCaptureFixture) -
         ("/v1/audio/transcriptions", "text only"),
         ("/v1/classify", "/v1/score"),
         ("/v1/batches", "completions take up to"),
+        ("/encode", "/v1/embeddings"),
+        ("/release_memory_occupation", "stays in memory"),
+        ("/open_session", "send the whole conversation"),
+        ("/pause", "/pause_generation"),
+        ("/hicache/storage-backend/clear", "/flush_cache"),
+        ("/perf_metrics", "/metrics"),
+        ("/v2/models/ensemble/generate", "below /v1"),
     ],
 )
 def test_a_path_of_others_that_is_not_built_says_what_to_use(front: Front, path: str, words: str) -> None:
