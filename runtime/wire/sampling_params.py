@@ -7,7 +7,7 @@ the sampler applies them is in docs/sampling.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -37,7 +37,47 @@ Bias: TypeAlias = Mapping[int, float] | Mapping[str, float] | Sequence[Sequence[
 """Bias by token id: a mapping, whose keys JSON writes as text, or pairs of token id and bias."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+_GUIDE = (
+    "a guide is an argument of the call: structured_outputs=StructuredOutputsParams(...), or "
+    "guided_decoding_params of a GenerationRequest"
+)
+_PROCESSORS = (
+    "the launch names processors (--logits-processor), and the call's logits_processors which of them"
+)
+ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("guided_decoding", "structured_outputs", "json_schema", "regex", "ebnf"), _GUIDE),
+    **dict.fromkeys(("logits_processors", "logits_processor", "apply_batched_logits_processor"), _PROCESSORS),
+    **dict.fromkeys(("max_new_tokens", "max_completion_tokens"), "it is called max_tokens"),
+    **dict.fromkeys(("sampling_seed", "random_seed"), "it is called seed"),
+    "min_new_tokens": "it is called min_tokens",
+    "no_stop_trim": "it is called include_stop_str_in_output",
+    "bad": "it is called bad_words",
+    "end_id": "give it in stop_token_ids, with ignore_eos=True",
+    "pad_id": "outputs are not padded; leave it out",
+    "detokenize": "--skip-tokenizer-init is for a server without text; leave it out",
+    "output_kind": "generate returns whole outputs, and stream what is new",
+    "add_special_tokens": "it is an argument of the call",
+    "exclude_input_from_output": "it is a field of GenerationRequest",
+}
+"""Advice for names that SamplingParams of vLLM, SGLang or TensorRT-LLM have."""
+
+
+class _Named(msgspec.StructMeta):
+    """Metaclass that says more about a wrong keyword. What is decoded does not pass here."""
+
+    def __call__(self, *values: Any, **fields: Any) -> Any:
+        try:
+            return super().__call__(*values, **fields)
+        except TypeError:
+            for name in fields:
+                if (advice := ELSEWHERE.get(name)) is not None:
+                    raise TypeError(f"{self.__name__} has no {name}: {advice}") from None
+            raise
+
+
+class SamplingParams(
+    msgspec.Struct, metaclass=_Named, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
+):
     """Parameters that say how to choose the next tokens and when to stop. Neutral values change nothing.
 
     Raises InvalidRequest from `validate()`; constructing one checks nothing, so that a caller sees every

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
 
 from runtime.base.errors import InvalidRequest
-from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.sampling_params import ELSEWHERE, SamplingParams
 
 BAD: list[tuple[str, Any]] = [
     ("max_tokens", 0),
@@ -88,3 +89,16 @@ def test_ids_outside_the_vocabulary_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="vocabulary"):
         SamplingParams(**values).check_vocabulary(4096)
     SamplingParams(**values).check_vocabulary(4097)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_name_of_another_library_is_refused_with_ours(name: str) -> None:
+    assert name not in SamplingParams.__struct_fields__
+    fields: dict[str, Any] = {name: 1}
+    with pytest.raises(TypeError, match=f"^SamplingParams has no {name}: {re.escape(ELSEWHERE[name])}$"):
+        SamplingParams(**fields)
+
+
+def test_any_other_name_is_refused_too() -> None:
+    with pytest.raises(TypeError, match="'no_such_name'"):
+        SamplingParams(no_such_name=1)  # type: ignore[call-arg]
