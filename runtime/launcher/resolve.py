@@ -380,6 +380,7 @@ def _check_http(config: RuntimeConfig) -> None:
     for proxy in config.proxies:
         if proxy != "*" and not _is_network(proxy):
             raise ConfigError(f"forwarded_allow_ips: {proxy} is neither * nor like 10.0.0.1 or 10.0.0.0/8")
+    _ = config.template_defaults  # raises where it is no object
     if config.root_path and not ROOT_PATH.fullmatch(config.root_path):
         raise ConfigError(f"root_path: {config.root_path!r} is not like /llm or /a/b")
     if not {".", ".."}.isdisjoint(config.root_path.split("/")):

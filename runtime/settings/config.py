@@ -44,6 +44,16 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
         return _names_in(self.served_model_name)
 
     @property
+    def template_defaults(self) -> dict[str, Any]:
+        """Chat template variables of conversations that do not give them. Raises ConfigError."""
+        if not self.default_chat_template_kwargs:
+            return {}
+        try:
+            return msgspec.json.decode(self.default_chat_template_kwargs, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"default_chat_template_kwargs: expected a JSON object: {error}") from None
+
+    @property
     def adapter_paths(self) -> dict[str, str]:
         """Directories of the adapters of --lora-modules by name. Raises ConfigError."""
         paths: dict[str, str] = {}

@@ -12,6 +12,7 @@ HTTP_SETTINGS = (
     "api_key",
     "api_workers",
     "cors_origins",
+    "default_chat_template_kwargs",
     "default_max_tokens",
     "forwarded_allow_ips",
     "host",
@@ -81,6 +82,13 @@ class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True)
             le=1 << 22,
         ),
     ] = 0
+    default_chat_template_kwargs: Annotated[
+        str,
+        setting(
+            "JSON object of chat template variables, such as enable_thinking, for conversations over HTTP; a "
+            "request's chat_template_kwargs and reasoning_effort go before it"
+        ),
+    ] = ""
     metrics_open: Annotated[bool, setting("answer /metrics without the API key")] = False
     cors_origins: Annotated[
         str,

@@ -79,7 +79,12 @@ async def prepare_chat(request: Request, body: ChatBody) -> PreparedChat:
         processors=body.logits_processors,
     )
     options.update(
-        template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
+        template_options(
+            body.add_generation_prompt,
+            body.continue_final_message,
+            body.chat_template_kwargs,
+            server.config.template_defaults,
+        )
     )
     if body.prediction is not None:
         options["prediction"] = body.prediction.text

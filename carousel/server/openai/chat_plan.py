@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -57,7 +57,7 @@ async def plan_answer(
     reasoning = REASONING_FORMATS.get(config.reasoning_parser)
     reads_reasoning = reasoning is not None and body.separate_reasoning is not False
     if body.reasoning_effort is not None:
-        await _add_effort(server, body.reasoning_effort, options)
+        await _add_effort(server, body.reasoning_effort, body.chat_template_kwargs or {}, options)
     budget = _budget(server, body, reasoning)
     is_held = guide.params is not None or budget is not None
     if not tools.names and not reads_reasoning and (reasoning is None or not is_held):
@@ -144,9 +144,11 @@ def _are_tools(tools: bytes) -> bool:
         return True
 
 
-async def _add_effort(server: ServerState, effort: ReasoningEffort, options: RequestOptions) -> None:
-    """Add the reasoning effort to the chat template's variables, if the template knows efforts. Raises
-    InvalidRequest.
+async def _add_effort(
+    server: ServerState, effort: ReasoningEffort, own: Mapping[str, Any], options: RequestOptions
+) -> None:
+    """Add the reasoning effort to the chat template's variables, if the template knows efforts. It goes
+    before the launch's variables, and the request's own before it. Raises InvalidRequest.
     """
     variables = await server.tokenizer.template_variables()
     made: dict[str, Any] = {name: effort != "none" for name in SWITCHES if name in variables}
@@ -159,7 +161,7 @@ async def _add_effort(server: ServerState, effort: ReasoningEffort, options: Req
             code="unsupported_parameter",
         )
     if made:
-        options["chat_template_kwargs"] = {**made, **(options.get("chat_template_kwargs") or {})}
+        options["chat_template_kwargs"] = {**server.config.template_defaults, **made, **own}
 
 
 def _budget(server: ServerState, body: ChatBody, reasoning: ReasoningFormat | None) -> int | None:

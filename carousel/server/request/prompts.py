@@ -48,9 +48,11 @@ def template_options(
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
     chat_template_kwargs: dict[str, Any] | None,
+    defaults: dict[str, Any],
 ) -> RequestOptions:
-    """Return the options of the chat template. A message that is continued is followed by no new turn. Raises
-    InvalidRequest if both are asked for, and for variables that are too large.
+    """Return the options of the chat template. A message that is continued is followed by no new turn.
+    defaults: variables of the launch, which those of the request go before. Raises InvalidRequest if both are
+    asked for, and for variables that are too large.
     """
     options = RequestOptions()
     if add_generation_prompt is not None:
@@ -64,10 +66,11 @@ def template_options(
             )
         options["continue_final_message"] = True
         options["add_generation_prompt"] = False
-    if chat_template_kwargs is not None:
+    if chat_template_kwargs is not None or defaults:
+        variables = {**defaults, **(chat_template_kwargs or {})}
         # Packing checks them. A prompt encoded in this process is not packed; the limits are the same.
-        pack_template_kwargs(chat_template_kwargs)
-        options["chat_template_kwargs"] = chat_template_kwargs
+        pack_template_kwargs(variables)
+        options["chat_template_kwargs"] = variables
     return options
 
 

@@ -43,7 +43,7 @@ async def tokenize(request: Request) -> Response:
     server.served_model(body.model)
     field = "prompt" if body.messages is None else "messages"
     server.tokenizer.require(field)
-    prompts, options = _prompts(body)
+    prompts, options = _prompts(body, server.config.template_defaults)
     limits = TokenLimits(server.max_ids, field)
     limits.check_texts(prompts)
     found = [
@@ -168,13 +168,13 @@ def _tokenize_response(
     return TokenizeResponse(counts, max_len, lists, shown_lists)
 
 
-def _prompts(body: TokenizeBody) -> tuple[list[Prompt], RequestOptions]:
+def _prompts(body: TokenizeBody, defaults: dict[str, Any]) -> tuple[list[Prompt], RequestOptions]:
     """Return the prompts and options of a body. Raises InvalidRequest."""
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt or messages is needed, one of the two", param="prompt")
     if body.messages is not None:
         options = template_options(
-            body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
+            body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs, defaults
         )
         options["add_special_tokens"] = bool(body.add_special_tokens)
         return [conversation(body.messages)], options

@@ -44,6 +44,24 @@ def message(front: Front, **body: Any) -> tuple[str | None, str | None]:
     return got["reasoning"], got["content"]
 
 
+def test_variables_of_the_launch_hold_where_a_request_gives_none(tmp_path: Path) -> None:
+    """--default-chat-template-kwargs of vLLM and SGLang: a server that thinks only where it is asked to."""
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    settings = {"chat_template": str(tmp_path / "chat.jinja"), "reasoning_parser": "qwen3"}
+    given = '{"enable_thinking": false, "other": 1}'
+    with http_front(tmp_path, answer, default_chat_template_kwargs=given, **settings) as front:
+        assert message(front) == (None, ANSWER)
+        assert message(front, chat_template_kwargs={"may_think": True}) == (None, ANSWER)
+        assert message(front, chat_template_kwargs={"enable_thinking": True}) == ("Hm.", "Hi")
+        assert message(front, reasoning_effort="high") == ("Hm.", "Hi")
+        talk = [{"role": "user", "content": "x"}]
+        short, long = (
+            front.post("/tokenize", messages=talk, chat_template_kwargs=variables).json()["count"]
+            for variables in ({"enable_thinking": True}, None)
+        )
+        assert short < long
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

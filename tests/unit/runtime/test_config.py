@@ -134,6 +134,14 @@ def test_a_host_that_no_browser_sends_is_refused(name: str, tmp_path: Path) -> N
     assert resolved(RuntimeConfig(allowed_hosts="*, a.example."), tmp_path).host_names == ["*", "a.example."]
 
 
+@pytest.mark.parametrize("given", ["enable_thinking", "[1]", "{a: 1}", '"a"'])
+def test_variables_of_a_chat_template_are_a_json_object(given: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^default_chat_template_kwargs: expected a JSON object"):
+        resolved(RuntimeConfig(default_chat_template_kwargs=given), tmp_path)
+    config = RuntimeConfig(default_chat_template_kwargs='{"enable_thinking": false}')
+    assert resolved(config, tmp_path).template_defaults == {"enable_thinking": False}
+
+
 @pytest.mark.parametrize("proxy", ["proxy.example", "10.0.0.1/8", "10.0.0.1:80", "10.0.0"])
 def test_a_proxy_is_named_by_address(proxy: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^forwarded_allow_ips: "):
