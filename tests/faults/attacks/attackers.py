@@ -3,7 +3,7 @@ on NUM_CONNECTIONS connections for so long, or until it has opened so many, at t
 many it opened, the bytes it sent and the statuses that it was answered with, as JSON.
 
 They have no key, or that of the environment's ATTACKERS_KEY in all but what asks for /live, which needs none,
-and the heads of a grammar.
+and the heads of a grammar. With a certificate in the environment's ATTACKERS_TRUST they speak TLS.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import random
 import re
 import select
 import socket
+import ssl
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ HELD_S = 45.0
 """Longer than any connection that asks for nothing may stay open."""
 KEY_VARIABLE = "ATTACKERS_KEY"
 KEY = os.environ.get(KEY_VARIABLE, "")
+TRUST_VARIABLE = "ATTACKERS_TRUST"
+TRUST = os.environ.get(TRUST_VARIABLE, "")
 AUTHORIZATION = f"Authorization: Bearer {KEY}\r\n".encode() if KEY else b""
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 JSON = b"Host: x\r\nContent-Type: application/json\r\n" + AUTHORIZATION
@@ -90,6 +94,7 @@ class Attack:
         self._port = port
         self._most_opened = most_opened
         self._end_s = time.monotonic() + seconds
+        self._trust = ssl.create_default_context(cafile=TRUST) if TRUST else None
         self.num_opened = self.num_bytes = 0
         self.statuses: Counter[str] = Counter()
 
@@ -97,17 +102,22 @@ class Attack:
     def is_over(self) -> bool:
         return time.monotonic() >= self._end_s or self.num_opened > self._most_opened
 
-    def open(self) -> socket.socket:
+    def open(self, *, has_tls: bool = True) -> socket.socket:
+        """Open a connection, over TLS unless it is to have none of its own."""
         self.num_opened += 1
         connection = socket.create_connection(("127.0.0.1", self._port), timeout=HELD_S)
+        if self._trust is not None and has_tls:
+            connection = self._trust.wrap_socket(connection, server_hostname="localhost")
         connection.setblocking(False)
         return connection
 
-    def send(self, pieces: Iterator[bytes], *, reads: bool = True, stays_s: float = 0.0) -> None:
+    def send(
+        self, pieces: Iterator[bytes], *, reads: bool = True, stays_s: float = 0.0, has_tls: bool = True
+    ) -> None:
         """Send pieces on a new connection until they or the attack end, or the server closes it. Reads what
         is answered meanwhile, and goes on reading while no `stays_s` pass without anything.
         """
-        with self.open() as connection:
+        with self.open(has_tls=has_tls) as connection:
             waiting = memoryview(next(pieces, b""))
             while not self.is_over and (waiting or stays_s):
                 readable, writable, _ = select.select(
@@ -118,16 +128,28 @@ class Attack:
                 if readable and not self._read(connection):
                     return
                 if writable:
-                    sent = connection.send(waiting[:PIECE_BYTES])
+                    sent = _send(connection, waiting[:PIECE_BYTES])
                     self.num_bytes += sent
                     waiting = waiting[sent:] or memoryview(next(pieces, b""))
 
     def _read(self, connection: socket.socket) -> bool:
-        data = connection.recv(1 << 18)
+        try:
+            data = connection.recv(1 << 18)
+            while isinstance(connection, ssl.SSLSocket) and connection.pending():
+                data += connection.recv(1 << 18)
+        except ssl.SSLWantReadError:  # a part of a record
+            return True
         self.statuses.update(status.decode() for status in STATUS.findall(data))
         if failed := data.count(FAILED_EVENT):
             self.statuses["failed stream"] += failed
         return bool(data)
+
+
+def _send(connection: socket.socket, data: memoryview) -> int:
+    try:
+        return connection.send(data)
+    except ssl.SSLWantWriteError:
+        return 0
 
 
 def endless(*data: bytes) -> Iterator[bytes]:
@@ -274,6 +296,28 @@ def stop_strings(attack: Attack, _: int) -> None:
     attack.send(iter([LONG_STOPS]), stays_s=HELD_S)
 
 
+def hellos(attack: Attack, number: int) -> None:
+    """Begin TLS handshakes, one after another or a few bytes at a time, and never end them."""
+    hello = client_hello()
+
+    def drip() -> Iterator[bytes]:
+        for at in range(len(hello)):
+            time.sleep(0.001)
+            yield hello[at : at + 1]
+
+    attack.send(drip() if number % 2 else iter([hello]), stays_s=0.1 * (number % 4 == 0), has_tls=False)
+
+
+@cache
+def client_hello() -> bytes:
+    """The first message of a TLS client, for which a server makes and signs a key."""
+    sent = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return sent.read()
+
+
 KINDS: tuple[Callable[[Attack, int], None], ...] = (
     trailers,
     one_trailer,
@@ -298,11 +342,15 @@ ATTACKS: dict[str, tuple[Callable[[Attack, int], None], int]] = {
     **{kind.__name__: (kind, NUM_CONNECTIONS) for kind in KINDS},
     "many_half_bodies": (half_bodies, MANY_CONNECTIONS),
 }
+TLS_ATTACKS: dict[str, tuple[Callable[[Attack, int], None], int]] = {
+    "hellos": (hellos, NUM_CONNECTIONS),
+    "many_hellos": (hellos, MANY_CONNECTIONS),
+}
 """By name: what one connection does, and on how many."""
 
 
 def run(name: str, port: int, seconds: float, most_opened: int) -> Attack:
-    do, num_connections = ATTACKS[name]
+    do, num_connections = (ATTACKS | TLS_ATTACKS)[name]
     attack = Attack(port, seconds, most_opened)
 
     def repeat(number: int) -> None:

@@ -1,7 +1,9 @@
 """Costs that callers without a key can cause: `python -m tests.faults.attacks.http_attacks [--seconds 40]
-[--key] [NAME ...]` attacks a launch with bytes of each kind that `tests/faults/attacks/attackers.py` knows,
-one kind after another, while /live is asked all the time and eight callers stream. Prints a table, and last
-how many bars were missed; exits with 1 where one was.
+[--key] [--tls] [NAME ...]` attacks a launch with bytes of each kind that `tests/faults/attacks/attackers.py`
+knows, one kind after another, while /live is asked all the time and eight callers stream. Prints a table, and
+last how many bars were missed; exits with 1 where one was.
+
+With `--tls` the launch serves HTTPS, and all speak TLS but those that attack with handshakes alone.
 
 With `--key` the launch has keys: attackers have one of an ordinary user (role `user`), and the callers
 another one; each may have half of the rows.
@@ -17,6 +19,7 @@ import argparse
 import asyncio
 import json
 import os
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -28,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from carousel.server.http.body_pool import POOL_BYTES
-from tests.faults.attacks.attackers import ATTACKS, KEY_VARIABLE, LIVE
+from tests.faults.attacks.attackers import ATTACKS, KEY_VARIABLE, LIVE, TLS_ATTACKS, TRUST_VARIABLE
 from tests.faults.attacks.metered_launch import take_held
+from tests.harness.http.tls import CERTIFICATE, FILES
 from tests.harness.ring.launched import ROOT, Launched, launched
 from tests.harness.ring.resources import memory_mb
 
@@ -64,12 +68,26 @@ class Seen:
     failed: list[str] = field(default_factory=list)
 
 
-async def ask_live(port: int, seen: Seen) -> None:
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Port of the launch, and with TLS the certificates that callers trust."""
+
+    port: int
+    trust: ssl.SSLContext | None
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        name = None if self.trust is None else "localhost"
+        return await asyncio.open_connection(
+            "127.0.0.1", self.port, limit=1 << 20, ssl=self.trust, server_hostname=name
+        )
+
+
+async def ask_live(door: Door, seen: Seen) -> None:
     """Ask on a new connection each time."""
     while True:
         began = time.monotonic()
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await door.open()
             writer.write(LIVE)
             head = await reader.readuntil(b"\r\n\r\n")
             if b" 200 " not in head:
@@ -81,7 +99,7 @@ async def ask_live(port: int, seen: Seen) -> None:
         await asyncio.sleep(PROBE_S)
 
 
-async def stream(port: int, seen: Seen) -> None:
+async def stream(door: Door, seen: Seen) -> None:
     """Read one streamed answer after another."""
     head = (
         "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -90,7 +108,7 @@ async def stream(port: int, seen: Seen) -> None:
     request = f"{head}Content-Length: {len(STREAM)}\r\n\r\n".encode() + STREAM
     while True:
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+            reader, writer = await door.open()
             writer.write(request)
             await _read_events(reader, seen)
             writer.close()
@@ -125,17 +143,18 @@ def _memory(launch: Launched) -> dict[str, int]:
 
 
 async def attacked(
-    launch: Launched, name: str, seconds: float, connections: int, key: str = ""
+    launch: Launched, name: str, seconds: float, connections: int, *, key: str = "", has_tls: bool = False
 ) -> dict[str, Any]:
     """Measure for so long, or until so many connections have been opened; without attackers if the name is
     empty. key: that of the attackers.
     """
     port, seen, most = launch.state()["port"], Seen(), dict[str, int]()
+    door = Door(port, ssl.create_default_context(cafile=str(CERTIFICATE)) if has_tls else None)
     before, pids = _memory(launch), launch.pids()
     calling = [
-        asyncio.create_task(ask_live(port, seen)),
+        asyncio.create_task(ask_live(door, seen)),
         asyncio.create_task(look_at_memory(launch, most)),
-        *(asyncio.create_task(stream(port, seen)) for _ in range(NUM_STREAMS)),
+        *(asyncio.create_task(stream(door, seen)) for _ in range(NUM_STREAMS)),
     ]
     await asyncio.sleep(1.0)
     take_held(launch.run_dir)
@@ -146,7 +165,7 @@ async def attacked(
             *("-m", "tests.faults.attacks.attackers", name, str(port), str(seconds), str(connections)),
             stdout=subprocess.PIPE,
             cwd=ROOT,
-            env={**os.environ, KEY_VARIABLE: key},
+            env={**os.environ, KEY_VARIABLE: key, TRUST_VARIABLE: str(CERTIFICATE) * has_tls},
         )
         answered = json.loads((await attacker.communicate())[0])
     else:
@@ -225,8 +244,9 @@ HEADS = (
 
 
 @contextmanager
-def started(*, has_keys: bool) -> Iterator[Launched]:
+def started(*, has_keys: bool, has_tls: bool) -> Iterator[Launched]:
     """A launch that anybody may ask, or only who has one of the KEYS."""
+    tls = [f"--{name.replace('_', '-')}={path}" for name, path in FILES.items()] if has_tls else []
     with tempfile.TemporaryDirectory() as folder:
         keys: list[str] = []
         if has_keys:
@@ -235,7 +255,7 @@ def started(*, has_keys: bool) -> Iterator[Launched]:
             path.write_text("".join(f'[{name}]\nkey = "{key}"\n{limits}' for name, key in KEYS.items()))
             path.chmod(0o600)
             keys = [f"--api-keys={path}", f"--max-running-requests={ROWS}"]
-        with launched(*SETTINGS, *keys, module="tests.faults.attacks.metered_launch") as launch:
+        with launched(*SETTINGS, *tls, *keys, module="tests.faults.attacks.metered_launch") as launch:
             yield launch
 
 
@@ -244,16 +264,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=40.0, help="for each attack")
     parser.add_argument("--connections", type=int, default=1 << 40, help="at most, of each attack")
     parser.add_argument("--key", action="store_true", help="attackers have an ordinary user's key")
+    parser.add_argument("--tls", action="store_true", help="over HTTPS, with attacks by TLS alone")
     parser.add_argument("--json", type=Path, help="where all figures go, too")
-    parser.add_argument("names", nargs="*", choices=[*ATTACKS, []], metavar="NAME", help=", ".join(ATTACKS))
+    known = ATTACKS | TLS_ATTACKS
+    parser.add_argument("names", nargs="*", choices=[*known, []], metavar="NAME", help=", ".join(known))
     arguments = parser.parse_args()
     reports: list[dict[str, Any]] = []
     num_missed = 0
     print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}", flush=True)
-    with started(has_keys=arguments.key) as launch:
-        for name in ("", *(arguments.names or ATTACKS)):
-            key = KEYS["attacker"] * arguments.key
-            report = asyncio.run(attacked(launch, name, arguments.seconds, arguments.connections, key))
+    form = {"key": KEYS["attacker"] * arguments.key, "has_tls": arguments.tls}
+    with started(has_keys=arguments.key, has_tls=arguments.tls) as launch:
+        for name in ("", *(arguments.names or (known if arguments.tls else ATTACKS))):
+            report = asyncio.run(attacked(launch, name, arguments.seconds, arguments.connections, **form))
             reports.append(report)
             misses = missed(report, reports[0])
             num_missed += len(misses)
