@@ -48,6 +48,8 @@ KEEP_ALIVE_S = 20
 
 CONNECTION_OBJECTS, CONNECTION_BYTES = 24, 6 << 10
 """Number of objects, and bytes, that each connection has at least. They are no garbage."""
+TLS_OBJECTS, TLS_BYTES = 20, 36 << 10
+"""Number of objects, and bytes, that TLS adds to each of them."""
 
 logger = logging.getLogger(__name__)
 
@@ -134,9 +136,12 @@ async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> No
     serving = asyncio.create_task(server.serve([listener]))
     connecting = asyncio.create_task(client.connect())
     watching = asyncio.create_task(tenants.watch(TICK_S))
+    has_tls = bool(config.ssl_certfile)
+    num_bytes = CONNECTION_BYTES + TLS_BYTES * has_tls
+    num_objects = CONNECTION_OBJECTS + TLS_OBJECTS * has_tls
     garbage = GarbageWatch(
-        lambda: state.bodies.num_bytes + state.unread.num_bytes + CONNECTION_BYTES * server.num_connections,
-        objects_in_use=lambda: CONNECTION_OBJECTS * server.num_connections,
+        lambda: state.bodies.num_bytes + state.unread.num_bytes + num_bytes * server.num_connections,
+        objects_in_use=lambda: num_objects * server.num_connections,
     )
     is_ready = False
     try:

@@ -10,7 +10,7 @@ import asyncio
 import select
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 PIECE_BYTES = 64 << 10
 """Number of bytes that are encrypted at a time."""
@@ -19,6 +19,10 @@ TURN_BYTES = 1 << 20
 HELD_BYTES = 16 << 10
 """Number of bytes that the event loop's transport holds before it pauses. It has any only while the transport
 below, with the limits of a plain connection, takes no more, and for a moment after the handshake.
+"""
+UNREAD_BYTES = 64 << 10
+"""Number of received bytes of a connection whose reading pauses after which nothing more is taken from the
+kernel. The event loop takes four times as many by default, and has up to 256 KiB more from one read.
 """
 BYTES_BELOW = 64 << 10
 """Number of bytes that the transport below holds when it takes no more. It does not tell."""
@@ -37,6 +41,7 @@ class TlsWriter(asyncio.Transport):
         """
         super().__init__()
         transport.set_write_buffer_limits(high=HELD_BYTES, low=0)
+        cast(Any, transport).set_read_buffer_limits(high=UNREAD_BYTES)
         self._transport = transport
         self._on_pause, self._on_resume = pause, resume
         self._waiting: deque[bytes | memoryview] = deque()

@@ -6,15 +6,18 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from carousel.server.garbage import GarbageWatch
 from carousel.server.http import server as server_module
-from carousel.server.http.protocol import MAX_PIPELINED
+from carousel.server.http.protocol import MAX_PIPELINED, HttpProtocol
+from carousel.server.http.tls_writer import UNREAD_BYTES
 from carousel.server.tenancy import unread_answers
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 from runtime.wire.messages import GenerateRequest, SequenceOutput
@@ -26,8 +29,10 @@ from tests.harness.ring.launched import wait_until
 MIB = 1 << 20
 LONG = 4 * MIB
 PIECE = 16 << 10
-NUM_CALLERS = 8
+NUM_CALLERS = 6
 ROOM = 2 * LONG
+READ_BYTES = 256 << 10
+"""Maximum number of bytes that the event loop's TLS reads at a time."""
 SLACK_BYTES = 512 << 10
 """Bytes of an answer that a connection's kernel has, and what TLS adds to it."""
 
@@ -149,3 +154,49 @@ def test_answers_of_a_kept_connection_come_one_after_another(front: Front) -> No
         for _ in range(3):
             (choice,) = http.post("/v1/completions", json={"prompt": "x"}).json()["choices"]
             assert choice["text"] == "x" * LONG
+
+
+def test_little_is_taken_of_what_comes_while_a_connection_is_not_read(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 150 bodies that waited for room had half a MiB, beyond the limit that they all share."""
+    made: list[Any] = []
+    connection_made = HttpProtocol.connection_made
+
+    def paused(self: HttpProtocol, transport: asyncio.Transport) -> None:
+        connection_made(self, transport)
+        self.flow.is_held = True
+        made.append(cast(Any, transport)._transport)
+
+    monkeypatch.setattr(HttpProtocol, "connection_made", paused)
+    with secure_caller(front) as caller:
+        caller.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            caller.sendall(bytes(4 * MIB))
+        (transport,) = made
+        assert UNREAD_BYTES <= transport.get_read_buffer_size() < UNREAD_BYTES + READ_BYTES
+
+
+@pytest.mark.parametrize(("settings", "num_bytes", "num_objects"), [({}, 6 << 10, 24), (FILES, 42 << 10, 44)])
+def test_what_tls_adds_to_connections_is_no_garbage(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, str],
+    num_bytes: int,
+    num_objects: int,
+) -> None:
+    """A thousand looked like as much garbage as starts a full collection, which holds up the event loop."""
+    watches: list[tuple[Callable[[], int], Callable[[], int]]] = []
+
+    class Watch(GarbageWatch):
+        def __init__(self, bytes_in_use: Callable[[], int], *, objects_in_use: Callable[[], int]) -> None:
+            super().__init__(bytes_in_use, objects_in_use=objects_in_use)
+            watches.append((bytes_in_use, objects_in_use))
+
+    monkeypatch.setattr("carousel.server.main.GarbageWatch", Watch)
+    with http_front(tmp_path, long_answer, **settings) as front, ExitStack() as stack:
+        for _ in range(NUM_CALLERS):
+            stack.enter_context(front.connect())
+        ((bytes_in_use, objects_in_use),) = watches
+        wait_until(lambda: objects_in_use() == NUM_CALLERS * num_objects, 5.0, "they are connected")
+        assert bytes_in_use() == NUM_CALLERS * num_bytes
