@@ -1,7 +1,7 @@
 """AdapterTable: finds the adapter that a request names, and the present version of its files. InlineAdapters:
 adapters whose weights come with requests, stored in the run directory.
 
-    incoming/CLIENT-TASK-DIGEST-SIZE   parts received so far, by any tokenizer
+    incoming/TENANT-CLIENT-TASK-DIGEST-SIZE   parts received so far, by any tokenizer
     kept/TENANT-KIND-TASK              complete; the scheduler decides whether it is kept, and removes it
 """
 
@@ -73,7 +73,7 @@ class InlineAdapters:
                 raise _refused(piece, f"task_id {piece.task_id} stands for other weights")
             return {"is_resident": True}
         incoming = incoming_in(self._folder)
-        name = f"{client:x}-{piece.task_id:x}-{piece.digest[:16]}-{piece.size:x}"
+        name = f"{_who(tenant)}-{client:x}-{piece.task_id:x}-{piece.digest[:16]}-{piece.size:x}"
         try:
             if piece.folder:
                 shutil.rmtree(
@@ -91,7 +91,7 @@ class InlineAdapters:
     def _append(self, folder: Path, piece: AdapterPiece, tenant: str) -> PieceAnswer | AdapterPiece:
         if piece.config:
             shutil.rmtree(folder, ignore_errors=True)
-            self._check_others(folder.parent, piece)
+            self._make_room(folder.parent, piece, _who(tenant))
             folder.mkdir(parents=True, mode=0o700)
             (folder / CONFIG_FILE).write_bytes(piece.config)
             (folder / WEIGHTS_FILE).touch()
@@ -136,23 +136,37 @@ class InlineAdapters:
             piece, config=b"", data=b"", folder="", num_rows=config.num_rows, path=str(path)
         )
 
-    def _check_others(self, incoming: Path, piece: AdapterPiece) -> None:
-        """Give up uploads that make no progress. Raises Overloaded if other uploads use all the room."""
-        size = piece.size
+    def _make_room(self, incoming: Path, piece: AdapterPiece, who: str) -> None:
+        """Give up uploads that make no progress and, for a tenant that stays within an equal part of the
+        room, the oldest ones of tenants that have more. Raises Overloaded if there is no room then.
+        """
+        sizes: dict[str, dict[Path, int]] = {who: {}}
         with contextlib.suppress(OSError):
-            for folder in incoming.iterdir():
+            for folder in sorted(incoming.iterdir(), key=lambda each: each.stat().st_mtime):
                 if time.time() - folder.stat().st_mtime > INCOMING_S:
                     shutil.rmtree(folder, ignore_errors=True)
                 elif "-" in folder.name:
-                    size += int(folder.name.rpartition("-")[2], 16)
-        if size > self._max_bytes:
-            raise Overloaded(
-                f"{PARAMS[piece.kind]}: others send as much as may come at once; try again later"
-            )
+                    holder, *_, size = folder.name.split("-")
+                    sizes.setdefault(holder, {})[folder] = int(size, 16)
+        sums = {holder: sum(own.values()) for holder, own in sizes.items()}
+        part = self._max_bytes // len(sums)
+        while sum(sums.values()) + piece.size > self._max_bytes:
+            most = max(sums, key=lambda each: sums[each])
+            if sums[who] + piece.size > part or sums[most] <= part:
+                raise Overloaded(
+                    f"{PARAMS[piece.kind]}: others send as much as may come at once; try again later"
+                )
+            folder = next(iter(sizes[most]))
+            sums[most] -= sizes[most].pop(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _path(self, kind: str, tenant: str, task_id: int) -> Path:
-        who = hashlib.blake2b(tenant.encode(), digest_size=8).hexdigest() if tenant else "owner"
-        return kept_in(self._folder) / f"{who}-{kind}-{task_id}"
+        return kept_in(self._folder) / f"{_who(tenant)}-{kind}-{task_id}"
+
+
+def _who(tenant: str) -> str:
+    """Return the part of the names of directories that stands for a tenant."""
+    return hashlib.blake2b(tenant.encode(), digest_size=8).hexdigest() if tenant else "owner"
 
 
 def _refused(piece: AdapterPiece, what: str) -> InvalidRequest:

@@ -1,11 +1,12 @@
 """InlineStore: keeps adapters that came with requests, up to a limit, and chooses which to remove. It removes
-the least recently used adapter that no live request uses. If that is not enough, it refuses the new one.
+the least recently used adapter that no live request uses, of the tenant that has the most, the new one
+included. If that is not enough, it refuses the new one.
 Files are handled by KeptFiles only.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -32,6 +33,11 @@ class KeptFiles(Protocol):
 
     def remove_adapter(self, path: str) -> None:
         """Remove the directory of an adapter."""
+
+
+def _holder(path: str) -> str:
+    """Return the part of a path that stands for a tenant."""
+    return path.rpartition("/")[2].partition("-")[0]
 
 
 class InlineStore:
@@ -74,12 +80,7 @@ class InlineStore:
             raise AdapterNotResident("lora_config: the weights are not kept any more", param=PARAM)
         needed = self._size(kept)
         if not self._has_room(needed):
-            in_use = frozenset(self._in_use())
-            for each in [each for each in self._kept if each not in in_use]:
-                self._remove(each)
-                self.num_evicted += 1
-                if self._has_room(needed):
-                    break
+            self._make_room(needed, _holder(path))
         if not self._has_room(needed):
             self._files.remove_adapter(path)
             unit = "pages" if self._is_by_pages else "bytes"
@@ -90,6 +91,25 @@ class InlineStore:
                 code="no_room_for_adapter",
             )
         self._add(path, kept)
+
+    def _make_room(self, needed: int, holder: str) -> None:
+        """Remove adapters until there is room for a new one of this holder, or until all that are left are
+        in use.
+        """
+        in_use = frozenset(self._in_use())
+        amounts, idle = Counter({holder: needed}), dict[str, deque[str]]()
+        for path, kept in self._kept.items():
+            amounts[_holder(path)] += self._size(kept)
+            if path not in in_use:
+                idle.setdefault(_holder(path), deque()).append(path)
+        while idle and not self._has_room(needed):
+            most = max(idle, key=lambda each: amounts[each])
+            path = idle[most].popleft()
+            if not idle[most]:
+                del idle[most]
+            amounts[most] -= self._size(self._kept[path])
+            self._remove(path)
+            self.num_evicted += 1
 
     def has(self, path: str) -> bool:
         """Return True if a path is the directory of an adapter that came with a request, kept or not."""

@@ -54,6 +54,19 @@ def test_two_fit_where_two_should_and_the_least_recently_used_goes(room: dict[st
     assert again.figures()["num_host_adapters"] == 2
 
 
+def test_a_flood_of_one_tenant_takes_the_place_of_its_own() -> None:
+    files = Files()
+    store = InlineStore(files, lambda: (), max_bytes=40)
+    store.put(files.add("kept/bob-lora-1"))
+    for number in range(50):
+        store.put(files.add(f"kept/alice-lora-{number}"))
+    assert list(files.there) == ["kept/bob-lora-1", *(f"kept/alice-lora-{each}" for each in (47, 48, 49))]
+    store.put(files.add("kept/bob-lora-2"))
+    store.put(files.add("kept/bob-lora-3"))
+    assert [path.partition("-")[0] for path in files.there].count("kept/bob") == 2, "it has the most now"
+    assert "kept/bob-lora-1" not in files.there, "the least recently used of its own"
+
+
 def test_what_a_request_has_stays_and_what_does_not_fit_is_refused() -> None:
     files, in_use = Files(), ["kept1"]
     store = InlineStore(files, lambda: in_use, max_bytes=20)

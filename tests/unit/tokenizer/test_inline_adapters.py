@@ -141,6 +141,24 @@ def test_uploads_at_once_have_no_more_room_than_one(tmp_path: Path) -> None:
     inline.take(pieces(weights, 3)[0], CLIENT, OWNER)
 
 
+def test_uploads_of_one_tenant_give_way_to_those_of_another_within_its_part(tmp_path: Path) -> None:
+    weights = packed()
+    inline = InlineAdapters(tmp_path, 16, 4 * len(weights.weights))
+    for number in range(1, 5):
+        inline.take(pieces(weights, number)[0], CLIENT, "alice")
+    for number in (1, 2):
+        inline.take(pieces(weights, number)[0], CLIENT + 1, "bob")
+    for tenant in ("alice", "bob"):
+        with pytest.raises(Overloaded, match="try again later"):
+            inline.take(pieces(weights, 5)[0], CLIENT, tenant)
+    with pytest.raises(InvalidRequest, match="send them again"):
+        send(inline, pieces(weights, 1)[1:], "alice")
+    for tenant, number in (("alice", 4), ("bob", 1), ("bob", 2)):
+        client = CLIENT + (tenant == "bob")
+        placed = [inline.take(piece, client, tenant) for piece in pieces(weights, number)[1:]][-1]
+        assert isinstance(placed, AdapterPiece)
+
+
 def test_an_upload_that_rests_is_given_up(inline: InlineAdapters, tmp_path: Path) -> None:
     inline.take(pieces(packed())[0], CLIENT, OWNER)
     (folder,) = incoming_in(tmp_path).iterdir()
