@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable
 from typing import Any
+
+from carousel.server.endpoints import ENDPOINTS
 
 KEYS = {"victim": "key-of-the-victim", "attacker": "key-of-the-attacker"}
 CONTEXT = 1536
@@ -13,12 +16,22 @@ HOT = [7 + number % 61 for number in range(1000)]
 """Prompt that the victim begins all of its requests with."""
 VICTIM_RID = "of-the-victim"
 NUM_ATTEMPTS = 500
-ADMIN_PATHS = (
-    *("/stats", "/stats/iterations", "/stats/requests", "/server_info", "/get_server_info", "/metrics"),
-    *("/get_load", "/flush_cache", "/pause_generation", "/continue_generation", "/start_profile"),
-    *("/stop_profile", "/profiles/profile-20260101-000000-1.json", "/update_weights_from_disk"),
+FILLED = {"{request_id:path}": f"{VICTIM_RID}-0", "{file}": "profile-20260101-000000-1.json"}
+
+
+def _filled(path: str) -> str:
+    for name, value in FILLED.items():
+        path = path.replace(name, value)
+    return path.replace("{name:path}", "carousel-demo")
+
+
+ADMIN_PATHS = tuple(_filled(each.path) for each in ENDPOINTS if each.role not in ("user", None))
+"""Paths whose answers tell of all callers, or which change something for them."""
+PATHS = (*(_filled(each.path) for each in ENDPOINTS), "/none", "/v1/files", "/v1/batches")
+BODIES: tuple[Any, ...] = (
+    *(None, {}, {"mode": "abort"}, {"num_steps": 10000}, {"rid": f"{VICTIM_RID}-0"}, {"abort_all": True}),
+    *({"model_path": "other"}, {"lora_name": "carousel-demo", "lora_path": "/tmp"}),
 )
-PATHS = (*ADMIN_PATHS, "/abort_request", "/v1/models", "/model_info", "/version", "/health_generate", "/none")
 
 
 def http(path: str, body: Any = None, *, key: str, method: str = "", headers: str = "") -> bytes:
@@ -69,10 +82,9 @@ def name(draw: random.Random) -> bytes:
     return http("/v1/completions", body, key=KEYS["attacker"], headers=f"X-Request-Id: {rid}\r\n")
 
 
-def route(draw: random.Random) -> bytes:
-    path = draw.choice(PATHS)
-    body = draw.choice((None, {}, {"mode": "abort"}, {"num_steps": 10000}, {"rid": f"{VICTIM_RID}-0"}))
-    return http(path, body, key=KEYS["attacker"], method=draw.choice(("", "", "DELETE", "PUT")))
+def route(draw: random.Random, path: str = "/none") -> bytes:
+    method = draw.choice(("", "", "DELETE", "PUT"))
+    return http(path, draw.choice(BODIES), key=KEYS["attacker"], method=method)
 
 
 def credentials(draw: random.Random) -> bytes:
@@ -84,6 +96,41 @@ def credentials(draw: random.Random) -> bytes:
 def tokenize(draw: random.Random) -> bytes:
     text = "".join(draw.choices("abc xyz\n", k=draw.choice((10, 10_000, 400_000))))
     return http("/tokenize", {"prompt": text, "return_token_strs": True}, key=KEYS["attacker"])
+
+
+def message(draw: random.Random) -> bytes:
+    text = "".join(draw.choices("abc xyz\n", k=draw.choice((10, 3000))))
+    body: dict[str, Any] = {"model": "carousel-demo", "messages": [{"role": "user", "content": text}]}
+    if draw.random() < 0.5:
+        return http("/v1/messages/count_tokens", body, key=KEYS["attacker"])
+    more = {"max_tokens": draw.choice((1, 100)), "priority": draw.choice((0, 9)), "cache_salt": "victim"}
+    headers = f"X-Request-Id: {VICTIM_RID}-{draw.randrange(4)}\r\n"
+    return http("/v1/messages", {**body, **more}, key=KEYS["attacker"], headers=headers)
+
+
+def response(draw: random.Random) -> bytes:
+    more: dict[str, Any] = draw.choice(
+        (
+            {"previous_response_id": f"resp_{VICTIM_RID}-0"},
+            {"priority": 9},
+            {"service_tier": "priority", "prompt_cache_key": KEYS["victim"]},
+            {"input": [{"role": "user", "content": "x" * 100}] * draw.choice((10, 1000))},
+        )
+    )
+    body = {"model": "carousel-demo", "input": "x", "max_output_tokens": 60, **more}
+    if draw.random() < 0.25:
+        return http(f"/v1/responses/{VICTIM_RID}-0", key=KEYS["attacker"], method=draw.choice(("", "DELETE")))
+    return http("/v1/responses", body, key=KEYS["attacker"])
+
+
+def guide(draw: random.Random) -> bytes:
+    """Return a request with a guide that nobody has used, and that may take long to compile."""
+    start, count = draw.randrange(10**9), draw.choice((3, 60, 4000))
+    fields: dict[str, Any] = {f"k{start + each}": {} for each in range(count)}
+    schema = {"name": "x", "schema": {"type": "object", "properties": fields}}
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8, "model": "carousel-demo"}
+    asked = {**body, "response_format": {"type": "json_schema", "json_schema": schema}}
+    return http("/v1/chat/completions", asked, key=KEYS["attacker"])
 
 
 def logprobs(draw: random.Random) -> bytes:
@@ -113,14 +160,19 @@ def long_text(draw: random.Random) -> bytes:
 
 KINDS: tuple[Callable[[random.Random], bytes], ...] = (
     *(flood_cache, flood_queue, priority, salt, hot_prompt, name, route, route, credentials, tokenize),
-    *(logprobs, stop_strings, half_body, long_text),
+    *(logprobs, stop_strings, half_body, long_text, message, response, guide),
 )
 
 
 def attempts(seed: int) -> list[tuple[str, bytes]]:
     """Return NUM_ATTEMPTS requests with their kinds: as many of each kind."""
-    draw = random.Random(seed)
     made = [(KINDS[number % len(KINDS)].__name__, number) for number in range(NUM_ATTEMPTS)]
-    draw.shuffle(made)
+    random.Random(seed).shuffle(made)
     by_name = {kind.__name__: kind for kind in KINDS}
-    return [(kind, by_name[kind](random.Random(seed * NUM_ATTEMPTS + number))) for kind, number in made]
+    paths = itertools.cycle(PATHS)
+
+    def make(kind: str, number: int) -> bytes:
+        draw = random.Random(seed * NUM_ATTEMPTS + number)
+        return route(draw, next(paths)) if kind == "route" else by_name[kind](draw)
+
+    return [(kind, make(kind, number)) for kind, number in made]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.attacks.tenant_attempts import ADMIN_PATHS, PATHS, attempts
 from tests.faults.attacks.two_tenants import MIN_P, SETTINGS, key_file, measure_warm, same_distribution
 from tests.harness.ring.launched import launched
 
@@ -34,6 +35,14 @@ def test_the_test_agrees_with_what_is_known() -> None:
     first = [float(number) for number in range(100)]
     assert same_distribution(first, first) == 1.0
     assert 0.025 < same_distribution(first, [each + 20 for each in first]) < 0.045
+
+
+def test_the_attempts_reach_every_path_that_there_is() -> None:
+    asked = {data.split(b" ")[1].decode() for _, data in attempts(1)}
+    missing = {path for path in PATHS if path not in asked}
+    assert not missing
+    assert {"/v1/messages", "/v1/messages/count_tokens", "/v1/responses"} <= asked
+    assert {"/update_weights_from_disk", "/snapshot", "/load_lora_adapter"} <= set(ADMIN_PATHS)
 
 
 @pytest.mark.full
