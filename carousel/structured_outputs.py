@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_lib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import Any
 
@@ -56,12 +56,25 @@ class GuideType(Enum):
 
 @dataclass(frozen=True)
 class GuidedDecodingParams:
-    """TensorRT-LLM's: the kind of a guide, and its text, which all kinds but JSON need."""
+    """TensorRT-LLM's: the kind of a guide, and its text, which all kinds but JSON need. Or one guide by name,
+    as in StructuredOutputsParams: its LLM API and earlier versions of vLLM have that.
+    """
 
-    guide_type: GuideType
+    guide_type: GuideType | None = None
     guide: str | None = None
+    _: KW_ONLY
+    json: str | Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
 
     GuideType = GuideType
+
+
+_NAMES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""Guides that GuidedDecodingParams has by name."""
 
 
 def guide_for_wire(params: Any) -> Guide | None:
@@ -96,6 +109,11 @@ def _of_vllm(params: StructuredOutputsParams) -> Guide:
 
 
 def _of_trtllm(params: GuidedDecodingParams) -> Guide:
+    named = {name: getattr(params, name) for name in _NAMES if getattr(params, name) is not None}
+    if named and (params.guide_type is not None or params.guide is not None):
+        raise _invalid(f"give guide_type and guide, or {' and '.join(named)}")
+    if params.guide_type is None:
+        return _of_vllm(StructuredOutputsParams(**named))
     name = getattr(params.guide_type, "name", params.guide_type)
     if name not in GuideType.__members__:
         raise _invalid(f"guide_type: {name!r} is not supported; there are {', '.join(GuideType.__members__)}")

@@ -264,6 +264,11 @@ def test_the_executor_keeps_guides_in_tensorrt_llms_words(demo_launch: Launched)
             (GuidedDecodingParams(kinds.JSON_SCHEMA, json.dumps(SCHEMA)), is_schema),
             (GuidedDecodingParams(kinds.REGEX, "[ab]{3}"), re.compile("[ab]{3}").fullmatch),
             (GuidedDecodingParams(kinds.EBNF_GRAMMAR, 'root ::= "a" | "b"'), lambda text: text in "ab"),
+            # As its LLM API has them.
+            (GuidedDecodingParams(json=SCHEMA), is_schema),
+            (GuidedDecodingParams(regex="[ab]{3}"), re.compile("[ab]{3}").fullmatch),
+            (GuidedDecodingParams(choice=["red", "blue"]), lambda text: text in ("red", "blue")),
+            (GuidedDecodingParams(json_object=True), lambda text: text.startswith("{")),
         ):
             sampling = SamplingParams(max_tokens=300, seed=1)
             result = executor.generate_async([5, 6], sampling, guided_decoding_params=params)

@@ -39,6 +39,9 @@ EVERYTHING = GenerationRequest(
         ({"guided_decoding_params": GuidedDecodingParams(GUIDE.JSON_SCHEMA)}, "guided_decoding_params"),
         ({"guided_decoding_params": GuidedDecodingParams(GUIDE.JSON, "{}")}, "guided_decoding_params"),
         ({"guided_decoding_params": GuidedDecodingParams(cast(Any, "YAML"))}, "guided_decoding_params"),
+        ({"guided_decoding_params": GuidedDecodingParams()}, "guided_decoding_params"),
+        ({"guided_decoding_params": GuidedDecodingParams(GUIDE.JSON, regex="a")}, "guided_decoding_params"),
+        ({"guided_decoding_params": GuidedDecodingParams(json={}, regex="a")}, "guided_decoding_params"),
         (
             {"external_draft_tokens_config": ExternalDraftTokensConfig(cast(Any, [1.5]))},
             "external_draft_tokens_config.tokens",
