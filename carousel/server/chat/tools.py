@@ -19,7 +19,9 @@ class ToolSet:
         self._parameters = parameters
         self.strict = frozenset(strict)
         self._numbers = {name: number for number, name in enumerate(parameters)}
-        self._types: dict[str, dict[str, frozenset[str]]] = {}
+        self._schemas: dict[str, dict[str, msgspec.Raw]] = {}
+        """Undecoded schemas of each parameter, by tool; a megabyte of them may be one tool's."""
+        self._types: dict[tuple[str, str], frozenset[str]] = {}
 
     @property
     def names(self) -> Mapping[str, bytes]:
@@ -39,23 +41,26 @@ class ToolSet:
         """Return the types that a parameter may have: ANY if its schema names none; None if the tool does not
         have the parameter.
         """
-        if name not in self._types:
-            self._types[name] = _types_of(self._parameters.get(name, b""))
-        return self._types[name].get(parameter)
+        types = self._types.get((name, parameter))
+        if types is None:
+            if name not in self._schemas:
+                self._schemas[name] = _schemas_of(self._parameters.get(name, b""))
+            schema = self._schemas[name].get(parameter)
+            if schema is None:
+                return None
+            types = self._types[name, parameter] = _types_in(msgspec.json.decode(schema))
+        return types
 
 
 NO_TOOLS = ToolSet()
 
 
-def _types_of(schema: bytes) -> dict[str, frozenset[str]]:
+def _schemas_of(schema: bytes) -> dict[str, msgspec.Raw]:
     try:
-        decoded = msgspec.json.decode(schema, type=dict[str, Any]) if schema else {}
-    except (msgspec.MsgspecError, RecursionError):
+        properties = msgspec.json.decode(schema, type=dict[str, msgspec.Raw])["properties"]
+        return msgspec.json.decode(properties, type=dict[str, msgspec.Raw])
+    except (KeyError, msgspec.MsgspecError, RecursionError):
         return {}
-    properties = decoded.get("properties")
-    if not isinstance(properties, dict):
-        return {}
-    return {parameter: _types_in(each) for parameter, each in properties.items()}
 
 
 def _types_in(schema: Any) -> frozenset[str]:
