@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from runtime.base.environment import child_environment
 from runtime.base.errors import ConfigError
 from runtime.checkpoint.architectures import ARCHITECTURES
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
@@ -111,20 +109,3 @@ def test_what_is_no_spec_is_one_clear_error(name: str, says: str, path: Path) ->
 def test_the_library_needs_none(path: Path) -> None:
     with pytest.raises(ConfigError, match="model_spec: with --model-impl transformers no spec"):
         read_model_config(path, "transformers", model_spec="own_models:SPEC")
-
-
-def test_the_launcher_looks_in_the_working_directory(path: Path) -> None:
-    """Started as `python launch.py` is, so that Python itself would not look there."""
-    launch = Path(__file__).resolve().parents[3] / "launch.py"
-    environment = {key: value for key, value in child_environment().items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, str(launch), "--model", str(path), "--model-spec", "own_models:GONE"],
-        cwd=path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 64
-    (line,) = done.stderr.splitlines()
-    assert "module 'own_models' has no 'GONE'" in line

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from carousel import LLM, ConfigError, RingClosed, StartError
+from carousel import LLM, ConfigError, RingClosed
 from carousel.client.connection.target import find_run_dir, find_target
 from runtime.base.environment import default_run_root
 from runtime.launcher.command_line import parse_args
@@ -175,13 +175,3 @@ def test_llm_has_presets_and_what_the_caller_says_wins() -> None:
 def test_llm_refuses_what_is_not_its_setting_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is not a setting of LLM"):
         LLM(**dict[str, Any]({name: "x"}))
-
-
-def test_llm_that_cannot_start_relays_why_and_leaves_no_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(StartError, match="nowhere") as caught:
-        LLM(model=str(tmp_path / "nowhere"))
-    assert caught.value.exit_code == 72
-    assert list(tmp_path.iterdir()) == []

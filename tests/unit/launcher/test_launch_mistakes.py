@@ -10,10 +10,7 @@ import importlib.metadata
 import json
 import os
 import runpy
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -140,22 +137,6 @@ def test_a_mistake_is_known_before_a_model_is_downloaded(
         words = arguments.format(taken=taken.getsockname()[1]).split()
         refuses(capfd, ["--model=acme/tiny", *words], code, says)
     assert not asked
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_launch_that_waits_for_a_download_ends_by_a_signal(number: signal.Signals) -> None:
-    """It was stopped on request; the first process of a container has no default action for a signal."""
-    program = (
-        "import os, signal, sys, time\n"
-        # A shell starts what it runs in the background with SIGINT ignored.
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from runtime.launcher import main\n"
-        "main.is_hub_id = lambda name: False\n"
-        f"main.localize = lambda config: (os.kill(os.getpid(), {int(number)}), time.sleep(60))\n"
-        "sys.exit(main.main([]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_what_a_launch_without_mistakes_asks_the_hub_for(

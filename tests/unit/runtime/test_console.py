@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
 import select
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,57 +63,3 @@ def test_a_reader_that_is_gone_and_a_record_that_cannot_be_formatted_raise_nothi
     handler.emit(bad)
     os.dup2(os.open(os.devnull, os.O_RDONLY), pipe[0])
     handler.emit(record("nobody reads this"))
-
-
-def test_closed_standard_streams_are_not_given_to_the_next_file() -> None:
-    code = (
-        "import os; from runtime.base.console import hold_standard_streams; hold_standard_streams()\n"
-        "fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]\n"
-        "links = {os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)}\n"
-        "os._exit(0 if min(fds) > 2 and links == {os.devnull} else 1)"
-    )
-    command = f'exec {sys.executable} -c "$CODE" <&- >&- 2>&-'
-    assert subprocess.run(["sh", "-c", command], env={**os.environ, "CODE": code}, cwd=ROOT).returncode == 0
-
-
-JSON_SCRIPT = """
-import logging, sys, threading, warnings
-from runtime.base.console import configure_logging, log_context, write_error, write_line
-configure_logging("scheduler:1", "info", "json")
-log_context.set({"request_id": "mine"})
-logging.getLogger("a").info("%s and\\nmore \\u2028 caf\\xe9 \\udc80", "one")
-log_context.set({})
-try:
-    raise ValueError("wrong")
-except ValueError:
-    logging.getLogger("a").exception("failed")
-write_line("ready: m")
-write_error("line one\\n  line two")
-warnings.warn("old")
-thread = threading.Thread(target=lambda: 1 / 0)
-thread.start()
-thread.join()
-raise RuntimeError("the end")
-"""
-
-
-def test_every_line_in_json_is_an_object() -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", JSON_SCRIPT], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    lines = [json.loads(line) for line in process.stderr.splitlines()]
-    assert [line["message"].split("\n")[0][:16] for line in lines] == [
-        *("one and", "failed", "ready: m", "line one line tw"),
-        lines[4]["message"].split("\n")[0][:16],
-        *("a thread has end", "ended"),
-    ]
-    assert {line["process"] for line in lines} == {"scheduler:1"}
-    assert [line["level"] for line in lines] == [
-        *("info", "error", "info", "error", "warning", "error", "critical")
-    ]
-    assert [line.get("request_id") for line in lines] == ["mine", *[None] * 6]
-    assert "ValueError: wrong" in lines[1]["exception"]
-    assert "old" in lines[4]["message"]
-    assert "ZeroDivisionError" in lines[5]["exception"]
-    assert "RuntimeError: the end" in lines[6]["exception"]
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"]) for line in lines)

@@ -7,7 +7,6 @@ import inspect
 import os
 import re
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from runtime.base.errors import AddressInUse, ConfigError
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.keys import make_keys
-from runtime.ring.run_dir import NUM_TRIES, OURS, RunDir, live_run_dirs
+from runtime.ring.run_dir import OURS, RunDir, live_run_dirs
 from tests.harness.ring.other_user import give_away
 
 
@@ -201,32 +200,6 @@ def test_a_directory_that_is_gone_already_is_removed_without_a_word(tmp_path: Pa
     run_dir = RunDir(str(tmp_path / "run"))
     shutil.rmtree(run_dir.path)
     run_dir.remove()
-
-
-def test_clients_that_look_who_is_alive_disturb_neither_each_other_nor_a_launch(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Random by its threads: without care about one round in a hundred fails, so a false pass is below 1%."""
-    monkeypatch.setattr("runtime.ring.run_dir.NUM_TRIES", NUM_TRIES)
-    stop = threading.Event()
-    seen: list[int] = []
-
-    def look() -> None:
-        while not stop.is_set():
-            seen.append(len(live_run_dirs()))
-
-    lookers = [threading.Thread(target=look) for _ in range(3)]
-    for looker in lookers:
-        looker.start()
-    try:
-        for _ in range(100):
-            run_dir = RunDir()
-            run_dir.remove()
-    finally:
-        stop.set()
-        for looker in lookers:
-            looker.join()
-    assert set(seen) <= {0, 1}
 
 
 def test_the_lock_of_a_launch_that_is_ending_is_not_taken_for_a_new_one(

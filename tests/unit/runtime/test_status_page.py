@@ -5,8 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -106,34 +104,6 @@ def test_a_slot_that_is_written_in_the_middle_of_a_read_is_read_again(
     monkeypatch.setattr(status_page, "_FIELDS", Overtaken())
     assert page.read("worker") == newest
     page.close()
-
-
-def test_a_slot_that_is_written_all_the_time_is_never_read_half(tmp_path: Path) -> None:
-    """A reader that took a torn slot would see two numbers that differ. Both may have to share one core."""
-    page = StatusPage(tmp_path / "status", create=True)
-    code = (
-        "import sys; from pathlib import Path; from runtime.wire.status_page import *\n"
-        "page, n = StatusPage(Path(sys.argv[1])), 0\n"
-        "while page.read('launcher').state != 'failed':\n"
-        "    n += 1; page.write('worker', ProcessStatus(n, 1, 'ready', *[n] * 15, n.to_bytes(16, 'big')))"
-    )
-    writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "status")], cwd=ROOT)
-    try:
-        while page.read("worker").epoch == 0:
-            assert writer.poll() is None
-        at_solitary = ProcessStatus._fields.index("solitary")
-        seen: set[int] = set()
-        num_reads = 0
-        while len(seen) < 3 or (len(seen) < 300 and num_reads < 20_000):
-            num_reads += 1
-            status = page.read("worker")
-            seen.add(status.epoch)
-            numbers = {*status[3:at_solitary], status.epoch, int.from_bytes(status.solitary, "big")}
-            assert len(numbers) == 1, status
-    finally:
-        page.write("launcher", ProcessStatus(state="failed"))
-        writer.wait(10)
-        page.close()
 
 
 def test_a_page_of_another_build_is_refused_by_its_version(tmp_path: Path) -> None:
