@@ -335,12 +335,17 @@ def test_the_http_server_run_by_hand_says_who_starts_it_and_imports_no_executor(
 NOT_OF_A_PART = (
     *("tests.harness.simulation.sim_system.System", "tests.harness.scheduler.scheduler_parts.running"),
     *("grammar_proc.open_backend.", "grammar_proc.xgrammar_backend.", "llguidance", "xgrammar"),
+    *("transformers", "tests.harness.models.special_tokenizers"),
 )
-"""Beginnings of names that stand for more than a part alone: the whole scheduler, a grammar library."""
+"""Beginnings of names that stand for more than a part alone: the whole scheduler, a grammar library, and
+transformers, whose import takes as long as hundreds of tests.
+"""
 
 
 def test_a_unit_test_has_a_part_alone() -> None:
-    """Hundreds of turns of the scheduler are seconds: tests/simulation. Guides: tests/cpu/guides."""
+    """Hundreds of turns of the scheduler are seconds: tests/simulation. Guides: tests/cpu/guides. Chat
+    templates: tests/cpu/tokenizer.
+    """
     files = modules_of("tests/unit")
     assert len(files) > 100
     wrong = [path.name for path in files if any(n.startswith(NOT_OF_A_PART) for n in source_of(path).names)]

@@ -1,3 +1,3 @@
-"""Tests without torch, servers or sleeping: seconds for thousands. A new one goes into the folder of its
-package.
+"""Tests without torch, transformers, servers or sleeping: seconds for thousands. A new one goes into
+the folder of its package.
 """

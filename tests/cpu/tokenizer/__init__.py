@@ -1,3 +1,3 @@
-"""The tokenizer process with real tokenizers. Parts without one are in tests/unit/tokenizer and
-tests/unit/text.
+"""Tokenizers and chat templates as transformers reads them, and the tokenizer process with these. What needs
+none: tests/unit/tokenizer and tests/unit/text.
 """

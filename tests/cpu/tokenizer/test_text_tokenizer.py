@@ -207,6 +207,15 @@ def test_a_prepared_file_that_cannot_be_written_is_done_without(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
+def test_the_demo_models_file_alone_is_its_tokenizer(demo: Tokenizer) -> None:
+    """Tests in tests/unit read it so, where the import of transformers took a twelfth of the time."""
+    alone = tokenizer.load(DEMO_MODEL, prepared=DEMO_MODEL / "tokenizer.json")
+    for special in (True, False):
+        wanted, found = (each.encode_batch(TEXTS, add_special_tokens=special) for each in (demo, alone))
+        assert [ids.tolist() for ids in found] == [ids.tolist() for ids in wanted]
+    assert (alone.vocabulary, alone.special_ids) == (demo.vocabulary, demo.special_ids)
+
+
 def test_who_loads_it_after_others_gets_the_same_without_transformers(
     copy_of_demo: Path, tmp_path: Path
 ) -> None:

@@ -1,10 +1,10 @@
-"""tokenizer_proc: a request for n sequences is encoded once and let through, refused and aborted as a whole;
-its times and its words reach those who need them.
+"""tokenizer_proc: prompts of all forms become ids; a request for n sequences is encoded once and let through,
+refused and aborted as a whole; its times and its words reach those who need them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +35,85 @@ IDS = pack_ids([5, 6, 7])
 
 def indexes(count: int, seq: int = 0, first: int = 0) -> list[bytes]:
     return [make_handle(CLIENT, seq, first + index) for index in range(count)]
+
+
+# -- prompts of all forms ------------------------------------------------------------------------------------
+
+
+def test_text_ids_and_messages_become_token_ids(demo: Tokenizer) -> None:
+    ring = Ring(demo)
+    ring.send(
+        request(0, text="def f(x):"),
+        request(1, input_ids=pack_ids([5, 6, 7])),
+        request(2, messages=(ChatMessage("user", "def f(x):"),)),
+    )
+    ring.loop.turn()
+    prompts = {m.handle: unpack_ids(m.input_ids).tolist() for m in ring.scheduler.drain()}
+    assert demo.decode(prompts[handle(0)]) == "def f(x):"
+    assert prompts[handle(1)] == [5, 6, 7]
+    assert prompts[handle(2)] == [0, *prompts[handle(0)]]
+    assert ring.refusals() == []
+
+
+def test_prompts_of_all_forms_are_cut_where_they_are_encoded(demo: Tokenizer) -> None:
+    """A text that could not fit is cut, too, not refused before it is encoded."""
+    text = "def f(x):\n    return x\n" * 30
+    ids = demo.encode_batch([text])[0].tolist()
+    chat_ids = demo.encode_batch([text], add_special_tokens=False)[0].tolist()
+    sampling = SamplingParams(seed=1, max_tokens=4, truncate_prompt_tokens=5)
+    ring = Ring(demo, context_length=16)
+    sent = passed_on(
+        ring,
+        request(0, text=text, sampling=sampling),
+        request(1, input_ids=pack_ids(ids), sampling=sampling),
+        request(2, text=text, sampling=msgspec.structs.replace(sampling, truncate_prompt_tokens=-1)),
+        request(3, text=text * 200, sampling=sampling),
+    )
+    ring.wait_for_long()
+    ring.loop.turn()
+    sent += ring.scheduler.drain()
+    cut = {each.handle: unpack_ids(each.input_ids).tolist() for each in sent}
+    assert cut == {handle(0): ids[-5:], handle(1): ids[-5:], handle(2): ids[-12:], handle(3): ids[-5:]}
+    opened = msgspec.msgpack.decode(sent[0].stream_open, type=StreamOpen)
+    assert opened.num_prompt_tokens == 5
+    messages = (ChatMessage("user", text),)
+    (chat,) = passed_on(ring, request(4, messages=messages, sampling=sampling))
+    assert len(unpack_ids(chat.input_ids)) == 5
+    assert set(unpack_ids(chat.input_ids).tolist()) <= {0, *chat_ids}
+    assert ring.refusals() == []
+
+
+def test_the_first_conversation_after_a_restart_holds_up_nobody(demo: Tokenizer) -> None:
+    """It imports a library, which took the loop a second: /ready named the tokenizer, and all waited."""
+
+    class Closed(GatedTokenizer):
+        @property
+        def is_template_open(self) -> bool:
+            return self.gate.is_set()
+
+        def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
+            assert self.gate.wait(10)
+            return super().apply_chat_template(messages, **options)
+
+    closed = Closed(demo)
+    ring = Ring(closed)
+    hello = (ChatMessage("user", "def f(x):"),)
+    odd = request(1, messages=hello, template_kwargs=msgspec.msgpack.encode({"tokenize": True}))
+    ring.send(request(0, messages=hello), odd, request(2, text="short"))
+    ring.loop.turn()
+    assert [m.handle for m in ring.scheduler.drain()] == [handle(2)]
+    assert ring.loop.num_encoding == 2
+    closed.gate.set()
+    ring.wait_for_long()
+    ring.send(request(3, messages=hello))
+    ring.loop.turn()
+    prompts = {m.handle: unpack_ids(m.input_ids).tolist() for m in ring.scheduler.drain()}
+    assert prompts.keys() == {handle(0), handle(3)}
+    assert prompts[handle(0)] == prompts[handle(3)]
+    (refused,) = ring.refusals()
+    assert (refused.handle, refused.error.param) == (handle(1), "chat_template_kwargs")
+    assert ring.loop.num_encoding == 0
+    ring.loop.close()
 
 
 # -- sequences -----------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Tokenizers, templates, incremental decoding."""
+"""Incremental decoding, lengths of tokens, rings without a tokenizer. Chat templates: tests/cpu/tokenizer."""
