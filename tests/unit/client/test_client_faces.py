@@ -27,10 +27,9 @@ def test_each_call_has_words_and_one_set_of_arguments(name: str) -> None:
     assert list(inspect.signature(here).parameters) == list(inspect.signature(there).parameters)
 
 
-@pytest.mark.parametrize("name", carousel.__all__)
-def test_help_says_what_each_public_name_is(name: str) -> None:
+def test_help_says_what_each_public_name_is() -> None:
     """Its own words: help() shows those of a base class where there are none."""
-    assert getattr(carousel, name).__doc__
+    assert not [name for name in carousel.__all__ if not getattr(carousel, name).__doc__]
 
 
 def test_each_public_name_is_listed_once() -> None:

@@ -72,11 +72,11 @@ def reaches(prompt: Any = "x", sampling: dict[str, Any] | None = None, **options
     return True
 
 
-@pytest.mark.parametrize("p", PARAMETERS, ids=lambda p: p.name)
-def test_each_value_of_a_parameter_is_refused_or_received(p: Any) -> None:
-    sent = [reaches(sampling={p.name: value}) for value in VALUES]
-    assert any(sent)
-    assert not all(sent)
+def test_each_value_of_a_parameter_is_refused_or_received() -> None:
+    for p in PARAMETERS:
+        sent = [reaches(sampling={p.name: value}) for value in VALUES]
+        assert any(sent), p.name
+        assert not all(sent), p.name
 
 
 def test_parameters_together_are_refused_or_received() -> None:

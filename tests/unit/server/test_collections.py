@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
+from carousel.server import garbage
 from carousel.server.garbage import (
     GROWN_BYTES,
     NEW_COLLECTIONS,
-    NEW_OBJECTS,
-    OLD_OBJECTS,
     REST_S,
     GarbageWatch,
     collect_new_objects_alone,
 )
 
-NUM_OBJECTS, NUM_AT_ONCE = 100, 16
-NUM_PER_TICK = 50
+# A tenth of a server's, and so is what the tests make.
+NEW_OBJECTS, OLD_OBJECTS = garbage.NEW_OBJECTS // 10, garbage.OLD_OBJECTS // 10
+NUM_OBJECTS, NUM_AT_ONCE = 10, 16
+NUM_REQUESTS, NUM_PER_TICK = 10_000, 50
 
 
 class Process:
@@ -56,7 +57,9 @@ class Process:
 
 
 @pytest.fixture
-def process() -> Iterator[Process]:
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+    monkeypatch.setattr(garbage, "NEW_OBJECTS", NEW_OBJECTS)
+    monkeypatch.setattr(garbage, "OLD_OBJECTS", OLD_OBJECTS)
     thresholds = gc.get_threshold()
     collect_new_objects_alone()
     process = Process()
@@ -66,7 +69,6 @@ def process() -> Iterator[Process]:
     finally:
         gc.callbacks.remove(process.note)
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 def cycle(size: int = NUM_OBJECTS) -> list[Any]:
@@ -79,11 +81,11 @@ def cycle(size: int = NUM_OBJECTS) -> list[Any]:
 
 def test_cycles_are_found_a_few_requests_at_a_time(process: Process) -> None:
     open_requests: deque[list[Any]] = deque(maxlen=NUM_AT_ONCE)
-    for number in range(10_000):
+    for number in range(NUM_REQUESTS):
         open_requests.append(cycle())
         if not number % NUM_PER_TICK:
             process.watch.look()
-    num_objects = 10_000 * (NUM_OBJECTS + 1)
+    num_objects = NUM_REQUESTS * (NUM_OBJECTS + 1)
     assert sum(found for _, found in process.found) > num_objects - 2 * OLD_OBJECTS
     most_new = (NEW_COLLECTIONS + 2) * (NEW_OBJECTS + NUM_OBJECTS)
     assert max(found for generation, found in process.found if generation < 2) < most_new
@@ -95,7 +97,7 @@ def test_what_lives_is_not_looked_through_while_others_come_and_go(process: Proc
     """Every second collection did, 22,900 objects of streams with logprobs in 11 ms of the event loop."""
     living = [[number] for number in range(OLD_OBJECTS // 2)]
     open_requests: deque[list[Any]] = deque(maxlen=NUM_AT_ONCE)
-    for number in range(10_000):
+    for number in range(NUM_REQUESTS):
         open_requests.append([[] for _ in range(NUM_OBJECTS)])
         if not number % NUM_PER_TICK:
             process.watch.look()
@@ -119,7 +121,7 @@ def test_the_more_lives_the_rarer_it_is_looked_through(process: Process) -> None
     living: list[list[int]] = []
     for number in range(16 * OLD_OBJECTS):
         living.append([number])
-        if not number % 1000:
+        if not number % 100:
             process.watch.look()
     assert 1 <= process.num_full <= 5, "when it has doubled"
 
