@@ -12,10 +12,10 @@ from carousel.client.core.request_builder import Submission
 from carousel.client.core.result import respelled
 from carousel.server.anthropic.message_format import MessagesFormat
 from carousel.server.anthropic.responses import CountTokensResponse
-from carousel.server.anthropic.translation import Translation, translate
+from carousel.server.anthropic.translation import RENAMED, Translation, translate
 from carousel.server.anthropic.types import CountTokensBody, MessagesBody
 from carousel.server.openai.chat import PreparedChat, prepare_chat
-from carousel.server.request.body import read_body
+from carousel.server.request.body import ignore_hints, read_body
 from carousel.server.request.generation import Generation
 from carousel.server.request.tokenizer import Vocabulary, num_chars
 from carousel.server.server_state import ServerState
@@ -48,9 +48,11 @@ async def count_tokens(request: Request) -> Response:
 async def _prepare(request: Request, chat: Translation) -> PreparedChat:
     """Return what a chat request asks for. Raises RequestError by the names of the Messages API."""
     try:
-        return await prepare_chat(request, chat.body)
+        prepared = await prepare_chat(request, chat.body)
     except InvalidRequest as error:
         raise chat.error(error) from None
+    ignore_hints(request, {RENAMED.get(name, name): reason for name, reason in prepared.ignored.items()})
+    return prepared
 
 
 def _count(asked: Submission, max_chars: int, vocabulary: Vocabulary) -> int:

@@ -26,7 +26,7 @@ from carousel.server.anthropic.types import (
     ToolUseChoiceBody,
     TurnBody,
 )
-from carousel.server.chat.definitions import decode_part, definitions_of
+from carousel.server.chat.definitions import check_reach, decode_part, definitions_of
 from carousel.server.guides import JsonSchemaBody, ResponseFormatBody
 from carousel.server.openai.chat_plan import SWITCHES
 from carousel.server.openai.types import ChatBody, NamedFunctionBody, ToolChoiceBody
@@ -57,6 +57,8 @@ BILLING = "x-anthropic-billing-header:"
 """Beginning of a line that Claude Code writes in front of the system prompt, for Anthropic's accounts. It
 differs in each request, so no prefix would ever be found in the cache.
 """
+OWN_FIELDS = frozenset({*InputTool.__struct_fields__, "parameters"})
+"""Fields of a tool that its definition in a chat request has, or needs not."""
 ERROR = "Error: "
 """Beginning of a result with is_error. Chat templates have no other place for that."""
 ROLES_OF_BLOCKS = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
@@ -252,13 +254,17 @@ def _tools(tools: Raw) -> bytes:
     """Return the definitions of tools in OpenAI's form. Raises InvalidRequest."""
     made = []
     for number, definition in enumerate(definitions_of(tools)):
-        tool: InputTool = decode_part(definition, InputTool, f"tools[{number}]")
+        where = f"tools[{number}]"
+        tool: InputTool = decode_part(definition, InputTool, where)
+        check_reach(where, defer_loading=tool.defer_loading, allowed_callers=tool.allowed_callers)
         function: dict[str, Any] = {"name": tool.name}
         if tool.description is not None:
             function["description"] = tool.description
         function["parameters"] = tool.input_schema
         if tool.strict is not None:
             function["strict"] = tool.strict
+        further: dict[str, Raw] = decode_part(definition, dict[str, Raw], where)
+        function |= {name: value for name, value in further.items() if name not in OWN_FIELDS}
         made.append({"type": "function", "function": function})
     return msgspec.json.encode(made) if made else b""
 
@@ -268,7 +274,7 @@ def _choose(chat: ChatBody, choice: ToolUseChoiceBody) -> None:
     if (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequest("tool_choice.name is needed with type tool, and only there", param="tool_choice")
     if choice.name is not None:
-        chat.tool_choice = ToolChoiceBody(NamedFunctionBody(choice.name), "function")
+        chat.tool_choice = ToolChoiceBody(type="function", function=NamedFunctionBody(choice.name))
     else:
         chat.tool_choice = CHOICES[choice.type]  # type: ignore[assignment]
     if choice.disable_parallel_tool_use:

@@ -101,8 +101,14 @@ class MetadataBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """No effect."""
 
 
-class InputTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Definition of a tool in `tools`."""
+class ToolMark(Struct):
+    """A `cache_control` of a tool, of which nothing is used."""
+
+    type: Literal["ephemeral"]
+
+
+class InputTool(Struct, kw_only=True):
+    """Definition of a tool in `tools`. Further fields go to the chat template unchanged."""
 
     name: str
     input_schema: Raw
@@ -110,9 +116,11 @@ class InputTool(Struct, forbid_unknown_fields=True, kw_only=True):
     description: str | None = None
     strict: bool | None = None
     """True: calls match the schema."""
-    cache_control: CacheControl | None = None
+    cache_control: ToolMark | None = None
     eager_input_streaming: bool | None = None
     """No effect: arguments are always streamed as they come."""
+    defer_loading: bool | None = None
+    allowed_callers: list[str] | None = None
 
 
 class CountTokensBody(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -53,6 +53,24 @@ def definitions_of(tools: bytes | Raw) -> list[Raw]:
     return definitions
 
 
+def check_reach(where: str, *, defer_loading: bool | None, allowed_callers: list[str] | None) -> None:
+    """Check that the model sees the tool at this place of a body, and is the one who calls it. Raises
+    InvalidRequest.
+    """
+    if defer_loading:
+        raise InvalidRequest(
+            f"{where}.defer_loading: there is no search of tools here; leave it out",
+            param=f"{where}.defer_loading",
+            code="unsupported_parameter",
+        )
+    if allowed_callers is not None and "direct" not in allowed_callers:
+        raise InvalidRequest(
+            f'{where}.allowed_callers: programs do not call tools here; name "direct"',
+            param=f"{where}.allowed_callers",
+            code="unsupported_parameter",
+        )
+
+
 def read_tools(tools: bytes) -> ToolSet:
     """Return the tools of a body's field. Raises InvalidRequest that names the fault."""
     parameters: dict[str, bytes] = {}

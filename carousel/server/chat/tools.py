@@ -27,9 +27,10 @@ class ToolSet:
     def names(self) -> Mapping[str, bytes]:
         return self._parameters
 
-    def only(self, name: str) -> ToolSet:
-        """Return a set with one of the tools, which keeps its place."""
-        made = ToolSet({name: self._parameters[name]}, self.strict & {name})
+    def only(self, *names: str) -> ToolSet:
+        """Return a set with some of the tools, which keep their places."""
+        kept = {name: schema for name, schema in self._parameters.items() if name in names}
+        made = ToolSet(kept, self.strict & kept.keys())
         made._numbers = self._numbers
         return made
 

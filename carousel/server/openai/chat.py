@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request_builder import RequestOptions, Submission
 from carousel.conversation import conversation
 from carousel.server.guides import asked_guide
 from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
-from carousel.server.openai.chat_plan import plan_answer
+from carousel.server.openai.chat_plan import add_effort, plan_answer
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import ChatBody
-from carousel.server.request.body import read_body
+from carousel.server.request.body import ignore_hints, read_body
 from carousel.server.request.generation import Generation, check_prompt_logprobs, check_size, with_ids
 from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import encode_prompts, submissions_for, template_options
@@ -47,10 +47,13 @@ class PreparedChat:
     view: ChatView
     names: Mapping[str, str]
     """Names of parameters in a ChatBody, for errors."""
+    ignored: Mapping[str, str]
+    """Hints of a ChatBody that have no effect here, with the reasons."""
 
 
 async def create_chat_completion(request: Request) -> Response:
     chat = await prepare_chat(request, await read_body(request, ChatBody))
+    ignore_hints(request, chat.ignored)
     return Generation(chat.server, chat.asked, ChatCompletionFormat(chat.view), chat.names)
 
 
@@ -86,8 +89,7 @@ async def prepare_chat(request: Request, body: ChatBody) -> PreparedChat:
             server.config.template_defaults,
         )
     )
-    if body.prediction is not None:
-        options["prediction"] = body.prediction.text
+    ignored = await _take_hints(server, body, options)
     tenant = tenant_of(request.scope).name
     answer = await plan_answer(server, body, sampling, options, guide, tenant)
     sampling = answer.sampling
@@ -114,7 +116,21 @@ async def prepare_chat(request: Request, body: ChatBody) -> PreparedChat:
         (view.prompt_ids,) = ids
         check_prompt_logprobs(sampling, len(view.prompt_ids))
         asked = with_ids(asked, ids)
-    return PreparedChat(server, asked, view, {**NAMES, **guide.names})
+    return PreparedChat(server, asked, view, {**NAMES, **guide.names}, ignored)
+
+
+async def _take_hints(server: ServerState, body: ChatBody, options: RequestOptions) -> dict[str, str]:
+    """Add to the options what the body hints at. Returns the hints without an effect here, with reasons."""
+    ignored: dict[str, str] = {}
+    if body.prediction is not None:
+        if server.config.speculative_algorithm == "none":
+            ignored["prediction"] = "the server was started without --speculative-algorithm NGRAM"
+        else:
+            options["prediction"] = body.prediction.text
+    effort, own = body.reasoning_effort, body.chat_template_kwargs or {}
+    if effort is not None and not await add_effort(server, effort, own, options):
+        ignored["reasoning_effort"] = "the model's chat template has no variable for it"
+    return ignored
 
 
 def _max_tokens(body: ChatBody, server: ServerState) -> int:

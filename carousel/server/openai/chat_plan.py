@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,7 +13,7 @@ from carousel.client.core.request_builder import RequestOptions
 from carousel.client.core.result import respelled
 from carousel.server.chat.answer import AnswerPlan
 from carousel.server.chat.call_tags import call_tags
-from carousel.server.chat.definitions import read_tools
+from carousel.server.chat.definitions import definitions_of, read_tools
 from carousel.server.chat.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, Thinking
 from carousel.server.chat.output_guide import BUDGET, HeldCalls, output_guide
 from carousel.server.chat.reader import Markers
@@ -39,6 +39,52 @@ class PlannedAnswer:
     """Given if reasoning is separated."""
 
 
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Tools of a request that its model sees, and the calls that it must make."""
+
+    mode: Literal["none", "auto", "required", "named"]
+    name: str = ""
+    """Name of the function that must be called, with mode named."""
+    allowed: frozenset[str] | None = None
+    """Names of the functions that the model sees; None for all."""
+
+    def shown(self, tools: msgspec.Raw) -> bytes:
+        """Return the definitions that the model sees, as they were sent."""
+        if self.allowed is None:
+            return bytes(tools)
+        kept = [each for each in definitions_of(tools) if _name_of(each) in self.allowed]
+        return b"[" + b",".join(map(bytes, kept)) + b"]"
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+
+
+class _Definition(msgspec.Struct):
+    function: _Function
+
+
+def _tool_choice(body: ChatBody) -> ToolChoice:
+    """Return the choice of a body. Raises InvalidRequest that names the field."""
+    given = body.tool_choice
+    if not isinstance(given, ToolChoiceBody):
+        return ToolChoice(given or "auto")
+    for kind in ("function", "allowed_tools"):
+        if (getattr(given, kind) is not None) != (given.type == kind):
+            where = f"tool_choice.{kind}"
+            raise InvalidRequest(f"{where} is needed with type {kind}, and only there", param=where)
+    if given.function is not None:
+        return ToolChoice("named", given.function.name)
+    assert given.allowed_tools is not None
+    names = frozenset(each.function.name for each in given.allowed_tools.tools)
+    return ToolChoice(given.allowed_tools.mode, allowed=names)
+
+
+def _name_of(definition: msgspec.Raw) -> str:
+    return msgspec.json.decode(definition, type=_Definition).function.name
+
+
 async def plan_answer(
     server: ServerState,
     body: ChatBody,
@@ -51,20 +97,19 @@ async def plan_answer(
     Raises InvalidRequest.
     """
     config = server.config
-    tools = _tools(body, config.tool_call_parser)
+    choice = _tool_choice(body)
+    tools = _tools(body, choice, config.tool_call_parser)
     if tools.names:
-        options["tools"] = bytes(body.tools)
+        options["tools"] = choice.shown(body.tools)
     reasoning = REASONING_FORMATS.get(config.reasoning_parser)
     reads_reasoning = reasoning is not None and body.separate_reasoning is not False
-    if body.reasoning_effort is not None:
-        await _add_effort(server, body.reasoning_effort, body.chat_template_kwargs or {}, options)
     budget = _budget(server, body, reasoning)
     is_held = guide.params is not None or budget is not None
     if not tools.names and not reads_reasoning and (reasoning is None or not is_held):
         return PlannedAnswer(None, sampling, None)
     vocabulary = await server.tokenizer.vocabulary()
     special = vocabulary.special_texts
-    calls = _held_calls(body, tools, config.tool_call_parser, special)
+    calls = _held_calls(body, choice, tools, config.tool_call_parser, special)
     calls.check(config.grammar_backend, has_guide=guide.params is not None)
     thinking: Thinking = "none"
     if reasoning is not None:
@@ -96,11 +141,10 @@ async def plan_answer(
     return PlannedAnswer(plan, sampling, vocabulary if reasoning is not None else None)
 
 
-def _tools(body: ChatBody, parser: str) -> ToolSet:
+def _tools(body: ChatBody, choice: ToolChoice, parser: str) -> ToolSet:
     """Return the tools that the model may call. Raises InvalidRequest."""
-    choice = body.tool_choice
     if parser not in TOOL_FORMATS:
-        if choice != "none" and _are_tools(body.tools):
+        if choice.mode != "none" and _are_tools(body.tools):
             raise InvalidRequest(
                 "tools: this server reads no calls of tools: its chat template is of no format that it "
                 "knows, and the launch named none with --tool-call-parser",
@@ -110,30 +154,34 @@ def _tools(body: ChatBody, parser: str) -> ToolSet:
         tools = NO_TOOLS
     else:
         tools = read_tools(body.tools) if len(body.tools) else NO_TOOLS
-    if choice in (None, "auto"):
-        return tools
-    if choice == "none":
+    if choice.mode == "none":
         return NO_TOOLS
-    name = None if isinstance(choice, str) else choice.function.name
+    if choice.mode == "auto" and choice.allowed is None:
+        return tools
     if not tools.names:
         raise InvalidRequest("tool_choice: there are no tools to choose from", param="tool_choice")
-    if name is not None and name not in tools.names:
-        raise InvalidRequest(
-            f"tool_choice.function.name: {name:.100} is not one of tools", param="tool_choice.function.name"
-        )
-    return tools
+    if choice.mode == "named" and choice.name not in tools.names:
+        where = "tool_choice.function.name"
+        raise InvalidRequest(f"{where}: {choice.name:.100} is not one of tools", param=where)
+    if choice.allowed is None:
+        return tools
+    if unknown := sorted(choice.allowed - tools.names.keys()):
+        where = "tool_choice.allowed_tools.tools"
+        raise InvalidRequest(f"{where}: {unknown[0]:.100} is not one of tools", param=where)
+    return tools.only(*choice.allowed)
 
 
-def _held_calls(body: ChatBody, tools: ToolSet, parser: str, special: Collection[str]) -> HeldCalls:
+def _held_calls(
+    body: ChatBody, choice: ToolChoice, tools: ToolSet, parser: str, special: Collection[str]
+) -> HeldCalls:
     """Return what the request demands of calls."""
-    choice = body.tool_choice
     one = body.parallel_tool_calls is False
     if not tools.names:
         return HeldCalls(parser)
     family = call_tags(parser, special)
-    if isinstance(choice, ToolChoiceBody):
-        return HeldCalls(parser, tools.only(choice.function.name), "named", True, family)
-    return HeldCalls(parser, tools, "required" if choice == "required" else "auto", one, family)
+    if choice.mode == "named":
+        return HeldCalls(parser, tools.only(choice.name), "named", True, family)
+    return HeldCalls(parser, tools, "required" if choice.mode == "required" else "auto", one, family)
 
 
 def _are_tools(tools: bytes) -> bool:
@@ -144,24 +192,19 @@ def _are_tools(tools: bytes) -> bool:
         return True
 
 
-async def _add_effort(
+async def add_effort(
     server: ServerState, effort: ReasoningEffort, own: Mapping[str, Any], options: RequestOptions
-) -> None:
-    """Add the reasoning effort to the chat template's variables, if the template knows efforts. It goes
-    before the launch's variables, and the request's own before it. Raises InvalidRequest.
+) -> bool:
+    """Add the reasoning effort to the chat template's variables. It goes before the launch's variables, and
+    the request's own before it. Returns False if the template knows no efforts.
     """
     variables = await server.tokenizer.template_variables()
     made: dict[str, Any] = {name: effort != "none" for name in SWITCHES if name in variables}
     if EFFORT in variables and (effort != "none" or not made):
         made[EFFORT] = effort
-    if not made and effort != "none":
-        raise InvalidRequest(
-            f"{EFFORT}: the model's chat template has no variable for it",
-            param=EFFORT,
-            code="unsupported_parameter",
-        )
     if made:
         options["chat_template_kwargs"] = {**server.config.template_defaults, **made, **own}
+    return bool(made) or effort == "none"
 
 
 def _budget(server: ServerState, body: ChatBody, reasoning: ReasoningFormat | None) -> int | None:

@@ -149,9 +149,24 @@ class NamedFunctionBody(Struct, forbid_unknown_fields=True):
     name: str
 
 
-class ToolChoiceBody(Struct, forbid_unknown_fields=True):
+class AllowedToolBody(Struct, forbid_unknown_fields=True):
     function: NamedFunctionBody
     type: Literal["function"]
+
+
+class AllowedToolsBody(Struct, forbid_unknown_fields=True):
+    """Functions that the model is shown."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedToolBody], Meta(min_length=1, max_length=1024)]
+
+
+class ToolChoiceBody(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Function that must be called, or the functions that may be called."""
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunctionBody | None = None
+    allowed_tools: AllowedToolsBody | None = None
 
 
 Messages: TypeAlias = Annotated[list[MessageBody], TURNS]

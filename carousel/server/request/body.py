@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from starlette.datastructures import Headers
@@ -16,7 +17,7 @@ from carousel.server.request.large_json import BodyBytes, Wait
 from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
-from runtime.base.errors import RequestAborted, RequestError
+from runtime.base.errors import InvalidRequest, RequestAborted, RequestError
 
 BODY_TIMEOUT_S = 30.0
 IGNORED_HEADER = b"x-carousel-ignored"
@@ -62,8 +63,28 @@ async def _decoded(request: Request, data: BodyBytes, kind: type[T]) -> T:
         body = await decode_body(data, kind, limits, _turns_of_pieces(server, tenant), fields)
         if names := fields.ignored:
             server.ignored.note(request.url.path, names)
-            request.state.answer_headers = [(IGNORED_HEADER, ",".join(names).encode())]
+            _name_in_answer(request, names)
         return body
+
+
+def ignore_hints(request: Request, reasons: Mapping[str, str]) -> None:
+    """Name the fields in the answer that ask for no certain answer and have no effect here, as unknown ones
+    are. `reasons` says why. Raises InvalidRequest where such fields are refused.
+    """
+    server: ServerState = request.app.state.server
+    policy = server.config.unknown_fields
+    for name, reason in reasons.items():
+        if policy == "refuse":
+            raise InvalidRequest(f"{name}: {reason}", param=name, code="unsupported_parameter")
+    if reasons and policy == "warn":
+        server.ignored.note(request.url.path, reasons, "fields without an effect here")
+        _name_in_answer(request, [*reasons])
+
+
+def _name_in_answer(request: Request, names: Sequence[str]) -> None:
+    told: Sequence[bytes] = [value for _, value in getattr(request.state, "answer_headers", ())]
+    value = b",".join([*told, *(name.encode() for name in names)])
+    request.state.answer_headers = [(IGNORED_HEADER, value)]
 
 
 def _turns_of_pieces(server: ServerState, tenant: str) -> Wait:

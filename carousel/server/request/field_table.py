@@ -14,8 +14,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from carousel.conversation import TEXT_ONLY, FunctionBody, MessageBody, TextPart, ToolCallBody
+from carousel.server.anthropic import refusals as message_refusals
 from carousel.server.anthropic.types import (
     BlockBody,
+    CacheControl,
     CountTokensBody,
     MessagesBody,
     MetadataBody,
@@ -29,6 +31,8 @@ from carousel.server.anthropic.types import (
 from carousel.server.guides import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import (
+    AllowedToolBody,
+    AllowedToolsBody,
     ChatBody,
     CompletionBody,
     LogitsProcessorBody,
@@ -272,33 +276,6 @@ PART_REFUSED = dict.fromkeys(
     ),
     (),
 )
-# Anthropic's Messages API and its betas.
-MESSAGES_REFUSED: dict[str, tuple[Any, ...]] = {
-    "betas": ([],),
-    "billing_policy": (),
-    "compaction": (),
-    "container": (),
-    "context_management": (
-        {},
-        {"edits": []},
-        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    ),
-    "diagnostics": ({}, {"previous_message_id": None}),
-    "fallback_credit_token": (),
-    "fallbacks": ([],),
-    "inference_geo": (),
-    "mcp_servers": ([],),
-    "output_format": (),
-    "speed": ("standard",),
-    "thread": (),
-    "user_profile_id": (),
-    "workspace_id": (),
-}
-BLOCK_REFUSED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("caller",), ({"type": "direct"},)),
-    **dict.fromkeys(("citations",), ([], {"enabled": False})),
-    **dict.fromkeys(("context", "data", "file_id", "source", "title", "tool_name", "toolset_name"), ()),
-}
 INPUT_PART_REFUSED = dict.fromkeys(
     (*PART_REFUSED, "detail", "file_data", "file_id", "file_url", "filename"), ()
 )
@@ -349,25 +326,6 @@ HINTS = {
     "sampling_params": "its fields belong into the body itself here",
 }
 """Advice about a refused field, by its name."""
-MESSAGES_HINTS = {
-    **HINTS,
-    "container": "no code runs here",
-    "context_management": "send the messages that the model is to see",
-    "inference_geo": "this server is where it is",
-    "mcp_servers": "call them yourself, and send their tools as tools",
-    "output_format": "it is called output_config.format here",
-    "speed": "there is one speed",
-    **dict.fromkeys(("max_completion_tokens", "max_new_tokens"), "it is called max_tokens here"),
-    "reasoning_effort": "it is called output_config.effort here",
-    **dict.fromkeys(
-        ("response_format", "structured_outputs", "guided_json", "json_schema"),
-        "output_config.format has a schema",
-    ),
-    "stop": "it is called stop_sequences here",
-    "thinking_token_budget": "it is called thinking.budget_tokens here",
-    "parallel_tool_calls": "it is called tool_choice.disable_parallel_tool_use here",
-    "n": "an answer is one message",
-}
 EXAMPLES = {
     "kv_cache_retention_config": '{"max_tokens": 1024}',
     "logits_processors": f'[{{"name": "NAME", "args": {{}}}}]; {NO_CODE}',
@@ -439,12 +397,14 @@ _OPENAI = FieldTable(
     {"stream_options": StreamOptions, **_RETENTION, **_GUIDES, **_PROCESSORS},
 )
 _CONVERSATION = {"messages": MessageBody}
+_MARKED = {"cache_control": CacheControl}
 _MESSAGES = FieldTable(
-    {},
-    {**REFUSED, **MESSAGES_REFUSED},
-    MESSAGES_HINTS,
+    {"betas": Items},
+    {**REFUSED, **message_refusals.MESSAGES_REFUSED},
+    {**HINTS, **message_refusals.MESSAGES_HINTS},
     _GENERATING,
     {
+        **_MARKED,
         "messages": TurnBody,
         "metadata": MetadataBody,
         "output_config": OutputConfigBody,
@@ -460,7 +420,8 @@ FIELD_TABLES: dict[type, FieldTable] = {
         TAKEN, REFUSED, HINTS, _GENERATING, {**_OPENAI.nested, **_CONVERSATION, "tool_choice": ToolChoiceBody}
     ),
     ResponsesBody: FieldTable(
-        {name: kind for name, kind in TAKEN.items() if name not in refusals.RESPONSES_REFUSED},
+        {name: kind for name, kind in TAKEN.items() if name not in refusals.RESPONSES_REFUSED}
+        | {"client_metadata": Object},
         {**REFUSED, **refusals.RESPONSES_REFUSED},
         {**HINTS, **refusals.RESPONSES_HINTS},
         _GENERATING,
@@ -501,9 +462,15 @@ FIELD_TABLES: dict[type, FieldTable] = {
     CountTokensBody: _MESSAGES,
     TurnBody: FieldTable(nested={"content": BlockBody}),
     BlockBody: FieldTable(
-        {}, BLOCK_REFUSED, dict.fromkeys(("source", "data"), TEXT_ONLY), nested={"content": TextBlock}
+        {},
+        message_refusals.BLOCK_REFUSED,
+        dict.fromkeys(("source", "data"), TEXT_ONLY),
+        nested={**_MARKED, "content": TextBlock},
     ),
-    TextBlock: FieldTable({}, BLOCK_REFUSED, dict.fromkeys(("source", "data"), TEXT_ONLY)),
+    TextBlock: FieldTable(
+        {}, message_refusals.BLOCK_REFUSED, dict.fromkeys(("source", "data"), TEXT_ONLY), nested={**_MARKED}
+    ),
+    CacheControl: FieldTable({"scope": str}),
     MetadataBody: FieldTable(),
     OutputConfigBody: FieldTable(
         refused={"task_budget": ()},
@@ -552,7 +519,9 @@ FIELD_TABLES: dict[type, FieldTable] = {
     ),
     TextPart: FieldTable({"cache_control": Object}, PART_REFUSED, dict.fromkeys(PART_REFUSED, TEXT_ONLY)),
     ToolCallBody: FieldTable(nested={"function": FunctionBody}),
-    ToolChoiceBody: FieldTable(nested={"function": NamedFunctionBody}),
+    ToolChoiceBody: FieldTable(nested={"function": NamedFunctionBody, "allowed_tools": AllowedToolsBody}),
+    AllowedToolsBody: FieldTable(nested={"tools": AllowedToolBody}),
+    AllowedToolBody: FieldTable(nested={"function": NamedFunctionBody}),
     NamedFunctionBody: FieldTable(),
     FunctionBody: FieldTable(),
 }

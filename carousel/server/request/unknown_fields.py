@@ -166,15 +166,15 @@ class IgnoredLog:
         self._told: set[tuple[str, str]] = set()
         self._is_full = False
 
-    def note(self, path: str, names: Iterable[str]) -> None:
+    def note(self, path: str, names: Iterable[str], kind: str = "unknown fields") -> None:
         new = [name for name in names if (path, name) not in self._told]
         if not new or self._is_full:
             return
         self._told.update((path, name) for name in new)
         logger.warning(
-            "%s: unknown fields are ignored: %s (each is told once; --unknown-fields refuse answers them "
-            "with 400)",
+            "%s: %s are ignored: %s (each is told once; --unknown-fields refuse answers them with 400)",
             path,
+            kind,
             ", ".join(new),
         )
         if len(self._told) >= MAX_LOGGED:

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Raw, Struct
 from msgspec.json import encode
 
-from carousel.server.chat.definitions import decode_part, definitions_of
+from carousel.server.chat.definitions import check_reach, decode_part, definitions_of
 from carousel.server.guides import JsonSchemaBody, ResponseFormatBody
 from carousel.server.openai.types import ChatBody, GenerationBody, NamedFunctionBody, ToolChoiceBody
 from carousel.server.request.unknown_fields import joined
@@ -192,18 +192,7 @@ def _check_tool(tool: _Tool, where: str) -> None:
             param=f"{where}.type",
             code="unsupported_parameter",
         )
-    if tool.defer_loading:
-        raise InvalidRequest(
-            f"{where}.defer_loading: there is no search of tools here; leave it out",
-            param=f"{where}.defer_loading",
-            code="unsupported_parameter",
-        )
-    if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
-        raise InvalidRequest(
-            f'{where}.allowed_callers: programs do not call tools here; name "direct"',
-            param=f"{where}.allowed_callers",
-            code="unsupported_parameter",
-        )
+    check_reach(where, defer_loading=tool.defer_loading, allowed_callers=tool.allowed_callers)
 
 
 def _function(definition: Raw, where: str) -> bytes:
@@ -235,7 +224,7 @@ def _tool_choice(body: ResponsesBody) -> Any:
         return choice.mode
     if choice.name is None:
         raise _missing("tool_choice.name")
-    return ToolChoiceBody(NamedFunctionBody(choice.name), "function")
+    return ToolChoiceBody(type="function", function=NamedFunctionBody(choice.name))
 
 
 def _missing(name: str) -> InvalidRequest:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from carousel.client.core.result import respelled
 from carousel.server.openai.chat import PreparedChat, prepare_chat
-from carousel.server.request.body import read_body
+from carousel.server.request.body import ignore_hints, read_body
 from carousel.server.request.generation import Generation
 from carousel.server.responses.answer_format import ResponsesFormat
 from carousel.server.responses.chat_request import chat_request
@@ -40,6 +40,7 @@ async def create_response(request: Request) -> Response:
         chat = await prepare_chat(request, asked.chat)
     except RequestError as error:
         raise respelled(error, asked.names) from None
+    ignore_hints(request, {asked.names.get(name, name): reason for name, reason in chat.ignored.items()})
     skips_special = chat.asked[0].sampling.skip_special_tokens
     answer = ResponsesFormat(chat.view, _head(body, chat), skips_special=skips_special)
     return Generation(server, chat.asked, answer, asked.names.behind(chat.names))

@@ -40,7 +40,7 @@ ITEM_HINTS = {
 }
 REASONING_REFUSED: dict[str, tuple[Any, ...]] = {
     "context": ("auto",),
-    "generate_summary": ("auto",),
+    "generate_summary": ("auto", "concise", "detailed"),
     "mode": ("standard",),
 }
 REASONING_HINTS = {"generate_summary": "the reasoning itself is in the answer"}

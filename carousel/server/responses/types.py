@@ -84,7 +84,7 @@ class TextBody(Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=T
 
 class ReasoningBody(Struct, forbid_unknown_fields=True, kw_only=True):
     effort: ReasoningEffort | None = None
-    summary: Literal["auto"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
     """No effect: the reasoning itself is in the answer."""
 
 

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from carousel.conversation import MessageBody
 from carousel.server.admin.metrics import Metrics
+from carousel.server.anthropic.refusals import MESSAGES_REFUSED
 from carousel.server.anthropic.types import (
     BlockBody,
     CacheControl,
@@ -31,7 +32,6 @@ from carousel.server.openapi import OWN
 from carousel.server.request.field_table import (
     FIELD_TABLES,
     INPUT_PART_REFUSED,
-    MESSAGES_REFUSED,
     REFUSED,
     TAKEN,
 )

@@ -23,6 +23,7 @@ from tests.harness.models.adapted import ADAPTERS, merged, save_adapter
 from tests.harness.ring.beam_draws import assert_same, found_of, plain_draw, searched
 from tests.harness.ring.launched import Launched, launched, wait_until
 
+pytestmark = pytest.mark.full
 NUM_TOKENS = 160
 NUM_BEFORE = 8
 """Tokens that each stream has before the weights change."""
@@ -179,7 +180,6 @@ def test_streams_with_adapters_and_searches_go_on_with_the_new_weights(
         assert drafts.num_accepted > 0
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("stages", [("--pp-size", "3"), ("--pp-size", "2", "--tp-size", "2")])
 def test_stages_and_ranks_go_on_with_the_new_weights(models: Models, stages: tuple[str, ...]) -> None:
     more = ("--dtype", "float32", *stages)
@@ -187,7 +187,6 @@ def test_stages_and_ranks_go_on_with_the_new_weights(models: Models, stages: tup
         check_change(client, PROMPTS, [{}] * len(PROMPTS), [models.base("new")] * len(PROMPTS))
 
 
-@pytest.mark.full
 def test_int8_weights_are_made_of_the_new_ones(models: Models) -> None:
     more = ("--dtype", "float32", "--quantization", "int8")
     with launched(*models.arguments(*more)) as launch, Client(launch.run_dir) as client:
@@ -205,7 +204,6 @@ def test_int8_weights_are_made_of_the_new_ones(models: Models) -> None:
     assert min(starts) < NUM_TOKENS
 
 
-@pytest.mark.full
 def test_vectors_are_of_the_old_weights_or_of_the_new_ones(models: Models) -> None:
     """Those that were asked for before the change are answered after it, each of one model alone."""
 

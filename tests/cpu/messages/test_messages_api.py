@@ -348,7 +348,6 @@ def test_a_field_that_nobody_knows_is_named_in_the_answer(front: Front, says: An
         ({"thinking": {"type": "adaptive", "budget_tokens": 9}}, "thinking.budget_tokens is needed"),
         ({"thinking": {"type": "enabled", "budget_tokens": 400}}, "less than max_tokens"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
-        ({"output_config": {"effort": "high"}}, "output_config.effort: the model's chat template"),
         ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema is missing"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: there are no tools"),

@@ -356,7 +356,6 @@ def test_a_completion_field_that_is_wrong_or_not_built_is_refused_by_name(
         ("structured_outputs", {"regex": "a", "choice": ["a"]}, "structured_outputs"),
         ("structured_outputs", {"regex": ""}, "structured_outputs"),
         ("modalities", ["audio"], "modalities"),
-        ("reasoning_effort", "high", "reasoning_effort"),
         ("prompt", "x", "prompt"),
         ("top_logprobs", 3, "top_logprobs"),
         ("top_logprobs", 21, "top_logprobs"),

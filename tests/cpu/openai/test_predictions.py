@@ -25,7 +25,7 @@ def answer(request: GenerateRequest) -> list[SequenceOutput]:
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    with http_front(tmp_path_factory.mktemp("run"), answer) as front:
+    with http_front(tmp_path_factory.mktemp("run"), answer, speculative_algorithm="NGRAM") as front:
         yield front
 
 

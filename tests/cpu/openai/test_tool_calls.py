@@ -245,7 +245,6 @@ def test_logprobs_and_ids_come_with_what_they_are_of(front: Front, says: Any) ->
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"reasoning_effort": "hard"}, "reasoning_effort"),
         ({"thinking_token_budget": -1}, "thinking_token_budget"),
         ({"max_thinking_tokens": 3}, "max_thinking_tokens"),

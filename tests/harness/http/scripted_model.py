@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput
@@ -42,8 +43,8 @@ class Script:
 
 
 @contextmanager
-def scripted_front(run_dir: Path, script: Script) -> Iterator[Front]:
+def scripted_front(run_dir: Path, script: Script, **settings: Any) -> Iterator[Front]:
     """Yield an HTTP server with parsers of tools and reasoning, whose model says what the script has."""
     parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
-    with http_front(run_dir, script, context_length=2048, **parsers) as front:
+    with http_front(run_dir, script, context_length=2048, **parsers, **settings) as front:
         yield front
