@@ -144,9 +144,9 @@ class Committer:
         self.stats.drafts.note_rows(num_drafted, num_accepted)
         self.output.add_each(self.rows.handle[rows].repeat(kept), tokens)
         self.step_log.note_tokens(len(tokens))
-        lane = self.rows.guess_lane
-        assert lane is not None
-        lane.note(rows, num_drafted, num_accepted)
+        guesser = self.rows.guesser
+        assert guesser is not None
+        guesser.note(rows, num_drafted, num_accepted)
         for at in ended.nonzero()[0].tolist():
             req = self.rows.holder[rows.item(at)]
             assert req is not None

@@ -199,10 +199,8 @@ def _names_left(cls: Callable[..., Any], args: tuple[object, ...]) -> frozenset[
     try:
         signature = inspect.signature(cls)
         taken = signature.bind_partial(*args).arguments
-    except (
-        TypeError,
-        ValueError,
-    ):  # a class in C need not declare its arguments; it refuses wrong ones itself
+    except (TypeError, ValueError):
+        # A class in C need not declare its arguments. It refuses wrong ones itself.
         return frozenset()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = signature.parameters.values()

@@ -60,8 +60,8 @@ class Recorded(speculation.Speculation):
     """Outputs by the request's seed."""
     wrong: ClassVar[float] = 0.0
 
-    def __init__(self, req: Request, num_draft_tokens: int, cost: StepCost, lane: object = None) -> None:
-        # Without the lane of many rows, which supports n-grams only.
+    def __init__(self, req: Request, num_draft_tokens: int, cost: StepCost, guesser: object = None) -> None:
+        # Without the guesser of many rows, which supports n-grams only.
         super().__init__(req, num_draft_tokens, cost)
 
     def _has_guesses(self, new: list[int]) -> bool:

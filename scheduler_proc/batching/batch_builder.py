@@ -103,12 +103,12 @@ class BatchBuilder:
         """Continue the rows that do nothing special but guess, all at once. Returns the rows that are still
         to be continued.
         """
-        lane = self._rows.guess_lane
-        chosen = None if lane is None else lane.choose(ready)
-        if lane is None or chosen is None:
+        guesser = self._rows.guesser
+        chosen = None if guesser is None else guesser.choose(ready)
+        if guesser is None or chosen is None:
             return ready
         rows, others = (ready, NO_ROWS) if all_of(chosen) else (ready[chosen], ready[~chosen])
-        return others if adder.try_continue_guessing(rows, lane, len(others)) else ready
+        return others if adder.try_continue_guessing(rows, guesser, len(others)) else ready
 
     def _whose_turn_it_is(self, ready: RowArray) -> RowArray:
         """Return the max_requests rows that have gone longest without a turn, in the order of admission."""

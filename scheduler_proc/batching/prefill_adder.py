@@ -17,7 +17,7 @@ from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
 from scheduler_proc.capacity.base import CapacityPolicy
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.batch import ScheduleBatch
-from scheduler_proc.core.guesses import Guesses, GuessLane
+from scheduler_proc.core.guesses import Guesses, RowGuesser
 from scheduler_proc.core.request import Request, RowGroup
 from scheduler_proc.core.row_columns import RowArray
 from scheduler_proc.core.scheduled_row import ScheduledRow
@@ -124,7 +124,7 @@ class PrefillAdder:
         self._request_budget -= num_decodes
         return True
 
-    def try_continue_guessing(self, rows: RowArray, lane: GuessLane, num_to_come: int) -> bool:
+    def try_continue_guessing(self, rows: RowArray, guesser: RowGuesser, num_to_come: int) -> bool:
         """Add the next token and the guesses of all these rows. Returns False if budget or pages are short;
         the caller then continues them one by one. num_to_come: number of running rows that are continued
         after these.
@@ -139,7 +139,7 @@ class PrefillAdder:
             return False
         self._token_budget -= num_rows
         self._request_budget -= num_rows
-        guesses = self._batch.guesses = lane.guess(rows)
+        guesses = self._batch.guesses = guesser.guess(rows)
         self._token_budget -= guesses.cut_to(self._room_for_guesses(num_to_come))
         return True
 

@@ -1,11 +1,13 @@
 """ScheduleBatch: what one step will compute, in the scheduler's terms, and its translation to a BatchPlan.
 
-Three lanes: plain decodes are one array of rows; rows that make guesses and nothing else are arrays, too; any
-other row with more to it than its next token is a ScheduledRow. The plan has the decodes first, then the
-single rows, whose result is one token that nobody looks at, then those that guess, then the loose ones:
+The rows of a step are in four parts, in the plan's order:
 
-    order   | decodes | single | guesses | loose |
-            |  one token each  |         | committed one by one
+    decodes   array     compute one token each, and nothing else
+    single    objects   chunks of prompts: one token is sampled, and no feature looks at it
+    guesses   arrays    compute the next token and verify guesses, and nothing else
+    loose     objects   everything else: rows with features, groups, chunks that sample nothing
+
+Decodes, single rows and guesses are committed for all rows at once, loose rows one by one.
 """
 
 from __future__ import annotations

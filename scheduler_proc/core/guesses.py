@@ -48,7 +48,7 @@ class Guesses:
         return ids[np.arange(ids.shape[1], dtype=np.int32) <= self.counts[:, None]].tobytes()
 
 
-class GuessLane(Protocol):
+class RowGuesser(Protocol):
     """Makes guesses for many rows at once, and learns from the results."""
 
     def choose(self, ready: RowArray) -> BoolArray | None:

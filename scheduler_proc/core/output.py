@@ -89,7 +89,7 @@ class Output(Protocol):
         """
 
 
-class OutputLane:
+class DetokenizerOutput:
     """Output to one detokenizer."""
 
     def __init__(self, outbox: Outbox, epoch: int = 0) -> None:
@@ -195,55 +195,55 @@ class OutputRouter:
     """Output to several detokenizers. A sequence belongs to number `client id` mod their count."""
 
     def __init__(self, outboxes: Sequence[Outbox], epoch: int = 0) -> None:
-        self._lanes = [OutputLane(outbox, epoch) for outbox in outboxes]
+        self._outputs = [DetokenizerOutput(outbox, epoch) for outbox in outboxes]
 
-    def _lane_of(self, handle: bytes) -> OutputLane:
-        return self._lanes[client_of(handle) % len(self._lanes)]
+    def _output_of(self, handle: bytes) -> DetokenizerOutput:
+        return self._outputs[client_of(handle) % len(self._outputs)]
 
     def open(self, handle: bytes, stream_open: Raw) -> None:
-        self._lane_of(handle).open(handle, stream_open)
+        self._output_of(handle).open(handle, stream_open)
 
     def add_each(self, handles: npt.NDArray[np.void], tokens: IntArray) -> None:
-        numbers = handles.view(HANDLE)["client"] % len(self._lanes)
-        for number, lane in enumerate(self._lanes):
+        numbers = handles.view(HANDLE)["client"] % len(self._outputs)
+        for number, output in enumerate(self._outputs):
             mine = numbers == number
             if mine.any():
-                lane.add_each(handles[mine], tokens[mine])
+                output.add_each(handles[mine], tokens[mine])
 
     def add(self, handle: bytes, tokens: list[int]) -> None:
-        self._lane_of(handle).add(handle, tokens)
+        self._output_of(handle).add(handle, tokens)
 
     def add_logprobs(self, logprobs: TokenLogprobs) -> None:
-        self._lane_of(logprobs.handle).add_logprobs(logprobs)
+        self._output_of(logprobs.handle).add_logprobs(logprobs)
 
     def add_prompt_logprobs(self, logprobs: TokenLogprobs) -> None:
-        self._lane_of(logprobs.handle).add_prompt_logprobs(logprobs)
+        self._output_of(logprobs.handle).add_prompt_logprobs(logprobs)
 
     def show(self, hypothesis: HypothesisSoFar) -> None:
-        self._lane_of(hypothesis.handle).show(hypothesis)
+        self._output_of(hypothesis.handle).show(hypothesis)
 
     def add_tensor(self, entry: TensorEntry, frame: Frame) -> None:
-        self._lane_of(entry.handle).add_tensor(entry, frame)
+        self._output_of(entry.handle).add_tensor(entry, frame)
 
     def close(self, closed: Closed) -> None:
-        self._lane_of(closed.handle).close(closed)
+        self._output_of(closed.handle).close(closed)
 
     def reply(self, reply: ControlReply) -> None:
-        self._lanes[reply.client % len(self._lanes)].reply(reply)
+        self._outputs[reply.client % len(self._outputs)].reply(reply)
 
     @property
     def is_blocked(self) -> bool:
-        return any(lane.is_blocked for lane in self._lanes)
+        return any(output.is_blocked for output in self._outputs)
 
     @property
     def is_full(self) -> bool:
-        return any(lane.is_full for lane in self._lanes)
+        return any(output.is_full for output in self._outputs)
 
     def flush(self) -> bool:
         """Send to each detokenizer that has room. Returns False if one has none."""
         has_room = True
-        for lane in self._lanes:
-            has_room = lane.flush() and has_room
+        for output in self._outputs:
+            has_room = output.flush() and has_room
         return has_room
 
 
@@ -251,4 +251,4 @@ def make_output(outboxes: Sequence[Outbox], epoch: int = 0) -> Output:
     """Make the output to these detokenizers. outboxes: one each, in their order. epoch: that of
     the engine.
     """
-    return OutputLane(outboxes[0], epoch) if len(outboxes) == 1 else OutputRouter(outboxes, epoch)
+    return DetokenizerOutput(outboxes[0], epoch) if len(outboxes) == 1 else OutputRouter(outboxes, epoch)

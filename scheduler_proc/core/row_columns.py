@@ -81,7 +81,7 @@ class RowColumns:
         # plainly.
         self.needs_python_of = bytearray(max_rows)
         self.needs_python: BoolArray = np.frombuffer(self.needs_python_of, np.bool_)
-        # True if the row's only feature is guessing that is done for many rows at once (GuessLane).
+        # True if the row's only feature is guessing that is done for many rows at once (RowGuesser).
         self.only_guesses: BoolArray = np.zeros(max_rows, np.bool_)
         # Number of right guesses of this stay.
         self.num_accepted, self.num_accepted_of = int_column(max_rows)
@@ -129,7 +129,7 @@ class RowColumns:
             self._planned_when_committed.discard((row, owner))
 
     def plan_all_when_committed(self, rows: RowArray, wanted: BoolArray) -> None:
-        """Do the same as plan_when_committed for several rows, on behalf of the GuessLane."""
+        """Do the same as plan_when_committed for several rows, on behalf of the RowGuesser."""
         self._guesses_when_committed[rows] = wanted
         self._has_marked_many = True
 

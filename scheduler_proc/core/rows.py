@@ -5,7 +5,7 @@ from __future__ import annotations
 from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.handle import HANDLE_BYTES
 from runtime.wire.plan import RowSetup
-from scheduler_proc.core.guesses import GuessLane
+from scheduler_proc.core.guesses import RowGuesser
 from scheduler_proc.core.request import FINISHED, Request, StopIds
 from scheduler_proc.core.row_columns import RowColumns
 
@@ -13,7 +13,7 @@ from scheduler_proc.core.row_columns import RowColumns
 class Rows(RowColumns):
     """Columns of all rows, and the request that holds each row."""
 
-    __slots__ = ("_num_further", "_num_stays", "_setups", "_stops", "free", "guess_lane", "holder")
+    __slots__ = ("_num_further", "_num_stays", "_setups", "_stops", "free", "guesser", "holder")
 
     def __init__(self, max_rows: int, max_len: int) -> None:
         """Make the columns of max_rows rows. max_len: most tokens of one request, prompt and
@@ -26,7 +26,7 @@ class Rows(RowColumns):
         self._num_further = 0  # rows of groups, beyond the first of each
         self._stops: list[StopIds | None] = [None] * max_rows  # whose ids are in `stop_ids`
         self._setups: dict[int, RowSetup] = {}
-        self.guess_lane: GuessLane | None = None
+        self.guesser: RowGuesser | None = None
         """Makes guesses for many rows at once; None if no request uses speculation."""
 
     @property

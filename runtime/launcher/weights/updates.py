@@ -154,8 +154,8 @@ class WeightUpdates:
         self._send(self._last)
 
     def _send(self, answer: _Answer) -> None:
-        lane = answer.request.client % self.config.detokenizer_workers
-        self._outbox(self._endpoints.detokenizer_in(lane)).send(answer.reply())
+        index = answer.request.client % self.config.detokenizer_workers
+        self._outbox(self._endpoints.detokenizer_in(index)).send(answer.reply())
 
     def _outbox(self, address: str) -> KeepingOutbox[Any]:
         if address not in self._outboxes:

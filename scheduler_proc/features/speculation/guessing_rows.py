@@ -1,4 +1,4 @@
-"""GuessingRows: speculation for many rows at once, as the GuessLane of the step loop.
+"""GuessingRows: speculation for many rows at once, as the RowGuesser of the step loop.
 
 A row joins when it is first planned or committed together with others, and brings what its Speculation has
 learnt. When it is planned or committed by itself again it leaves, and takes along what was learnt here.
@@ -29,13 +29,13 @@ MOST_BEHIND = 8
 
 class Member(Protocol):
     def join(self, upto_now: bool) -> None:
-        """Call the lane's `put` for the row. upto_now: with an index of all committed tokens; otherwise some
-        may be missing.
+        """Call the guesser's `put` for the row. upto_now: with an index of all committed tokens; otherwise
+        some may be missing.
         """
 
 
 class GuessingRows:
-    """GuessLane for rows of requests that only use n-gram speculation."""
+    """RowGuesser for rows of requests that only use n-gram speculation."""
 
     def __init__(self, rows: Rows, cost: StepCost, min_together: int = MIN_TOGETHER) -> None:
         self._rows = rows

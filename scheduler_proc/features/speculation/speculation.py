@@ -45,10 +45,10 @@ class Speculation(RequestFeature):
     """
 
     def __init__(
-        self, req: Request, num_draft_tokens: int, cost: StepCost, lane: GuessingRows | None = None
+        self, req: Request, num_draft_tokens: int, cost: StepCost, guesser: GuessingRows | None = None
     ) -> None:
-        """num_draft_tokens: most guesses in a step; 0: only the drafts of the request. lane: GuessLane that
-        the row may join.
+        """num_draft_tokens: most guesses in a step; 0: only the drafts of the request. guesser: RowGuesser
+        that the row may join.
         """
         self._req = req
         self._most = num_draft_tokens
@@ -65,10 +65,10 @@ class Speculation(RequestFeature):
         self._num_drafted = 0
         self._num_right = self._num_wrong = 0
         """Numbers of right and wrong guesses from its prediction."""
-        self._lane = lane if self._most and self._prediction is None else None
+        self._guesser = guesser if self._most and self._prediction is None else None
         self._row = -1
         self._is_together = False
-        """True while the lane has its row and its state."""
+        """True while the guesser has its row and its state."""
         self._is_marked = False
 
     # -- hooks ----------------------------------------------------------------------------------------------
@@ -76,15 +76,15 @@ class Speculation(RequestFeature):
     def row_opened(self, row: int) -> None:
         self._row = row
         self._cost.num_guessing += self._most > 0
-        if self._lane is not None and self._is_all_there_is():
-            self._lane.admit(row, self)
+        if self._guesser is not None and self._is_all_there_is():
+            self._guesser.admit(row, self)
         self._plan_when_committed(bool(self._drafts) or self._num_drafts() > 0)
 
     def row_lost(self) -> None:
         self._cost.num_guessing -= self._most > 0
         if self._is_together:
             self._leave()
-        if self._lane is not None:
+        if self._guesser is not None:
             self._index = None  # the memory belongs to the row
 
     def plan_row(self, row: ScheduledRow[Any]) -> None:
@@ -125,27 +125,27 @@ class Speculation(RequestFeature):
     # -- with others ----------------------------------------------------------------------------------------
 
     def join(self, upto_now: bool) -> None:
-        """Hand its row over to the lane, which needs it now."""
-        assert self._lane is not None
+        """Hand its row over to the guesser, which needs it now."""
+        assert self._guesser is not None
         self._is_together = self._is_adaptive = True
         is_marked = self._is_marked
         self._plan_when_committed(False)
         index = self._index
         if upto_now or index is None:
             index = self._index_upto_now()
-        self._lane.put(self._row, self._most, self._length, index, is_marked)
+        self._guesser.put(self._row, self._most, self._length, index, is_marked)
 
     def _is_all_there_is(self) -> bool:
-        """Return True if only n-gram lookup needs the tokens of its row, so the lane can handle it."""
+        """Return True if only n-gram lookup needs the tokens of its row, so the guesser can handle it."""
         req = self._req
         return not self._drafts and req.features == (self,) and req.stops.fit_the_column
 
     def _leave(self) -> None:
-        assert self._lane is not None
+        assert self._guesser is not None
         assert self._index is not None
         self._is_together = False
         row, rows = self._row, self._req.rows
-        self._num_drafted += self._lane.take_back(row, self._length, self._index)
+        self._num_drafted += self._guesser.take_back(row, self._length, self._index)
         if self._req.row == row:
             is_marked = rows.is_planned_when_committed(row)
             rows.plan_all_when_committed(np.array([row], np.intp), np.zeros(1, np.bool_))
@@ -217,7 +217,7 @@ class Speculation(RequestFeature):
         if index is None or num_indexed > num_tokens:
             num_predicted = 0 if self._prediction is None else len(self._prediction.tokens)
             max_len = max(min(req.max_len, num_tokens + MAX_OUTPUT_INDEXED), num_predicted)
-            slots = None if self._lane is None else self._lane.slots_of(req.row)
+            slots = None if self._guesser is None else self._guesser.slots_of(req.row)
             index = self._index = NgramIndex(req.tokens, max_len, slots)
         elif num_indexed < num_tokens:
             index.extend(req.tokens[num_indexed:].tolist())
@@ -230,9 +230,9 @@ def attach_speculation(
     settings: SpeculationSettings, cost: StepCost, rows: Rows
 ) -> Callable[[Request], RequestFeature | None]:
     """Return a feature factory that gives Speculation to each request that may guess."""
-    has_lane = settings.has_ngram and rows.tokens.shape[1] >= MAX_NGRAM
+    has_guesser = settings.has_ngram and rows.tokens.shape[1] >= MAX_NGRAM
     most_of_server = settings.num_draft_tokens if settings.has_ngram else 0
-    lane = rows.guess_lane = GuessingRows(rows, cost, settings.min_together) if has_lane else None
+    guesser = rows.guesser = GuessingRows(rows, cost, settings.min_together) if has_guesser else None
 
     def attach(req: Request) -> RequestFeature | None:
         if req.group is not None:  # its next tokens are known only when all its rows have theirs
@@ -257,6 +257,6 @@ def attach_speculation(
             raise InvalidRequest(f"prediction: nothing looks in it, as {has}", param="prediction")
         if req.prompt_table is not None:
             most = 0  # its index may find virtual tokens, which are never sampled
-        return Speculation(req, most, cost, lane) if most or req.draft_ids else None
+        return Speculation(req, most, cost, guesser) if most or req.draft_ids else None
 
     return attach

@@ -17,7 +17,7 @@ from scheduler_proc.cache.radix.radix_cache import RadixCache
 from scheduler_proc.committer import Committer
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.lifecycle import Lifecycle
-from scheduler_proc.core.output import OutputLane, OutputRouter
+from scheduler_proc.core.output import DetokenizerOutput, OutputRouter
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.results import LooseResults
 from scheduler_proc.core.rows import Rows
@@ -88,9 +88,7 @@ STEP_MUTANTS = [
     ),
     Mutant("scheduled before its token is there", Rows, "ready", "ready &= in_flight == 0", "pass", 0),
     Mutant("decodes past the length limit", Rows, "ready", " & (predicted < self.max_len[rows])", "", 3),
-    Mutant(
-        "features ignored by the decode lane", Rows, "plain_decodes", " & ~self.needs_python[rows]", "", 0
-    ),
+    Mutant("features ignored by plain decodes", Rows, "plain_decodes", " & ~self.needs_python[rows]", "", 0),
     Mutant(
         "features let go before they agree",
         Rows,
@@ -351,7 +349,7 @@ STEP_MUTANTS = [
     ),
     Mutant(
         "raw logits after the end",
-        OutputLane,
+        DetokenizerOutput,
         "flush",
         "if self._entries:",
         "if self._entries and not self._closed:",
@@ -392,8 +390,8 @@ STEP_MUTANTS = [
     Mutant(
         "everything goes to the first detokenizer",
         OutputRouter,
-        "_lane_of",
-        "client_of(handle) % len(self._lanes)",
+        "_output_of",
+        "client_of(handle) % len(self._outputs)",
         "0",
         2,
     ),

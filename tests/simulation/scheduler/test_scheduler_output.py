@@ -21,7 +21,7 @@ from runtime.wire.messages import (
 )
 from runtime.wire.transport import Framed
 from scheduler_proc.core import output as output_module
-from scheduler_proc.core.output import OutputLane, make_output
+from scheduler_proc.core.output import DetokenizerOutput, make_output
 from scheduler_proc.loop import SchedulerLoop
 from tests.harness.scheduler.scheduler_parts import message, run_until_idle, running
 from tests.harness.simulation.fakes import RecordingOutbox
@@ -93,7 +93,7 @@ def test_one_detokenizer_without_room_blocks_and_the_others_still_read() -> None
 
 
 def test_one_detokenizer_is_reached_without_routing() -> None:
-    assert isinstance(make_output([RecordingOutbox()]), OutputLane)
+    assert isinstance(make_output([RecordingOutbox()]), DetokenizerOutput)
 
 
 @pytest.mark.parametrize("num_detokenizers", [1, 2, 3])
@@ -156,11 +156,11 @@ def test_what_a_client_can_pile_up_behind_a_stuck_detokenizer_is_bounded(
             assert system.inbox.send(AbortRequest((request.handle,)))
             assert system.inbox.send(ControlRequest(1, number, "server_info"))
             loop.turn()
-        lane = system.output
-        assert isinstance(lane, OutputLane)
-        assert lane.is_full
-        assert len(lane._opened) + len(lane._replies) <= 40 + 8
-        assert len(lane._closed) <= 40 + 8
+        output = system.output
+        assert isinstance(output, DetokenizerOutput)
+        assert output.is_full
+        assert len(output._opened) + len(output._replies) <= 40 + 8
+        assert len(output._closed) <= 40 + 8
         system.outbox.refuses = lambda: False
         for _ in range(400):
             loop.turn()

@@ -70,18 +70,18 @@ def outcome(
     settings = SpeculationSettings(True, 4, min_together)
     num_together = 0
     with running(**{"speculation": settings, "max_rows": NUM_ROWS, "max_len": 48} | changes) as system:
-        cost, lane = system.scheduler.step_cost, system.rows.guess_lane
+        cost, guesser = system.scheduler.step_cost, system.rows.guesser
         assert cost is not None
-        assert isinstance(lane, GuessingRows)
+        assert isinstance(guesser, GuessingRows)
         cost.most, cost.note_step = 4, lambda *_: None  # type: ignore[method-assign]
-        guess = lane.guess
+        guess = guesser.guess
 
         def counted(rows: Any) -> Any:
             nonlocal num_together
             num_together += len(rows)
             return guess(rows)
 
-        lane.guess = counted  # type: ignore[method-assign]
+        guesser.guess = counted  # type: ignore[method-assign]
         run_until_idle(system, *requests, max_steps=20_000)
         tokens, closed = system.detokenizer.tokens, system.detokenizer.closed
         ended = Outcome(
@@ -142,7 +142,7 @@ def test_rows_with_room_for_less_than_an_ngram_guess_alone() -> None:
     settings = SpeculationSettings(True, 4, min_together=1)
     requests = [message(number, [7, 7, 7], 3) for number in range(NUM_ROWS)]
     with running(speculation=settings, max_rows=NUM_ROWS, max_len=6) as system:
-        assert system.rows.guess_lane is None
+        assert system.rows.guesser is None
         run_until_idle(system, *requests)
         assert all(len(system.detokenizer.tokens[r.handle]) == 3 for r in requests)
 

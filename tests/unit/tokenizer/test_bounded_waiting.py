@@ -10,7 +10,7 @@ from runtime.text.tokenizer import Tokenizer
 from runtime.wire.messages import Ping, TensorBatch, TensorEntry
 from runtime.wire.transport import MemoryChannel
 from scheduler_proc.core import output as scheduler_output
-from scheduler_proc.core.output import OutputLane
+from scheduler_proc.core.output import DetokenizerOutput
 from tests.harness.ring.detokenizer_ring import SLOW_S, FakePeers, Ring
 from tests.harness.ring.tokenizer_ring import LONG_TEXT, GatedTokenizer, request
 from tests.harness.ring.tokenizer_ring import Ring as TokenizerRing
@@ -72,9 +72,9 @@ def test_a_long_text_is_refused_when_too_much_waits_and_short_ones_go_on(
 
 def test_what_is_opened_for_a_stuck_detokenizer_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_output, "MAX_BACKLOG_BYTES", 1000)
-    lane = OutputLane(MemoryChannel("detokenizer_in", capacity=0))
+    output = DetokenizerOutput(MemoryChannel("detokenizer_in", capacity=0))
     for number in range(9):
-        lane.open(b"%016d" % number, msgspec.Raw(b"\0" * 100))
-        assert not lane.is_full
-    lane.open(b"%016d" % 9, msgspec.Raw(b"\0" * 100))
-    assert lane.is_full
+        output.open(b"%016d" % number, msgspec.Raw(b"\0" * 100))
+        assert not output.is_full
+    output.open(b"%016d" % 9, msgspec.Raw(b"\0" * 100))
+    assert output.is_full
