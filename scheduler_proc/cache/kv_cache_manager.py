@@ -26,7 +26,7 @@ import numpy as np
 from runtime.wire.format import TOKEN_BYTES, IntArray
 from scheduler_proc.cache.attention_window import AttentionWindow
 from scheduler_proc.cache.base import CacheNode, PrefixCache
-from scheduler_proc.cache.pages.page_allocator import NO_PAGES, PageAllocator
+from scheduler_proc.cache.pages.page_allocator import PageAllocator
 from scheduler_proc.cache.pages.page_counts import PageCounts
 from scheduler_proc.cache.pages.page_tables import PageTables
 from scheduler_proc.cache.radix.eviction import eviction_bite
@@ -386,31 +386,6 @@ class KVCacheManager:
         self.cache.unlock(req.lease)
         req.lease = None
         self.rows.release(req)
-
-    def try_fork(self, source: Request, child: Request) -> bool:
-        """Give a waiting child a row that continues `source`: full pages are shared, the page in progress is
-        copied on the device.
-
-        No token of `source` may be in flight. Returns False, with nothing changed, if no row or page is left.
-        """
-        assert not source.num_in_flight
-        self.publish(source)
-        num_full, tail = divmod(source.kv_len, self.page_size)
-        if not self.rows.num_free or self.num_shared_of[source.row] != num_full:
-            return False
-        copy = self._try_take_pages(1) if tail else NO_PAGES
-        if copy is None:
-            return False
-        self.cache.lock(source.lease)
-        self.counts.num_reused += num_full
-        self.rows.acquire(child, source.kv_len)
-        pages = np.concatenate([self.table[source.row, :num_full], copy])
-        child.lease = source.lease
-        self.tables.start(child.row, num_full, pages)
-        self.guard.is_counted = False
-        if tail:
-            self.tables.copies.append((child.row, self.table.item(source.row, num_full), copy.item(0)))
-        return True
 
     def flush(self) -> int:
         """Forget every cached prefix that no row uses. Returns the number of pages freed."""

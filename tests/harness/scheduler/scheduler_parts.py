@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from runtime.wire.format import pack_ids
 from runtime.wire.handle import make_handle, sequence_key
 from runtime.wire.messages import TokenizedRequest
 from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.cache.pages.page_allocator import NO_PAGES
 from scheduler_proc.cache.radix.radix_cache import RadixCache
 from scheduler_proc.core.request import Request, StopIds
 from scheduler_proc.core.rows import Rows
@@ -89,6 +92,30 @@ def request(
         pack_ids(tokens),
         **fields,
     )
+
+
+def try_fork(kv: KVCacheManager, source: Request, child: Request) -> bool:
+    """Give a waiting child a row that continues `source`, which has no token in flight: full pages are
+    shared, the page in progress is copied on the device. Returns False, with nothing changed, if no row or
+    page is left. Only beam searches fork in the product, and only rows of their group (cache/group_pages.py).
+    """
+    assert not source.num_in_flight
+    kv.publish(source)
+    num_full, tail = divmod(source.kv_len, kv.page_size)
+    if not kv.rows.num_free or kv.num_shared_of[source.row] != num_full:
+        return False
+    copy = kv._try_take_pages(1) if tail else NO_PAGES
+    if copy is None:
+        return False
+    kv.cache.lock(source.lease)
+    kv.counts.num_reused += num_full
+    kv.rows.acquire(child, source.kv_len)
+    child.lease = source.lease
+    kv.tables.start(child.row, num_full, np.concatenate([kv.table[source.row, :num_full], copy]))
+    kv.guard.is_counted = False
+    if tail:
+        kv.tables.copies.append((child.row, kv.table.item(source.row, num_full), copy.item(0)))
+    return True
 
 
 def seat(kv: KVCacheManager, req: Request) -> None:

@@ -34,6 +34,7 @@ from runtime.wire.messages import (
 from scheduler_proc.core.request import Request, Status, StopIds
 from scheduler_proc.features.base import RequestFeature
 from tests.harness.models.stand_ins import Adapter, ParityGrammar, Speculation, WideStart
+from tests.harness.scheduler.scheduler_parts import try_fork
 from tests.harness.simulation.sim_grammar import NUM_SLOTS, FakeGrammar
 from tests.harness.simulation.sim_judge import judge
 from tests.harness.simulation.sim_reference import Spec, next_token, reference, stop_ids_of
@@ -270,7 +271,7 @@ class Simulation:
         )  # fmt: skip
         lifecycle = system.lifecycle
         # No policy was asked whether it fits, so where none may be taken back it waits.
-        if self.setting.capacity == "max_utilization" and lifecycle.kv.try_fork(parent, child):
+        if self.setting.capacity == "max_utilization" and try_fork(lifecycle.kv, parent, child):
             lifecycle.num_accepted += 1
             lifecycle.output.open(handle, message.stream_open)
             lifecycle.requests[child.key] = child

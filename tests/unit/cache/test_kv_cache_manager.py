@@ -6,7 +6,7 @@ import numpy as np
 
 from runtime.wire.format import unpack_ids
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from tests.harness.scheduler.scheduler_parts import manager, request, seat
+from tests.harness.scheduler.scheduler_parts import manager, request, seat, try_fork
 
 PROMPT = list(range(10))
 
@@ -154,7 +154,7 @@ def test_a_fork_shares_full_pages_and_copies_the_page_in_progress() -> None:
     kv = manager()
     source, child = request(kv, 1, PROMPT), request(kv, 2, PROMPT)
     seat(kv, source)
-    assert kv.try_fork(source, child)
+    assert try_fork(kv, source, child)
     assert kv.table[child.row, :2].tolist() == kv.table[source.row, :2].tolist()
     assert kv.tables.take_page_copies() == ((kv.table[source.row, 2], kv.table[child.row, 2]),)
     kv.check()
@@ -168,7 +168,7 @@ def test_the_copy_for_a_child_that_is_gone_is_not_made() -> None:
     kv = manager()
     source, child = request(kv, 1, PROMPT), request(kv, 2, PROMPT)
     seat(kv, source)
-    assert kv.try_fork(source, child)
+    assert try_fork(kv, source, child)
     kv.release(child)
     assert kv.tables.take_page_copies() == ()
     assert [setup.row for setup in kv.rows.take_setups()] == [source.row]
