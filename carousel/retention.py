@@ -10,7 +10,13 @@ from datetime import timedelta
 from typing import Any
 
 from runtime.base.errors import InvalidRequest
-from runtime.wire.retention import DEFAULT_PRIORITY, MAX_PRIORITY, MAX_RANGES, RetainedRange, Retention
+from runtime.wire.retention import (
+    DEFAULT_PRIORITY,
+    MAX_RANGES,
+    MAX_RETENTION_PRIORITY,
+    RetainedRange,
+    Retention,
+)
 
 PARAM = "kv_cache_retention_config"
 MAX_COUNT = (1 << 31) - 1
@@ -63,10 +69,10 @@ def retention_for_wire(config: Any) -> Retention | None:
     if config.max_tokens is not None:
         if ranges:
             raise _invalid("max_tokens", "is the short form of a range; give one of them")
-        ranges = [TokenRangeRetentionConfig(0, config.max_tokens, MAX_PRIORITY)]
+        ranges = [TokenRangeRetentionConfig(0, config.max_tokens, MAX_RETENTION_PRIORITY)]
     retention = Retention(
         tuple(_range(number, each) for number, each in enumerate(ranges)),
-        _integer("decode_retention_priority", config.decode_retention_priority, 0, MAX_PRIORITY),
+        _integer("decode_retention_priority", config.decode_retention_priority, 0, MAX_RETENTION_PRIORITY),
         _milliseconds("decode_duration_ms", config.decode_duration_ms),
     )
     retention.validate()
@@ -81,7 +87,7 @@ def _range(number: int, each: Any) -> RetainedRange:
     return RetainedRange(
         _integer(f"{name}.token_start", each.token_start, 0, MAX_COUNT),
         None if end is None else _integer(f"{name}.token_end", end, 1, MAX_COUNT),
-        _integer(f"{name}.priority", each.priority, 0, MAX_PRIORITY),
+        _integer(f"{name}.priority", each.priority, 0, MAX_RETENTION_PRIORITY),
         _milliseconds(f"{name}.duration_ms", each.duration_ms),
     )
 

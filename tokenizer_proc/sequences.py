@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from runtime.text.codec import PROMPT_TAIL_TOKENS, PromptEncoder
-from runtime.wire.format import IntArray, pack_ids
+from runtime.wire.format import TENANT_BYTES, IntArray, pack_ids
 from runtime.wire.handle import MAX_INDEX, sibling, split_handle
 from runtime.wire.messages import GenerateRequest, StreamOpen, TokenizedRequest
 from runtime.wire.perf_metrics import Stamp, TraceStamps
@@ -21,7 +21,6 @@ from tokenizer_proc.receipt import Receipt
 
 NO_BOUND = 1 << 31
 NAMESPACE_BYTES = 16
-TENANT_BYTES = 8
 
 
 @dataclass(slots=True, eq=False)

@@ -17,10 +17,8 @@ from carousel.client.own_runtime import OwnRuntime
 from carousel.client.prompt_objects import without_objects
 from carousel.client.sync import Client
 from carousel.conversation import CHAT_NAMES, Conversation, conversations_of
+from runtime.base.progress import LINE_S
 from runtime.wire.sampling_params import SamplingParams
-
-LINE_S = 5.0
-"""Seconds between two lines of progress without a terminal."""
 
 
 class LLM(Client):

@@ -11,7 +11,6 @@ from typing import Any, get_args
 import msgspec
 
 from carousel.client.core.request_builder import (
-    MAX_PRIORITY,
     MAX_TIME_LIMIT_S,
     RequestOptions,
     Submission,
@@ -31,6 +30,7 @@ from carousel.trtllm.executor_config import (
     checked_outputs,
 )
 from runtime.base.errors import CarouselError, InvalidRequest, RequestError
+from runtime.wire.format import MAX_PRIORITY
 from runtime.wire.guide import GuideKind
 from runtime.wire.plan import PROCESSORS
 from runtime.wire.sampling_params import SamplingParams

@@ -27,6 +27,7 @@ from model_worker.loading.tensor_names import (
 from model_worker.models.transformer import CausalLM
 from runtime.base.errors import ModelError
 from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.weight_files import first_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,6 @@ MAPPED_BYTES = 64 << 20
 _MAX_ELEMENT_BYTES = 4
 _DUMMY_STD = 0.02
 _DUMMY_STEPS = 32  # standard deviation of a weight of 8 bits, in units of its scale
-_NAMES_SHOWN = 8  # of each kind of fault, so that a wrong checkpoint does not print thousands of lines
 
 
 def fill_from_files(
@@ -177,17 +177,12 @@ def _is_derived(name: str, config: ModelConfig) -> bool:
 
 def refuse_faults(path: Path, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
     faults = [
-        f"{kind}: {_shown(names)}"
+        f"{kind}: {first_of(names)}"
         for kind, names in (("missing", missing), ("unexpected", unexpected), ("wrong shape", misshapen))
         if names
     ]
     if faults:
         raise ModelError(f"The weights in {path} do not match its config.json. {'; '.join(faults)}.")
-
-
-def _shown(names: list[str]) -> str:
-    rest = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def fill_dummy(model: CausalLM) -> None:

@@ -52,14 +52,14 @@ def weight_files(model_path: Path) -> list[Path]:
         names = sorted(set(_read_index(index).values()))
         outside = [name for name in names if Path(name).name != name]
         if outside:
-            raise ModelError(f"{index} names files outside the model directory: {_shown(outside)}.")
+            raise ModelError(f"{index} names files outside the model directory: {first_of(outside)}.")
         missing = [name for name in names if not (model_path / name).is_file()]
         # Left from an earlier save: saving one file, transformers removes the shards, but not the index.
         is_old = len(missing) == len(names) and whole.is_file()
         if missing and not is_old:
             raise ModelError(
-                f"{model_path} lacks files that its index names: {_shown(missing)}. Download the rest of the "
-                "checkpoint."
+                f"{model_path} lacks files that its index names: {first_of(missing)}. Download the rest of "
+                "the checkpoint."
             )
         if names and not is_old:
             return [model_path / name for name in names]
@@ -130,6 +130,9 @@ def _read_index(index: Path) -> dict[str, str]:
         raise ModelError(f"{index} cannot be read: {error}") from error
 
 
-def _shown(names: list[str]) -> str:
+def first_of(names: list[str]) -> str:
+    """Return the first names for an error message, and how many more there are: a wrong checkpoint may have
+    thousands.
+    """
     rest = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

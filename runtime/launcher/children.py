@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from runtime.launcher.hosts.host import Child, Host, ProcessPlace
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+CHILD_EXIT_S = 0.3
+"""Seconds that children have to end when they are asked to."""
+LAST_WORDS_MS = 100
+"""Milliseconds to wait for the message of a child that has ended with an error, which may arrive later than
+the news of its end.
+"""
 
 
 class Children:
@@ -38,7 +47,7 @@ class Children:
         """Wait for a child that has ended or was killed. Returns its exit code, or minus the
         signal number.
         """
-        # Out of reach first, of a signal's handler that kills all there are: its descriptor is closed then.
+        # Removed first: a signal handler kills every child that is listed, and reaping closes its descriptor.
         del self._running[child.place]
         return child.reap()
 

@@ -30,6 +30,7 @@ from runtime.settings.config import (
     from_values,
     refuse_empty,
 )
+from runtime.settings.keywords import NEAR
 from runtime.settings.options_file import OPTION as CONFIG_FILE
 from runtime.settings.options_file import options_of, without_files
 from runtime.settings.peer_families import family_reason
@@ -39,8 +40,6 @@ from runtime.settings.peer_flags import PEER_FLAGS, peer_flag, value_of
 COUNTS_OF_TOKENS = ("context_length", "chunked_prefill_size", "max_total_tokens")
 """Settings that accept 4k and 4K, as in vLLM."""
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-NEAR = 0.75
-"""Similarity, at most 1, from which on an unknown option is taken for a misspelt one. Chosen by examples."""
 EPILOG = """\
 examples:
   %(prog)s --model OWNER/NAME --port 8000

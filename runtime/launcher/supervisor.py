@@ -19,7 +19,7 @@ import zmq
 from runtime.base.console import write_error, write_line
 from runtime.base.errors import EXIT_CONFIG, EXIT_DRAIN_CUT, EXIT_INTERNAL, EXIT_OK, ConfigError, StartError
 from runtime.base.wake import Wake
-from runtime.launcher.children import Children
+from runtime.launcher.children import CHILD_EXIT_S, LAST_WORDS_MS, STOP_SIGNALS, Children
 from runtime.launcher.death_causes import Deaths
 from runtime.launcher.drain import Drain
 from runtime.launcher.hosts.host import ENGINE, Child, ProcessPlace, describe_exit, places
@@ -35,13 +35,13 @@ from runtime.wire.status_page import ProcessStatus
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
-# In which callers of a ring that failed learn it from the status page before its sockets go.
 FAILURE_NOTICE_S = 0.3
-LAST_WORDS_MS = 100
+"""Seconds for which a failed ring keeps its sockets, so that callers can read the reason on the status page.
+"""
 API_EXIT_S = 1.0
-CHILD_EXIT_S = 0.3
+"""Seconds that HTTP servers have to finish their answers at the end of a launch."""
 NODE_NEWS_S = 0.5
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Seconds to wait for news of ranks on other nodes when a rank has failed here."""
 
 
 class Supervisor:
@@ -65,7 +65,7 @@ class Supervisor:
         self._due: dict[ProcessPlace, float] = {}
         """Empty places, and the time at which each is filled again."""
         self._parent = WatchedProcess(config.parent_pid, "parent_pid")
-        self._children = Children({})  # of which a second signal may ask before there are any
+        self._children = Children({})  # a second signal may come before there are any, and asks for them
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
         if config.has_key_files:
@@ -218,7 +218,7 @@ class Supervisor:
             self._nodes.turn()
         self._read_messages()
         for child in self._children.exited(fired):
-            # One that died with another of its unit has been reaped with that.
+            # A child that died together with another one of its unit has been reaped with it.
             if self._children.get(child.place) is child:
                 self._on_exit(child)
         for child, reason, is_stopped in self._watchdog.look(self._children):
@@ -295,10 +295,9 @@ class Supervisor:
         return self.config.restart == "auto" and serves
 
     def _on_exit(self, child: Child) -> None:
-        """Handle the end of a child that nobody asked to end, which is a fault whatever its exit code."""
+        """Handle the end of a child that was not asked to end. It is a fault, whatever its exit code."""
         code = self._reap(child)
         if code > 0 and child.place.name not in self._last_words:
-            # What it said last may take longer than the news of its end.
             self.names.inbox.socket.poll(LAST_WORDS_MS)
         self._read_messages()
         name = child.place.name
@@ -313,8 +312,8 @@ class Supervisor:
             self._restart(child, code, failure)
 
     def _replace_engine(self, child: Child, failure: ProcessFailed) -> None:
-        """Start an engine with other weights in the place of one that has ended for them. That is no restart
-        that counts.
+        """Start an engine with other weights in the place of one that has ended for them. It does not count
+        as a restart.
         """
         others = [other for other in self._children if other.place.unit == ENGINE]
         deadline = time.monotonic() + self._weights.grace_s
@@ -367,7 +366,7 @@ class Supervisor:
             self._fail(ProcessFailed(failure.role, spent, EXIT_INTERNAL))
             return
         self._end(others)
-        # Now that none of them changes the roster, and if they had taken in anything at all.
+        # Counted only now, when no process of the unit can change the roster any more.
         if unit == ENGINE and died_by_itself and was_ready:
             self._deaths.count_engine()
         epoch = self._epoch + 1
@@ -414,7 +413,7 @@ class Supervisor:
             self._write_state()
 
     def _start_later(self, place: ProcessPlace, error: StartError) -> None:
-        """Try again what the system has no process for, as it may have for a moment; a try is a restart."""
+        """Try again to start a process for which the system had no resources. Each try counts as a restart."""
         limit = self._max_restarts_of(place)
         delay_s = self._deaths.spend_restart(place.unit, limit, by_itself=True, was_ready=False)
         if delay_s is None:
@@ -469,9 +468,10 @@ class Supervisor:
     def _set_state(self, state: str) -> None:
         self._state = state
         self._records.event("state", state=state, reason=self._failure.message if self._failure else None)
-        # The HTTP servers go by the slot, so it comes first: whoever reads a state in the file is answered
-        # accordingly. But who sees in the slot that the ring has failed finds the reason in the file, and who
-        # is told that it is ready the state.
+        # HTTP servers answer by the slot of the status page, so it is written before the file: a client that
+        # reads a state in the file is then answered accordingly. A failure is the exception: a client that
+        # sees it in the slot must find the reason in the file. Likewise nobody is told that the ring is ready
+        # before the file says so.
         if state != "failed":
             self._beat()
         self._write_state()

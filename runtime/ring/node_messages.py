@@ -16,6 +16,9 @@ from runtime.wire.status_page import STATES
 
 HELLO_MAGIC = b"CRNH"
 MAX_FACTS = 256
+MAX_FRAME_BYTES = 1 << 20
+LINGER_MS = 300
+"""Milliseconds for which each end still sends its last messages when it closes."""
 Nanoseconds: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 State: TypeAlias = Annotated[int, Meta(ge=0, lt=len(STATES))]
 

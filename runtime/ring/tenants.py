@@ -34,6 +34,7 @@ from runtime.base.ownership import fault_of
 from runtime.ring.keys import NAME
 from runtime.ring.launch_state import write_atomically
 from runtime.settings.config import RuntimeConfig
+from runtime.wire.format import Priority
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
     """Maximum number of tokens of prompts and output in a minute."""
-    max_priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    max_priority: Priority = 0
     """Highest priority that a request may ask for. A higher one is refused."""
     cache_share: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     """Part of the KV cache that others do not take. None: an equal part of what explicit shares leave."""

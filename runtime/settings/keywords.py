@@ -56,8 +56,8 @@ PEER_KEYWORDS = {
 }
 """Flags of vLLM that correspond to settings of the HTTP server."""
 NEAR = 0.75
-"""Similarity, at most 1, from which on an unknown keyword is taken for a misspelt one. Arbitrary, like that
-of options.
+"""Similarity, at most 1, from which on an unknown keyword or option is taken for a misspelt one. Chosen by
+examples.
 """
 
 

@@ -27,11 +27,14 @@ MAGIC = b"CRSL"
 HEADER_BYTES = 16
 PREFIX_BYTES = 12
 TOKEN_BYTES = 4
+TENANT_BYTES = 8
+"""First bytes of a namespace, which identify the tenant; zeros for the owner."""
 MAX_PROMPT_TOKENS = 1 << 22
 MAX_TEXT_CHARS = 1 << 24
 MAX_LABEL_CHARS = 256
 MAX_TURNS = 4096
 MAX_SHORT_CHARS = 4096
+MAX_PRIORITY = 1000
 PING_S = 1.0
 """Seconds between two pings of client and detokenizer."""
 SILENCE_S = 15.0
@@ -52,6 +55,8 @@ MaskBits: TypeAlias = bytes | memoryview
 RowMasks: TypeAlias = Mapping[int, Sequence[MaskBits]]
 """Masks by row: that of its next token, then those behind its guesses, as far as there are any."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+"""Scheduling priority of a request; higher goes first."""
 ClientId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 IntArray: TypeAlias = npt.NDArray[np.int32]
 LongArray: TypeAlias = npt.NDArray[np.int64]

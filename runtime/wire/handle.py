@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 
 HANDLE_BYTES = 16
+CLIENT_BYTES = 8
 KEY_BYTES = 14
 REQUEST_BYTES = 13
 NO_HANDLE = bytes(HANDLE_BYTES)
@@ -54,7 +55,7 @@ def with_attempt(handle: bytes, attempt: int) -> bytes:
 
 
 def client_of(handle: bytes) -> int:
-    return int.from_bytes(handle[:8], "little")
+    return int.from_bytes(handle[:CLIENT_BYTES], "little")
 
 
 def attempt_of(handle: bytes) -> int:

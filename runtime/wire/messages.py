@@ -23,6 +23,7 @@ from runtime.wire.format import (
     Label,
     Message,
     PackedIds,
+    Priority,
     Record,
     ShortText,
     Text,
@@ -107,7 +108,7 @@ class GenerateRequest(Message, frozen=True):
     """The caller's own id of the request. It is returned, and never used as a key."""
     stream: bool = False
     """False: one OutputBatch entry at the end. True: an entry whenever there is new output."""
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    priority: Priority = 0
     cache_salt: Label = ""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
@@ -245,7 +246,7 @@ class TokenizedRequest(Message, frozen=True):
     sampling: SamplingParams
     """Sampling parameters, always with a seed: the client library draws one if the user gave none."""
     stream_open: Raw
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    priority: Priority = 0
     namespace: Annotated[bytes, Meta(max_length=64)] = b""
     """Keyed digests of tenant, salt and adapter. Requests of different namespaces never share a page."""
     output_ids: PackedIds = b""

@@ -13,10 +13,10 @@ from runtime.wire.format import Count, Record
 
 DEFAULT_PRIORITY = 35
 """Priority of KV cache pages for which no request has asked."""
-MAX_PRIORITY = 100
+MAX_RETENTION_PRIORITY = 100
 MAX_RANGES = 64
 
-RetentionPriority: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_PRIORITY)]
+RetentionPriority: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RETENTION_PRIORITY)]
 """Priority from 0 to 100. Pages of a lower one are evicted first."""
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-TENANT_BYTES = 8
+from runtime.wire.format import TENANT_BYTES
+
 OWNER = bytes(TENANT_BYTES)
 """Tenant of requests whose namespace is empty."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from runtime.base.errors import InvalidRequest, Overloaded, RequestError
 from runtime.ring.tenants import OWNER
 from runtime.wire.format import TOKEN_BYTES
+from runtime.wire.handle import CLIENT_BYTES
 from runtime.wire.messages import TokenizedRequest
 from runtime.wire.plan import NO_LORA, AdapterRef, RowProcessing
 from runtime.wire.retention import Retention
@@ -18,7 +19,6 @@ from scheduler_proc.features.base import Cost, RequestFeature, combined_cost
 from scheduler_proc.intake.adapter_ids import AdapterIds
 from scheduler_proc.intake.limits import Limits
 from scheduler_proc.intake.tenant_limits import TenantLimiter
-from scheduler_proc.waiting.tenant_accounts import CLIENT_BYTES
 
 
 class RequestMaker:

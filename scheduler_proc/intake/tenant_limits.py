@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from runtime.base.errors import InvalidRequest, RateLimited
 from runtime.ring.tenants import TenantLimits
-from runtime.wire.handle import sequence_key
+from runtime.wire.handle import REQUEST_BYTES
 from runtime.wire.messages import TokenizedRequest
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.rows import Rows
@@ -17,8 +17,6 @@ from scheduler_proc.waiting.account import Account
 from scheduler_proc.waiting.tenant_accounts import SETTLE_S, Accounts
 from scheduler_proc.waiting.waiting_room import WaitingRoom
 
-REQUEST_BYTES = 13
-"""Part of a handle that all sequences of one request share."""
 SIBLING_S = 1.0
 """Seconds after the first sequence of a request in which its other sequences are accepted with it."""
 
@@ -106,7 +104,7 @@ class TenantLimiter:
         """Raise RateLimited if the tenant has no tokens left. The sequences of one request are accepted
         together, because half of a request helps nobody.
         """
-        now, request = self._clock(), sequence_key(handle)[:REQUEST_BYTES]
+        now, request = self._clock(), handle[:REQUEST_BYTES]
         self._accounts.settle(no_older_s=SETTLE_S)
         account.close_books(now)
         assert account.bucket is not None

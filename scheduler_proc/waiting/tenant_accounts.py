@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from runtime.ring.tenants import OWNER, Tenants
 from runtime.wire.format import TOKEN_BYTES
+from runtime.wire.handle import CLIENT_BYTES
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.waiting.account import Account
 from scheduler_proc.waiting.sorted_requests import SortedRequests
 
-CLIENT_BYTES = 8
-"""Part of a handle that identifies the client."""
 SETTLE_S = 0.05
 """Maximum age, in seconds, of the figures by which a new request is judged."""
 

@@ -29,7 +29,7 @@ from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
 from runtime.sampling.kinds import Counts, IdKind, Number, Stopping, TextsKind
 from runtime.sampling.table import MAX_DRAFT_TOKENS, PARAMETERS, SEEDS
-from runtime.wire.format import MAX_LABEL_CHARS, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, pack_ids
+from runtime.wire.format import MAX_LABEL_CHARS, MAX_PRIORITY, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, pack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.messages import MAX_TEMPLATE_KWARGS_BYTES, ChatMessage, GenerateRequest, Task
 from runtime.wire.plan import PROCESSORS, AdapterRef, ProcessorCall, ProcessorCalls, check_calls
@@ -44,7 +44,6 @@ list of parts, {"type": "text", "text": ...}, each of which becomes lines of its
 Prompts: TypeAlias = list[str] | list[list[int]] | list[list[dict[str, Any]]]
 """Several prompts of one form, as types that a type checker can distinguish from a single prompt."""
 
-MAX_PRIORITY = 1000
 MAX_ID = (1 << 31) - 1
 MAX_TIME_LIMIT_S = 2_000_000
 """Longest time limit in seconds (23 days), because the wire counts milliseconds in 31 bits."""

@@ -16,22 +16,20 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.lora import LoRARequest
+from carousel.lora import MAX_PATH_CHARS, LoRARequest
 from carousel.server.admin.callers import check_is_from_here
 from carousel.server.request.body import read_body
 from carousel.server.server_state import CONTROL_TIMEOUT_S, ServerState
 from runtime.base.errors import Forbidden, InvalidRequest, RequestError
 from runtime.checkpoint.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from runtime.ring.adapters_file import ListedAdapter, Wanted
-from runtime.wire.format import MAX_LABEL_CHARS
+from runtime.wire.format import MAX_LABEL_CHARS, MAX_PRIORITY
 from runtime.wire.plan import NO_LORA
 from runtime.wire.sampling_params import SamplingParams
 
 TRIAL_TIMEOUT_S = 60.0
 """Seconds for the trial request of one token, which a new adapter has to compute before it counts as loaded.
 """
-TRIAL_PRIORITY = 1000
-MAX_PATH_CHARS = 4096
 
 AdapterName = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
 
@@ -164,7 +162,7 @@ async def _try(server: ServerState, name: str) -> None:
             [0],
             SamplingParams(max_tokens=1, temperature=0.0),
             timeout=TRIAL_TIMEOUT_S,
-            priority=TRIAL_PRIORITY,
+            priority=MAX_PRIORITY,
             lora_request=LoRARequest(name, 1),
         )
     except TimeoutError:

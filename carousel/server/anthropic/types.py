@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct, field
 
-from carousel.server.openai.types import CacheSalt, NumTokens, Priority, StopText, TimeLimit
-from runtime.wire.format import TURNS
+from carousel.server.openai.types import CacheSalt, NumTokens, StopText, TimeLimit
+from runtime.wire.format import TURNS, Priority
 
 MAX_BLOCKS = 4096
 """Maximum number of blocks in a message, and of texts in a system prompt or a result."""

@@ -6,7 +6,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from carousel.server.openai.types import CacheSalt, NumKept, Priority, PromptIds, TimeLimit
+from carousel.server.openai.types import CacheSalt, NumKept, PromptIds, TimeLimit
+from runtime.wire.format import Priority
 from runtime.wire.sampling_params import TokenId
 
 MAX_INPUTS = 2048

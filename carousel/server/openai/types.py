@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct, field
 
-from carousel.client.core.request_builder import MAX_PRIORITY
 from carousel.conversation import MessageBody, TextPart
 from carousel.server.guides import GuideFields
 from runtime.sampling.kinds import MAX_STOP_CHARS, MAX_WORD_IDS
 from runtime.sampling.table import MAX_BIAS, MAX_LOGPROBS, MAX_TOKENS_LIMIT
-from runtime.wire.format import MAX_LABEL_CHARS, TURNS
+from runtime.wire.format import MAX_LABEL_CHARS, TURNS, Priority
 from runtime.wire.plan import MAX_PROCESSORS
 from runtime.wire.retention import MAX_RANGES, RetentionPriority
 from runtime.wire.sampling_params import TokenId
@@ -29,7 +28,6 @@ NumKept: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_TOKENS_LIMIT)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 BiasValue: TypeAlias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
 WordIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_WORD_IDS)]
-Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 CacheSalt: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
 TimeLimit: TypeAlias = Annotated[float, Meta(gt=0.0, le=MAX_TIME_LIMIT_S)]
 PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1)]

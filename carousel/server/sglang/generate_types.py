@@ -11,7 +11,6 @@ from carousel.server.openai.types import (
     BiasValue,
     CacheSalt,
     NumLogprobs,
-    Priority,
     ProcessorNames,
     PromptIds,
     RetentionBody,
@@ -20,7 +19,7 @@ from carousel.server.openai.types import (
     WordIds,
 )
 from runtime.sampling.table import PARAMETERS
-from runtime.wire.format import MAX_LABEL_CHARS
+from runtime.wire.format import MAX_LABEL_CHARS, Priority
 from runtime.wire.sampling_params import SamplingParams, TokenId
 
 SPELLINGS = {p.name: p.sglang for p in PARAMETERS if p.sglang}

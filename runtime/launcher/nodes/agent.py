@@ -18,7 +18,7 @@ import zmq
 from runtime.base.console import write_error
 from runtime.base.errors import EXIT_OK, ConfigError, StartError
 from runtime.base.wake import Wake
-from runtime.launcher.children import Children
+from runtime.launcher.children import CHILD_EXIT_S, LAST_WORDS_MS, STOP_SIGNALS, Children
 from runtime.launcher.hosts.host import Child, ProcessPlace, describe_exit, places
 from runtime.launcher.hosts.local import LocalHost, WatchedProcess
 from runtime.launcher.launch_names import LaunchNames
@@ -42,9 +42,6 @@ from runtime.wire.status_page import STATES, ProcessStatus
 logger = logging.getLogger(__name__)
 
 BEAT_S = 0.1
-CHILD_EXIT_S = 0.3
-LAST_WORDS_MS = 100
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Agent:

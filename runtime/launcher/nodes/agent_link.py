@@ -13,6 +13,8 @@ from runtime.base.errors import EXIT_INTERNAL, ConfigError, ProtocolMismatch, St
 from runtime.launcher.nodes.facts import facts_of
 from runtime.launcher.nodes.strangers import FAILURES
 from runtime.ring.node_messages import (
+    LINGER_MS,
+    MAX_FRAME_BYTES,
     FromAgent,
     NodeAnswer,
     NodeHello,
@@ -28,8 +30,6 @@ from runtime.settings.config import RuntimeConfig
 from runtime.wire.transport import DECODE_ERRORS, BadFrames, MessageCodec, skip_more
 
 RECONNECT_MS = 200
-LINGER_MS = 300
-MAX_FRAME_BYTES = 1 << 20
 MAX_HANDSHAKES = 3
 """Number of consecutive handshakes that node 0 breaks off, after which the keys are assumed to differ."""
 BREAK_S = 1.0

@@ -22,6 +22,8 @@ from runtime.launcher.nodes.facts import facts_of, first_difference
 from runtime.launcher.nodes.remote_host import HostNews, RemoteHost
 from runtime.launcher.nodes.strangers import Strangers
 from runtime.ring.node_messages import (
+    LINGER_MS,
+    MAX_FRAME_BYTES,
     FromAgent,
     NodeAnswer,
     NodeBeat,
@@ -59,9 +61,7 @@ MAX_KNOCKS = 3
 node of this launch. Its agent gives up after as many (`agent_link.MAX_HANDSHAKES`).
 """
 GOODBYE_S = 2.0
-LINGER_MS = 300
 BACKLOG = 128
-MAX_FRAME_BYTES = 1 << 20
 MAX_DRAIN = 1000
 
 

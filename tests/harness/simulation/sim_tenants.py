@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from runtime.ring.tenants import OWNER, Tenant, TenantLimits, Tenants
+from runtime.wire.handle import REQUEST_BYTES
 from scheduler_proc.core.request import Request, Status
 from scheduler_proc.intake.limits import QueueShare
-from scheduler_proc.intake.tenant_limits import REQUEST_BYTES
 from scheduler_proc.scheduler import Scheduler
 from scheduler_proc.waiting.account import Account
 from scheduler_proc.waiting.tenant_accounts import SETTLE_S

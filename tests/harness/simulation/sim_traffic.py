@@ -9,14 +9,13 @@ import msgspec
 
 from runtime.ring.tenants import OWNER
 from runtime.sampling.table import MAX_DRAFT_TOKENS
-from runtime.wire.format import TOKEN_BYTES, pack_ids, unpack_ids
+from runtime.wire.format import TENANT_BYTES, TOKEN_BYTES, pack_ids, unpack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.handle import make_handle, sequence_key, sibling, split_handle
 from runtime.wire.messages import StreamOpen, TokenizedRequest
 from runtime.wire.plan import AdapterRef, ProcessorCall
 from runtime.wire.retention import RetainedRange, Retention
 from runtime.wire.sampling_params import SamplingParams
-from scheduler_proc.cache.tenants import TENANT_BYTES
 from tests.harness.simulation.fake_sampling import BANS, NAMESPACE_SHIFT, NUM_TOP, RAISES, TAP, VOCAB_SIZE
 from tests.harness.simulation.fakes import BAD_ADAPTER
 from tests.harness.simulation.sim_grammar import GUIDES, REFUSED
