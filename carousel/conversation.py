@@ -73,8 +73,8 @@ class MessageBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def conversation_of(messages: Any, where: str = "messages") -> list[dict[str, Any]]:
-    """Return a conversation that a program has in OpenAI's form as `conversation` does. What is None is left
-    out, and so are IGNORED_KEYS. `where`: how the caller calls it. Raises InvalidRequest.
+    """Return a conversation that a program has in OpenAI's form as `conversation` does. Values of None and
+    IGNORED_KEYS are left out. `where`: how the caller calls it. Raises InvalidRequest.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise InvalidRequest(
@@ -148,7 +148,7 @@ def conversation(messages: Sequence[MessageBody], where: str = "messages") -> li
 
 
 class _CallSize:
-    """Bounds what is decoded of all calls of tools in a conversation."""
+    """Bounds the decoded size of all tool calls in a conversation."""
 
     def __init__(self) -> None:
         self._num_bytes = self._num_parts = 0

@@ -73,7 +73,7 @@ class LoraConfig:
     weights: arrays or tensors by their names in PEFT's adapter_model.safetensors. Later requests may leave it
         out: when the runtime does not keep the weights any more, they fail with code "adapter_not_resident",
         and one with weights puts that right.
-    config: what PEFT's adapter_config.json says; needed where there are weights.
+    config: the content of PEFT's adapter_config.json; needed where there are weights.
 
     A wrong value raises InvalidRequest when the request is submitted.
     """

@@ -24,12 +24,12 @@ MAX_COUNT = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class KvCacheRetentionConfig:
-    """KV of a lower priority is evicted first, whatever the server's eviction policy; what no request said
-    anything about has priority 35. The last request that says something about a token decides.
+    """KV of a lower priority is evicted first, whatever the server's eviction policy; pages that no request
+    mentions have priority 35. The last request that says something about a token decides.
 
     token_range_retention_configs: of the prompt, in order, without overlap. KV is kept in pages; a page
         belongs to the range of its first token.
-    decode_retention_priority, decode_duration_ms: of what is generated.
+    decode_retention_priority, decode_duration_ms: for the generated tokens.
     max_tokens: the short form: the first so many tokens of the prompt at the highest priority, for ever.
 
     A wrong value raises InvalidRequest when the request is submitted.

@@ -28,8 +28,8 @@ NONE: Fields = MappingProxyType({})
 
 
 def structural_tag_text(value: Any) -> str:
-    """Return the text of a guide of the kind `structural_tag`. `value`: what a caller gives, as a mapping or
-    a text. Raises InvalidRequest that names the place.
+    """Return the text of a guide of the kind `structural_tag`. `value`: the caller's, a mapping or a text.
+    Raises InvalidRequest that names the place.
     """
     if isinstance(value, str):
         try:

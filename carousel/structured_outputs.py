@@ -1,4 +1,4 @@
-"""StructuredOutputsParams: what an output must look like, in vLLM's words; and the same in TensorRT-LLM's."""
+"""StructuredOutputsParams: form of an output, in vLLM's words; and the same in TensorRT-LLM's."""
 
 from __future__ import annotations
 

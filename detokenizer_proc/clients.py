@@ -51,8 +51,8 @@ class ConnectedClient:
     """One connection of a client."""
 
     id: int
-    """Random id of the client, the first half of its handles. Nobody who does not know it can name any of its
-    sequences.
+    """Random id of the client, the first half of its handles. A caller who does not know it cannot name any
+    of its sequences.
     """
     peer: bytes
     """Routing id of the client on the socket."""
@@ -287,7 +287,7 @@ class Clients:
 
     def _admit(self, peer: bytes, claimed: int, tenant: str, now: float) -> ConnectedClient | None:
         """Accept a new connection. It keeps the id that it had before this process was restarted or its
-        connection was lost, unless somebody who can still be reached has the id; then it must ask again.
+        connection was lost, unless another client that is still connected has the id; then it must ask again.
 
         A client only keeps an id of its own tenant. Within a tenant, anybody who knows an id could take it
         once its owner is gone; but it is told to its owner only.

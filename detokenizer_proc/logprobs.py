@@ -33,7 +33,7 @@ class Columns:
         self.ranks += record.ranks[: num_new * TOKEN_BYTES]
 
     def clear(self) -> None:
-        """Clear what has been sent."""
+        """Clear the logprobs that were sent."""
         self.logprobs.clear()
         self.top_ids.clear()
         self.top_logprobs.clear()

@@ -1,7 +1,7 @@
 """The detokenizer's work loop: takes token batches and sends output batches.
 
-It owns the live sequences and answers each with exactly one terminal message. It waits for nobody: messages
-that the scheduler or a client has no room for are kept and tried again.
+It owns the live sequences and answers each with exactly one terminal message. It never waits for a receiver:
+messages that the scheduler or a client has no room for are kept and tried again.
 """
 
 from __future__ import annotations
@@ -389,8 +389,8 @@ class DetokenizerLoop:
             del self._handle_of[sequence_key(handle)]
 
     def _drop(self, handle: bytes) -> None:
-        """Forget a sequence without a terminal message, because a further attempt continues or nobody waits
-        for it.
+        """Forget a sequence without a terminal message, because a further attempt continues or no client
+        waits for it.
         """
         live = self._live[handle]
         self._forget(handle)

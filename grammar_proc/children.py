@@ -155,8 +155,8 @@ class CompileChild:
         self.pid = pid
 
     def demote(self) -> None:
-        """Let the child run only while nobody else needs the processor (SCHED_IDLE). Without privileges this
-        cannot be undone.
+        """Let the child run only while no other process needs the processor (SCHED_IDLE). Without privileges
+        this cannot be undone.
         """
         self.is_demoted = True
         if not self.has_ended:

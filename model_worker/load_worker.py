@@ -230,7 +230,7 @@ def _in_words(num_bytes: int) -> str:
 def _say_size(
     config: RuntimeConfig, num_pages: int, num_bytes: int, dtype: torch.dtype, device: Device
 ) -> None:
-    """Log the size of the KV cache, how to change it, and what it is too small for."""
+    """Log the size of the KV cache, how to change it, and the requests that it is too small for."""
     num_tokens = num_pages * config.page_size
     if device.has_own_memory:
         share, knob = "", "--mem-fraction-static or --max-total-tokens"

@@ -83,9 +83,8 @@ class WorkerLoop:
     def _wait(self) -> None:
         """Wait for the device, or for a message, when everything that has arrived is launched.
 
-        A rank whose results nobody waits for does not wait for the device: a plan that arrives meanwhile
-        would be launched so late that other ranks' devices wait for this one's in its first collective
-        operation.
+        A rank that sends no results does not wait for the device: a plan that arrives meanwhile would be
+        launched so late that the other ranks' devices wait for this one in its first collective operation.
         """
         if self._outbox is not None and self._steps and not self._steps[0].awaits_masks:
             self._answer()

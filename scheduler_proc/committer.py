@@ -207,8 +207,8 @@ class Committer:
             self.lifecycle.finish(group.head, "stop")
 
     def go_on_held(self) -> None:
-        """Continue the held groups of which it is known now how. A group that has lost its rows meanwhile
-        starts again.
+        """Continue the held groups whose next beams are known by now. A group that has lost its rows
+        meanwhile starts again.
         """
         held, self._held = self._held, []
         self._go_on_with(held)

@@ -38,7 +38,7 @@ class Features(NamedTuple):
 
     factories: tuple[FeatureFactory, ...]
     step_cost: StepCost | None
-    """Cost model of steps, which is told how long each step takes; None if no request uses speculation."""
+    """Cost model of steps, which learns how long each step takes; None if no request uses speculation."""
     may_ask: Callable[[Request], bool] | None = None
     """Function that returns True if a request may get features. None: each request may."""
 

@@ -1,5 +1,5 @@
 """Read-only views of requests and of the KV cache, for schedulers of the user's own, under TensorRT-LLM's
-names. Such a scheduler can answer, but not change anything.
+names. Such a scheduler can choose, but not change anything.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class SchedulerLoop:
         """Take one turn. Returns the seconds to wait for a message before the next turn; 0.0: there is
         work.
         """
-        # While there is no room for answers, no message is read: requests then pile up where they can be
-        # refused.
+        # While there is no room for answers, no message is read. Requests then wait in the tokenizers, which
+        # can refuse them.
         self._reads = not self._scheduler.output.is_full
         messages = self._port.drain(MAX_MESSAGES_PER_STEP) if self._reads else []
         worked = self._scheduler.step(messages)
@@ -85,7 +85,7 @@ class SchedulerLoop:
         (wait_for_message if self._reads else sleep)(timeout_s)
 
     def _keep_accounts(self) -> None:
-        """Do what is needed twice a heartbeat only, such as charging tenants."""
+        """Do the work of twice a heartbeat: apply new limits of tenants, and charge tenants."""
         self._accounts_at = self._port.now_s() + HEARTBEAT_S / 2
         take_tenants(self._port.new_tenants(), self._scheduler.lifecycle.room)
         self._scheduler.lifecycle.accounts.settle()

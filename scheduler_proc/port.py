@@ -1,14 +1,13 @@
 """Port: everything that comes to the scheduler from outside, and the only module that reads a clock or draws.
 
-    time               read when a turn begins and when something has come that was waited for; in between it
-                       stands still
-    inbox, outboxes    messages; whether there was room for what was sent
-    results of steps   and with each the time at which it came
-    adapters           what has become of those that were to be loaded
-    masks              of the grammar process, and the time after a wait for them
-    readiness          whether what a feature waits for is there
-    tenants, clients   the launcher's table; whether one client is connected and no other
-    kept adapters      whose weights came with requests: what of them lies in the run directory
+    time               read when a turn begins and after each wait; it stands still in between
+    inbox, outboxes    messages, and whether there was room for those that were sent
+    results of steps   each with the time at which it came
+    adapters           results of loading them
+    masks              from the grammar process, with the time after a wait for them
+    readiness          True if a request's feature lets it start
+    tenants, clients   the launcher's table of tenants; True if no more than one client is connected
+    kept adapters      adapters whose weights came with requests, in the run directory
     epoch, randomness  given once
 
 Most parts take the time as `port.now_s` and know no port. The same answers of a port make the same plans, in
@@ -117,7 +116,7 @@ class Port:
         """Return the current time in nanoseconds, for profiles. No decision may depend on it."""
         return time.monotonic_ns()
 
-    # -- what comes -----------------------------------------------------------------------------------------
+    # -- input ----------------------------------------------------------------------------------------------
 
     def drain(self, most: int) -> list[ToScheduler]:
         """Return the messages that have arrived, at most `most`."""
@@ -185,7 +184,7 @@ class Port:
         """Return the launcher's table of tenants if it has changed since the last call, else None."""
         return self._new_tenants()
 
-    # -- classes of the user's ------------------------------------------------------------------------------
+    # -- users' classes -------------------------------------------------------------------------------------
 
     def construct(self, cls: Callable[..., Any], *args: object) -> Any:
         """Construct a policy. It gets `clock` (now_s) and `rng` if its constructor names them."""

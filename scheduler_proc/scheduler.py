@@ -39,7 +39,7 @@ class Scheduler:
         controls: Controls,
         step_cost: StepCost | None = None,
     ) -> None:
-        """step_cost: is told how long steps take, if requests may guess."""
+        """step_cost: learns how long steps take; None if no request may guess."""
         self.port = port
         self.lifecycle = lifecycle
         self.intake = intake

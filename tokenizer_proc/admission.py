@@ -1,10 +1,10 @@
-"""QueueAdmission: decides whether a request may go on to the scheduler, from what waits there and what is on
-the way.
+"""QueueAdmission: decides whether a request may go on to the scheduler, by the numbers of sequences that wait
+there and that are on the way.
 
-The scheduler counts what it has received, and each tokenizer what it has sent, both since their own start;
-the difference is on the way. When one of these processes was replaced the difference is meaningless, because
-some messages died with it. It is then taken as 0, which may admit a few too many; the scheduler refuses what
-exceeds its own limit, exactly.
+The scheduler counts the sequences that it has received, and each tokenizer those that it has sent, both since
+their own start; the difference is on the way. When one of these processes was replaced the difference is
+meaningless, because some messages died with it. It is then taken as 0, which may admit a few too many; the
+scheduler refuses what exceeds its own limit, exactly.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SentCount:
 
 class OnWay:
     """Counts of the sequences that this tokenizer has admitted, by tenant. The scheduler receives in the
-    order of sending, so what is still on the way is what was sent last.
+    order of sending, so the sequences still on the way are the last ones sent.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Arrivals: messages that were read and wait for their turn, bounded for each tenant.
 
-Reading continues while one tenant has more than can be handled, because otherwise nobody else's messages
-would be seen. So its surplus is refused. Only the owner's surplus stays in the sockets instead, since
-everybody who shares the launch is the owner's guest.
+Reading continues while one tenant has more than can be handled, because otherwise the messages of other
+tenants would not be seen. So its surplus is refused. Only the owner's surplus stays in the sockets instead,
+because the other tenants are the owner's guests.
 """
 
 from __future__ import annotations

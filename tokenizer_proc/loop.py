@@ -110,8 +110,8 @@ class TokenizerLoop:
         return bool(self._routes.is_keeping or self._long or self._arrivals)
 
     def turn(self) -> bool:
-        """Send what is left over; if nothing is left, read messages and handle some. Returns True if there is
-        more to do at once.
+        """Send kept messages; if none is left, read messages and handle some. Returns True if there is more
+        to do at once.
         """
         self._finish_long_texts()
         if not self._routes.flush():

@@ -32,7 +32,7 @@ class Routes:
         return bool(self.scheduler or any(self._detokenizers))
 
     def flush(self) -> bool:
-        """Send what was kept. Returns True if nothing is left."""
+        """Send the kept messages. Returns True if none is left."""
         blocked = [route for route in (self.scheduler, *self._detokenizers) if not route.flush()]
         return not blocked
 

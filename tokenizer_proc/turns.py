@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 class Turns(Generic[T]):
     """Queue that always serves the tenant for which least work was done (start-time fair queueing). A tenant
-    that is new starts level with the others, so nobody saves anything up. A tenant with one short text only
-    waits for the work in progress, however much others have sent. Items of one tenant keep their order.
+    that is new starts level with the others, so no tenant can save up turns. A tenant with one short text
+    only waits for the work in progress, however much others have sent. Items of one tenant keep their order.
     """
 
     def __init__(self) -> None:

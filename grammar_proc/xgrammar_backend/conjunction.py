@@ -1,7 +1,7 @@
 """Rewriting of schemas as alternatives of plain ones, without `allOf`, `anyOf` and `$ref`.
 
-A grammar has no "and". So the keywords of two schemas for one value are merged, keyword by keyword. What
-cannot be merged is refused with its place.
+A grammar has no "and". So the keywords of two schemas for one value are merged, keyword by keyword. A keyword
+that cannot be merged is refused with its place.
 """
 
 from __future__ import annotations

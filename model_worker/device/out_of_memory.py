@@ -23,8 +23,8 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def when_out_of_memory(doing: str, remedy: str) -> Iterator[None]:
-    """Context manager that turns an out-of-memory error into a ConfigError. doing: what was being done, for
-    the message. remedy: advice.
+    """Context manager that turns an out-of-memory error into a ConfigError. doing: the activity, for the
+    message. remedy: advice.
     """
     try:
         yield

@@ -1,9 +1,9 @@
 """Stage link between two machines. Each step travels by gloo, in a group of the two ranks, as a header and
 its data; a thread at either end transfers it while the stages compute others.
 
-gloo sends what is asked for, so free slots at the receiving end control the sending end. The end of a process
-is noticed at once, because the kernel closes its connection. A lost machine is not noticed here but by node
-0, through the machine's agent.
+gloo sends only requested buffers, so free slots at the receiving end control the sending end. The end of a
+process is noticed at once, because the kernel closes its connection. A lost machine is not noticed here but
+by node 0, through the machine's agent.
 """
 
 from __future__ import annotations

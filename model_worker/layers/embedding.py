@@ -57,7 +57,7 @@ class TokenEmbedding(BoundLayer):
 
 
 class VocabParallelEmbedding(TokenEmbedding):
-    """TokenEmbedding of which each rank has the rows of some ids; other ranks contribute zeros."""
+    """TokenEmbedding whose rows are divided among the ranks by id; other ranks contribute zeros."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class LMHead(BoundLayer):
 
 
 class ParallelLMHead(LMHead):
-    """LMHead of which each rank has the rows of some ids."""
+    """LMHead whose rows are divided among the ranks by id."""
 
     def __init__(self, weight: Weight, group: RankGroup, quant: QuantMethod = UNQUANTIZED) -> None:
         super().__init__(weight, quant)

@@ -45,8 +45,8 @@ class Linear(StoredWeight, BoundLayer):
         changes: Sequence[Change] = (),
         quant: QuantMethod = UNQUANTIZED,
     ) -> None:
-        """Create uninitialised weights. one_tensor: what the layer packs is one tensor in the checkpoint,
-        too.
+        """Create uninitialised weights. one_tensor: the packed weights are one tensor in the
+        checkpoint, too.
         """
         parts: dict[str, Cut] = {}
         width: int | Cut
@@ -97,7 +97,7 @@ class Linear(StoredWeight, BoundLayer):
 
 
 class RowParallelLinear(Linear):
-    """Linear of which each rank has some columns of the input. The bias is added once, to the sum."""
+    """Linear whose input columns are divided among the ranks. The bias is added once, to the sum."""
 
     def __init__(
         self,

@@ -26,8 +26,8 @@ class Weight(nn.Parameter):
 
     A dimension given as a Cut holds a rank's part of the checkpoint's; room beyond the part is zero.
 
-    What a layer computes with may be a function of what the checkpoint has: `changes`, which keep shape and
-    dtype, are applied in order once everything is loaded.
+    The weight of a layer may be a function of the checkpoint's: `changes`, which keep shape and dtype, are
+    applied in order once everything is loaded.
 
     A packed weight stacks several checkpoint tensors along dimension 0. `parts` maps the checkpoint's module
     names to their cuts there, in order; an empty map means that the checkpoint has the parameter as it is.
@@ -101,9 +101,7 @@ class Weight(nn.Parameter):
 
 
 class ExpertWeight(Weight):
-    """Weight [num_experts, rows, columns] of which the checkpoint has each expert's part as a separate
-    matrix.
-    """
+    """Weight [num_experts, rows, columns]. The checkpoint has each expert's part as a separate matrix."""
 
     def targets(self, name: str) -> Iterator[tuple[str, Piece]]:
         """Yield checkpoint names and pieces. For `a.experts.gate_up_proj.weight` with parts gate_proj and

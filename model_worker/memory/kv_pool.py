@@ -30,9 +30,9 @@ class KVLayout:
 class MHATokenToKVPool:
     """Keys and values of every layer, one slot per token.
 
-    Page 0 is the dummy page: padding writes there and nobody attends to it. Pages 1 .. num_pages hold tokens.
-    A slot is page * page_size + offset. The memory is uninitialised apart from the dummy page: a slot must be
-    stored before it is read.
+    Page 0 is the dummy page: padding writes there, and no row attends to it. Pages 1 .. num_pages hold
+    tokens. A slot is page * page_size + offset. The memory is uninitialised apart from the dummy page: a slot
+    must be stored before it is read.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class PromptTables:
         self._vocab_size = vocab_size
         self._width = width
         self._dtype = dtype
-        self._slots = np.full(max_rows + 1, NO_ADAPTER)  # of each row; the last one is nobody's
+        self._slots = np.full(max_rows + 1, NO_ADAPTER)  # of each row; the last one belongs to no row
         self._tables: dict[int, Tensor] = {}
 
     @property

@@ -15,10 +15,10 @@ from runtime.wire.format import IntArray
 class ReqToTokenPool:
     """page_table [max_rows + 1, max_pages] int32: the page that holds tokens i * page_size … of a row.
 
-    The last row is nobody's: the padding of a batch has it, and its pages are all the dummy page.
+    The last row belongs to no request: it is the padding of a batch, and its pages are all the dummy page.
 
     A write is launched on the forward stream after every step that read the old entry, so the scheduler may
-    give a page or a row to somebody else while a step is in flight.
+    give a page or a row to another request while a step is in flight.
     """
 
     def __init__(self, max_rows: int, max_len: int, page_size: int, device: Device) -> None:

@@ -127,7 +127,7 @@ class SparseMLP(BoundLayer):
 
 
 class ParallelSparseMLP(SparseMLP):
-    """SparseMLP of which each rank has a part of every expert. The ranks' results are summed once, over all
+    """SparseMLP whose experts are each divided among the ranks. The ranks' results are summed once, over all
     experts.
     """
 

@@ -84,7 +84,7 @@ class Parts:
         return RMSNorm(size, config.norm_eps, **self._rms_options(changes))
 
     def split_norm(self, size: Cut, changes: Sequence[Change] = ()) -> RMSNorm:
-        """Make the family's RMS norm over a vector of which this rank has a part."""
+        """Make the family's RMS norm over a vector that is divided among the ranks."""
         options = self._rms_options(changes)
         if self.group.size == 1:
             return RMSNorm(size, self.config.norm_eps, **options)

@@ -79,7 +79,7 @@ class RowSlots:
 
     def __init__(self, max_rows: int, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.slots = np.full(max_rows + 1, -1)  # the last row is nobody's
+        self.slots = np.full(max_rows + 1, -1)  # the last row belongs to no request
 
     def set_row(self, row: int, slot: int) -> None:
         """Use this slot's adapter for a row's tokens from the next step on; negative: none."""

@@ -149,7 +149,9 @@ class KernelTable:
             yield f"{operation:<16} {implementation:<20} {count:>5}  {reason}".rstrip()
 
     def log(self) -> None:
-        """Log what is slow here, what has no kernel, and at debug level the kernel of everything."""
+        """Log the slow operations, those without a kernel, and at debug level the kernel of each
+        operation.
+        """
         for line in self.slow:
             logger.warning("%s", line)
         missing = {

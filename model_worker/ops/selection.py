@@ -42,7 +42,7 @@ def make_ops(
     if kernels is None:
         ops.table.slow.append(costs.torch_instead())
     else:
-        kernels.weights.start_over()  # or what was measured would stay as long as the model
+        kernels.weights.start_over()  # or the measurements would stay as long as the model
         ops.table.cost_of_torch = costs.torch_for_some()
     if slower := costs.slower_than_float32(dtype):
         ops.table.slow.append(slower)

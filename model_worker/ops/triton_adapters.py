@@ -2,7 +2,7 @@
 
 The tables are allocated at the start, for as many adapters of the largest rank as the settings allow, because
 recorded steps read them and the KV cache gets the remaining memory. A thread beside the steps writes an
-adapter's matrices into a slot that nobody reads. Once its figures are written, rows of the slot use the
+adapter's matrices into a slot that no row uses. Once its figures are written, rows of the slot use the
 adapter.
 """
 

@@ -11,7 +11,7 @@ from model_worker.quant.base import QuantMethod
 
 class Int8(QuantMethod):
     """QuantMethod of int8 weights with a scale for each output. stored: the checkpoint's weights are int8
-    already. Otherwise each rank quantises what it loads, with scales for its own part of a row.
+    already. Otherwise each rank quantises the weights that it loads, with scales for its own part of a row.
     """
 
     def __init__(self, *, stored: bool) -> None:

@@ -111,8 +111,8 @@ class InputBuffers:
 
 
 def _output_indices(plan: BatchPlan, at: TokenLayout) -> LongArray:
-    """Return the indices of tokens whose hidden states are wanted: those after which a token is sampled, then
-    prompt positions.
+    """Return the indices of tokens whose hidden states are wanted: first the tokens after which one is
+    sampled, then prompt positions.
     """
     if not plan.prompt_positions:
         return at.sample_indices

@@ -34,8 +34,8 @@ class SampleRows:
 
 
 class SamplingColumns:
-    """Columns by row, as runtime.sampling.table lists them. Those that decide what is done are on the host,
-    those for arithmetic on the device. `host` has all of them by name.
+    """Columns by row, as runtime.sampling.table lists them. Columns that decide which code runs are on the
+    host, columns for arithmetic on the device. `host` has all of them by name.
     """
 
     # Written by python -m runtime.sampling.generate: begin.

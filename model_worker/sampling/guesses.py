@@ -2,9 +2,9 @@
 
 A row with k guesses has k + 1 places among the S that a step samples at: one before each guess and one behind
 the last. Arrays of guesses [S] int64 say which id is behind each place, NO_GUESS behind a row's last one. A
-guess is accepted while what was sampled at the place before it is the same id; the first place that is
-followed by another id, or by no guess, gives the row's last token of the step. No draw is changed: the token
-at a place is a function of logits, seed and position, so it is what would come without the guesses.
+guess is accepted if the id sampled at the place before it is the same; the first place that is followed by
+another id, or by no guess, gives the row's last token of the step. No draw is changed: the token at a place
+is a function of logits, seed and position, so it is what would come without the guesses.
 """
 
 from __future__ import annotations

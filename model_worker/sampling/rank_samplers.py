@@ -89,8 +89,9 @@ def make_sampler(
     processors: ProcessorRunner | None = None,
     has_logits: bool = True,
 ) -> Sampler | FollowingSampler:
-    """Make the sampler of this rank of the group. max_len: most tokens of a sequence. processors: those that
-    this rank calls. has_logits: True if these ranks have the head, rather than another pipeline stage.
+    """Make the sampler of this rank of the group. max_len: most tokens of a sequence. processors: logits
+    processors that this rank calls. has_logits: True if these ranks have the head, rather than another
+    pipeline stage.
     """
     if group.rank > 0 or not has_logits:
         return FollowingSampler(group, processors)

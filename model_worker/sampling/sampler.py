@@ -6,9 +6,9 @@
     → argmax(logit + Gumbel noise of (seed, position, id))
 
 The draw begins with the temperature (`ops/`). Each part of the first two lines is an object (`capabilities/`,
-`processors/`), and so is what is reported beside a token; the sampler knows none of them. What forbids an id
-does so whatever its place in the order; those that may yield come last, because they must see what is left. A
-step touches only the rows that need a capability; a batch of plain greedy rows is one argmax. A row's token
+`processors/`), and so is each report beside a token; the sampler knows none of them. The place of a part that
+forbids ids does not matter; parts that may yield come last, because they must see which ids are left. A step
+touches only the rows that need a capability; a batch of plain greedy rows is one argmax. A row's token
 depends on its own logits, parameters, history and position, never on what else is in the batch.
 """
 

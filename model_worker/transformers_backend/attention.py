@@ -62,7 +62,7 @@ class PagedAttention:
 
 @contextmanager
 def answering(attention: Attention) -> Iterator[None]:
-    """Context manager in which `attention` answers the calls of the forward."""
+    """Context manager under which `attention` answers the calls of the forward."""
     token = _current.set(attention)
     try:
         yield

@@ -86,8 +86,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _refuse_config(hf_config: PreTrainedConfig, config: CheckpointConfig) -> type[PreTrainedModel]:
-    """Return the class that computes the model. Raises ModelError for what is known to fail before weights
-    are loaded.
+    """Return the class that computes the model. Raises ModelError for a model that is known to fail, before
+    weights are loaded.
     """
     prefix = f"--model-impl transformers cannot serve {config.architecture}:"
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(hf_config.model_type)

@@ -18,9 +18,11 @@ T = TypeVar("T")
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 NO_LIMIT = 1 << 62
-"""Bytes above any limit; what the first version says where there is none is more."""
+"""Number of bytes from which on a limit counts as none. Version 1 of control groups has a larger number where
+there is no limit.
+"""
 CACHE = frozenset({"active_file", "inactive_file"})
-"""Lines of a group's statistics: files that the kernel keeps in memory until somebody needs the room."""
+"""Lines of a group's statistics for files that the kernel keeps in memory until a process needs the room."""
 
 
 class _Memory(NamedTuple):
@@ -40,8 +42,8 @@ VERSIONS = (
 
 
 def num_cores() -> int:
-    """Return how many cores this process may keep busy: those that it may run on, or as many as the time that
-    its control groups have makes.
+    """Return how many cores this process may keep busy: those that it may run on, or fewer if its control
+    groups have less time.
     """
     return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *_shares()])))
 
@@ -57,7 +59,7 @@ def memory_left() -> int:
 
 
 def _memory() -> Iterator[tuple[int, int]]:
-    """Return, of each group that has a limit, that and how much of it is in use for good."""
+    """Yield (limit, bytes in use that the kernel cannot take back) for each group with a limit."""
     for group in _groups("memory"):
         for version in VERSIONS:
             limit = _read(group / version.limit, int)
@@ -68,7 +70,7 @@ def _memory() -> Iterator[tuple[int, int]]:
 
 
 def _shares() -> Iterator[float]:
-    """Return the cores that a group's time makes, of each group that has a limit."""
+    """Yield the number of cores that its time is worth for each group with a limit."""
     for group in _groups("cpu"):
         said = _read(group / "cpu.max", str)
         if said is None:
@@ -90,12 +92,12 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _numbers(text: str) -> dict[str, int]:
-    """The lines of a file of names and numbers."""
+    """Return the numbers of a file by their names."""
     return {name: int(number) for name, number in (line.split() for line in text.splitlines())}
 
 
 def _read(path: Path, kind: Callable[[str], T]) -> T | None:
-    """Return what a file says; None where there is none, or something else in it, such as max."""
+    """Return the content of a file; None if there is none, or its content is of another kind, such as max."""
     try:
         return kind(path.read_text().strip())
     except (OSError, ValueError):

@@ -2,9 +2,9 @@
 
     random (31 bits) | tag (32 bits)
 
-The tag is a keyed digest of the random part and the tenant. So somebody who knows an id of another tenant can
-neither claim it nor name any of that client's requests. No process has to remember which tenant an id belongs
-to, not even across restarts.
+The tag is a keyed digest of the random part and the tenant. So a caller who knows a client id of another
+tenant can neither claim it nor name any of that client's requests. No process has to remember which tenant an
+id belongs to, not even across restarts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Instruction sets that may be used on this CPU: all that it has, or fewer, so that a machine can run as a
 lesser one would. Only this module decides that.
 
-Compiled kernels ask `cpu_isa()`. Libraries that choose kernels themselves, such as torch and oneDNN, are told
-by `hold_back_libraries()`.
+Compiled kernels ask `cpu_isa()`. `hold_back_libraries()` restricts libraries that choose kernels themselves,
+such as torch and oneDNN.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ def api_key() -> str | None:
 
 
 def has_vllm_api_key() -> bool:
-    """Return True if VLLM_API_KEY is set, which gives vLLM's server its key: whoever sets it wants one."""
+    """Return True if VLLM_API_KEY is set, the variable with the key of vLLM's server. Its user expects a key
+    here, too.
+    """
     return bool(os.environ.get("VLLM_API_KEY"))
 
 

@@ -1,7 +1,7 @@
 """MaskMemory: shared memory for the token masks of guided rows.
 
 It has no name in any file system, so the kernel frees it with the last process that has it mapped, however
-that process ends. A process that is told its name opens it through /proc, which allows only processes of this
+that process ends. Another process opens it by its name through /proc, which allows only processes of this
 user.
 """
 
@@ -14,7 +14,9 @@ import struct
 import weakref
 
 _HEADER = struct.Struct("<16sQ")
-"""Header: a random number that nobody can guess, and the number of bytes of a slot."""
+"""Header: a random number, which shows that the memory is the one named, and the number of bytes of a
+slot.
+"""
 _NONCE_BYTES = 16
 _ALIGNMENT = 64
 

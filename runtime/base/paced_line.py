@@ -25,8 +25,8 @@ class PacedLine:
 
     def wake(self, waiter: asyncio.Future[None], cost: int = 1, lane: str = "") -> None:
         """Give a waiter its result, now or in a later turn after those that came before it in its lane. cost:
-        at least 1, in the budget's unit. A waiter that costs more than the budget has a turn of its own. One
-        that is done by then, because its task was cancelled, costs nothing.
+        at least 1, in the budget's unit. A waiter that costs more than the budget has a turn of its own. A
+        waiter whose task was cancelled meanwhile costs nothing.
         """
         if not self._lanes and self._has_room(cost):
             self._wake_now(waiter, cost)

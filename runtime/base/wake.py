@@ -16,7 +16,7 @@ class Wake:
 
     def set(self) -> None:
         self._is_set = True
-        with suppress(OSError, ValueError):  # closed (its number is -1): nobody waits any more
+        with suppress(OSError, ValueError):  # it is closed
             os.eventfd_write(self.fd, 1)
 
     def take(self) -> bool:
@@ -29,5 +29,5 @@ class Wake:
         return True
 
     def close(self) -> None:
-        fd, self.fd = self.fd, -1  # a handler that comes later must not write to who gets the number next
+        fd, self.fd = self.fd, -1  # a later signal handler must not write to another file with this number
         os.close(fd)

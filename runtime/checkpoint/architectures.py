@@ -18,10 +18,10 @@ class Architecture(NamedTuple):
 
     windowed: which layers a configured sliding window holds for, when no layer_types list says it. "opted_in"
     is all of them, but only when use_sliding_window is set; "upper" those from max_window_layers on, on the
-    same condition; "interleaved" all but each sliding_window_pattern-th.
-    keys: a field of runtime.checkpoint.config_file -> the key it has here, or several, of which the first
-    that is there counts. A field of OptionalKeys is read only when it is named here: other architectures
-    would ignore the key, and so do we. defaults: what an absent key means, where that differs from
+    same condition; "interleaved" all but each sliding_window_pattern-th. keys: a field of
+    runtime.checkpoint.config_file -> its key here, or several keys, the first of which that is present
+    counts. A field of OptionalKeys is read only when it is named here: other architectures would ignore the
+    key, and so do we. defaults: value of an absent key, if it differs from that of
     runtime.checkpoint.config_file. ships_code: published checkpoints name code of their own (auto_map), and
     it computes what the spec says. It is not run; where this is not set, such a checkpoint is refused.
     """
@@ -34,13 +34,13 @@ class Architecture(NamedTuple):
 
 
 class MultimodalArchitecture(NamedTuple):
-    """One multimodal architecture, of which the decoder of text is served.
+    """One multimodal architecture, whose text decoder is served.
 
     decoder: the row of ARCHITECTURES that computes it. model_types: those that text_config may name; another
-    is another decoder. towers: modules that read what is not text; their tensors are not loaded. defaults: as
-    in Architecture, of text_config and of tie_word_embeddings beside it; its values win over the decoder's.
-    rotates_axes: rotary parameters give parts of a head to the axes of an image (mrope_section). A token of
-    text has the same position on each, which is the ordinary rotation.
+    is another decoder. towers: modules that read images, sound or video; their tensors are not loaded.
+    defaults: as in Architecture, of text_config and of tie_word_embeddings beside it; its values win over the
+    decoder's. rotates_axes: rotary parameters give parts of a head to the axes of an image (mrope_section). A
+    token of text has the same position on each, which is the ordinary rotation.
     """
 
     decoder: str

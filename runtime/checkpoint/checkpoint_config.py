@@ -203,7 +203,7 @@ def _dtype(name: str | None) -> DType:
 
 
 def _eos_token_ids(*sources: int | list[int] | None) -> tuple[int, ...]:
-    """Return the ids that end a sequence: those of all sources in order, without duplicates."""
+    """Return the ids that end a sequence, from all sources in order, without duplicates."""
     ids: dict[int, None] = {}
     for source in sources:
         if source is not None:

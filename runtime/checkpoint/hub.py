@@ -28,9 +28,9 @@ _NOT_WANTED = ["onnx/*", "openvino/*", "original/*", "*consolidated*", "coreml/*
 
 
 def localize(config: RuntimeConfig) -> RuntimeConfig:
-    """Return the settings with directories in place of Hub names in `model` and `tokenizer`, downloading what
-    is missing. The name under which the model is served stays the Hub name. Raises ModelError if something is
-    not available, ConfigError for a revision of a model that is not from the Hub.
+    """Return the settings with directories in place of Hub names in `model` and `tokenizer`, downloading
+    missing files. The name under which the model is served stays the Hub name. Raises ModelError if something
+    is not available, ConfigError for a revision of a model that is not from the Hub.
     """
     on_hub = is_hub_id(config.model)
     if config.revision and not on_hub:

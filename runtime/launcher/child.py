@@ -1,9 +1,10 @@
 """Entry of the processes that the launcher starts:
 `python -m runtime.launcher.child PARENT OOM_SCORE MODULE ARGUMENT ...`.
 
-Before anything else, because importing torch takes seconds, it ties the process to its launcher, says how
-soon the kernel shall kill it when memory is short, and has a fault that somebody sends end like a kill. No
-terminal stops it for writing there. Then it runs the module as `python -m MODULE ARGUMENT ...` would.
+Before the module is imported, which takes seconds with torch, it ties the process to its launcher, sets its
+OOM score, makes a fault signal from another process count as a kill, and ignores SIGTTOU, which would stop a
+background process that writes to its terminal. Then it runs the module as `python -m MODULE ARGUMENT ...`
+would.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
     raise_oom_score(int(sys.argv[2]))
     tell_faults_apart()
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may write to a terminal as a background process
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # may write to a terminal as a background process
     module = sys.argv[3]
     del sys.argv[1:4]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

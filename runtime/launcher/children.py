@@ -35,14 +35,6 @@ class Children:
         child = self._running[place] = self._hosts[place.node].start(place, epoch)
         return child
 
-    def kill(self, child: Child) -> None:
-        """Kill a child. Its end is then reported like any other."""
-        child.kill()
-
-    def has_ended(self, child: Child, timeout_s: float) -> bool:
-        """Wait up to timeout_s for the end of a child. Returns True if it has ended."""
-        return child.has_ended(timeout_s)
-
     def reap(self, child: Child) -> int:
         """Wait for a child that has ended or was killed. Returns its exit code, or minus the
         signal number.
@@ -63,6 +55,6 @@ class Children:
             child.terminate()
         deadline = time.monotonic() + grace_s
         for child in ending:
-            if not self.has_ended(child, max(0.0, deadline - time.monotonic())):
-                self.kill(child)
+            if not child.has_ended(max(0.0, deadline - time.monotonic())):
+                child.kill()
             self.reap(child)

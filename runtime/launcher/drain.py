@@ -46,7 +46,7 @@ class Drain:
         return max(found.values())
 
     def look(self, is_cut: bool) -> bool:
-        """Return True if the drain is over. is_cut: somebody does not want to wait any longer."""
+        """Return True if the drain is over. is_cut: a second signal has come, so the drain ends now."""
         now = time.monotonic()
         num_left = self.num_left()
         if num_left:

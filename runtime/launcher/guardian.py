@@ -68,7 +68,8 @@ def main(run_dir: Path, lock_fd: int) -> None:
     except FileNotFoundError:
         return
     if is_ours:
-        # The lock goes last: what lies beside none is not taken for a launch's, should this be killed, too.
+        # The lock is removed last: a directory without one does not count as a launch's, and would stay for
+        # ever if this process were killed halfway.
         with suppress(OSError):
             for entry in run_dir.iterdir():
                 if entry.is_dir() and not entry.is_symlink():

@@ -135,8 +135,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """The address that a name or address stands for; of a name that has both, IPv4's, which clients that are
-    given the name try as well. Raises OSError where it has none, UnicodeError where it can be no name.
+    """Return the family and address of a host name or address. A name with both kinds of addresses gets its
+    IPv4 address, which clients of that name also try. Raises OSError if it has no address, UnicodeError if it
+    cannot be a name.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)

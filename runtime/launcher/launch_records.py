@@ -74,8 +74,8 @@ class LaunchRecords:
             return is_written
 
     def close(self) -> bool:
-        """Write what is left and end the thread. Returns True if that was done within MAX_WAIT_S. Otherwise
-        the thread ends when the disk lets it, or with the process.
+        """Write the remaining records and end the thread. Returns True if that was done within MAX_WAIT_S.
+        Otherwise the thread ends when the disk lets it, or with the process.
         """
         is_written = self.wait_written()
         with self._changed:

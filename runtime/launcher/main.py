@@ -98,14 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def end_by_signal() -> None:
-    """Let SIGTERM end a launch as Ctrl-C does until there are processes. The first process of a container
-    would not even hear it otherwise, however long a model takes to be downloaded.
+    """Let SIGTERM end this process as Ctrl-C does, until the supervisor handles it. The first process of a
+    container ignores signals without a handler, and the download of a model may take long.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _check_before_download(config: RuntimeConfig) -> None:
-    """Say at once what would be said after an hour otherwise. Raises StartError."""
+    """Check what does not depend on the model, before an hour of downloading. Raises StartError."""
     check_settings(config)
     check_device(config.device)
     check_address(config)

@@ -150,7 +150,7 @@ def resolve(
 
 
 def check_settings(config: RuntimeConfig) -> None:
-    """Refuse what is wrong whatever the model is, before one is downloaded. Raises ConfigError."""
+    """Refuse settings that are wrong with any model, before one is downloaded. Raises ConfigError."""
     if not config.has_api_keys:
         config = msgspec.structs.replace(config, api_key=_key_of_environment(config))
     for check in (_check_names, _check_traces, _grammar_backend, _check_http, _check_tls, _check_tcp):

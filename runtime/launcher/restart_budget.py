@@ -1,9 +1,9 @@
 """RestartBudget: decides whether a dead process is started again, and after how long. It only counts and
 knows no process.
 
-All deaths count, so that nothing is restarted for ever: those within the window, and for a process that has
-not been ready since, all of them, however long it takes to fail. A pause only makes sense before the restart
-of a process that died by itself, because the cause may have passed by then. A process that was killed from
+All deaths within the window count, so that nothing is restarted for ever. Of a process that does not become
+ready any more all deaths count, however long it takes to fail. A pause only makes sense before the restart of
+a process that died by itself, because the cause may have passed by then. A process that was killed from
 outside is healthy, and callers wait for it.
 """
 

@@ -126,7 +126,7 @@ class Supervisor:
         is_draining = self._drain is not None and not self._drain.is_over
         if self._num_signals > (2 if is_draining else 1):
             for child in self._children:
-                self._children.kill(child)
+                child.kill()
 
     def _on_hangup(self, *_: object) -> None:
         self._keys_are_due = True
@@ -227,7 +227,7 @@ class Supervisor:
             self._last_words[child.place.name] = ProcessFailed(child.place.name, reason, EXIT_INTERNAL)
             if not is_stopped:
                 self._deaths.note_hang(child)
-            self._children.kill(child)
+            child.kill()
         self._start_due()
         self._turn_weights()
         if self._keys_are_due and self.names.tenants.try_read():
@@ -282,7 +282,7 @@ class Supervisor:
         if self._weights.is_overdue:
             for child in self._children:
                 if child.place.unit == ENGINE:
-                    self._children.kill(child)
+                    child.kill()
 
     # -- deaths and restarts ---------------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ class Supervisor:
         others = [other for other in self._children if other.place.unit == ENGINE]
         deadline = time.monotonic() + self._weights.grace_s
         for other in others:
-            while not self._children.has_ended(other, POLL_S) and time.monotonic() < deadline:
+            while not other.has_ended(POLL_S) and time.monotonic() < deadline:
                 self._beat()
         self._end(others)
         reason = self._weights.engine_ended(f"{failure.role}: {failure.message}")
@@ -375,9 +375,9 @@ class Supervisor:
 
     def _end(self, unit: Sequence[Child]) -> None:
         for other in unit:
-            self._children.kill(other)
+            other.kill()
         for other in unit:
-            while not self._children.has_ended(other, POLL_S):
+            while not other.has_ended(POLL_S):
                 self._beat()  # a large process may take longer to end than the heartbeat allows
             self._reap(other)
 
@@ -413,7 +413,9 @@ class Supervisor:
             self._write_state()
 
     def _start_later(self, place: ProcessPlace, error: StartError) -> None:
-        """Try again to start a process for which the system had no resources. Each try counts as a restart."""
+        """Try again to start a process for which the system had no resources. Each try counts as a
+        restart.
+        """
         limit = self._max_restarts_of(place)
         delay_s = self._deaths.spend_restart(place.unit, limit, by_itself=True, was_ready=False)
         if delay_s is None:

@@ -42,9 +42,7 @@ class _Content(msgspec.Struct):
 
 
 class AdaptersFile:
-    """Table in the run directory, shared by all processes. Until somebody changes it, it has the adapters of
-    the settings.
-    """
+    """Table in the run directory, shared by all processes. At first it has the adapters of the settings."""
 
     def __init__(self, path: Path | None = None, launched: Mapping[str, str] | None = None) -> None:
         """path: the table's file; None: there is none, and the adapters of the settings never change."""

@@ -1,4 +1,5 @@
-"""Keys: who may connect over TCP. Makes and reads the CURVE keys of a server and of its clients.
+"""Keys of the server and of the clients that may connect over TCP. Makes and reads the CURVE keys of a server
+and of its clients.
 
     python -m runtime.ring.keys DIR [NAME ...]          makes what is not there yet
 

@@ -1,4 +1,6 @@
-"""state.json: state of a launch for everybody who can read its run directory. It is replaced as a whole."""
+"""state.json: state of a launch, for all processes that can read its run directory. It is replaced as a
+whole.
+"""
 
 from __future__ import annotations
 

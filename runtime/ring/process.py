@@ -1,4 +1,4 @@
-"""Frame in which every process of the ring runs its `main.py`.
+"""Frame around the `main.py` of every process of the ring.
 
 It owns the process title, signals, the slot on the status page, and the two messages to the launcher. An
 error that ends a process is caught here and becomes a ProcessFailed message and an exit code, never a hang.
@@ -44,7 +44,7 @@ class LaunchFile(msgspec.Struct, frozen=True):
 
     config: RuntimeConfig
     secret: bytes = msgspec.field(default_factory=lambda: os.urandom(SECRET_BYTES))
-    """Random key of digests that nobody outside the ring may compute, such as those of cache namespaces."""
+    """Key of digests that only the ring can compute, such as those of cache namespaces."""
 
     @staticmethod
     def read(path: Path) -> LaunchFile:

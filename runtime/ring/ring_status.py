@@ -1,4 +1,4 @@
-"""Makes a RingStatus from the status page: what a client needs to know about a ring's processes."""
+"""RingStatus from the status page: the state of a ring's processes, for its clients."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class RunDir:
         self.endpoints = Endpoints(path)
         names = {entry.name for entry in _own_directory(path).iterdir()}
         # The files of a launch are beside its lock, which is created first and removed last. Files without a
-        # lock belong to somebody who wants to keep them: a model has a config.json and a tokenizer.json, too.
+        # lock belong to a user who wants to keep them: a model has a config.json and a tokenizer.json, too.
         ours = {name for name in names if OURS.fullmatch(name)} if "lock" in names else set()
         if names - ours:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Tenants: who may ask what of a launch, and how much of it each may have.
+"""Tenants: holders of keys, with the roles and limits of each.
 
 A tenant is the holder of an API key, or of a key over TCP (`runtime.ring.keys`), by name. The launcher reads
 their table from the settings, at start and again on SIGHUP, and leaves it in the run directory, with digests
@@ -39,7 +39,7 @@ from runtime.wire.format import Priority
 logger = logging.getLogger(__name__)
 
 OWNER = ""
-"""Name of the tenant for everybody who can open the run directory."""
+"""Name of the tenant of all callers that can open the run directory."""
 Role: TypeAlias = Literal["user", "metrics", "admin"]
 Key: TypeAlias = Annotated[str, Meta(min_length=1)]
 SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -11,7 +11,7 @@ from runtime.settings.setting import setting
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of the model: what is loaded, and the device that it runs on."""
+    """Settings of the model: its files, and the device that it runs on."""
 
     TITLE: ClassVar[str] = "model"
 

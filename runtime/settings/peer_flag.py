@@ -82,9 +82,7 @@ def switch(*names: str, taken: str) -> PeerFlag:
 
 
 def value(*names: str, taken: str, neutral: tuple[str, ...] = (), refused: str = "") -> PeerFlag:
-    """Make the row of a flag with a value that changes nothing, or of which only the `neutral` values are
-    accepted.
-    """
+    """Make the row of a flag with a value that changes nothing, or that accepts only the `neutral` values."""
     return PeerFlag(names, has_value=True, taken=taken, neutral=neutral, refused=refused)
 
 

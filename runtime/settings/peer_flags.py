@@ -402,8 +402,8 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 NEUTRAL_VALUES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "load_format": {"safetensors": ("auto", "safetensors files are all that is ever read")},
 }
-"""Values of our settings that have no effect because they say what is so anyway: the value they equal, and
-the reason.
+"""Values of our settings that have no effect because the launch behaves like that anyway: the value, and the
+reason.
 """
 REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
     "attention_backend": dict.fromkeys(

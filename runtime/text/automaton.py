@@ -1,7 +1,7 @@
 """Automaton: finds any of several patterns in a sequence of symbols that comes one by one.
 
-Aho-Corasick. A state stands for the longest end of what was read that begins a pattern; its link leads to the
-state of the longest shorter one. Patterns are texts with characters as symbols, or arrays of token ids.
+Aho-Corasick. A state stands for the longest end of the input so far that begins a pattern; its link leads to
+the state of the longest shorter one. Patterns are texts with characters as symbols, or arrays of token ids.
 
     patterns  a b c        state       0   1   2   3   4   5
               b c          depth       0   1   2   3   1   2        0 is the state of no beginning

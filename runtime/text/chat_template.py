@@ -48,7 +48,7 @@ _ARGUMENTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _CallForm:
-    """Form in which a template wants a message with tool calls, and what it shows of it."""
+    """Form of a message with tool calls that a template expects, and the parts that it shows."""
 
     as_text: bool
     """True if arguments are passed as JSON text, not as an object."""

@@ -1,5 +1,5 @@
-"""Interfaces between text and ids: what other code uses of a tokenizer. Imports none of the tokenizer
-libraries.
+"""Interfaces between text and ids: the parts of a tokenizer that other code uses. Imports none of the
+tokenizer libraries.
 """
 
 from __future__ import annotations

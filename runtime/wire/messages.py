@@ -1,9 +1,9 @@
 """The message vocabulary: everything that crosses a process border, one union per socket.
 
 Bulk integers travel as packed little-endian bytes (`wire.pack_ids`): a 256-row step encodes in under a
-microsecond. Every string, list and integer that an outsider can send is bounded here; a decoder refuses what
-is out of bounds before it allocates. What a process only passes on is `msgspec.Raw`, so ownership is visible
-in the type.
+microsecond. Every string, list and integer that an outsider can send is bounded here; a decoder refuses a
+value out of bounds before it allocates. A field that a process only passes on is `msgspec.Raw`, so that the
+type shows who reads it.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class ControlRequest(Message, frozen=True):
     """Tenant that asks, as in GenerateRequest. Only admins may."""
     label: Label = ""
     """Name of the adapter, for drop_adapter. For timeline: the request's label, or empty for all; answered by
-    the asking client's detokenizer with what it has seen.
+    the asking client's detokenizer, about its own sequences.
     """
     call: RankCall | None = None
     """Method and arguments of a collective_rpc; None for other operations."""

@@ -103,5 +103,5 @@ class TraceStamps(Record, frozen=True):
     stamps: Annotated[tuple[Stamp, ...], Meta(max_length=MAX_STAMPS)] = ()
 
     def add(self, *stamps: Stamp) -> TraceStamps:
-        """Return the trace with more stamps. Those beyond MAX_STAMPS are dropped."""
+        """Return the trace with more stamps. Stamps beyond MAX_STAMPS are dropped."""
         return TraceStamps(self.context, (*self.stamps, *stamps)[:MAX_STAMPS])

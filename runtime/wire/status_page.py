@@ -5,8 +5,8 @@
 
 Only its owner's work loop writes a slot: into the other copy, and then it increments the counter. All
 processes read slots, and read again if the counter has changed meanwhile. So an owner that is delayed or dies
-during a write blocks nobody, and shows what it wrote last. Because the loop itself writes, the heartbeat
-stops when the loop does; a thread's would not.
+during a write does not block readers, which see its last complete write. Because the loop itself writes, the
+heartbeat stops when the loop does; a thread's would not.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ class StatusPage:
 
 
 def _make(path: Path, counts: Mapping[str, int]) -> None:
-    """Create the file under another name and rename it when it is complete, so that nobody maps a part."""
+    """Create the file under another name and rename it when it is complete, so that no process maps a part of
+    it.
+    """
     numbers = [counts.get(role, 1) for role in ROLES]
     new = path.with_suffix(".new")
     fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -132,7 +132,7 @@ class Admission:
         and its adapter is in a device slot. Starts to load an adapter that is not. Raises RequestError.
         """
         if not req.features:
-            if req.adapter is None and req.prompt_table is None:  # as nearly all
+            if req.adapter is None and req.prompt_table is None:  # nearly always
                 return True
         elif not all(map(self._is_ready, req.features)):
             return False

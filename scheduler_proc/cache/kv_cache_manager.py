@@ -62,7 +62,7 @@ class KVCacheManager:
         cache: PrefixCache,
         attention_window: int = 0,
     ) -> None:
-        """attention_window: how many tokens the layer that looks back farthest sees; 0: one sees all."""
+        """attention_window: largest number of tokens that any layer sees; 0: some layer sees all."""
         self.page_size = page_size
         self.rows = rows
         self.cache = cache
@@ -109,13 +109,14 @@ class KVCacheManager:
             return -(-num_tokens // self.page_size)
         return int(self.window.most_pages(num_given, num_tokens))
 
-    # -- less and more room for a row -----------------------------------------------------------------------
+    # -- pages of a running row -----------------------------------------------------------------------------
 
     def give_back_unseen(self, rows: RowArray) -> None:
-        """Give back pages that neither the next token of these rows nor a later one sees. Rows that
-        are not `ready` may not be asked: guesses that are rejected would take their next token back.
+        """Give back pages that neither the next token of these rows nor a later one sees. The rows must be
+        `ready`: otherwise guesses may be in flight, whose rejection moves the next token back.
 
-        Earlier plans read there before the next owner writes: the device runs plans in order.
+        This is safe because the device runs plans in order: earlier plans read the pages before a new owner
+        writes.
         """
         if self.window is None:
             return
@@ -149,9 +150,7 @@ class KVCacheManager:
         self.num_gone_of[row] = upto
 
     def give_back_rejected(self, rows: RowArray) -> None:
-        """Give back the pages behind the one with each row's newest token: they hold rejected
-        guesses only.
-        """
+        """Give back the pages behind each row's newest token, which hold rejected guesses only."""
         num_needed = -(-self.rows.num_tokens[rows] // self.page_size)
         has_more = self.num_pages[rows] > num_needed
         for row, num in zip(rows[has_more].tolist(), num_needed[has_more].tolist(), strict=True):
@@ -330,11 +329,12 @@ class KVCacheManager:
                 self._announce(req, (req.lease.uid, self.rows.packed(req.row, start, end).tobytes()))
 
     def publish(self, req: Request) -> None:
-        """Put the full pages of what req computed into the cache; share those that others put there first.
+        """Put the full pages that req has computed into the cache. Pages with the same content that other
+        requests put there first are shared instead.
 
-        Only tokens that the host knows and whose KV launched plans write. Changes: the row points at the
-        cache's pages, its duplicates are free, its lease moves down. One step, because any part of it alone
-        would lose pages or leave the row reading freed ones.
+        It publishes only tokens that the host knows and whose KV is written by launched plans. Changes: the
+        row points at the cache's pages, its duplicates are free, and its lease moves down. This is one
+        method, because any part of it alone would lose pages or leave the row reading freed ones.
         """
         row, size, lease, rows = req.row, self.page_size, req.lease, self.rows
         if self.num_gone_of[row]:
@@ -372,7 +372,7 @@ class KVCacheManager:
         mine[:] = pages
         self.tables.changed(row, at)
 
-    # -- the end of a stay ----------------------------------------------------------------------------------
+    # -- release --------------------------------------------------------------------------------------------
 
     def release(self, req: Request) -> None:
         """Release the row and pages of a request. The cache keeps the pages that it can use."""

@@ -65,7 +65,7 @@ class Ledger:
     def __iter__(self) -> Iterator[CacheAccount]:
         return iter(self._accounts.values())
 
-    # -- what happens to accounts ---------------------------------------------------------------------------
+    # -- changes of accounts --------------------------------------------------------------------------------
 
     def add_root(self, namespace: bytes) -> CacheAccount:
         """Return the account of the tenant of a namespace that enters the tree."""
@@ -83,7 +83,7 @@ class Ledger:
         return account
 
     def drop_root(self, account: CacheAccount) -> None:
-        """Note that a namespace of the account's tenant has left the tree."""
+        """Record that a namespace of the account's tenant has left the tree."""
         account.num_roots -= 1
         if not account.num_roots:
             del self._accounts[account.tenant]
@@ -155,7 +155,7 @@ class Ledger:
         account.num_private += num_pages
         self.note(account)
 
-    # -- what follows from it -------------------------------------------------------------------------------
+    # -- entitlements ---------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Bring all accounts up to date. Call it before asking, and again after any change."""
@@ -234,7 +234,7 @@ class Ledger:
         self._num_protected += num_protected - account.num_protected
         account.num_protected = num_protected
 
-    # -- answers, true when it is settled -------------------------------------------------------------------
+    # -- answers, valid once settled ------------------------------------------------------------------------
 
     def take_most_over(self) -> CacheAccount | None:
         """Remove from the eviction order and return the account that exceeds its entitlement most, relative

@@ -30,8 +30,8 @@ class Outlook:
         pages    | shared: the cache's | private |   still to come   |
                  |------- final: at its last token, or before -------|
 
-    What has left the attention window is none of them (`KVCacheManager.give_back_unseen`).
-    A page that several of them share is there until the last of these has ended: it counts for that one only.
+    Pages that have left the attention window are not counted (`KVCacheManager.give_back_unseen`). A page that
+    several requests share counts for the last of them to end only, since it stays until then.
     """
 
     def __init__(

@@ -116,7 +116,7 @@ class SlotPool:
         self._pinned_from: dict[str, int] = {}
         """Lowest adapter id that is still pinned, by the name of an adapter that is or was pinned."""
 
-    # -- who waits ------------------------------------------------------------------------------------------
+    # -- waiting requests -----------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
         """Forget the waiting requests of the last step. Each that still waits prepares its slots again."""
@@ -289,10 +289,10 @@ class SlotPool:
         if name and (name in self.num_requests_of or len(self.num_requests_of) < MAX_NAMES):
             self.num_requests_of[name] += 1
 
-    # -- what the device says -------------------------------------------------------------------------------
+    # -- answers of the device ------------------------------------------------------------------------------
 
     def receive(self, answer: AdapterLoaded | AdapterFailed) -> None:
-        """Apply the device's answer about a slot: it has done what it was last told."""
+        """Apply the device's answer about its last load into a slot."""
         slot = self._slots[answer.slot]
         assert slot.key is not None
         assert not slot.is_ready

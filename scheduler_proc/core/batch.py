@@ -43,7 +43,7 @@ def _columns_of(each: list[ScheduledRow[Request]], rows: Rows) -> PlanColumns:
     drafts = np.array([len(scheduled.guesses) for scheduled in each], np.int32)
     row_of = np.array([scheduled.row for scheduled in each], np.intp)
     num_known = [scheduled.num_known for scheduled in each]
-    if num_known.count(1) == len(each) and not np.count_nonzero(drafts):  # as of beams
+    if num_known.count(1) == len(each) and not np.count_nonzero(drafts):  # as in beam searches
         ids: list[bytes | memoryview] = [rows.next_ids(row_of, FUTURE).tobytes()]
     else:
         ids = [scheduled.input_ids(rows) for scheduled in each]

@@ -1,7 +1,7 @@
 """Request: the scheduler's only record of a sequence.
 
-It knows its limits, its stop ids and where its tokens are (the columns of its row, or `parked`). It knows no
-pages and no loop.
+It has its limits, its stop ids, and its tokens (in the columns of its row, or `parked`). It knows no pages
+and no loop.
 """
 
 from __future__ import annotations

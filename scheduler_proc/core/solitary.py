@@ -1,8 +1,8 @@
 """SolitaryRuns: sequences that run alone, one at a time, because the engine died twice while they were
 running.
 
-If the engine dies again, the sequence that runs alone is to blame. So while such a sequence lives no other is
-admitted, and the status page shows it one turn before it starts.
+If the engine dies again, the sequence that ran alone is to blame. So while such a sequence lives, no other is
+admitted, and the status page names it one turn before it starts.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""RequestFeature: what one capability keeps about one request, and the moments at which it may act.
+"""RequestFeature: state of one capability for one request, and the hooks in which it may act.
 
     waiting      ready() ── cost() ──┐ ◄──────────────────────────┐
     running                row_opened() ─ plan_row() ─ accept() ─ row_lost()    (retracted: back to waiting)
              for each chunk of prefill:   plan_chunk() ─ accept_prompt(), if it wanted positions of it
     finished                                           closing(), row_lost(), release()
 
-Only rows whose request has a feature are visited, and of those whose features are all settled, none after
-the first token of the stay. A feature may end its request by raising RequestError from
-any hook that says so; it must not raise anything else.
+Only rows whose request has a feature are visited, and of those whose features are all settled, none after the
+first token of the stay. A feature may end its request by raising RequestError from any hook that says so; it
+must not raise anything else.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RequestFeature:
 
     def closing(self, closed: Closed) -> Closed:
         """Return the request's terminal message, extended if needed. Called when the request is about to end,
-        while it still holds what it has, such as its row. Not called when a higher attempt replaces it.
+        while it still holds its row. Not called when a higher attempt replaces it.
         """
         return closed
 

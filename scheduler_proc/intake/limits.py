@@ -50,7 +50,7 @@ class QueueShare:
 
     def is_used_up(self, num_own: int, num_live: int) -> bool:
         """Return True if the share is used up. num_own: the client's running and waiting sequences; num_live:
-        everybody's.
+        number of live sequences of all clients.
         """
         num_free, num_reserved = self.max_live - num_live, self.max_live - self.max_of_one
         return num_own * num_reserved >= self.max_of_one * num_free and not self.is_lifted()

@@ -13,7 +13,7 @@ NO_DRAFTS = (0, 0, 0)
 
 
 class DraftTotals:
-    """Counts of guesses. It is told of each row whose guesses a step has verified."""
+    """Counts of guesses. Each row whose guesses a step has verified is reported to it."""
 
     def __init__(self) -> None:
         self._rows_by_drafted = [0] * (MAX_DRAFT_TOKENS + 1)

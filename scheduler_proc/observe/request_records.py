@@ -1,7 +1,7 @@
 """RequestRecords: state of every live request after each of the last steps.
 
-Recording costs 2 us a step for each request, and nothing when it is off. As in StepStats, the records sent to
-clients are made of the figures when somebody asks.
+Recording costs 2 us a step for each request, and nothing when it is off. As in StepStats, the records for
+clients are made of the figures on request.
 """
 
 from __future__ import annotations

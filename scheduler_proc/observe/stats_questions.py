@@ -22,8 +22,8 @@ MAX_RECORDS = 100
 MAX_REQUEST_ITERATIONS = 4
 """Maximum number of iterations in one answer about requests. Each has a record for every live request."""
 MAX_WAITING = 1024
-"""Maximum number of questions that wait for the next step. One more, and the oldest is answered with the
-records that there are.
+"""Maximum number of questions that wait for the next step. With one more, the oldest is answered at once with
+the records so far.
 """
 
 

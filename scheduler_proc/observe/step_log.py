@@ -20,8 +20,8 @@ RATE_WINDOW_S = 1.0
 
 
 class StepLog:
-    """Log of steps. It is told of every batch and every committed token. It logs prefills as they come, and
-    decodes every `decode_interval` steps but at most once a second.
+    """Log of steps. Every batch and every committed token is reported to it. It logs prefills as they come,
+    and decodes every `decode_interval` steps but at most once a second.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 
 While no profile is taken, `begin` and `mark` return at once, and plans do not ask the worker for its times.
 While one is taken, the HTTP server, which `on_change` has told, samples all requests and adds them to the
-file that it serves. Directory and file name are chosen by the launch. A request cannot choose either, is told
-the name only, and cannot fill the disk, because only the last files are kept.
+file that it serves. Directory and file name are chosen by the launch. A request can choose neither, gets only
+the name of the file, and cannot fill the disk, because only the last files are kept.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class StepProfile:
         self.on_change(False)
         window = {"begun_us": self._begun_ns / 1000, "ended_us": self._port.stopwatch_ns() / 1000}
         events, self._events = self._events, []
-        # The events come last: who serves the file adds some without reading these.
+        # The events come last, so that the HTTP server can add its own without reading these.
         trace = {"displayTimeUnit": "ms", "otherData": window, "traceEvents": events}
         try:
             self._path.write_bytes(msgspec.json.encode(trace))
@@ -125,7 +125,7 @@ class StepProfile:
                 raise _lost(path, error) from error
             self._kept.append(path)
             while len(self._kept) > NUM_KEPT:
-                with contextlib.suppress(OSError):  # it is gone, or nobody's to remove any more
+                with contextlib.suppress(OSError):  # it is gone, or this process may not remove it
                     self._kept.popleft().unlink()
             return path
 

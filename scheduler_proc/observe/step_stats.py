@@ -1,10 +1,9 @@
-"""StepStats: what each of the last steps did, in a ring, from which the records of runtime.wire.stats are
-made.
+"""StepStats: ring of counts of the last steps, from which the records of runtime.wire.stats are made.
 
     note_launch ──► pending (one for each step in flight) ──note_commit──► ring ──after──► IterationStats
 
-A step leaves a tuple of counts that exist anyway, whatever its size. Records are made of these when somebody
-asks. Records of single requests, which are off by default, are kept by RequestRecords.
+A step leaves one tuple of counts, whatever its size. Records are made of these on request. Records of single
+requests, which are off by default, are kept by RequestRecords.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class StaticBatchCounts:
 
 
 class StepStats:
-    """Ring of what each step did. The scheduler reports every step, and the life cycle every end of a
+    """Ring of the steps' counts. The scheduler reports every step, and the life cycle every end of a
     request.
     """
 
@@ -234,7 +233,7 @@ class StepStats:
         if self._requests is not None:
             self._requests.note_end(req)
 
-    # -- who asks -------------------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------------------
 
     def iterations_after(self, step: int, limit: int) -> IterationStatsPage:
         """Return at most `limit` records of steps after this one, the oldest first."""

@@ -1,14 +1,16 @@
-"""WaitingRoom: where requests wait for a row, and what their waiting entitles them to.
+"""WaitingRoom: all requests that wait for a row, and the consequences of waiting long.
 
-    enter ──► queue ──► row        what schedule policies order and admission looks at
-      └────► held back ──┘         those of a tenant that has as many in the queue and in rows as it may run
+    enter ──► queue ──► row        schedule policies order the queue, and admission takes from it
+      │         ▲
+      └────► held back             requests of a tenant whose queued and running ones reach its max_running
 
-Who is held back costs a step nothing and stands in nobody's way. It joins the queue when another one of its
-tenant's ends; or at once, in the place of one that comes after it in the order of the queue.
+A request that is held back takes no time of a step. It joins the queue when another request of its tenant
+ends, or at once if it comes before one of them in the order of the queue, which is then held back instead.
 
-Tenants take turns (FairOrder). Who has waited in the queue for `max_starvation_s` starves, and from then on
-goes before all others; between tenants only once its turn has come, so that a long line of requests is no way
-past others. Who has waited in either for `queue_timeout_s` and never had a row is given up.
+Tenants take turns (FairOrder). A request that has waited in the queue for `max_starvation_s` starves: from
+then on it goes before all others. With several tenants it starves only once its turn has come, so that a
+tenant cannot pass others by sending many requests. A request that has waited for `queue_timeout_s`, queued or
+held back, and never had a row is given up.
 """
 
 from __future__ import annotations
@@ -119,7 +121,7 @@ class WaitingRoom:
         num_held = sum(account.held.num_tokens() for account in self._accounts) if self.num_held else 0
         return self.queue.num_tokens() + num_held
 
-    # -- who comes and goes ---------------------------------------------------------------------------------
+    # -- arrivals and departures ----------------------------------------------------------------------------
 
     def enter(self, req: Request) -> None:
         """Add a request that has arrived, or was retracted."""
@@ -202,7 +204,7 @@ class WaitingRoom:
             self._not_begun.clear()
             self.act_at = math.inf
 
-    # -- who is held back -----------------------------------------------------------------------------------
+    # -- requests held back ---------------------------------------------------------------------------------
 
     def bring(self, req: Request) -> None:
         """Put a request into the queue, regardless of its tenant's limit, because it is its turn to run
@@ -269,7 +271,7 @@ class WaitingRoom:
         if account.queued is not None:
             account.queued.put(req)
 
-    # -- who has waited for too long ------------------------------------------------------------------------
+    # -- long waits -----------------------------------------------------------------------------------------
 
     def act_on_time(self) -> list[Request]:
         """Move requests forward that starve by now. Returns those that have waited too long and are to be

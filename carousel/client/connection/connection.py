@@ -9,8 +9,8 @@ alone decides that the ring is gone, and then says so exactly once.
 While a process of the ring is being replaced nothing is sent; once it is ready `on_restart` says so, and that
 comes after everything that the old one had sent.
 
-A request's number decides its way: its lane, hence the client id in its handles, and its tokenizer. What is
-said about it later goes the same way.
+A request's number decides its way: its lane, hence the client id in its handles, and its tokenizer. Later
+messages about it go the same way.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Target(Protocol):
     wants_status: bool
     """True if the server must send RingStatus messages."""
     no_answer_hint: str
-    """Likely reason if nobody answers, for errors."""
+    """Likely reason if there is no answer, for errors."""
     run_dir: Path | None
     """Run directory of the runtime; None over TCP."""
     max_frame_bytes: int

@@ -21,7 +21,7 @@ NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def embedding_params(truncate_prompt_tokens: int | None) -> SamplingParams:
-    """Return NO_OUTPUT for a prompt of which only this many of the last tokens are kept."""
+    """Return NO_OUTPUT for a prompt that is cut to this many of its last tokens."""
     return msgspec.structs.replace(NO_OUTPUT, truncate_prompt_tokens=truncate_prompt_tokens)
 
 

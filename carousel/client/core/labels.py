@@ -6,8 +6,8 @@ from runtime.base.errors import InvalidRequest
 
 
 class LabelBook:
-    """Labels in use. Those of different tenants are independent, so that nobody learns which ones others use.
-    Thread-safe.
+    """Labels in use. Labels of different tenants are independent, so that no tenant learns which ones others
+    use. Thread-safe.
     """
 
     def __init__(self) -> None:

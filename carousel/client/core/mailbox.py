@@ -86,4 +86,4 @@ def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None
     except RuntimeError:
         if not loop.is_closed():
             raise
-        # The loop is closed, so nobody can wait there any more.
+        # The loop is closed, so no caller can wait there any more.

@@ -1,5 +1,5 @@
 """Upload of weights that come with requests. On this machine they are written into the run directory and
-named. Over TCP they are sent in pieces, each of which is answered before the next one is sent.
+named. Over TCP they are sent in pieces. Each piece is answered before the next one is sent.
 """
 
 from __future__ import annotations

@@ -313,8 +313,8 @@ class RequestState:
     def __init__(
         self, request: GenerateRequest, asked: SamplingParams, put: Put, generation: int = 0, now: float = 0.0
     ) -> None:
-        """asked: what the caller wants; `request` may generate and measure more, to choose from. put: of the
-        caller's mailbox.
+        """asked: the outputs that the caller wants; `request` may generate and measure more, to choose from.
+        put: of the caller's mailbox.
         """
         self.request = request
         self.asked = asked

@@ -199,7 +199,7 @@ def aborted_completion(num_outputs: int) -> Completion:
 
 def respelled(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """Return the error, of the same class, with its parameter by the name that its reader has for it, and
-    others that its message names. The error itself where its parameter goes by no other name.
+    others that its message names. Returns the error itself if its parameter has no other name.
     """
     name = names.get(error.param or "")
     if name is None or error.param is None:

@@ -1,5 +1,5 @@
-"""RingState: whether the ring is there and complete, and what its connection must do. It does nothing itself
-and knows no clock: it is told events and times, and answers with commands.
+"""RingState: whether the ring is there and complete, and what its connection must do. It has no sockets and
+no clock: it gets events and times, and answers with commands.
 """
 
 from __future__ import annotations

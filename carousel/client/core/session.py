@@ -1,8 +1,8 @@
-"""Session: the requests and control calls in flight on one connection, and who waits for each.
+"""Session: the requests and control calls in flight on one connection, with the mailbox of each.
 
 The synchronous and the asynchronous client only differ in the mailbox on which a waiter sleeps, and in the
 thread that fills it; both are passed in. A request is removed with its last terminal message or its first
-error, when its caller gives up, or when the ring is gone, so nobody waits for ever. When a process of the
+error, when its caller gives up, or when the ring is gone, so no caller waits for ever. When a process of the
 ring was replaced, the requests that it may have lost are submitted again: each sequence under the handle of
 its next attempt, with its output so far. Messages under the old handle are then dropped.
 """
@@ -247,7 +247,7 @@ class Session(Generic[M]):
                 self.connection.abort(handles, request.number)
 
     def _send_last_abort(self, request: RequestState) -> None:
-        """Abort a request that nobody waits for any more."""
+        """Abort a request that no caller waits for any more."""
         self._left.update(dict.fromkeys(request.open_handles, request.number))
         self._send_abort(request)
 
@@ -345,7 +345,7 @@ class Session(Generic[M]):
                 sequence.is_open = sequence.is_open and sequence.handle not in ended
             self._send_last_abort(request)
 
-    # -- what is made again ----------------------------------------------------------------------------------
+    # -- recovery --------------------------------------------------------------------------------------------
 
     def _recover(self, restart: Restart) -> None:
         """Submit again what the replaced process may have lost."""
@@ -399,7 +399,7 @@ class Session(Generic[M]):
         self._deliver_outputs(failed)
 
     def _repeat_aborts(self, restart: Restart) -> None:
-        """Repeat the aborts of requests that nobody waits for, because they may have been lost, and forget
+        """Repeat the aborts of requests that no caller waits for, because they may have been lost, and forget
         these requests, because the process that would report their end may not know them any more.
         """
         for handle, number in list(self._left.items()):

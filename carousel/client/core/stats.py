@@ -1,6 +1,6 @@
 """Statistics as a client reads them: a reader's position in the scheduler's records, and streams that advance
-it. Readers are independent. A slow reader misses the oldest records and is told how many; the scheduler waits
-for nobody.
+it. Readers are independent. A slow reader misses the oldest records and is told how many; the scheduler never
+waits for a reader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Phases of a sequence, made of its stamps: what it was doing between the request and its answer.
+"""Phases of a sequence between the request and its answer, made of its stamps.
 
 tokenize ─ queue ─ prefill ─ decode ─ deliver        one follows the other without a gap
     ▲        ▲────────┴────────┘ retraction

@@ -37,7 +37,7 @@ FLAGS = (
     "-O3",
     "-fPIC",
     "-pthread",
-    "-ffp-contract=fast",  # to fused multiply-add: what GNU C++ does by default and ISO C++ does not
+    "-ffp-contract=fast",  # to fused multiply-add, as GNU C++ does by default and ISO C++ does not
     "-fno-math-errno",
     # The loader merges static variables of visible templates over all libraries of a process, and those of
     # libraries for different CPUs differ in size.
@@ -173,7 +173,7 @@ def _compile(
     checks: Mapping[str, str],
     part: str,
 ) -> None:
-    """Write the library in a temporary folder and then move it, so that nobody sees an incomplete one."""
+    """Write the library in a temporary folder and then move it, so that no process sees an incomplete one."""
     library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     num_cores = len(os.sched_getaffinity(0))
     # Sources of another version may have the same names.
@@ -211,7 +211,9 @@ def _remove_abandoned(cache_dir: Path) -> None:
 
 
 def _is_there(library: Path) -> bool:
-    """Return True if the cache has a library, and note its use: nobody removes it before it is loaded."""
+    """Return True if the cache has a library. Records its use, so that it is not removed before it is
+    loaded.
+    """
     with _locked(library.parent, fcntl.LOCK_SH):
         is_there = library.is_file()
         if is_there:

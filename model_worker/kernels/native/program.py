@@ -1,4 +1,5 @@
-"""Recording: what a function of tensors calls, kept as one list that C++ runs by itself. Knows no model.
+"""Recording: the kernel calls of a function of tensors, kept as one list that C++ runs by itself. Knows no
+model.
 
     recorded once   the function runs on tensors of a few rows; kernels are noted instead of called
     run each step   the same calls with the step's own numbers of rows, in one call from Python
@@ -119,9 +120,9 @@ class Program:
         """Record `function`, which reads its inputs, int64 tensors of those numbers of tokens, outputs and
         sequences, through kernels alone; `inputs` is what keeps their memory, for they are read there in
         every run, as many as that has. num_outputs must differ from num_tokens, to tell which rows a kernel
-        works on. A function may have several results; those that are memory of its inputs stay there.
-        max_tokens, max_outputs: what `run` takes at most; 0: as many as were recorded. arena:
-        where it works; its own when not given.
+        works on. A function may have several results; outputs that are memory of its inputs stay there.
+        max_tokens, max_outputs: limits of a `run`; 0: as many as were recorded. arena: where it works; its
+        own when not given.
 
         Raises: NotRecordable.
         """

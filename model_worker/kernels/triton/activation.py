@@ -43,7 +43,7 @@ def _gate(gate_up, out, stride, ACTIVATION: tl.constexpr, WIDTH: tl.constexpr, B
     gate = tl.load(gate_up + row * stride + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     dtype = out.dtype.element_ty
-    # The torch function rounds what is activated before it multiplies; so do we.
+    # The torch function rounds the activated values before it multiplies; so do we.
     activated = _activated(gate, ACTIVATION).to(dtype).to(tl.float32)
     tl.store(out + row * WIDTH + i, (activated * up).to(dtype), mask=inside)
 

@@ -1,7 +1,7 @@
 """Launches of a compiled kernel without what Triton does for each: it binds arguments by name, looks at every
 one of them, and makes a key of text for the compiled code.
 
-A launch with arguments of a new kind is Triton's own, and what it has compiled is kept. Later ones of that
+A launch with arguments of a new kind is Triton's own, and the compiled kernel is kept. Later ones of that
 kind go straight to Triton's launcher. Everything that depends on Triton's internals is in this file. Where
 they are not as expected, in its interpreter, and while hooks watch launches (a profiler), every launch is
 Triton's own.
@@ -63,7 +63,7 @@ class CallSite:
     def _launch_new(self, key: tuple[Any, ...], grid: tuple[int, int, int], *arguments: Any) -> None:
         compiled = self._kernel[grid](*arguments, **self._constants_and_options)
         if isinstance(compiled, CompiledKernel):
-            # The compiled kernel itself, because its code is unloaded when nobody has it any more.
+            # The compiled kernel itself, because its code is unloaded with the last reference to it.
             self._kept[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
     def _quick_launch(self, arguments: Sequence[Any]) -> Callable[..., None]:
@@ -138,7 +138,7 @@ def _facts(arguments: Sequence[Any], unspecialised: Sequence[bool]) -> Iterator[
         if isinstance(each, float):
             yield f"a{i}.__class__ is not float and (a{i}.__class__, a{i})"
         elif not isinstance(each, Tensor):
-            # Python's 1 equals its True and its 1.0, of which Triton makes other code.
+            # Python's 1 equals its True and its 1.0, for which Triton makes different code.
             value = f"a{i} >> 31" if unspecialised[i] else f"a{i}"
             yield f"{value} if a{i}.__class__ is int else (a{i}.__class__, a{i})"
 

@@ -49,10 +49,10 @@ def decode_attention(
     tile: DecodeTile | None = None,
     out: Tensor,
 ) -> None:
-    """Attend q[b] to the first kv_lens[b] tokens of row rows[b], into out[b], for each b of kv_lens; what
-    the other tensors have beyond that many is left alone. With `new` the last token of a sequence is
-    not in the pools yet: it is stored as `rope_and_store_kv` stores it, and q is normed and rotated, but only
-    for this launch.
+    """Attend q[b] to the first kv_lens[b] tokens of row rows[b], into out[b], for each b of kv_lens; rows of
+    the other tensors beyond that number are left alone. With `new` the last token of a sequence is not in the
+    pools yet: it is stored as `rope_and_store_kv` stores it, and q is normed and rotated, but only for this
+    launch.
 
     q, out [B, num_heads, D], the last two dimensions contiguous; k_pool, v_pool [slots, num_kv_heads, D]
     contiguous, of q's dtype, or of float8_e4m3fn and divided by kv_scale; page_table [max_rows, max_pages]

@@ -118,7 +118,8 @@ def _attend_tile(
     position = num_cached + m
     first = 0
     if HAS_WINDOW:
-        # No multiple of BLOCK_N: what lies before may be another sequence's, and its NaN is NaN times 0, too.
+        # No multiple of BLOCK_N: positions before it may belong to another sequence, and their NaN is NaN
+        # also times 0.
         first = tl.maximum(num_cached + begin - window + 1, 0)
     last = tl.minimum(num_cached + begin + BLOCK_M, kv_len)
     # Every query of the tile sees what lies before its first one; a window takes from the other side.

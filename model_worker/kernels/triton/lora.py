@@ -6,8 +6,8 @@
 
 The tokens are sorted once a step; a layer is two launches, whatever slots and ranks are in it. Tokens without
 an adapter are sorted behind the last slot, where no tile is. A program whose slot has nothing here ends at
-once. Of few tokens x is divided along its width, so that there are enough programs; the sums of the parts are
-added in one order.
+once. With few tokens x is divided along its width, so that there are enough programs; the sums of the parts
+are added in one order.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def rope_and_store_kv(
 
     q [T, num_heads, D], k and v [T, num_kv_heads, D], of any row stride, the last two dimensions contiguous;
     cos_sin [T, D] float32 as `rope_cos_sin` makes it; slots [T] int64; pools [num_slots, num_kv_heads, D] of
-    the same dtype, or float8_e4m3fn, where they are divided by kv_scale, and what is then beyond 448 is 448;
-    the norms' weights [D].
+    the same dtype, or float8_e4m3fn, where they are divided by kv_scale and limited to 448; the norms'
+    weights [D].
     """
     num_tokens, num_heads, head_dim = q.shape
     if num_tokens <= first:

@@ -12,8 +12,8 @@ bucket alone. The counts give top-k's bucket exactly and bounds of the mass abov
 which top-p's share is reached: two or three buckets. So a row is read three times, whatever its parameters,
 and some hundred ids are searched. Where more are in doubt than a list holds (tens of thousands of equal
 logits) the search goes over the whole row. Mass is counted in integers, as in
-model_worker.sampling.truncation: sums are exact and the same in any order. What top-n-sigma cuts off (below
-`floor`) counts nowhere.
+model_worker.sampling.truncation: sums are exact and the same in any order. Ids that top-n-sigma cuts off
+(below `floor`) count nowhere.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ def _window(histogram, per_nat, k, p, vocab_size):
     mass, it is vocab_size and its bucket NUM_BUCKETS.
     """
     bucket = tl.arange(0, NUM_BUCKETS)
-    # What has no mass is not drawn, either: noise makes up for 20 nats. It does not count, or where top-k
-    # reaches so far, as it does at low temperatures, the window would have nearly all ids.
+    # Ids without mass are not drawn, either: noise makes up for at most 20 nats. It does not count, or where
+    # top-k reaches so far, as it does at low temperatures, the window would have nearly all ids.
     num_buckets = tl.where(per_nat * WEIGHTLESS < NUM_BUCKETS - 0.9, NUM_BUCKETS - 1, NUM_BUCKETS)
     count = tl.load(histogram + bucket, mask=bucket < num_buckets, other=0).to(tl.int64)
     upto = tl.cumsum(count, 0)
@@ -263,8 +263,8 @@ def _mass_from(row, window, cut, TILE: tl.constexpr, ID_BITS: tl.constexpr):
 def _last_before(
     row, window, low, before, bound, BY_MASS: tl.constexpr, TILE: tl.constexpr, ID_BITS: tl.constexpr
 ):  # fmt: skip
-    """Return the order of the last id in a window ahead of which there is less than `bound` (ids, or mass),
-    of which `before` is above the window. At least `low`; the first id if there is none.
+    """Return the order of the last id in a window such that less than `bound` (ids, or mass) is ahead of it;
+    `before` of that is above the window. At least `low`; the first id if there is none.
     """
     part = tl.arange(0, NUM_PARTS).to(tl.int64)
     low, high = _range_between(row, window, low, before * 0 + FIRST_OF_ALL, TILE, ID_BITS)

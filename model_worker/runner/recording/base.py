@@ -81,6 +81,6 @@ class StageRecording(Protocol):
 
 StageRecorder = Callable[[StepParts, Layout], StageRecording | None]
 Recorder = Callable[[StepParts, Callable[[], None]], Recording | None]
-"""Function that records what it can and returns the recording, or None. It calls its second argument now and
-then. Raises ConfigError.
+"""Function that records a forward if it can, and returns the recording or None. It calls its second argument
+now and then. Raises ConfigError.
 """

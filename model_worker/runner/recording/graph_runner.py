@@ -5,11 +5,11 @@
     graph 2            draw from the rows' own columns → last token of each row
 
 Everything that differs between steps is addressed by row or lies in the block, so a step is one small copy
-and two launches, whoever is in the batch. A batch between two sizes is padded with a row that is nobody's.
-Steps that sample with more than a draw (logprobs, penalties, masks …) take graph 1 and the Sampler; steps
-with a chunk of a prompt are not recorded. Knows plans and rows; knows no request.
+and two launches, whoever is in the batch. A batch between two sizes is padded with a row that belongs to no
+request. Steps that sample with more than a draw (logprobs, penalties, masks …) take graph 1 and the Sampler;
+steps with a chunk of a prompt are not recorded. Knows plans and rows; knows no request.
 
-Steps in which a row has an adapter have graphs of their own, too: others launch nothing of adapters.
+Steps with an adapter have graphs of their own, too, so that other steps launch no kernels for adapters.
 
 A row with guesses is as many decodes as it has tokens, whose keys and values are all stored before any of
 them attends. Such steps have graphs of their own, of a few numbers of tokens.

@@ -87,7 +87,7 @@ class StageProgram:
         who = self._inputs.sampled()
         num_tokens = self._inputs.call.num_tokens
         made = self._program.results(num_tokens)
-        if self._arrived is not None:  # the residual stays in the buffer in which it arrived
+        if self._arrived is not None:  # the residual stays in the buffer where it arrived
             return StageOutput(self._arrived[0][:num_tokens], made[-1]), who
         return StageOutput(*made), who
 

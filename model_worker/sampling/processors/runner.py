@@ -2,7 +2,7 @@
 
 It knows rows and their tokens from plans and SampleMasks. The rows of a beam search have one call together,
 with a beam each. Of several ranks either all call the processors with rank 0's logits, or rank 0 alone. The
-result on rank 0 is what is sampled from, or what the beam search reads.
+result on rank 0 is sampled from, or read by the beam search.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""LoRA adapter directories in the format of the PEFT library: what is in one, and whether it can be served.
+"""LoRA adapter directories in the format of the PEFT library: reads one, and refuses it if it cannot be
+served.
 
 Reads adapter_config.json and the header of adapter_model.safetensors, but no tensor. Every key that is not
 supported is refused by name, so that no adapter is served in part. The worker, which has the model, checks
@@ -179,7 +180,7 @@ def refused(path: Path, reason: str) -> InvalidRequest:
 
 
 def why_no_weights(path: Path) -> str:
-    """Return what is wrong with a directory without weights."""
+    """Return the message about a directory without weights."""
     if (path / "adapter_model.bin").is_file():
         return f"adapter_model.bin is a pickle, which is not read: save it as {WEIGHTS_FILE}"
     return f"it has no {WEIGHTS_FILE}"

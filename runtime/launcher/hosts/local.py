@@ -40,8 +40,8 @@ launcher last, whose end would end all processes.
 
 
 class WatchedProcess:
-    """A process, whoever's, whose end is seen even where nobody has reaped it and its number is still there,
-    or is another one's by then.
+    """Any process of the machine, not only a child. Its end is seen even before its parent has reaped it, and
+    after its number was given to another process.
     """
 
     def __init__(self, pid: int, setting: str) -> None:
@@ -123,8 +123,8 @@ class LocalChild(Child):
         return self.process.wait()
 
     def _kill_group(self) -> None:
-        """Kill its process group: compilers that it has started, whose end nobody waits for. Its number is
-        nobody else's until the exit code is taken.
+        """Kill the processes that it has started, such as compilers: its process group. The group's number
+        cannot belong to others before the exit code is taken.
         """
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -58,7 +58,7 @@ class Agent:
         self._ending: StopNode | None = None
         self._parent = WatchedProcess(config.parent_pid, "parent_pid")
         self._link = AgentLink(config)
-        self._children = Children({})  # of which a second signal may ask before there are any
+        self._children = Children({})  # a second signal may come before there are any, and asks for them
         for number in (*STOP_SIGNALS, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)

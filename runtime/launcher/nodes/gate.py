@@ -160,7 +160,7 @@ class NodeGate:
         self._authenticator.stop()
         self._context.destroy(linger=LINGER_MS)
 
-    # -- what comes ------------------------------------------------------------------------------------------
+    # -- messages of agents ----------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         for _ in range(MAX_DRAIN):
@@ -252,7 +252,7 @@ class NodeGate:
             self._lose(host, "is gone: its agent has ended")
 
     def _send_to(self, peer: bytes, frame: bytes) -> bool:
-        """Send a frame. Returns False if nobody is connected or the queue is full."""
+        """Send a frame. Returns False if no agent is connected or the queue is full."""
         try:
             self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:

@@ -105,7 +105,7 @@ class RemoteHost:
         return child
 
     def forget(self, child: RemoteChild) -> None:
-        """Let go of a rank that has ended."""
+        """Forget a rank that has ended."""
         if self._ranks.get(child.place.index) is child:
             del self._ranks[child.place.index]
 

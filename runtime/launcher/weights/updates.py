@@ -40,7 +40,7 @@ from runtime.wire.transport import ZmqOutbox
 logger = logging.getLogger(__name__)
 
 GIVE_WAY_S = 5.0
-"""Seconds that an engine has to commit its steps and to send what it has computed."""
+"""Seconds that an engine has to commit its steps and to send the results."""
 _NOT_SERVING = RequestError("the launch starts or ends", code="not_ready", status=503)
 UpdatePhase: TypeAlias = Literal["idle", "checking", "checked", "leaving", "trying", "going back"]
 

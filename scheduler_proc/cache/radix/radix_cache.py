@@ -2,10 +2,10 @@
 
     root(namespace) ── node: a run of tokens (packed bytes) and the page of each page_size of them ── children
 
-Runs are bytes, so that comparing a run is one memcmp and a page of it is a dictionary key. Locks count the
-leases in the subtree; what is unlocked may be evicted, from the leaves up: what is retained least first, then
-as the eviction policy ranks it. With several tenants those go first that have more than their share. A root
-lives as long as somebody leases it or anything is cached below it.
+Runs are bytes, so that comparing a run is one memcmp and a page of it is a dictionary key. The lock of a node
+counts the leases in its subtree. Unlocked nodes may be evicted, from the leaves up: those with the lowest
+retention first, then in the order of the eviction policy. With several tenants, tenants above their share
+lose pages first. A root lives as long as it is leased or has children.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class RadixCache:
             self.version += 1
         return Insertion(node, found, num_pages)
 
-    # -- what eviction goes by ------------------------------------------------------------------------------
+    # -- statistics for eviction ----------------------------------------------------------------------------
 
     def note_hit(self, node: Node, priority: int) -> None:
         self._note_hit(node, None, priority)

@@ -2,7 +2,7 @@
 
 Each beam has a lane: a row of a table with one int32 for each id of the vocabulary, and the tokens of its
 output. A fork takes over the lane of a hypothesis that no beam continues, and changes only what differs
-between the two. So a step costs what is new, however long prompt and output are.
+between the two. So the cost of a step does not grow with prompt and output.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SearchGuide: ids that a guide allows next in each hypothesis of a beam search.
 
-The grammar process has a matcher for each hypothesis. As soon as beams are chosen it is told which continue
-with which tokens, and it makes their masks while the model computes. The host applies the masks when
-candidates are scored.
+The grammar process has a matcher for each hypothesis. It gets the next beams and their tokens as soon as
+these are chosen, and makes their masks while the model computes. The host applies the masks when candidates
+are scored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SearchProcessors: has the worker call logits processors for the hypotheses of a beam search.
 
 One call has all hypotheses of a step, the best first, each with its own tokens. The worker keeps the tokens
-of each row; for a row that has forked it is told which row its tokens continue.
+of each row; for a row that has forked it gets the row that its tokens continue.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class GuessingRows:
         self._bounds = (-1, 0.0, 0.0)
         self._bounds_number = 0
 
-    # -- who is here ----------------------------------------------------------------------------------------
+    # -- members --------------------------------------------------------------------------------------------
 
     def slots_of(self, row: int) -> IntArray:
         """Return the memory for a row's NgramIndex."""

@@ -38,7 +38,7 @@ assert len(ALL_SAME) == 1
 
 class NgramTable:
     """Hash table slots for every row. They are those of the row's NgramIndex, which may read and write them
-    only while the row is not here. When the row leaves, the index is told what has come.
+    only while the row is not here. When the row leaves, the index gets the new tokens.
     """
 
     def __init__(self, rows: RowColumns) -> None:

@@ -151,7 +151,7 @@ class Speculation(RequestFeature):
             rows.plan_all_when_committed(np.array([row], np.intp), np.zeros(1, np.bool_))
             self._plan_when_committed(is_marked)
 
-    # -- what it guesses ------------------------------------------------------------------------------------
+    # -- guesses --------------------------------------------------------------------------------------------
 
     def _plan_when_committed(self, wanted: bool) -> None:
         self._is_marked = wanted

@@ -142,11 +142,11 @@ def test_the_launcher_gives_signs_of_life_while_a_process_takes_its_time_to_end(
             time.sleep(0.005)
         process.kill()
 
-    def kill(_: Child) -> None:
+    def kill() -> None:
         before = supervisor.names.page.read("launcher").heartbeat_ns
         threading.Thread(target=end_after_a_beat, args=(before,)).start()
 
-    monkeypatch.setattr(supervisor._children, "kill", kill)
+    monkeypatch.setattr(worker, "kill", kill)
     dead: Any = SimpleNamespace(pid=1)
     scheduler = LocalChild(ProcessPlace("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=True)
     supervisor._restart(scheduler, -signal.SIGSEGV, ProcessFailed("scheduler", "it faulted", 70))
