@@ -50,7 +50,7 @@ class StepInputs:
     query_start: list[int]
     kv_lens: list[int]
     output_indices: Tensor  # [W] the tokens that are sampled after, then the prompt positions
-    who: SampleRows
+    sample_rows: SampleRows
 
 
 class InputBuffers:
@@ -88,7 +88,7 @@ class InputBuffers:
             query_start=at.query_start,
             kv_lens=at.kv_lens,
             output_indices=outputs,
-            who=SampleRows(
+            sample_rows=SampleRows(
                 who_rows,
                 who_positions,
                 at.sample_rows,

@@ -109,15 +109,15 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _compute(self, plan: BatchPlan) -> ForwardOutput:
-        batch, who = self.apply(plan)
+        batch, sample_rows = self.apply(plan)
         tapped = None
         if self._taps is not None and self._sampler.is_first_rank:
             batch.taps, tapped = self._taps.of_step(plan, batch.output_indices)
         self._backend.prepare(batch)
         hidden = self.model(batch, self.kv_pool, self._backend)
         if not plan.prompt_positions:
-            return ForwardOutput(self.model.compute_logits(hidden), who, tapped=tapped)
-        num_sampled = len(who.rows_host)
+            return ForwardOutput(self.model.compute_logits(hidden), sample_rows, tapped=tapped)
+        num_sampled = len(sample_rows.rows_host)
         prompt = score_prompt_positions(
             plan.prompt_positions,
             hidden[num_sampled:],
@@ -127,7 +127,7 @@ class ModelRunner:
             self._device,
         )
         logits = self.model.compute_logits(hidden[:num_sampled])
-        return ForwardOutput(logits, who, prompt, tapped=tapped)
+        return ForwardOutput(logits, sample_rows, prompt, tapped=tapped)
 
     def sample(
         self,

@@ -83,26 +83,31 @@ class StageRunner(ModelRunner):
         if (unpack_ids(plan.input_ids) < 0).any():
             needed = self._sampled_in[unpack_ids(plan.rows)].max().item()
         while self._awaited and (self._awaited[0][0] <= needed or self._link.has_tokens):
-            step, who = self._awaited.popleft()
-            self._tables.future.store(who.rows, self._link.take_tokens(step))
+            step, sample_rows = self._awaited.popleft()
+            self._tables.future.store(sample_rows.rows, self._link.take_tokens(step))
 
     def _compute_stage(self, plan: BatchPlan) -> StepOutput:
         """Compute the layers of a stage that is not the last. The tokens of its result are meaningless."""
         made = self._run_recorded(plan)
         if made is None:
-            batch, who = self.apply(plan)
+            batch, sample_rows = self.apply(plan)
             self._backend.prepare(batch)
             output = self._stage_model.compute_stage(batch, self.kv_pool, self._backend)
         else:
             assert not isinstance(made, ForwardOutput)
-            output, who = made
+            output, sample_rows = made
         self._link.give_hidden(self._num_steps, output)
         if self._layout.is_first:
             # Copied, because a program writes the next plan to the same memory.
-            kept = SampleRows(who.rows.clone(), who.positions, who.rows_host.copy(), who.positions_host)
+            kept = SampleRows(
+                sample_rows.rows.clone(),
+                sample_rows.positions,
+                sample_rows.rows_host.copy(),
+                sample_rows.positions_host,
+            )
             self._awaited.append((self._num_steps, kept))
             self._sampled_in[kept.rows_host] = self._num_steps
-        return StepOutput(bytes(len(who.rows_host) * TOKEN_BYTES))
+        return StepOutput(bytes(len(sample_rows.rows_host) * TOKEN_BYTES))
 
     def _compute_last(self, plan: BatchPlan) -> ForwardOutput:
         made = self._run_recorded(plan)

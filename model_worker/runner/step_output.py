@@ -32,7 +32,7 @@ class ForwardOutput:
     """State of a step between forward and sampling."""
 
     logits: Tensor  # [S, vocab_size] float32; on rank 0 alone
-    who: SampleRows
+    sample_rows: SampleRows
     prompt: PromptOutput | None = None
     draw: Callable[[], Tensor | None] | None = None
     """Draws tokens [S] int64, if a draw was recorded with the step. Stored for plans that contain -1, but

@@ -87,11 +87,11 @@ class StepSampler:
         tokens = None if forward.draw is None or masks else forward.draw()
         if tokens is not None:
             tokens = self._group.broadcast(tokens)
-            if forward.who.guesses is not None:
-                self._tables.remember(forward.who, tokens)
+            if forward.sample_rows.guesses is not None:
+                self._tables.remember(forward.sample_rows, tokens)
             return StepOutput(tokens.int())
-        sampled = self._sampler.sample(forward.logits, forward.who, masks)
-        self._tables.remember(forward.who, sampled.tokens)
+        sampled = self._sampler.sample(forward.logits, forward.sample_rows, masks)
+        self._tables.remember(forward.sample_rows, sampled.tokens)
         return StepOutput(
             sampled.tokens.int(),
             sampled.logprobs,

@@ -28,7 +28,7 @@ class StepTokens(NamedTuple):
     """Tokens of a plan on the device, and the rows that sample."""
 
     batch: ForwardBatch
-    who: SampleRows
+    sample_rows: SampleRows
 
 
 class StepTables:
@@ -97,13 +97,13 @@ class StepTables:
         )
         if self._prompt_tables is not None and self._prompt_tables.are_in(plan):
             batch.virtual = self._prompt_tables.take(plan, batch.input_ids)
-        return StepTokens(batch, inputs.who)
+        return StepTokens(batch, inputs.sample_rows)
 
-    def remember(self, who: SampleRows, tokens: Tensor) -> None:
+    def remember(self, sample_rows: SampleRows, tokens: Tensor) -> None:
         """Store the last token of each row for plans that contain -1. Row `max_rows` is for padding."""
-        rows = who.rows
-        if who.guesses is not None:
-            rows = rows_that_end(who.guesses, rows, tokens, self.max_rows, self._device)
+        rows = sample_rows.rows
+        if sample_rows.guesses is not None:
+            rows = rows_that_end(sample_rows.guesses, rows, tokens, self.max_rows, self._device)
         self.future.store(rows, tokens)
 
     @torch.inference_mode()

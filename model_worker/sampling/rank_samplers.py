@@ -46,9 +46,9 @@ class LeadingSampler(Sampler):
         )
         self._group = group
 
-    def sample(self, logits: Tensor, who: SampleRows, masks: RowMasks) -> StepSample:
+    def sample(self, logits: Tensor, sample_rows: SampleRows, masks: RowMasks) -> StepSample:
         """Sample one token for each of S rows, and send them; see Sampler."""
-        sampled = super().sample(logits, who, masks)
+        sampled = super().sample(logits, sample_rows, masks)
         sampled.tokens = self._group.broadcast(sampled.tokens.contiguous())
         return sampled
 
@@ -66,11 +66,11 @@ class FollowingSampler:
             for setup in setups:
                 self._processors.open_row(setup)
 
-    def sample(self, logits: Tensor, who: SampleRows, masks: RowMasks) -> StepSample:
+    def sample(self, logits: Tensor, sample_rows: SampleRows, masks: RowMasks) -> StepSample:
         """Return rank 0's tokens, without its other results."""
         if self._processors is not None:
-            self._processors.run(logits, who.rows_host)
-        tokens = torch.empty(len(who.rows_host), dtype=torch.int64, device=logits.device)
+            self._processors.run(logits, sample_rows.rows_host)
+        tokens = torch.empty(len(sample_rows.rows_host), dtype=torch.int64, device=logits.device)
         return StepSample(self._group.broadcast(tokens))
 
     def prompt_logprobs_of(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:

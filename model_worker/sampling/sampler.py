@@ -76,17 +76,17 @@ class Sampler:
                 if features.item(setup.row) & capability.bits:
                     capability.open_row(setup)
 
-    def sample(self, logits: Tensor, who: SampleRows, masks: RowMasks) -> StepSample:
+    def sample(self, logits: Tensor, sample_rows: SampleRows, masks: RowMasks) -> StepSample:
         """Sample one token for each of S rows. logits [S, V] float32 are overwritten. masks: bitmasks by row,
         one for each of its places; bit i of int32 word j allows id 32 * j + i. With guesses, the tokens
         behind a wrong guess, and their reports, are meaningless.
         """
-        if who.guesses is not None and looks_back(self._columns.features, who):
-            return sample_in_turns(self._sample, logits, who, masks, self._device)
-        return self._sample(logits, who, masks)
+        if sample_rows.guesses is not None and looks_back(self._columns.features, sample_rows):
+            return sample_in_turns(self._sample, logits, sample_rows, masks, self._device)
+        return self._sample(logits, sample_rows, masks)
 
-    def _sample(self, logits: Tensor, who: SampleRows, masks: RowMasks) -> StepSample:
-        step = SamplingStep(self._device, who, self._columns.features[who.rows_host], masks)
+    def _sample(self, logits: Tensor, sample_rows: SampleRows, masks: RowMasks) -> StepSample:
+        step = SamplingStep(self._device, sample_rows, self._columns.features[sample_rows.rows_host], masks)
         # Most steps need a draw and nothing else.
         wanted = self._capabilities if step.present & ~DRAWABLE else ()
         for capability in wanted:

@@ -59,19 +59,19 @@ class StepRows:
     @cached_property
     def rows(self) -> Tensor:
         """Rows of the tables, on the device."""
-        return self.step.who.rows[self.at]
+        return self.step.sample_rows.rows[self.at]
 
     @property
     def positions(self) -> Tensor:
-        return self.step.who.positions[self.at]
+        return self.step.sample_rows.positions[self.at]
 
     @property
     def rows_host(self) -> LongArray:
-        return self.step.who.rows_host[self.index]
+        return self.step.sample_rows.rows_host[self.index]
 
     @property
     def positions_host(self) -> LongArray:
-        return self.step.who.positions_host[self.index]
+        return self.step.sample_rows.positions_host[self.index]
 
     def where(self, condition: npt.NDArray[np.bool_]) -> StepRows:
         """Return those rows for which the condition holds."""
@@ -81,12 +81,14 @@ class StepRows:
 class SamplingStep:
     """One step of S rows. present: feature bits that at least one of them has."""
 
-    __slots__ = ("_found", "device", "features", "masks", "present", "who")
+    __slots__ = ("_found", "device", "features", "masks", "present", "sample_rows")
 
-    def __init__(self, device: Device, who: SampleRows, features: FeatureArray, masks: RowMasks) -> None:
+    def __init__(
+        self, device: Device, sample_rows: SampleRows, features: FeatureArray, masks: RowMasks
+    ) -> None:
         """features: bits of each row. masks: by row, for some rows."""
         self.device = device
-        self.who = who
+        self.sample_rows = sample_rows
         self.features = features
         self.masks = masks
         self.present = int(np.bitwise_or.reduce(features, initial=0)) | (MASKED if masks else 0)

@@ -26,31 +26,36 @@ Sample = Callable[[Tensor, SampleRows, RowMasks], StepSample]
 """Function that samples rows of logits, each of another row of the tables."""
 
 
-def looks_back(features: FeatureArray, who: SampleRows) -> bool:
+def looks_back(features: FeatureArray, sample_rows: SampleRows) -> bool:
     """Return True if the sampling of a row with guesses depends on its earlier tokens; if not, all places are
     sampled at once. features: by row.
     """
-    assert who.guesses is not None
-    guessing = who.rows_host[who.guesses != NO_GUESS]
+    assert sample_rows.guesses is not None
+    guessing = sample_rows.rows_host[sample_rows.guesses != NO_GUESS]
     return bool((features[guessing] & REMEMBERS).any())
 
 
 def sample_in_turns(
-    sample: Sample, logits: Tensor, who: SampleRows, masks: RowMasks, device: Device
+    sample: Sample, logits: Tensor, sample_rows: SampleRows, masks: RowMasks, device: Device
 ) -> StepSample:
     """Sample the valid places; the tokens of others are 0. See Sampler.sample."""
-    assert who.guesses is not None
-    tokens = torch.zeros(len(who.rows_host), dtype=torch.int64, device=logits.device)
-    places, turns = first_places(who.guesses), list[tuple[LongArray, StepSample]]()
+    assert sample_rows.guesses is not None
+    tokens = torch.zeros(len(sample_rows.rows_host), dtype=torch.int64, device=logits.device)
+    places, turns = first_places(sample_rows.guesses), list[tuple[LongArray, StepSample]]()
     while len(places):
         at = device.tensor(places)
-        those = SampleRows(who.rows[at], who.positions[at], who.rows_host[places], who.positions_host[places])
+        those = SampleRows(
+            sample_rows.rows[at],
+            sample_rows.positions[at],
+            sample_rows.rows_host[places],
+            sample_rows.positions_host[places],
+        )
         sampled = sample(logits[at], those, masks)
         tokens[at] = sampled.tokens
         turns.append((places, sampled))
-        is_right = sampled.tokens.cpu().numpy() == who.guesses[places]
+        is_right = sampled.tokens.cpu().numpy() == sample_rows.guesses[places]
         places = places[is_right] + 1
-        masks = masks_behind(masks, who.rows_host[places])
+        masks = masks_behind(masks, sample_rows.rows_host[places])
     return _joined(tokens, turns, device)
 
 

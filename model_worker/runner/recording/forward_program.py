@@ -126,13 +126,13 @@ class ForwardProgram:
         limit = self._threads.begin_step(plan.rows, self._inputs.call.num_tokens)
         call.max_threads, call.num_limited = limit.threads, int(limit.share * self._program.num_calls)
         self._run(self._call_at)
-        who = self._inputs.sampled()
-        num_sampled = len(who.rows_host)
+        sample_rows = self._inputs.sampled()
+        num_sampled = len(sample_rows.rows_host)
         logits = self._program.result(num_sampled)
         if self._head is not None:
             logits = self._head(logits)
         tokens = ctypes.string_at(self._tokens, num_sampled * TOKEN_BYTES) if call.is_drawn else None
-        return ForwardOutput(logits, who, tokens=tokens)
+        return ForwardOutput(logits, sample_rows, tokens=tokens)
 
 
 def put(arrived: tuple[Tensor, Tensor] | None, came: tuple[Tensor, Tensor] | None) -> None:

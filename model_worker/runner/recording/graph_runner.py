@@ -173,8 +173,10 @@ class GraphRunner:
         self._stage(kind.size, unpack_ids(plan.input_ids), starts, rows, entries, pages)
         recorded = self._recorded[kind]
         recorded.forward.replay()
-        who = SampleRows(self._column(2, kind.size)[:n], self._positions[:n], rows, starts + 1, guesses)
-        return ForwardOutput(self._logits[:n], who, draw=partial(self._try_draw, recorded, rows))
+        sample_rows = SampleRows(
+            self._column(2, kind.size)[:n], self._positions[:n], rows, starts + 1, guesses
+        )
+        return ForwardOutput(self._logits[:n], sample_rows, draw=partial(self._try_draw, recorded, rows))
 
     def _try_draw(self, recorded: _Recorded, rows: LongArray) -> Tensor | None:
         """Draw tokens as ForwardOutput.draw says. rows: of the step just computed. The tokens are valid until

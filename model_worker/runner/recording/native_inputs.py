@@ -42,7 +42,7 @@ class NativeInputs:
         self.sample_positions = integers(self.max_places)
         self.guesses = integers(self.max_places)
         self._guesses = False
-        self._who: dict[int, SampleRows] = {}  # by how many they are
+        self._sample_rows: dict[int, SampleRows] = {}  # by how many they are
         self._tables = (table.page_table, future.last_token)  # the call points into them
         self.call = StageCall(
             last_token=future.last_token.data_ptr(),
@@ -104,7 +104,9 @@ class NativeInputs:
             of = self.sample_rows[:num_sampled], self.sample_positions[:num_sampled]
             guesses = self.guesses[:num_sampled].numpy().copy()
             return SampleRows(*of, of[0].numpy(), of[1].numpy(), guesses)
-        if (who := self._who.get(num_sampled)) is None:
+        if (sample_rows := self._sample_rows.get(num_sampled)) is None:
             rows, positions = self.sample_rows[:num_sampled], self.sample_positions[:num_sampled]
-            self._who[num_sampled] = who = SampleRows(rows, positions, rows.numpy(), positions.numpy())
-        return who
+            self._sample_rows[num_sampled] = sample_rows = SampleRows(
+                rows, positions, rows.numpy(), positions.numpy()
+            )
+        return sample_rows

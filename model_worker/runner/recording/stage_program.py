@@ -84,12 +84,12 @@ class StageProgram:
         self._inputs.describe(plan)
         self._call.is_drawn = 0
         self._run(ctypes.addressof(self._call))
-        who = self._inputs.sampled()
+        sample_rows = self._inputs.sampled()
         num_tokens = self._inputs.call.num_tokens
         made = self._program.results(num_tokens)
         if self._arrived is not None:  # the residual stays in the buffer where it arrived
-            return StageOutput(self._arrived[0][:num_tokens], made[-1]), who
-        return StageOutput(*made), who
+            return StageOutput(self._arrived[0][:num_tokens], made[-1]), sample_rows
+        return StageOutput(*made), sample_rows
 
 
 def record(parts: StepParts, layout: Layout) -> StageProgram | ForwardProgram | None:

@@ -36,5 +36,5 @@ class AllowedIds(SamplingCapability):
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
         """Forbid all other ids, even if nothing is left."""
         assert self._forbidden is not None
-        who = step.rows_with(ALLOWED)
-        logits[who.at] = logits[who.at].masked_fill_(self._forbidden[who.rows], -math.inf)
+        selected = step.rows_with(ALLOWED)
+        logits[selected.at] = logits[selected.at].masked_fill_(self._forbidden[selected.rows], -math.inf)

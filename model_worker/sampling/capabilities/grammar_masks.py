@@ -14,5 +14,5 @@ class GrammarMasks(SamplingCapability):
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
         """Forbid the ids that masks do not allow, even if nothing is left."""
-        staged = stage_masks(self._context.device, step.who.rows_host, step.masks, logits.shape[1])
+        staged = stage_masks(self._context.device, step.sample_rows.rows_host, step.masks, logits.shape[1])
         self._context.ops.forbid_masked(logits, staged)

@@ -27,8 +27,10 @@ class MinTokens(SamplingCapability):
         self._stop_ids.put(setup.row, stop_ids.reshape(1, -1))
 
     def _short(self, step: SamplingStep) -> StepRows:
-        who = step.rows_with(MIN_LEN)
-        return who.where(who.positions_host < self._context.columns.host["min_len"][who.rows_host])
+        selected = step.rows_with(MIN_LEN)
+        return selected.where(
+            selected.positions_host < self._context.columns.host["min_len"][selected.rows_host]
+        )
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
         """Forbid the stop ids of rows that are too short. Other ids must be left."""

@@ -39,9 +39,11 @@ class TokenHistory(SamplingCapability):
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
         """Append the sampled tokens."""
         assert self._tokens is not None
-        who = step.rows_with(HISTORY)
-        assert int(who.positions_host.max()) < self._context.max_len, "a token beyond the longest sequence"
-        self._tokens[who.rows, who.positions] = sampled.tokens[who.at].int()
+        selected = step.rows_with(HISTORY)
+        assert int(selected.positions_host.max()) < self._context.max_len, (
+            "a token beyond the longest sequence"
+        )
+        self._tokens[selected.rows, selected.positions] = sampled.tokens[selected.at].int()
 
     def beginning(self, rows: Tensor, length: int) -> Tensor:
         """Return the first `length` tokens of rows [n], [n, length] int32."""

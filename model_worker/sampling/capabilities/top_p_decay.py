@@ -36,9 +36,9 @@ class TopPDecay(SamplingCapability):
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
         """Increase the age, or reset it."""
-        who = step.rows_with(TOP_P_DECAY)
-        rows, tokens = who.rows, sampled.tokens[who.at]
-        num_reset_ids = int(self._num_reset_ids[who.rows_host].max())
+        selected = step.rows_with(TOP_P_DECAY)
+        rows, tokens = selected.rows, sampled.tokens[selected.at]
+        num_reset_ids = int(self._num_reset_ids[selected.rows_host].max())
         reset_ids = self._reset_ids.take(rows, 1, num_reset_ids)[:, 0]
         is_reset = (reset_ids == tokens.unsqueeze(1)).any(dim=1)
         age = self._context.columns.top_p_age

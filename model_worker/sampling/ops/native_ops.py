@@ -30,7 +30,7 @@ class NativeSampling(TorchSampling):
     def draw(self, logits: Tensor, step: SamplingStep) -> Tensor:
         """Return a token [S] int64 for each row of logits, which are not changed."""
         tokens = torch.empty(logits.shape[0], dtype=torch.int64)
-        self._draw(self.draw_call(logits, step.who.rows, step.who.positions, tokens))
+        self._draw(self.draw_call(logits, step.sample_rows.rows, step.sample_rows.positions, tokens))
         return tokens
 
     def draw_call(self, logits: Tensor, rows: Tensor, positions: Tensor, tokens: Tensor) -> DrawCall:

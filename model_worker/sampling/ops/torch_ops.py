@@ -39,9 +39,9 @@ class TorchSampling:
         truncated = step.rows_with(bit.TOP_K | bit.TOP_P)
         whole = StepRows(step, np.flatnonzero((features & (bit.TOP_K | bit.TOP_P | bit.NOISE)) == bit.NOISE))
         if len(whole) == len(step):
-            return self._draw_whole(logits, step.who.rows, step.who.positions, whole)
+            return self._draw_whole(logits, step.sample_rows.rows, step.sample_rows.positions, whole)
         if len(truncated) == len(step):
-            return self._draw_truncated(logits, step.who.rows, step.who.positions, truncated)
+            return self._draw_truncated(logits, step.sample_rows.rows, step.sample_rows.positions, truncated)
         tokens = logits.argmax(dim=1)
         if len(whole):
             tokens[whole.at] = self._draw_whole(logits[whole.at], whole.rows, whole.positions, whole)
@@ -58,25 +58,25 @@ class TorchSampling:
             return scaled
         return within_sigmas(scaled, take(self._columns.top_n_sigma, rows))
 
-    def _draw_whole(self, logits: Tensor, rows: Tensor, positions: Tensor, who: StepRows) -> Tensor:
+    def _draw_whole(self, logits: Tensor, rows: Tensor, positions: Tensor, selected: StepRows) -> Tensor:
         """Draw from the whole vocabulary, except for ids that top-n-sigma and min-p cut off."""
-        logits = self._scaled(logits, rows, who.step.present)
-        if (who.step.features[who.index] & bit.MIN_P).any():
+        logits = self._scaled(logits, rows, selected.step.present)
+        if (selected.step.features[selected.index] & bit.MIN_P).any():
             lowest = logits.amax(dim=1, keepdim=True) + take(self._columns.min_logit_gap, rows).unsqueeze(1)
             logits.masked_fill_(logits < lowest, -math.inf)
         prune = not self._device.prefers_one_pass
         return perturbed(logits, take(self._columns.seed, rows), positions, prune=prune).argmax(dim=1)
 
-    def _draw_truncated(self, logits: Tensor, rows: Tensor, positions: Tensor, who: StepRows) -> Tensor:
+    def _draw_truncated(self, logits: Tensor, rows: Tensor, positions: Tensor, selected: StepRows) -> Tensor:
         """Draw from the ids that top-n-sigma, top-k, top-p and min-p leave."""
         c = self._columns
-        logits = self._scaled(logits, rows, who.step.present)
+        logits = self._scaled(logits, rows, selected.step.present)
         values, ids = candidates(
             logits,
             take(c.top_k, rows),
-            top_p_of(c, rows) if who.step.present & bit.TOP_P_DECAY else take(c.top_p, rows),
+            top_p_of(c, rows) if selected.step.present & bit.TOP_P_DECAY else take(c.top_p, rows),
             take(c.min_logit_gap, rows),
-            max_top_k=int(c.host["top_k"][who.rows_host].max()),
+            max_top_k=int(c.host["top_k"][selected.rows_host].max()),
             one_pass=self._device.prefers_one_pass,
         )
         seeds = take(c.seed, rows)

@@ -23,7 +23,7 @@ class TritonSampling(TorchSampling):
 
     def draw(self, logits: Tensor, step: SamplingStep) -> Tensor:
         """Return a token [S] int64 for each row; all kinds of rows are in the same few launches."""
-        who, columns = step.who, self._columns
+        sample_rows, columns = step.sample_rows, self._columns
         if not step.present & bit.NOISE:
             return logits.argmax(dim=1)
         top_p = None
@@ -32,7 +32,9 @@ class TritonSampling(TorchSampling):
             top_p = columns.top_p.clone()
             top_p[decaying] = top_p_of(columns, decaying)
         truncates = bool(step.present & bit.TRUNCATES)
-        return draw(logits, who.rows, who.positions, columns, truncates=truncates, top_p=top_p)
+        return draw(
+            logits, sample_rows.rows, sample_rows.positions, columns, truncates=truncates, top_p=top_p
+        )
 
     def draw_by_row(
         self,
@@ -58,17 +60,17 @@ class TritonSampling(TorchSampling):
 
     def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
         """Apply the penalties of these rows. counts [max_rows, V] int32: see Penalties."""
-        logit_edits.penalize(logits, penalised.step.who.rows, counts, self._columns)
+        logit_edits.penalize(logits, penalised.step.sample_rows.rows, counts, self._columns)
 
     def count(self, counts: Tensor, penalised: StepRows, tokens: Tensor) -> None:
         """Count the tokens [S] int64 of these rows in counts [max_rows, V] int32."""
-        logit_edits.count_tokens(counts, penalised.step.who.rows, tokens, self._columns)
+        logit_edits.count_tokens(counts, penalised.step.sample_rows.rows, tokens, self._columns)
 
     def add_bias(self, logits: Tensor, biased: StepRows, table: RowTable) -> None:
         """Add biases to the logits of these rows. table: ids, then the bits of float32 values; see
         SamplingOps.
         """
-        logit_edits.add_bias(logits, biased.step.who.rows, table.values)
+        logit_edits.add_bias(logits, biased.step.sample_rows.rows, table.values)
 
     def forbid_masked(self, logits: Tensor, masks: StepMasks) -> None:
         """Forbid the ids that a mask does not allow."""
@@ -78,5 +80,7 @@ class TritonSampling(TorchSampling):
         """Forbid the listed ids of those rows whose position is below their minimum length;
         see SamplingOps.
         """
-        who = short.step.who
-        logit_edits.forbid_below(logits, who.rows, who.positions, table.values, self._columns.min_len)
+        sample_rows = short.step.sample_rows
+        logit_edits.forbid_below(
+            logits, sample_rows.rows, sample_rows.positions, table.values, self._columns.min_len
+        )

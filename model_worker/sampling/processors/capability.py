@@ -28,7 +28,7 @@ class LogitsProcessors(SamplingCapability):
 
     def apply(self, logits: Tensor, step: SamplingStep) -> None:
         """Call the processors."""
-        self._made = self._runner.run(logits, step.who.rows_host)
+        self._made = self._runner.run(logits, step.sample_rows.rows_host)
 
     def remember(self, step: SamplingStep, sampled: StepSample) -> None:
         """Report processors that failed, and the scores for beam searches."""

@@ -107,16 +107,16 @@ def test_a_plan_is_laid_out_as_by_numpy_and_torch(page_size: int) -> None:
             (native.kv_lens[:num_seqs], torch.tensor(expected.kv_lens, dtype=torch.int64)),
             (native.query_start[: num_seqs + 1], torch.tensor(expected.query_start)),
             (native.output_indices[: len(who.rows_host)], expected.output_indices),
-            (who.rows, expected.who.rows),
-            (who.positions, expected.who.positions),
+            (who.rows, expected.sample_rows.rows),
+            (who.positions, expected.sample_rows.positions),
         ):
             assert torch.equal(got, wanted)
         assert who.rows_host.tolist() == who.rows.tolist()
         assert who.positions_host.tolist() == who.positions.tolist()
         if who.guesses is None:
-            assert expected.who.guesses is None
+            assert expected.sample_rows.guesses is None
         else:
-            assert who.guesses.tolist() == expected.who.guesses.tolist()  # type: ignore[union-attr]
+            assert who.guesses.tolist() == expected.sample_rows.guesses.tolist()  # type: ignore[union-attr]
 
 
 def test_what_would_leave_the_tables_is_refused() -> None:
