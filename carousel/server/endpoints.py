@@ -33,7 +33,7 @@ from carousel.server.openai.completions import create_completion
 from carousel.server.openai.embedding_types import EmbeddingBody, EmbeddingResponse
 from carousel.server.openai.embeddings import create_embedding
 from carousel.server.openai.models import list_models, retrieve_model
-from carousel.server.openai.responses import ChatResponse, CompletionResponse, ModelCard, ModelList
+from carousel.server.openai.response_types import ChatResponse, CompletionResponse, ModelCard, ModelList
 from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.responses.create import create_response
 from carousel.server.responses.types import ResponseBody, ResponsesBody

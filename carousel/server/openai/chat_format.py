@@ -18,7 +18,7 @@ from carousel.server.openai.logprobs import (
     prompt_logprobs_json,
 )
 from carousel.server.openai.message import MessageReader, is_text
-from carousel.server.openai.responses import (
+from carousel.server.openai.response_types import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,

@@ -21,7 +21,7 @@ from carousel.server.openai.logprobs import (
     in_pieces,
     prompt_logprobs_json,
 )
-from carousel.server.openai.responses import (
+from carousel.server.openai.response_types import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionResponse,

@@ -9,7 +9,7 @@ import msgspec
 
 from carousel.client.core.logprobs import LogprobColumns, PromptLogprobs, TokenLogprob
 from carousel.client.core.result import Delta
-from carousel.server.openai.responses import (
+from carousel.server.openai.response_types import (
     ChatLogprobs,
     ChatTokenLogprob,
     CompletionLogprobs,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from carousel.client.core.result import CompletionOutput, Delta
 from carousel.server.chat.answer import AnswerPlan, AnswerReader
 from carousel.server.chat.events import Event, ItemBegun, ItemDelta
-from carousel.server.openai.responses import (
+from carousel.server.openai.response_types import (
     ChatDelta,
     ChatMessageBody,
     FunctionCall,

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.server.openai.responses import ModelCard, ModelList
+from carousel.server.openai.response_types import ModelCard, ModelList
 from carousel.server.server_state import ServerState
 
 

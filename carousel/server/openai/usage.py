@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carousel.client.core.result import Completion, Delta
-from carousel.server.openai.responses import CompletionTokensDetails, PromptTokensDetails, UsageBody
+from carousel.server.openai.response_types import CompletionTokensDetails, PromptTokensDetails, UsageBody
 from runtime.wire.messages import DraftCounts
 
 

@@ -15,7 +15,7 @@ from carousel.server.chat.answer import PIECE_CHARS
 from carousel.server.chat.events import Event, ItemBegun, ItemDelta
 from carousel.server.openai.chat_format import ChatView
 from carousel.server.openai.logprobs import delta_pieces, in_pieces
-from carousel.server.openai.responses import UsageBody
+from carousel.server.openai.response_types import UsageBody
 from carousel.server.openai.usage import UsageCount, usage_of
 from carousel.server.responses.item_reader import ItemReader
 from carousel.server.responses.output_items import (
