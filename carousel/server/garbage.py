@@ -51,7 +51,7 @@ def resident_bytes() -> int:
 
 
 class GarbageWatch:
-    """Watch over a process in which Python collects new objects only."""
+    """Watch over a process where Python collects new objects only."""
 
     def __init__(
         self,

@@ -34,7 +34,8 @@ from runtime.ring.adapters_file import AdaptersFile
 from runtime.ring.process import ProcessContext
 from runtime.settings.config import RuntimeConfig
 
-# Interval of checks for the end, short against the second after which the launcher kills the process.
+# Interval of checks for the end of the launch. The launcher kills the process a second after asking it to
+# end.
 TICK_S = 0.05
 SHUTDOWN_S = 0.8
 FLUSH_S = 0.2
@@ -93,7 +94,7 @@ def main(context: ProcessContext) -> None:
     make_warnings_rare()
     return_large_blocks()
     sys.setswitchinterval(SWITCH_S)
-    # Imported objects stay. Looking through them took each full collection 29 ms, in which nothing is served.
+    # Imported objects stay. Walking them took each full collection 29 ms, and nothing is served meanwhile.
     collect_new_objects_alone()
     uvloop.run(serve(context, watches_garbage=True))
 

@@ -121,8 +121,7 @@ class GenerateRequest(Message, frozen=True):
     time_limit_ms: Count = 0
     """Milliseconds from its receipt after which the request ends with reason `timeout`; 0: never."""
     resume: Resume | None = None
-    """Output that an earlier attempt has delivered, only for a request of one sequence; None: a new request.
-    """
+    """Output delivered by an earlier attempt, only for a request of one sequence; None: a new request."""
     task: Task = "generate"
     """`generate`, or `embed`: return the vector of the prompt instead of output. A server does one or the
     other.
@@ -144,8 +143,7 @@ class GenerateRequest(Message, frozen=True):
     prediction: Text = ""
     """Text that the output may resemble. Guesses are looked for in it first."""
     adapter: AdapterRef | None = None
-    """LoRA adapter to use. The tokenizer sets its version, and the path of an adapter that the launch names.
-    """
+    """LoRA adapter to use. The tokenizer sets its version, and its path if the launch has named it."""
     trace: TraceStamps | None = None
     """Trace of a sampled request; None: not sampled."""
     processors: ProcessorCalls = ()

@@ -11,8 +11,8 @@ from runtime.base.errors import Forbidden
 
 
 def check_is_from_here(request: Request, what: str) -> None:
-    """Raise Forbidden if the server has no API keys and the caller is on another machine. what: what is
-    changed, as the beginning of the message: `adapters are loaded`.
+    """Raise Forbidden if the server has no API keys and the caller is on another machine. what: the change,
+    as the beginning of the message: `adapters are loaded`.
     """
     server: ServerState = request.app.state.server
     if not server.config.has_api_keys and not _is_loopback(request):

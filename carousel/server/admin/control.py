@@ -171,8 +171,8 @@ def _json(body: Any) -> Response:
 
 
 def _shown_settings(config: RuntimeConfig) -> dict[str, Any]:
-    """Return the settings without keys. Of a collector's URL only the host remains: name, password, path and
-    query may all be what it knows its callers by.
+    """Return the settings without keys. Only the host of a collector's URL remains: name, password, path and
+    query may all be credentials.
     """
     settings = msgspec.structs.asdict(config)
     if endpoint := config.otlp_traces_endpoint:

@@ -129,7 +129,7 @@ class AnswerReader:
         return not self._plan.is_calls_alone and self._parser.is_plain(text)
 
     def read(self, text: str, token_ids: list[int], *, is_last: bool) -> list[Event]:
-        """Return the events of the next part of the answer that the client is told."""
+        """Return the events of the next part of the answer for the client."""
         events = self._parser.push(text)
         if is_last:
             events += self._parser.end()

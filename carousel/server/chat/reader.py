@@ -138,7 +138,7 @@ class Reader:
         events, self._events = self._events, []
         return events
 
-    # -- what was found --------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------
 
     def say(self, text: str, kind: ItemKind = "text") -> None:
         """Add text, or reasoning."""
@@ -202,7 +202,7 @@ class Reader:
             self._events.append(ItemDelta(self._item, "".join(self._parts)))
             self._parts = []
 
-    # -- what is tried ---------------------------------------------------------------------------------------
+    # -- attempts --------------------------------------------------------------------------------------------
 
     def mark(self, marker: str = "") -> None:
         """Begin an attempt: the following text, after the marker, may be a call."""
@@ -230,7 +230,7 @@ class Reader:
             self.pos += len(self._marker)
             (say or self.say)(self._marker)
 
-    # -- what is read ----------------------------------------------------------------------------------------
+    # -- input -----------------------------------------------------------------------------------------------
 
     def until(self, markers: Markers, say: Sink | None = None) -> Steps[str]:
         """Pass text on up to the next marker, with which an attempt begins. Returns the marker, or "" at the

@@ -60,8 +60,8 @@ class TokenSpeller:
         )
 
     def num_chars_at(self, token_id: int, text: str, offset: int) -> int:
-        """Return the number of characters of a token in a text that may or may not have a special token at
-        that place: a tokenizer adds some that nobody has written.
+        """Return the number of characters of a token in a text that may lack a special token at that place,
+        because the tokenizer has added it.
         """
         own = self._vocabulary.token_text(token_id)
         if own and not text.startswith(own, offset) and self._vocabulary.is_special(token_id):

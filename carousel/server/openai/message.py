@@ -69,7 +69,7 @@ class MessageReader:
         return message
 
     def _spelled(self, event: Event) -> ChatDelta | None:
-        """Return the delta for an event; None if the client is told nothing."""
+        """Return the delta for an event; None if the client gets none."""
         if isinstance(event, ItemBegun) and event.kind == "tool_call":
             self._num_calls += 1
             call = ToolCallDelta(self._num_calls - 1, FunctionCallDelta(event.name, ""), event.id, "function")

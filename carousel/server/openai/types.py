@@ -64,7 +64,7 @@ class LogitsProcessorBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
     args: dict[str, Any] | None = None
-    """Keyword arguments. Those of all processors together are at most 4 KiB of JSON."""
+    """Keyword arguments. The arguments of all processors together are at most 4 KiB of JSON."""
 
 
 ProcessorNames: TypeAlias = Annotated[list[LogitsProcessorBody], Meta(max_length=MAX_PROCESSORS)]

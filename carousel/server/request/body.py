@@ -33,7 +33,7 @@ async def read_body(request: Request, kind: type[T]) -> T:
     """Return the decoded body. `request.state.received_s` is the time of its arrival, by time.perf_counter().
 
     Raises RequestError with the fitting status: 400, 408, 413 or 415; Overloaded if there is no room for a
-    large body; RequestAborted if nobody waits for an answer any more.
+    large body; RequestAborted if the caller has left.
     """
     server: ServerState = request.app.state.server
     tenant = tenant_of(request.scope).name

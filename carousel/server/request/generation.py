@@ -63,8 +63,8 @@ to 20 ms where they are calls of tools.
 CHARS_OF_WORK = 64
 """Number of characters of an answer that count as one where such answers wait for each other."""
 MANY_VALUES = 8192
-"""Number of values beside text from which on an answer, of half a MiB or more, waits for those that are not
-read.
+"""Number of values beside text from which on an answer waits for a turn by the amount of unread answers. It
+then has half a MiB or more.
 """
 T = TypeVar("T")
 EncodingOption: TypeAlias = Literal[
@@ -404,8 +404,8 @@ class Generation(Response):
         submissions: Sequence[Submission],
         places: HeldPlaces,
     ) -> None:
-        """Write the result of each step in one piece; a large one in several, between which other tasks of
-        the event loop run.
+        """Write the result of each step in one piece, or a large one in several, so that other tasks of the
+        event loop can run in between.
         """
         with ExitStack() as stack:
             timers = [
@@ -429,7 +429,7 @@ class Generation(Response):
                         if is_early:
                             if not writer.has_begun:
                                 raise _aborted()
-                            # What came with the end is sent before the error.
+                            # Output that came with the end is sent before the error.
                             delta = msgspec.structs.replace(delta, finish_reason=None, usage=None)
                         if delta.finish_reason is not None:
                             places.give_back(1)

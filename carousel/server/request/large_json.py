@@ -1,8 +1,9 @@
 """LargeJson, BodyBytes: JSON of megabytes, looked at in pieces between which other tasks of the loop run.
 
 msgspec goes through a value in one piece, 8 MiB of it in up to 40 ms. So a large value is first cut into its
-parts, which takes no more than knowing where strings and brackets begin and end; what msgspec then decodes is
-small. All that is valid JSON or not is for msgspec to say: whatever is cut out is decoded or refused.
+parts, which takes no more than knowing where strings and brackets begin and end; the rest, which msgspec
+decodes, is small. Only msgspec decides what is valid JSON: every part that is cut out is decoded or refused
+by it.
 """
 
 from __future__ import annotations

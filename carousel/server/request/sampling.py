@@ -86,7 +86,7 @@ def given_sampling(defaults: SamplingDefaults, given: Mapping[str, Any]) -> Samp
 
 
 def check_hidden_states(body: GenerationBody, served: Collection[str]) -> None:
-    """Check that hidden states may be asked for. `served` has the additional outputs of the launch. Raises
+    """Check that the server returns hidden states. `served` has the additional outputs of the launch. Raises
     InvalidRequest.
     """
     if not body.return_hidden_states:

@@ -210,7 +210,7 @@ def whole_list(value: bytes) -> bytes:
         return value
     try:
         return msgspec.json.encode(_whole_items(msgspec.json.decode(value)))
-    except (ValueError, RecursionError, OverflowError):  # its decoding to the wanted type says what is wrong
+    except (ValueError, RecursionError, OverflowError):  # decoding it to the wanted type reports the error
         return value
 
 
@@ -278,9 +278,9 @@ def joined(fields: Mapping[str, bytes]) -> bytes:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name of which `name` is probably a misspelling: with one character added, left out,
-    exchanged or changed, or with another case or separator. Short names that differ in one character are
-    different names (`top_a`, `top_k`).
+    """Return the known name that `name` probably misspells: with one character added, left out, exchanged or
+    changed, or with another case or separator. Short names that differ in one character are different names
+    (`top_a`, `top_k`).
     """
     if len(name) > MAX_NAME_CHARS:
         return None

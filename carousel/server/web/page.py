@@ -1,6 +1,6 @@
 """PageMiddleware: serves the web page at the server's address, and its files.
 
-It runs before the check of keys: the files are the same for everybody and reveal nothing of the server. The
+It runs before the check of keys: the files are the same for all callers and reveal nothing of the server. The
 page requests its data like any other caller, with its user's key.
 """
 
