@@ -47,7 +47,9 @@ _NO_MM = "text only"
 VLLM: tuple[PeerMetric, ...] = (
     _same("num_requests_running", "sglang:num_running_reqs"),
     _same("num_requests_waiting", "sglang:num_queue_reqs"),
-    _same("kv_cache_usage_perc", "sglang:token_usage", "0 to 1; cached pages that nobody uses count as free"),
+    _same(
+        "kv_cache_usage_perc", "sglang:token_usage", "0 to 1; cached pages that no request uses count as free"
+    ),
     _same("num_preemptions", "sglang:num_retracted_requests"),
     _same(
         "request_success",
