@@ -156,7 +156,7 @@ class Clients:
             elif client is not None:
                 client.heard_at = now
 
-    def tend(self, now: float) -> None:
+    def maintain(self, now: float) -> None:
         """Ping clients that have not been sent anything for a while, and drop those that have been silent for
         too long.
         """

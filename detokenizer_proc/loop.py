@@ -147,7 +147,7 @@ class DetokenizerLoop:
             self.num_received += 1
             self._handle(message)
         self._deliver(now)
-        self._clients.tend(now)
+        self._clients.maintain(now)
         self._cut_off_slow_readers(now)
         self._forget_gone_clients()
         self._scheduler.flush()
@@ -195,7 +195,7 @@ class DetokenizerLoop:
         if client is None:
             self._scheduler.abort((handle,))
             return
-        if not self._make_way(handle):
+        if not self._drop_lower_attempt(handle):
             return
         try:
             tail = unpack_ids(opened.prompt_tail).tolist()
@@ -231,7 +231,7 @@ class DetokenizerLoop:
             self._bad_batches.add(ValueError(f"epoch {epoch}, the engine's is {self._engine_epoch}"))
         return epoch == self._engine_epoch
 
-    def _make_way(self, handle: bytes) -> bool:
+    def _drop_lower_attempt(self, handle: bytes) -> bool:
         """Drop a lower attempt of the sequence, without a terminal message. Returns False if the live one is
         not lower.
         """
@@ -360,7 +360,7 @@ class DetokenizerLoop:
 
     def _refuse(self, failed: RequestFailed) -> None:
         client = self._clients.get(client_of(failed.handle))
-        if client is not None and self._make_way(failed.handle):
+        if client is not None and self._drop_lower_attempt(failed.handle):
             self._send(client, Refusal(failed.handle, failed.error))
 
     def _fail(self, live: Live, error: Exception) -> None:

@@ -87,7 +87,7 @@ def _load_runner(
     kv_dtype = _kv_dtype(config)
     processors = _processors(config, device, group)
     if layout.answers:
-        _say_weights(config)
+        _log_weights(config)
     with when_out_of_memory(
         "loading the weights",
         "take a narrower --dtype or a larger --tp-size, or end what else uses the device",
@@ -149,7 +149,7 @@ def _load_runner(
     num_pages = world.smallest(num_pages)
     kv_pool = make_pool(num_pages)
     kv_bytes = (num_pages + 1) * kv_pool.bytes_per_page()
-    _say_size(config, num_pages, kv_bytes, kv_dtype, device)
+    _log_size(config, num_pages, kv_bytes, kv_dtype, device)
     slots = None
     if rows is not None:
         slots = _slots(config, model, device, group, tables)
@@ -212,7 +212,7 @@ def _slots(
     return slots
 
 
-def _say_weights(config: RuntimeConfig) -> None:
+def _log_weights(config: RuntimeConfig) -> None:
     """Log which files will be read, and their size. Raises ModelError if they are missing."""
     if config.load_format == "dummy":
         logger.info("making random weights, because of --load-format dummy")
@@ -227,7 +227,7 @@ def _in_words(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.1f} MiB"
 
 
-def _say_size(
+def _log_size(
     config: RuntimeConfig, num_pages: int, num_bytes: int, dtype: torch.dtype, device: Device
 ) -> None:
     """Log the size of the KV cache, how to change it, and the requests that it is too small for."""

@@ -11,7 +11,7 @@ from runtime.base.errors import RequestError
 from runtime.wire.error_info import error_info
 from runtime.wire.format import BoolArray, IntArray, unpack_ids
 from runtime.wire.plan import SampleMasks, StepResult
-from scheduler_proc.cache.group_pages import go_on
+from scheduler_proc.cache.group_pages import advance_group
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.executor import StepHandle
 from scheduler_proc.core.lifecycle import Lifecycle
@@ -183,7 +183,7 @@ class Committer:
             for group in complete:
                 if group.has_all():
                     group.announce()
-            self._go_on_with(complete)
+            self._continue_groups(complete)
 
     def _commit_member(self, member: Request, group: RowGroup, sampled: Sampled) -> None:
         """Keep the result of one row of a group. Once all rows have theirs, the group continues or ends."""
@@ -195,29 +195,29 @@ class Committer:
         if group.has_all():
             self._complete.append(group)
 
-    def _go_on(self, group: RowGroup) -> None:
+    def _continue_group(self, group: RowGroup) -> None:
         num_results, beams = len(group.beams), group.next_beams()
         if beams is None:
             self._held.append(group)
             return
         self.step_log.note_tokens(num_results)
         if beams:
-            go_on(self.kv, group, beams)
+            advance_group(self.kv, group, beams)
         else:
             self.lifecycle.finish(group.head, "stop")
 
-    def go_on_held(self) -> None:
+    def continue_held(self) -> None:
         """Continue the held groups whose next beams are known by now. A group that has lost its rows
         meanwhile starts again.
         """
         held, self._held = self._held, []
-        self._go_on_with(held)
+        self._continue_groups(held)
 
-    def _go_on_with(self, groups: list[RowGroup]) -> None:
+    def _continue_groups(self, groups: list[RowGroup]) -> None:
         for group in groups:
             if group.has_all():
                 try:
-                    self._go_on(group)
+                    self._continue_group(group)
                 except RequestError as error:
                     self.lifecycle.finish(group.head, "error", error=error_info(error))
 

@@ -90,11 +90,11 @@ class Scheduler:
         self.profile.begin()
         for message in inbox:
             self.intake.receive(message)
-        self._take_in_adapters()
-        self.lifecycle.act_on_time()
+        self._receive_adapters()
+        self.lifecycle.tick()
         self.profile.mark("receive")
         self.controls.calls.take_answers()
-        may_launch = self.output.flush() and self.controls.lets_launch
+        may_launch = self.output.flush() and self.controls.may_launch
         worked = self._launch_and_commit() if may_launch else self._commit_down_to(0)
         if worked and self.questions.num_waiting:
             self.questions.answer_waiting()
@@ -103,7 +103,7 @@ class Scheduler:
         self.profile.end_turn()
         return worked
 
-    def _take_in_adapters(self) -> None:
+    def _receive_adapters(self) -> None:
         slots = self.lifecycle.slots
         if slots.device is not None and slots.num_loading:
             for answer in self.port.adapter_answers(slots.device):
@@ -111,7 +111,7 @@ class Scheduler:
 
     def _launch_and_commit(self) -> bool:
         worked = not self._is_pipeline and self.rows.must_commit_first and self._commit_down_to(0)
-        self.committer.go_on_held()
+        self.committer.continue_held()
         batch, totals = self.builder.build(self.executor.feeds_back)
         self.profile.mark("build")
         num_rows = len(batch)
@@ -141,7 +141,7 @@ class Scheduler:
         self.capacity.note_step()
         if self.step_cost is not None:
             batch.launched_s = self.port.now_s()
-        plan = self.profile.of_plan(batch.launch(self.num_steps, self.kv))
+        plan = self.profile.with_profiling(batch.launch(self.num_steps, self.kv))
         handle = self.executor.launch(plan)
         self.stats.note_launch(self.num_steps, batch, totals)
         batch.publish_prefills(self.kv)

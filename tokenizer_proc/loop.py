@@ -124,7 +124,7 @@ class TokenizerLoop:
             if not isinstance(message, GenerateRequest):
                 num_sequences += 1
                 self._encode_batch()
-                self._pass_by(message)
+                self._forward(message)
                 continue
             num_sequences += message.sampling.n
             if arrived.refusal is not None:
@@ -145,7 +145,7 @@ class TokenizerLoop:
             is_again = isinstance(message, GenerateRequest) and not self._admission.is_new(message)
             self._arrivals.add(message, receipt, is_again=is_again)
 
-    def _pass_by(self, message: AbortRequest | ControlRequest) -> None:
+    def _forward(self, message: AbortRequest | ControlRequest) -> None:
         """Pass on a message that needs no tokenizer."""
         if isinstance(message, AbortRequest):
             self._long.mark_aborted(message)

@@ -184,7 +184,7 @@ class ModelRunner:
     def _record(self, decode: BatchPlan, on_progress: Callable[[], None]) -> None:
         """Record what can be recorded. decode: a plan that may be run again."""
         if self._device.compiles_when_launched:
-            self._launch_what_is_not_recorded(decode)
+            self._launch_unrecorded_kernels(decode)
             on_progress()
         if self._records_steps:
             self._recording = record_steps(self._parts(decode), on_progress)
@@ -208,7 +208,7 @@ class ModelRunner:
             row_adapters=self._tables.row_adapters,
         )
 
-    def _launch_what_is_not_recorded(self, decode: BatchPlan) -> None:
+    def _launch_unrecorded_kernels(self, decode: BatchPlan) -> None:
         """Launch kernels that no recording launches, since the first launch compiles them. A decode of the
         longest context splits its keys, if any does.
         """

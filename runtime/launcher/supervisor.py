@@ -146,7 +146,7 @@ class Supervisor:
             return
         for place in places(self.config):
             self._start_child(place)
-        self._tell_nodes()
+        self._send_node_orders()
         self._set_state("loading")
         while not self._stopping and not all(child.is_ready for child in self._children):
             self._turn()
@@ -355,7 +355,7 @@ class Supervisor:
         seen_at = time.monotonic()
         others = [other for other in self._children if other.place.unit == unit]
         if code > 0:
-            self._hear_of_nodes(others)
+            self._wait_for_node_news(others)
         died_by_itself = self._deaths.may_be_a_request((child, *others), code)
         was_ready = all(map(self._was_ready, (child, *others)))
         delay_s = self._deaths.spend_restart(unit, limit, by_itself=died_by_itself, was_ready=was_ready)
@@ -388,7 +388,7 @@ class Supervisor:
         self._due.update({place: seen_at + delay_s for place in places(self.config) if place.unit == unit})
         self._write_state()
 
-    def _hear_of_nodes(self, others: Sequence[Child]) -> None:
+    def _wait_for_node_news(self, others: Sequence[Child]) -> None:
         """Wait briefly for news of ranks on other nodes. A rank that was killed from outside also ends those
         of this node, whose ends are noticed sooner.
         """
@@ -409,7 +409,7 @@ class Supervisor:
             except StartError as error:
                 self._start_later(place, error)
         if due:
-            self._tell_nodes()
+            self._send_node_orders()
             self._write_state()
 
     def _start_later(self, place: ProcessPlace, error: StartError) -> None:
@@ -427,7 +427,7 @@ class Supervisor:
     def _max_restarts_of(self, place: ProcessPlace) -> int:
         return self.config.max_engine_restarts if place.unit == ENGINE else self.config.max_restarts
 
-    def _tell_nodes(self) -> None:
+    def _send_node_orders(self) -> None:
         """Send agents their orders now instead of after the next poll."""
         if self._nodes is not None:
             self._nodes.turn()

@@ -109,7 +109,7 @@ class Admission:
             chosen = lifecycle.solitary.next_to_start(self._kv.rows.num_running)
             newcomers = [] if chosen is None else [chosen]
             if chosen is not None:
-                lifecycle.room.bring(chosen)
+                lifecycle.room.enqueue_now(chosen)
         if newcomers is None:
             return self.order()
         if not newcomers:

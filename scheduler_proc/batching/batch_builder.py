@@ -61,7 +61,7 @@ class BatchBuilder:
         """
         self._lifecycle.slots.begin_step()
         if self._preemption is not None:
-            self._preemption.make_way()
+            self._preemption.preempt()
         batch = ScheduleBatch(self._rows)
         adder = PrefillAdder(batch, self._kv, self.capacity, self._lifecycle.slots, self._limits)
         ready, newcomers = self._rows.ready(feeds_back), None
@@ -89,7 +89,7 @@ class BatchBuilder:
         one by one.
         """
         if len(ready) > self._limits.max_requests:
-            ready = self._whose_turn_it_is(ready)
+            ready = self._longest_unserved(ready)
         plain = self._rows.plain_decodes(ready)
         decodes = ready[plain]
         if adder.try_continue_together(decodes):
@@ -110,7 +110,7 @@ class BatchBuilder:
         rows, others = (ready, NO_ROWS) if all_of(chosen) else (ready[chosen], ready[~chosen])
         return others if adder.try_continue_guessing(rows, guesser, len(others)) else ready
 
-    def _whose_turn_it_is(self, ready: RowArray) -> RowArray:
+    def _longest_unserved(self, ready: RowArray) -> RowArray:
         """Return the max_requests rows that have gone longest without a turn, in the order of admission."""
         order = np.argsort(self._served_at[ready], kind="stable")
         chosen = ready[np.sort(order[: self._limits.max_requests])]
@@ -145,7 +145,7 @@ class BatchBuilder:
             error = ErrorInfo("the KV cache is too small for this request", "kv_cache_exhausted", None, 503)
             self._lifecycle.finish(candidates[0], "error", error=error)
             return True
-        victim = self.capacity.victim(self._kv.guard.who_gives_way(candidates, req, num_missing))
+        victim = self.capacity.victim(self._kv.guard.victim_candidates(candidates, req, num_missing))
         if victim is None:
             return False
         self._lifecycle.retract(victim)

@@ -33,7 +33,7 @@ class Preemption:
         self._admission = admission
         self._capacity = capacity
 
-    def make_way(self) -> None:
+    def preempt(self) -> None:
         """Retract as many running requests as the waiting ones with a higher priority need. Victims are those
         of the lowest urgency, and among them the latest started.
 

@@ -52,7 +52,7 @@ def seat_others(kv: KVCacheManager, group: RowGroup) -> int:
     return len(others)
 
 
-def go_on(kv: KVCacheManager, group: RowGroup, beams: Sequence[tuple[int, int]]) -> None:
+def advance_group(kv: KVCacheManager, group: RowGroup, beams: Sequence[tuple[int, int]]) -> None:
     """Continue a group with its next beams, each given as (index of the beam that it continues, token). The
     first beam that continues a row keeps that row; each further one takes over a row that no beam continues.
     """

@@ -125,7 +125,9 @@ class ShareGuard:
             for account, num_pages in num_new.items()
         )
 
-    def who_gives_way(self, candidates: Sequence[Request], req: Request, num_new: int) -> Sequence[Request]:
+    def victim_candidates(
+        self, candidates: Sequence[Request], req: Request, num_new: int
+    ) -> Sequence[Request]:
         """Return the candidates that may have to give up a row so that req gets `num_new` pages: those of
         tenants with several rows and more than their share, if there are any, or else all.
         """

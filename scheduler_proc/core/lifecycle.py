@@ -131,27 +131,27 @@ class Lifecycle:
         closed = Closed(req.handle, reason, stop_token, cached_tokens, error, weight_version=version)
         for feature in req.features:
             closed = feature.closing(closed)
-        self._let_go(req)
+        self._remove(req)
         self.num_terminated += 1
         self.output.close(closed)
 
-    def act_on_time(self) -> None:
+    def tick(self) -> None:
         """End every sequence that has reached its deadline; its output so far is kept. Refuse sequences that
         have waited too long to start, and move those forward that others have passed for too long.
         """
         if len(self.deadlines):
             for req in self.deadlines.take_passed(self._clock()):
                 self.finish(req, "timeout")
-        act_at = self.room.act_at
-        if act_at != NEVER and act_at <= self.serving.now():
-            for req in self.room.act_on_time():
+        tick_at = self.room.tick_at
+        if tick_at != NEVER and tick_at <= self.serving.now():
+            for req in self.room.tick():
                 self.finish(req, "error", error=self._patience.error())
 
     def replace(self, req: Request) -> None:
         """End a sequence that a higher attempt replaces. Its pages stay in the cache, and no Closed
         is sent.
         """
-        self._let_go(req)
+        self._remove(req)
         self.num_replaced += 1
 
     def retract(self, req: Request) -> None:
@@ -169,7 +169,7 @@ class Lifecycle:
         self.num_retracted += 1
         self.room.enter(req)
 
-    def _let_go(self, req: Request) -> None:
+    def _remove(self, req: Request) -> None:
         if req.status is WAITING:
             self.room.leave(req)
             if req.num_retractions:

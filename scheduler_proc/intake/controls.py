@@ -111,7 +111,7 @@ class Controls:
         return self._lifecycle.serving.is_paused
 
     @property
-    def lets_launch(self) -> bool:
+    def may_launch(self) -> bool:
         """True unless generation is paused, a call to ranks is open, or the engine gives way."""
         return not (self._lifecycle.serving.is_paused or self.calls.is_open or self.gives_way)
 
@@ -213,7 +213,7 @@ class Controls:
         self._is_update_asked = True
 
     def _continue(self) -> Answer:
-        self._lifecycle.serving.go_on()
+        self._lifecycle.serving.resume()
         return self._said("going on")
 
     def _said(self, what: str) -> Answer:

@@ -62,7 +62,7 @@ class Intake:
     def receive(self, message: ToScheduler) -> None:
         if isinstance(message, TokenizedRequest):
             self.num_received += 1
-            self._take_in(message)
+            self._receive_request(message)
         elif isinstance(message, AbortRequest):
             self._abort(message)
         elif isinstance(message, StopMatched):
@@ -76,7 +76,7 @@ class Intake:
 
     # -- new sequences --------------------------------------------------------------------------------------
 
-    def _take_in(self, message: TokenizedRequest) -> None:
+    def _receive_request(self, message: TokenizedRequest) -> None:
         handle, lifecycle = message.handle, self._lifecycle
         key = sequence_key(handle)
         earlier, cached_tokens = lifecycle.requests.get(key), -1

@@ -143,7 +143,7 @@ class StepProfile:
             self._add(SCHEDULER, name, self._marked_ns, now, about)
             self._marked_ns = now
 
-    def of_plan(self, plan: BatchPlan) -> BatchPlan:
+    def with_profiling(self, plan: BatchPlan) -> BatchPlan:
         """Return the plan, or a copy that asks the worker for its times."""
         return msgspec.structs.replace(plan, profiled=True) if self.is_on else plan
 

@@ -14,7 +14,7 @@ class ServingTime:
         """Total seconds of pauses that have ended."""
         self._paused_at = 0.0
         self.is_paused = False
-        """True while generation is paused. Changed by `pause` and `go_on` only."""
+        """True while generation is paused. Changed by `pause` and `resume` only."""
         self.on_change: Callable[[bool], None] = lambda is_paused: None
         """Called after each change, before anybody is told of it."""
 
@@ -23,13 +23,13 @@ class ServingTime:
         return (self._paused_at if self.is_paused else self._clock()) - self._paused_s
 
     def pause(self) -> None:
-        """Stop the clock until `go_on`. A second call changes nothing."""
+        """Stop the clock until `resume`. A second call changes nothing."""
         if not self.is_paused:
             self.is_paused = True
             self._paused_at = self._clock()
             self.on_change(True)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         if self.is_paused:
             self.is_paused = False
             self._paused_s += self._clock() - self._paused_at

@@ -96,7 +96,7 @@ class WaitingRoom:
         self._serving = serving
         self._patience = patience
         self._fresh: list[Request] = []
-        """Requests that arrived since the last `act_on_time`."""
+        """Requests that arrived since the last `tick`."""
         self._not_kept: list[Request] = []
         """Requests that arrived between the two calls before. On a server that is not busy they have a row by
         now, so they need no entry among the deadlines.
@@ -107,8 +107,8 @@ class WaitingRoom:
         tag.
         """
         self._not_begun = Deadlines(live, attrgetter("came_s"))
-        self.act_at = math.inf
-        """Time, by ServingTime, by which `act_on_time` must be called next."""
+        self.tick_at = math.inf
+        """Time, by ServingTime, by which `tick` must be called next."""
 
     def __len__(self) -> int:
         """Return the number of all waiting requests."""
@@ -132,7 +132,7 @@ class WaitingRoom:
         else:
             self.fair.tag(req)
             self._fresh.append(req)
-            self.act_at = AT_ONCE
+            self.tick_at = AT_ONCE
         queue.give_place(req)
         if account.queued is None:
             queue.put(req)
@@ -146,7 +146,7 @@ class WaitingRoom:
         if account.num_waiting == 1:
             self.fair.forget_waiting(account)
         if req.is_held:
-            self._let_go(account, req)
+            self._unhold(account, req)
         else:
             self.queue.remove(req)
             if account.queued is not None:
@@ -169,7 +169,7 @@ class WaitingRoom:
             if account.queued is not None:
                 account.queued.remove(req)
         if self._before_turn.first <= self._turn_reached:
-            self.act_at = AT_ONCE
+            self.tick_at = AT_ONCE
         self._forget_if_empty()
         return admitted
 
@@ -202,24 +202,24 @@ class WaitingRoom:
             self._starving.clear()
             self._before_turn.clear()
             self._not_begun.clear()
-            self.act_at = math.inf
+            self.tick_at = math.inf
 
     # -- requests held back ---------------------------------------------------------------------------------
 
-    def bring(self, req: Request) -> None:
+    def enqueue_now(self, req: Request) -> None:
         """Put a request into the queue, regardless of its tenant's limit, because it is its turn to run
         alone.
         """
         if req.is_held:
-            self._let_in(req.account, req)
+            self._enqueue_held(req.account, req)
 
     def change_tenants(self, tenants: Tenants) -> None:
         """Apply new limits of tenants. Running requests continue, even if there are more than the limit."""
-        self.act_at = AT_ONCE
+        self.tick_at = AT_ONCE
         for account in self._accounts.change(tenants):
             if account.max_running is None:
                 while account.held:
-                    self._let_in(account, account.held[0])
+                    self._enqueue_held(account, account.held[0])
                 account.queued = None
                 continue
             if account.queued is None:
@@ -239,7 +239,7 @@ class WaitingRoom:
             account.may_choose(len(queued) + 1, queued.num_rows + held[0].width)
             or (queued and held[0].place < queued[-1].place)
         ):
-            self._let_in(account, held[0])
+            self._enqueue_held(account, held[0])
             while not account.may_choose(len(queued), queued.num_rows):
                 self._hold_back(account, queued[-1])
 
@@ -256,13 +256,13 @@ class WaitingRoom:
         req.is_held = True
         self.num_held += 1
 
-    def _let_go(self, account: Account[Request], req: Request) -> None:
+    def _unhold(self, account: Account[Request], req: Request) -> None:
         account.held.remove(req)
         req.is_held = False
         self.num_held -= 1
 
-    def _let_in(self, account: Account[Request], req: Request) -> None:
-        self._let_go(account, req)
+    def _enqueue_held(self, account: Account[Request], req: Request) -> None:
+        self._unhold(account, req)
         self._count_from(req, self._serving.now())
         if req.is_starved:
             self.queue.give_place(req)
@@ -273,7 +273,7 @@ class WaitingRoom:
 
     # -- long waits -----------------------------------------------------------------------------------------
 
-    def act_on_time(self) -> list[Request]:
+    def tick(self) -> list[Request]:
         """Move requests forward that starve by now. Returns those that have waited too long and are to be
         given up.
         """
@@ -286,9 +286,9 @@ class WaitingRoom:
         given_up = self._take_given_up(now)
         self._put_forward_starved(now)
         max_starvation_s, queue_timeout_s = self._patience
-        self.act_at = min(self._starving.first + max_starvation_s, self._not_begun.first + queue_timeout_s)
+        self.tick_at = min(self._starving.first + max_starvation_s, self._not_begun.first + queue_timeout_s)
         if self._not_kept or self._before_turn.first <= self._turn_reached:
-            self.act_at = AT_ONCE
+            self.tick_at = AT_ONCE
         return given_up
 
     def _keep_deadlines(self) -> None:
@@ -307,7 +307,7 @@ class WaitingRoom:
         max_starvation_s = self._patience.max_starvation_s
         if max_starvation_s and not req.is_starved:
             self._starving.add(req)
-            self.act_at = min(self.act_at, req.waits_from_s + max_starvation_s)
+            self.tick_at = min(self.tick_at, req.waits_from_s + max_starvation_s)
 
     def _take_given_up(self, now: float) -> list[Request]:
         """Return the requests that have waited for the whole queue timeout and never had a row."""

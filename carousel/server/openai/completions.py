@@ -64,11 +64,11 @@ async def create_completion(request: Request) -> Response:
         streams_usage=includes_usage(body),
         counts_continuously=counts_continuously(body),
     )
-    asked = await _look_at_tokens(server, body, asked, view, tenant_of(request.scope).name)
+    asked = await _prepare_tokens(server, body, asked, view, tenant_of(request.scope).name)
     return Generation(server, asked, CompletionFormat(view, len(asked)), {**PARAM_NAMES, **guide.names})
 
 
-async def _look_at_tokens(
+async def _prepare_tokens(
     server: ServerState,
     body: CompletionBody,
     asked: list[Submission],

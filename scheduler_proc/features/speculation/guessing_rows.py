@@ -90,7 +90,7 @@ class GuessingRows:
         self._is_here[row] = False
         self._lengths.give_back(row, length)
         self._ngrams.leave(row, index)
-        index.go_on(self._found.item(row), self._num_foretold.item(row))
+        index.resume(self._found.item(row), self._num_foretold.item(row))
         return self._num_drafted.item(row)
 
     def _gather(self, rows: RowArray, upto_now: bool) -> None:

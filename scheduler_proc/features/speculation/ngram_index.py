@@ -172,7 +172,7 @@ class NgramIndex:
             self.pass_over(new)
         return is_long
 
-    def go_on(self, found: int, num_foretold: int) -> None:
+    def resume(self, found: int, num_foretold: int) -> None:
         """Set the result of a lookup that was made elsewhere."""
         self.found, self.num_foretold, self._looked_upto = found, num_foretold, len(self.tokens)
 

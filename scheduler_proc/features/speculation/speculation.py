@@ -76,7 +76,7 @@ class Speculation(RequestFeature):
     def row_opened(self, row: int) -> None:
         self._row = row
         self._cost.num_guessing += self._most > 0
-        if self._guesser is not None and self._is_all_there_is():
+        if self._guesser is not None and self._only_looks_up():
             self._guesser.admit(row, self)
         self._plan_when_committed(bool(self._drafts) or self._num_drafts() > 0)
 
@@ -135,7 +135,7 @@ class Speculation(RequestFeature):
             index = self._index_upto_now()
         self._guesser.put(self._row, self._most, self._length, index, is_marked)
 
-    def _is_all_there_is(self) -> bool:
+    def _only_looks_up(self) -> bool:
         """Return True if only n-gram lookup needs the tokens of its row, so the guesser can handle it."""
         req = self._req
         return not self._drafts and req.features == (self,) and req.stops.fit_the_column

@@ -118,7 +118,7 @@ MUTANTS = [
         "table[row, first:num_full].tobytes() != table[src, first:num_full].tobytes()",
         "False",
     ),
-    mutant("two beams in one row", committer, "go_on", "kept.remove(source.row)"),
+    mutant("two beams in one row", committer, "advance_group", "kept.remove(source.row)"),
     mutant("a group goes on before all results are here", RowGroup, "has_all", "== len(self.beams)", ">= 1"),
     mutant(
         "a group that is taken back keeps rows",

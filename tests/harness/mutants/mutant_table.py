@@ -250,7 +250,7 @@ STEP_MUTANTS = [
     Mutant(
         "a stale attempt replaces its successor",
         Intake,
-        "_take_in",
+        "_receive_request",
         "attempt_of(earlier.handle) >= attempt_of(handle)",
         "False",
         1,
@@ -269,7 +269,7 @@ STEP_MUTANTS = [
     Mutant(
         "a deadline ends only who waits",
         Lifecycle,
-        "act_on_time",
+        "tick",
         'self.finish(req, "timeout")',
         'self.finish(req, "timeout") if req.row < 0 else None',
         3,

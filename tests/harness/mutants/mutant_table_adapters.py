@@ -62,7 +62,7 @@ ADAPTER_MUTANTS = [
     Mutant(
         "what has been loaded is never heard of",
         Scheduler,
-        "_take_in_adapters",
+        "_receive_adapters",
         "slots.num_loading",
         "False",
         0,

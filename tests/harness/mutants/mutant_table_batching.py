@@ -97,7 +97,7 @@ BATCHING_MUTANTS = [
     Mutant(
         "what a preempted request found in the cache never given back",
         Preemption,
-        "make_way",
+        "preempt",
         "self._kv.cache.unlock(prefix.node)",
         "pass",
         5,
@@ -151,7 +151,7 @@ BATCHING_MUTANTS = [
     Mutant(
         "the same requests in every step",
         BatchBuilder,
-        "_whose_turn_it_is",
+        "_longest_unserved",
         "self._served_at[chosen] = self._num_turns",
         "self._served_at[chosen] = -self._num_turns",
         14,

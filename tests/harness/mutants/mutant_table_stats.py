@@ -115,7 +115,7 @@ STATS_MUTANTS = [
     Mutant(
         "a paused request that is aborted paused for ever",
         Lifecycle,
-        "_let_go",
+        "_remove",
         "self.num_paused -= 1",
         "pass",
         0,

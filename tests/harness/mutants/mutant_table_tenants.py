@@ -35,7 +35,7 @@ TENANT_MUTANTS = [
     Mutant(
         "who is held back stays there",
         Lifecycle,
-        "_let_go",
+        "_remove",
         "self.room.note_row_free(account)",
         "pass",
         0,
@@ -80,7 +80,7 @@ TENANT_MUTANTS = [
     Mutant(
         "being held back counts as waiting in the queue",
         WaitingRoom,
-        "_let_in",
+        "_enqueue_held",
         "self._count_from(req, self._serving.now())",
         "req.waits_from_s = req.came_s",
         0,

@@ -45,7 +45,7 @@ WAITING_MUTANTS = [
     Mutant(
         "pauses that have ended count as waiting",
         ServingTime,
-        "go_on",
+        "resume",
         "self._paused_s += self._clock() - self._paused_at",
         "pass",
         0,
@@ -118,7 +118,7 @@ WAITING_MUTANTS = [
     Mutant(
         "the next one that is due is forgotten",
         WaitingRoom,
-        "act_on_time",
+        "tick",
         "min(self._starving.first + max_starvation_s, self._not_begun.first + queue_timeout_s)",
         "math.inf",
         0,

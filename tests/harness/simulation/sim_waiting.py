@@ -36,8 +36,8 @@ class WaitingWatch:
         self._order = admission.order
         admission.order = self._checked_order  # type: ignore[method-assign]
         if preemption is not None:
-            self._make_way = preemption.make_way
-            preemption.make_way = self._checked_make_way  # type: ignore[method-assign]
+            self._preempt = preemption.preempt
+            preemption.preempt = self._checked_preempt  # type: ignore[method-assign]
 
     def time_passes(self, seconds: float) -> None:
         """Between two turns."""
@@ -64,10 +64,10 @@ class WaitingWatch:
         assert all(a >= b - EPSILON_S for a, b in pairwise(waited)), "not by waiting"
         return order
 
-    def _checked_make_way(self) -> None:
+    def _checked_preempt(self) -> None:
         # Who starves only since it is back in the queue, for what it waited before, may lose its row.
         starved = [req for req in self._scheduler.rows.running_requests() if req.is_starved]
-        self._make_way()
+        self._preempt()
         assert not any(req.row < 0 for req in starved), "took a row from one that starved"
 
     def check(self) -> None:

@@ -283,7 +283,7 @@ class Simulation:
             self.counts["forked"] += 1
         else:
             lifecycle.add(child, message.stream_open)
-            lifecycle.act_on_time()  # as in each turn in which somebody comes
+            lifecycle.tick()  # as in each turn in which somebody comes
 
     def _send_request(self, sequences: list[Spec]) -> None:
         deadline_s = self._traffic.draw_deadline(self.system.now)

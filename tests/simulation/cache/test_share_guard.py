@@ -197,7 +197,7 @@ def test_several_pages_at_once_count_as_one_after_the_other() -> None:
         first, second, of_a = running
         assert system.kv.num_pages[[first.row, second.row]].tolist() == [4, 4], "of the ten that are B's"
         assert guard.may_grow(second.row, 24), "ten, of which two are free"
-        assert guard.who_gives_way([first, of_a], second, 2) == [first, of_a]
+        assert guard.victim_candidates([first, of_a], second, 2) == [first, of_a]
         assert guard.may_grow(of_a.row, 40), "its only row"
         assert not guard.may_grow(second.row, 40)
-        assert guard.who_gives_way([first, of_a], second, 6) == [first]
+        assert guard.victim_candidates([first, of_a], second, 6) == [first]

@@ -127,7 +127,7 @@ def test_many_that_starve_at_once_are_put_forward_in_their_order_a_part_in_each_
         assert system.lifecycle.waiting.num_starved == 0
         system.pass_time(STEP_S)
         for turn in range(1, 4):
-            system.lifecycle.act_on_time()
+            system.lifecycle.tick()
             assert system.lifecycle.waiting.num_starved == turn * MAX_STARVED_AT_ONCE
         assert [req.seq for req in system.lifecycle.waiting] == list(range(2, num + 2))
         system.scheduler.fail_all(ErrorInfo("the end"))
@@ -259,8 +259,8 @@ def test_serving_time_stands_still_while_paused() -> None:
         serving.pause()
         clock[0] += paused_s
         before = serving.now()
-        serving.go_on()
-        serving.go_on()
+        serving.resume()
+        serving.resume()
         assert serving.now() == pytest.approx(before)
         assert not serving.is_paused
     assert serving.now() - start == pytest.approx(2.0)

@@ -69,14 +69,14 @@ def test_who_wants_it_is_told_how_the_ring_is_each_second_and_nobody_else() -> N
     lane = Lane()
     watcher = lane.connect(b"watcher", wants_status=True)
     other = lane.connect(b"other")
-    lane.clients.tend(lane.now)
+    lane.clients.maintain(lane.now)
     assert lane.received(b"other", RingStatus) == []
     assert lane.statuses(b"watcher") == [READY]
     for _ in range(40):
         lane.now += STATUS_S / 4
         lane.ping(b"watcher", watcher.client)
         lane.ping(b"other", other.client)
-        lane.clients.tend(lane.now)
+        lane.clients.maintain(lane.now)
     assert lane.received(b"other", RingStatus) == []
     assert lane.statuses(b"watcher") == [READY] * 10
 
@@ -84,13 +84,13 @@ def test_who_wants_it_is_told_how_the_ring_is_each_second_and_nobody_else() -> N
 def test_another_state_of_the_ring_is_told_at_once() -> None:
     lane = Lane()
     lane.connect(b"watcher", wants_status=True)
-    lane.clients.tend(lane.now)
+    lane.clients.maintain(lane.now)
     assert lane.statuses(b"watcher") == [READY]
     lane.status = msgspec.structs.replace(READY, num_running=9)
-    lane.clients.tend(lane.now)
+    lane.clients.maintain(lane.now)
     assert lane.statuses(b"watcher") == []
     lane.status = msgspec.structs.replace(READY, state="draining")
-    lane.clients.tend(lane.now)
+    lane.clients.maintain(lane.now)
     assert lane.statuses(b"watcher") == [lane.status]
 
 
@@ -100,7 +100,7 @@ def test_another_state_of_the_ring_is_told_at_once() -> None:
 def test_a_detokenizer_that_ends_says_so_to_those_who_cannot_see_it(state: str, last: str) -> None:
     lane = Lane()
     lane.connect(b"watcher", wants_status=True)
-    lane.clients.tend(lane.now)
+    lane.clients.maintain(lane.now)
     lane.status = msgspec.structs.replace(READY, state=state)
     lane.statuses(b"watcher")
     lane.clients.say_farewell(lane.now)
@@ -113,16 +113,16 @@ def test_a_watcher_that_does_not_read_or_is_gone_holds_up_no_other() -> None:
         ack = lane.connect(peer, wants_status=True)
     lane.peers.full.add(b"full")
     lane.peers.gone.add(b"gone")
-    lane.clients.tend(lane.now)
+    lane.clients.maintain(lane.now)
     assert lane.statuses(b"reads") == [READY]
     assert len(lane.clients.take_gone()) == 1
     lane.now += SILENCE_S + 1
     lane.ping(b"reads", ack.client)
-    lane.clients.tend(lane.now)
+    lane.clients.maintain(lane.now)
     assert len(lane.clients.take_gone()) == 2
     lane.now += STATUS_S
     lane.peers.sent.clear()
-    lane.clients.tend(lane.now)
+    lane.clients.maintain(lane.now)
     assert {peer for peer, _ in lane.peers.sent} == {b"reads"}
 
 
