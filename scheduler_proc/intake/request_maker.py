@@ -60,6 +60,12 @@ class RequestMaker:
         self._check_room(message)
         num_prompt = limits.check(message)
         self._num_requests += 1
+        tokens, num_delivered = message.input_ids, 0
+        if is_search:  # it starts again from its prompt, and comes to the same result
+            num_delivered = len(message.output_ids) // TOKEN_BYTES
+        elif message.output_ids:
+            tokens += message.output_ids
+        # By position: with keywords the constructor takes four times as long, 15 instead of 4 us.
         req = Request(
             message.handle,
             key,
@@ -70,10 +76,7 @@ class RequestMaker:
             num_prompt,
             limits.last_len(num_prompt, sampling.max_tokens),
             num_prompt + sampling.min_tokens if sampling.min_tokens else 0,
-            # A beam search starts again from its prompt, and comes to the same result.
-            message.input_ids
-            if is_search or not message.output_ids
-            else message.input_ids + message.output_ids,
+            tokens,
             message.namespace,
             priority,
             message.arrived_s if 0.0 < message.arrived_s < now else now,
@@ -81,7 +84,7 @@ class RequestMaker:
             message.draft_ids,
             message.prediction_ids,
             message.num_prompt_logprobs,
-            len(message.output_ids) // TOKEN_BYTES if is_search else 0,
+            num_delivered,
             cached_tokens,
             message.tenant,
             message.is_again,
