@@ -28,6 +28,7 @@ from runtime.settings.config import (
     RuntimeConfig,
     flags_of,
     from_values,
+    preset_values,
     refuse_empty,
 )
 from runtime.settings.keywords import NEAR
@@ -72,9 +73,11 @@ def parse_command_line(argv: Sequence[str] | None = None) -> CommandLine:
     words, files = without_files(given)
     words = [*_options_of_files(files, parser), *_spelled(words, parser)]
     preset = _preset_parser().parse_known_args(words)[0].preset
-    # As defaults, so that flags of the command line take precedence.
-    defaults = PRESETS[preset] if preset else {}
-    namespace, rest = parser.parse_known_args(words, argparse.Namespace(notes={}, **defaults))
+    namespace, rest = parser.parse_known_args(words, argparse.Namespace(notes={}))
+    if preset:
+        # As defaults, so that flags of the command line take precedence.
+        defaults = preset_values(preset, namespace.batching_type)
+        namespace, rest = parser.parse_known_args(words, argparse.Namespace(notes={}, **defaults))
     if rest:
         raise ConfigError(_unknown(rest[0], words, parser))
     values = vars(namespace)

@@ -223,6 +223,14 @@ BATCHING_SPELLINGS = {
 }
 
 
+def preset_values(preset: str, batching_type: str) -> dict[str, Any]:
+    """Return the settings of a preset, without the capacity scheduler where static batching decides it."""
+    values = dict(PRESETS[preset])
+    if BATCHING_SPELLINGS.get(batching_type, batching_type) == "static":
+        del values["capacity_scheduler"]
+    return values
+
+
 def from_values(values: dict[str, Any], given_as: Mapping[str, str] | None = None) -> RuntimeConfig:
     """Make a RuntimeConfig from settings by name. given_as: the caller's own names of settings, for errors.
     Raises ConfigError, which names the setting.

@@ -19,6 +19,7 @@ from runtime.settings.config import (
     RuntimeConfig,
     flags_of,
     from_values,
+    preset_values,
     refuse_empty,
     setting_of,
 )
@@ -134,7 +135,9 @@ def flags_of_keywords(settings: dict[str, Any]) -> list[str]:
             values[name] = str(meant) if isinstance(meant, Path) else meant
             given_as[name] = spelling
     if preset is not None:
-        values = PRESETS[preset] | values  # so that what the caller says wins
+        values = (
+            preset_values(preset, values.get("batching_type", "")) | values
+        )  # so that what the caller says wins
     config = from_values(values, given_as)
     flags = []
     for name in values:

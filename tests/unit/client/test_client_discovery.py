@@ -166,6 +166,9 @@ def test_llm_has_presets_and_what_the_caller_says_wins() -> None:
     assert (config.chunked_prefill_size, config.mem_fraction_static) == (2048, 0.85)
     assert not config.disable_radix_cache
     assert config.disable_chunked_prefill
+    static = parse_args(flags_of_keywords({"preset": "trtllm", "batching_type": "V1"}))
+    assert static == parse_args(["--preset", "trtllm", "--batching-type", "V1"])
+    assert static.capacity_policy == "static_batch"
     for unknown in ("vllm", 7):
         with pytest.raises(ConfigError, match=r"preset: .* is unknown; known: trtllm"):
             flags_of_keywords({"preset": unknown})

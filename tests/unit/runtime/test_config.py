@@ -76,6 +76,7 @@ def test_no_arguments_give_the_declared_defaults() -> None:
         (["--preset", "trtllm"], "capacity_policy", "guaranteed_no_evict"),
         (["--preset", "trtllm"], "disable_radix_cache", True),
         (["--preset", "trtllm"], "max_prompt_len", 8192),
+        (["--preset", "trtllm", "--model-type", "V1"], "capacity_policy", "static_batch"),
         (["--no-enable-chunked-prefill"], "max_prompt_len", 2048),
         (["--disable-chunked-prefill", "--max-num-tokens", "99"], "max_prompt_len", 99),
         ([], "max_prompt_len", None),
