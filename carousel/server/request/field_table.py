@@ -280,6 +280,7 @@ INPUT_PART_REFUSED = dict.fromkeys(
     (*PART_REFUSED, "detail", "file_data", "file_id", "file_url", "filename"), ()
 )
 _RENAMED = {p.sglang for p in PARAMETERS if p.sglang and p.sglang not in REFUSED}
+_OTHER_LIMITS = ("max_completion_tokens", "max_output_tokens", "request_output_len")
 NO_CODE = "code never comes in a request: logits_processors names those of the launch"
 _SHARED_HINTS = {
     "return_perf_metrics": "ask for it with the client library",
@@ -308,21 +309,24 @@ HINTS = {
     **{alias: f"it is called {p.name} here" for p in PARAMETERS for alias in p.aliases},
     "transforms": "truncate_prompt_tokens cuts a prompt",
     "usage": "an answer has it, a stream with stream_options.include_usage",
-    "max_completion_tokens": "it is called max_tokens here",
-    "max_output_tokens": "it is called max_tokens here",
+    **dict.fromkeys(_OTHER_LIMITS, "it is called max_tokens here"),
     "max_thinking_tokens": "chats have thinking_token_budget",
-    "request_output_len": "it is called max_tokens here",
-    "prompt_token_ids": "it is called prompt here",
+    **dict.fromkeys(("prompt_token_ids", "text", "input_ids"), "it is called prompt here"),
     "return_log_probs": "it is called logprobs here",
     "return_context_logits": "/generate gives them",
     "return_generation_logits": "/generate gives them",
     "additional_outputs": "/generate gives them",
     "gather_context": "/generate gives additional outputs",
     "exclude_input_from_output": "completions have echo",
-    "rid": "send it as the header X-Request-Id",
-    "request_id": "send it as the header X-Request-Id",
-    "text": "it is called prompt here",
-    "input_ids": "it is called prompt here",
+    **dict.fromkeys(("rid", "request_id"), "send it as the header X-Request-Id"),
+    **dict.fromkeys(("return_logprob", "top_logprobs_num"), "logprobs asks for them"),
+    **dict.fromkeys(("functions", "function_call"), "chats have tools and tool_choice"),
+    "no_stop_trim": "it is called include_stop_str_in_output here",
+    "chat_template": "the launch names it, with --chat-template",
+    "documents": "write them into messages, or name them in chat_template_kwargs",
+    "guided_decoding_backend": "the launch chooses it, with --grammar-backend",
+    "stop_regex": "stop has texts that end the output, and a regex guide what all of it is",
+    "suffix": "write the model's own tokens for filling in the middle into the prompt",
     "sampling_params": "its fields belong into the body itself here",
 }
 """Advice about a refused field, by its name."""

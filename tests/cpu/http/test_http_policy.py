@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,26 @@ def test_a_refusal_for_want_of_room_says_when_to_come_again(front: Front, stream
     response = front.complete(prompt="refuse", stream=stream)
     assert response.status_code == 503
     assert response.headers["retry-after"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("no_stop_trim", True, "include_stop_str_in_output"),
+        ("max_new_tokens", 4, "max_tokens"),
+        ("return_logprob", True, "logprobs"),
+        ("functions", [{"name": "a"}], "tools"),
+        ("stop_regex", "a+", "stop has texts"),
+        ("suffix", "}", "into the prompt"),
+        ("chat_template", "{{ a }}", "--chat-template"),
+        ("documents", [{"text": "a"}], "chat_template_kwargs"),
+        ("guided_decoding_backend", "outlines", "--grammar-backend"),
+    ],
+)
+def test_a_refused_field_comes_with_what_to_use(front: Front, field: str, value: Any, words: str) -> None:
+    error = front.complete(**{field: value}).json()["error"]
+    assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+    assert words in error["message"].partition("; ")[2]
 
 
 def test_probes_are_not_logged(front: Front, caplog: pytest.LogCaptureFixture) -> None:
