@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,6 +48,10 @@ MAX_READY = 256
 MAX_READY_CHARS = 1 << 21
 """Characters of the grammars that are kept compiled. Each takes 60 to 320 bytes of memory."""
 BUSY_WAIT_S = 0.02
+TELL_S = 0.025
+"""Seconds after which what has arrived meanwhile is looked at before further masks are made: it may be from a
+tenant whose turn it is.
+"""
 COMPILE_NICENESS = 10
 """Niceness of the thread that compiles guides again. Not the largest there is, because the thread may hold
 the interpreter lock.
@@ -161,9 +166,12 @@ class GrammarLoop:
         for key, compiled in self._compiler.poll():
             self._take(key, compiled)
         self._take_made()
-        while self._matchers.has_news:
+        began = time.monotonic()
+        while self._matchers.has_news and time.monotonic() - began < TELL_S:
             self._tell(MAX_STATES)
         is_clear = self._scheduler.flush() and self._masks_out.flush()
+        if self._matchers.has_news:
+            return 0.0
         return BUSY_WAIT_S if self._compiler.is_busy or not is_clear else 1.0
 
     def _receive(self, message: ToGrammar) -> None:
@@ -256,7 +264,9 @@ class GrammarLoop:
 
     def _begin(self, message: OpenMatcher, start: Matcher) -> None:
         try:
-            self._matchers.open(message.handle, start, message.output_ids, self._place(message))
+            self._matchers.open(
+                message.handle, start, message.output_ids, self._place(message), message.tenant
+            )
         except RequestError as error:
             self._refuse(message.handle, error_info(error))
 

@@ -1,12 +1,14 @@
 """Matchers: the position of each guided sequence's output in its guide.
 
-The state of a matcher follows from the guide and the ids alone, so it can be made again from these.
+The state of a matcher follows from the guide and the ids alone, so it can be made again from these. Tenants
+share the time for masks: the one that has had the least is next.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +25,8 @@ FAIR_STEP_S = 0.025
 """CPU seconds that one token of a sequence may take without being counted. All other sequences wait
 meanwhile.
 """
+MAX_TENANTS = 256
+"""Tenants whose shares of the time are remembered."""
 MAX_EXCESS_S = 0.5
 """CPU seconds beyond FAIR_STEP_S that the tokens of a sequence may take together. Its guesses have as much,
 counted separately.
@@ -35,6 +39,7 @@ class _Entry:
     num_tokens: int
     place: MaskPlace | None
     """Slots in which its masks are written; None: masks are sent."""
+    tenant: str = ""
     excess_s: float = 0.0
     guesses: bytes = b""
     """Ids [n] int32, packed: the guesses that a step verifies after its tokens."""
@@ -54,6 +59,34 @@ class _Behind(NamedTuple):
 
     mask: IntArray
     is_complete: bool
+
+
+class _TimeShares:
+    """Times that tenants have had for their masks, which are shared out as by a fair queue."""
+
+    def __init__(self) -> None:
+        self._had_s: dict[str, float] = {}
+        """Seconds that each tenant has had, or that had been reached when it came."""
+        self._each_s: dict[str, float] = {}
+        """Seconds that each tenant's last masks took on average."""
+        self._reached_s = 0.0
+
+    def next_of(self, tenants: Collection[str]) -> str:
+        """Return the one of these tenants that has had the least. Who was away has saved nothing up."""
+        if len(self._had_s) > MAX_TENANTS:
+            self._had_s, self._each_s = {}, {}
+        had = {each: max(self._had_s.get(each, 0.0), self._reached_s) for each in tenants}
+        tenant = min(had, key=lambda each: had[each])
+        self._reached_s = self._had_s[tenant] = had[tenant]
+        return tenant
+
+    def num_at_once(self, tenant: str) -> int:
+        """Return how many of a tenant's masks are made before it may be another tenant's turn."""
+        return max(1, int(FAIR_STEP_S / max(self._each_s.get(tenant, FAIR_STEP_S), 1e-6)))
+
+    def spend(self, tenant: str, seconds: float, num_masks: int) -> None:
+        self._had_s[tenant] = self._had_s.get(tenant, 0.0) + seconds
+        self._each_s[tenant] = seconds / num_masks
 
 
 class GuideBroken(InvalidRequest):
@@ -76,6 +109,9 @@ class Matchers:
         self._entries: dict[bytes, _Entry] = {}
         self._changed: dict[bytes, None] = {}
         """Handles of sequences whose state has to be sent."""
+        self._shares = _TimeShares()
+        self._num_of: Counter[str] = Counter()
+        """Number of open matchers of each tenant."""
         self._times_each = False
         """True if the last masks took long: the next ones are timed one by one, to find the sequence that
         causes it.
@@ -94,19 +130,22 @@ class Matchers:
         start: Matcher,
         output_ids: bytes,
         place: MaskPlace | None = None,
+        tenant: str = "",
     ) -> None:
-        """Open a matcher at `start`, and follow the output so far. `place` is where masks are written; None:
-        they are sent. Raises InvalidRequest.
+        """Open a matcher of a tenant at `start`, and follow the output so far. `place` is where masks are
+        written; None: they are sent. Raises InvalidRequest.
         """
         ids = _ids(output_ids)
         if ids is None:
             self.close(handle)
             raise _not_resumable()
-        entry = _Entry(start.deep_copy(), len(ids), place)
+        entry = _Entry(start.deep_copy(), len(ids), place, tenant)
         if ids and not self._consume(entry, ids):
             self.close(handle)
             raise _not_resumable()
+        self.close(handle)
         self._entries[handle] = entry
+        self._num_of[tenant] += 1
         self._changed[handle] = None
 
     def advance(self, news: MatcherNews) -> None:
@@ -125,19 +164,36 @@ class Matchers:
         return None if entry is None else entry.matcher
 
     def close(self, handle: bytes) -> None:
-        self._entries.pop(handle, None)
+        entry = self._entries.pop(handle, None)
         self._changed.pop(handle, None)
+        if entry is not None:
+            self._num_of[entry.tenant] -= 1
+            if not self._num_of[entry.tenant]:
+                del self._num_of[entry.tenant]
 
     def clear(self) -> None:
         self._entries.clear()
+        self._num_of.clear()
         self._changed.clear()
 
     def news(self, most: int) -> Iterator[MatcherState | GuideBroken]:
         """Yield the states of up to `most` sequences that have changed; those that cannot go on are closed.
-        Sequences without guesses come first and by themselves, because the others take longer.
+        Sequences without guesses come first and by themselves, because the others take longer. If there are
+        several tenants, those of one come, and no more than probably take FAIR_STEP_S.
         """
         plain = [handle for handle in self._changed if not self._entries[handle].guesses]
-        handles = (plain or list(self._changed))[:most]
+        handles = plain or list(self._changed)
+        if len(self._num_of) < 2:
+            yield from self._states(handles[:most])
+            return
+        tenant = self._shares.next_of({self._entries[handle].tenant for handle in handles})
+        handles = [handle for handle in handles if self._entries[handle].tenant == tenant]
+        handles = handles[: min(most, self._shares.num_at_once(tenant))]
+        began = time.monotonic()
+        yield from self._states(handles)
+        self._shares.spend(tenant, time.monotonic() - began, len(handles))
+
+    def _states(self, handles: Sequence[bytes]) -> Iterator[MatcherState | GuideBroken]:
         entries = [self._entries[handle] for handle in handles]
         masks = self._masks(entries)
         for handle, entry, mask in zip(handles, entries, masks, strict=True):

@@ -248,6 +248,40 @@ def test_guides_that_are_kept_are_bounded_in_number_and_size(
     assert (len(ready), ready.get(b"e")) == (1, start)
 
 
+def test_masks_of_a_tenant_with_slow_guides_come_after_those_of_another(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matchers: Any = Matchers(vocabulary)
+    start = vocabulary.compile(try_guide(Guide("regex", "[a-z]+"), vocabulary).grammar)
+    clock = 0.0
+
+    def states(handles: list[bytes]) -> list[bytes]:
+        nonlocal clock
+        clock += sum(0.02 if handle.startswith(b"alice") else 0.0001 for handle in handles)
+        for handle in handles:
+            del matchers._changed[handle]
+        return handles
+
+    monkeypatch.setattr(matchers, "_states", states)
+    monkeypatch.setattr("grammar_proc.matchers.time.monotonic", lambda: clock)
+    for number in range(40):
+        matchers.open(b"alice%d" % number, start, b"", None, "alice")
+        matchers.open(b"bob%d" % number, start, b"", None, "bob")
+    order: list[Any] = []
+    while sum(each.startswith(b"bob") for each in order) < 40:
+        order.extend(matchers.news(64))
+    assert len(order) <= 43, "both had about the same time"
+    for _ in range(5):
+        (one,) = matchers.news(64)
+        assert one.startswith(b"alice"), "no more than probably take FAIR_STEP_S"
+    matchers.open(b"bob0", start, b"", None, "bob")
+    assert list(matchers.news(64)) == [b"bob0"], "it is next"
+    for handle in list(matchers._entries):
+        if handle.startswith(b"bob"):
+            matchers.close(handle)
+    assert len(list(matchers.news(64))) > 30, "alone it has all that there are"
+
+
 def test_compiled_guides_of_a_flood_take_the_place_of_its_own(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
