@@ -4,9 +4,9 @@ remembers refusals.
     begin(guide) ──► waiting (8 of a tenant) ──► a child, 3 s at most ──► grammar or refusal
 
 Tenants take turns. There are as many children as processors, less one. A child whose guide takes longer than
-most guides do continues only while no other process needs the processor, and is replaced afterwards. It is in the
-way of its own tenant's guides only: others get a further child meanwhile. After it is killed, it may
-take long to end; nobody waits for that, but there are never more than twice as many processes as children.
+most guides do continues only while no other process needs the processor, and is replaced afterwards. It is in
+the way of its own tenant's guides only: others get a further child meanwhile. After it is killed, it may take
+long to end; nobody waits for that, but there are never more than twice as many processes as children.
 """
 
 from __future__ import annotations
