@@ -8,10 +8,12 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 import uvloop
 
+from carousel.server.http import tls_writer
 from tests.harness.http.http_bare import BareServer, Complaints
 from tests.harness.http.http_grammar import make_stream
 from tests.harness.http.http_sockets import serve_streams
@@ -54,9 +56,11 @@ def fuzz(first: int, count: int) -> None:
         uvloop.run(serve(first, count))
 
 
-def fuzz_sockets(first: int, count: int) -> None:
-    with without_complaints():
-        kinds = serve_streams((seed, make_stream(seed)) for seed in range(first, first + count))
+def fuzz_sockets(first: int, count: int, *, has_tls: bool = False) -> None:
+    """Serve so many connections of the grammar; over TLS, their answers go out in many pieces."""
+    streams = ((seed, make_stream(seed)) for seed in range(first, first + count))
+    with without_complaints(), patch.object(tls_writer, "PIECE_BYTES", 16):
+        kinds = serve_streams(streams, has_tls=has_tls)
     assert kinds.total() == count
     assert kinds["closed"]
     assert kinds["kept"]
@@ -71,6 +75,10 @@ def test_2_000_connections_over_sockets() -> None:
     fuzz_sockets(0, 2000)
 
 
+def test_400_connections_over_tls() -> None:
+    fuzz_sockets(0, 400, has_tls=True)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_a_million_connections() -> None:
@@ -81,3 +89,9 @@ def test_a_million_connections() -> None:
 @pytest.mark.timeout(3600)
 def test_a_million_connections_over_sockets() -> None:
     fuzz_sockets(2_000_000, 1_000_000)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_100_000_connections_over_tls() -> None:
+    fuzz_sockets(4_000_000, 100_000, has_tls=True)

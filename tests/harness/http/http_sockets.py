@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Iterator
 from unittest.mock import patch
@@ -15,7 +16,8 @@ from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.server import HttpServer
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 from tests.harness.http.http_grammar import Stream
-from tests.harness.http.numbered_app import NumberedApp, Visit, check_answers
+from tests.harness.http.numbered_app import NumberedApp, Visit, check_answers, is_cut
+from tests.harness.http.tls import CERTIFICATE, FILES
 
 HOST = "127.0.0.1"
 NUM_AT_ONCE = 64
@@ -77,7 +79,7 @@ class Client(asyncio.Protocol):
         """
         while not self.is_closed and not self._has_all(stream):
             self._has_news.clear()
-            is_over_in_silence = stream.is_wild and REFUSAL not in self.received
+            is_over_in_silence = stream.is_wild and REFUSAL not in self.received and not is_cut(self.received)
             try:
                 async with asyncio.timeout(SILENCE_S if is_over_in_silence else WAIT_S):
                     await self._has_news.wait()
@@ -88,13 +90,16 @@ class Client(asyncio.Protocol):
 
     def _has_all(self, stream: Stream) -> bool:
         must_close = stream.is_last or stream.is_wrong
-        return not (stream.is_wild or must_close) and self.received.count(OK) >= len(stream.bodies)
+        if stream.is_wild or must_close or self.received.count(OK) < len(stream.bodies):
+            return False
+        return not is_cut(self.received)
 
 
 class SocketServer:
     """Serves streams, NUM_AT_ONCE at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_tls: bool = False) -> None:
+        self._trust = ssl.create_default_context(cafile=str(CERTIFICATE)) if has_tls else None
         self.app = NumberedApp()
         self._http = HttpServer(
             self.app,
@@ -110,6 +115,7 @@ class SocketServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
+            **(FILES if has_tls else {}),
         )
         self.num_kinds: Counter[str] = Counter()
         """How many connections have ended in which way."""
@@ -142,7 +148,7 @@ class SocketServer:
 
     async def _take(self, stream: Stream) -> None:
         loop = asyncio.get_running_loop()
-        transport, client = await loop.create_connection(Client, HOST, self._port)
+        transport, client = await loop.create_connection(Client, HOST, self._port, ssl=self._trust)
         address = transport.get_extra_info("sockname")
         visit = self.app.visits[address] = Visit(stream.is_wild)
         try:
@@ -174,7 +180,7 @@ class SocketServer:
             ) from None
 
 
-def serve_streams(streams: Iterator[tuple[int, Stream]]) -> Counter[str]:
+def serve_streams(streams: Iterator[tuple[int, Stream]], *, has_tls: bool = False) -> Counter[str]:
     """Serve them on a loop like that of the HTTP process; return how many connections ended in which way.
     Raises AssertionError.
     """
@@ -182,7 +188,7 @@ def serve_streams(streams: Iterator[tuple[int, Stream]]) -> Counter[str]:
     async def main() -> Counter[str]:
         raised: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
-        server = SocketServer()
+        server = SocketServer(has_tls=has_tls)
         await server.serve(streams)
         assert not raised, raised
         return server.num_kinds

@@ -90,6 +90,15 @@ def check_answers(
         assert is_closed
 
 
+def is_cut(written: bytes | bytearray) -> bool:
+    """Return True if the last answer has come in part."""
+    if not written:
+        return False
+    head, blank, rest = written[max(0, written.rfind(b"HTTP/1.1 ")) :].partition(b"\r\n\r\n")
+    length = head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
+    return not blank if not length else len(rest) < int(length)
+
+
 def _answers(written: bytes, *, may_be_cut: bool) -> tuple[list[int], list[int]]:
     """The numbers of the requests that were answered, and the statuses of all answers."""
     numbers, statuses = [], []
