@@ -19,6 +19,7 @@ from carousel.server.http.body_pool import BodyPool
 from carousel.server.request.tokenizer import ServerTokenizer
 from carousel.server.request.unknown_fields import IgnoredLog
 from carousel.server.running import RunningRequests
+from carousel.server.sglang.grown_logprobs import JsonRoom
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.fair_threads import FairThreads
 from carousel.server.tenancy.places import Places
@@ -80,6 +81,7 @@ class ServerState:
     entrance: Entrance = field(default_factory=Entrance)
     unread: UnreadAnswers = field(default_factory=UnreadAnswers)
     pace: WritePace = field(default_factory=WritePace)
+    json_room: JsonRoom = field(default_factory=JsonRoom)
     probe: asyncio.Task[tuple[str, str]] | None = None
     """The latest request of /health_generate."""
     snapshots: SharedSnapshot = field(init=False)

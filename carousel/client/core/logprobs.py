@@ -9,9 +9,11 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any, SupportsIndex, TypeAlias, TypeVar, cast, overload
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypeVar, cast, overload
 
-from runtime.wire.format import TOKEN_BYTES, FloatArray, IntArray, unpack_floats, unpack_ids
+import numpy as np
+
+from runtime.wire.format import TOKEN_BYTES, FloatArray, IntArray, pack_ids, unpack_floats, unpack_ids
 
 UNKNOWN_ID = -1
 
@@ -37,6 +39,18 @@ first is None, because nothing precedes it.
 """
 Packed: TypeAlias = bytes | bytearray
 E = TypeVar("E")
+
+
+class LogprobArrays(NamedTuple):
+    """Log-probabilities of n tokens with k most likely ones each, in the order of their positions."""
+
+    ids: IntArray
+    values: FloatArray
+    top_ids: IntArray
+    """Ids of the most likely tokens, [n * k]."""
+    top_values: FloatArray
+    ranks: IntArray
+    """Ranks of the tokens; empty if they are not known."""
 
 
 class LogprobColumns(Sequence[E]):
@@ -73,6 +87,27 @@ class LogprobColumns(Sequence[E]):
         """Number of most likely tokens of each entry."""
         return len(self._top_ids) // len(self._values) if self._values else 0
 
+    @property
+    def num_none(self) -> int:
+        """Number of None entries, which come before all others."""
+        return self._num_none
+
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes of all columns."""
+        columns = (self._ids, self._values, self._top_ids, self._top_values, self._ranks)
+        return sum(map(len, columns))
+
+    def arrays(self) -> LogprobArrays:
+        """Return copies of the columns of all entries that are not None."""
+        return LogprobArrays(
+            _ids(self._ids),
+            _floats(self._values),
+            _ids(self._top_ids),
+            _floats(self._top_values),
+            _ids(self._ranks),
+        )
+
     @overload
     def __getitem__(self, index: SupportsIndex) -> E: ...
     @overload
@@ -82,9 +117,9 @@ class LogprobColumns(Sequence[E]):
             places = range(len(self))[index]
             if places.step != 1:
                 return [self[place] for place in places]
-            return self._part(places.start, max(places.start, places.stop))
+            return self.part(places.start, max(places.start, places.stop))
         place = range(len(self))[operator.index(index)]
-        (entry,) = self._part(place, place + 1)
+        (entry,) = self.part(place, place + 1)
         return entry
 
     def __iter__(self) -> Iterator[E]:
@@ -135,7 +170,8 @@ class LogprobColumns(Sequence[E]):
         self._top_values = _joined(self._top_values, following._top_values)
         self._ranks = _joined(self._ranks, following._ranks)
 
-    def _part(self, start: int, stop: int) -> LogprobColumns[E]:
+    def part(self, start: int, stop: int) -> LogprobColumns[E]:
+        """Return the entries from `start` to `stop`, neither of which is negative."""
         first = TOKEN_BYTES * max(0, start - self._num_none)
         last = TOKEN_BYTES * max(0, stop - self._num_none)
         num_top = self.num_top
@@ -153,6 +189,22 @@ NO_LOGPROBS: LogprobColumns[Any] = LogprobColumns()
 """Empty columns, not to be extended."""
 
 
+def packed_logprobs(entries: Sequence[Any]) -> LogprobColumns[Any]:
+    """Return entries in packed form. All have as many most likely tokens, and None come first."""
+    if isinstance(entries, LogprobColumns):
+        return entries
+    some: list[TokenLogprob] = [each for each in entries if each is not None]
+    tops = [pair for each in some for pair in each.top]
+    return LogprobColumns(
+        pack_ids([each.token_id for each in some]),
+        np.array([each.logprob for each in some], np.float32).tobytes(),
+        pack_ids([token_id for token_id, _ in tops]),
+        np.array([value for _, value in tops], np.float32).tobytes(),
+        pack_ids([each.rank for each in some if each.rank is not None]),
+        num_none=len(entries) - len(some),
+    )
+
+
 def _ids(packed: Packed) -> IntArray:
     return unpack_ids(bytes(packed))  # a view of a growing buffer would keep other threads from growing it
 
@@ -165,6 +217,8 @@ def _joined(packed: Packed, following: Packed) -> Packed:
     """Append to packed data, in place if it was appended to before."""
     if not following:
         return packed
+    if not packed and isinstance(following, bytes):
+        return following
     grown = packed if isinstance(packed, bytearray) else bytearray(packed)
     grown += following
     return grown

@@ -35,6 +35,8 @@ from runtime.wire.perf_metrics import Stamp
 from runtime.wire.sampling_params import SamplingParams
 
 PACKED_UNKNOWN_ID = pack_ids([UNKNOWN_ID])
+LOGPROB_BYTES = 2 * TOKEN_BYTES
+"""Bytes of a token's id and its logprob."""
 
 
 class SequenceState:
@@ -42,8 +44,11 @@ class SequenceState:
 
     __slots__ = (
         "_cumulative_logprob",
+        "_num_forgotten",
         "_num_prompt_logprobs",
+        "_num_prompt_received",
         "_outputs",
+        "_per_token",
         "_pieces",
         "_prompt_ids",
         "_prompt_logprobs_start",
@@ -87,6 +92,10 @@ class SequenceState:
         self.token_ids: list[int] = []
         self.logprobs: LogprobColumns[TokenLogprob] = LogprobColumns()
         self.prompt_logprobs: LogprobColumns[TokenLogprob | None] = LogprobColumns()
+        self._num_prompt_received = 0
+        """Number of entries of the prompt's logprobs so far."""
+        self._num_forgotten = 0
+        """Number of logprobs that were received and are no longer kept."""
         self.finish: Finish | None = None
         self.num_chars = 0
         """Number of characters of its text."""
@@ -102,6 +111,10 @@ class SequenceState:
         self._prompt_logprobs_start = request.sampling.prompt_logprobs_start
         self._outputs = request.sampling.additional_outputs
         self._wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
+        num_top = request.sampling.logprobs if wants_logprobs else None
+        num_prompt_top = request.sampling.prompt_logprobs if self._wants_prompt_logprobs else None
+        self._per_token = (_num_entries(num_top), _num_entries(num_prompt_top))
+        """Number of logprobs of each token of the output, and of the prompt."""
         self._tensors: dict[str, _RowCollector] = {}
 
     def note_logprobs(self, output: SequenceOutput) -> None:
@@ -112,6 +125,20 @@ class SequenceState:
             values = unpack_floats(output.logprobs).astype(np.float64)
             for value in values.tolist():
                 self._cumulative_logprob += value
+
+    @property
+    def num_logprob_bytes(self) -> int:
+        """Number of bytes of its logprobs that are kept: all that have arrived and were not forgotten."""
+        of_output, of_prompt = self._per_token
+        num_arrived = of_output * (len(self.ids) // TOKEN_BYTES) + of_prompt * self._num_prompt_logprobs
+        return LOGPROB_BYTES * (num_arrived - self._num_forgotten)
+
+    def forget_logprobs(self) -> None:
+        """Drop the logprobs that were received."""
+        of_output, of_prompt = self._per_token
+        num_prompt = len(self.prompt_logprobs) - self.prompt_logprobs.num_none
+        self._num_forgotten += of_output * len(self.logprobs) + of_prompt * num_prompt
+        self.logprobs, self.prompt_logprobs = LogprobColumns(), LogprobColumns()
 
     @property
     def is_with_scheduler(self) -> bool:
@@ -244,7 +271,8 @@ class SequenceState:
             token_ids=token_ids,
             text_diff=text,
             token_ids_diff=list(token_ids),
-            logprobs=self.logprobs[:],
+            # It grows no more once the sequence has ended.
+            logprobs=self.logprobs if finish is not None else self.logprobs[:],
             finish_reason=self.finish_reason,
             matched_stop=None if finish is None else finish.matched,
             cumulative_logprob=None if finish is None else finish.cumulative_logprob,
@@ -262,7 +290,7 @@ class SequenceState:
         and at least for the first one. The None entries come with the first logprobs, or at the end.
         """
         num_none = 0
-        if not self.prompt_logprobs:
+        if not self._num_prompt_received:
             if output.prompt_logprobs:
                 num_none = self._prompt_logprobs_start + 1
             elif output.finish is not None:
@@ -270,7 +298,7 @@ class SequenceState:
                 num_none = max(1, min(self._prompt_logprobs_start + 1, num_prompt))
         if not (num_none or output.prompt_logprobs):
             return NO_LOGPROBS
-        start = len(self.prompt_logprobs) + num_none
+        start = self._num_prompt_received + num_none
         new: LogprobColumns[TokenLogprob | None] = LogprobColumns(
             self._prompt_ids_from(start, len(output.prompt_logprobs)),
             output.prompt_logprobs,
@@ -280,6 +308,7 @@ class SequenceState:
             num_none=num_none,
         )
         self.prompt_logprobs.extend(new)
+        self._num_prompt_received += len(new)
         return new
 
     def _prompt_ids_from(self, start: int, num_bytes: int) -> bytes:
@@ -508,6 +537,11 @@ class _RowCollector:
         if len(self._parts) > 1 or not self._parts[0].flags.owndata:
             self._parts = [np.concatenate(self._parts)]
         return self._parts[0]
+
+
+def _num_entries(num_top: int | None) -> int:
+    """Return the number of logprobs of a token; None: none were asked for."""
+    return 0 if num_top is None else 1 + num_top
 
 
 def _rank(sequence: SequenceState) -> float:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from carousel.client.core.logprobs import NO_LOGPROBS, PromptLogprobs, TokenLogprob
+from carousel.client.core.logprobs import NO_LOGPROBS, PromptLogprobs, TokenLogprob, packed_logprobs
 from runtime.base.errors import (
     AdapterNotResident,
     Forbidden,
@@ -138,6 +138,17 @@ class Completion:
     def prompt_token_ids(self) -> list[int] | None:
         """Token ids of the prompt as they were given; None for a text and for a conversation."""
         return unpack_ids(self.packed_prompt).tolist() if self.packed_prompt else None
+
+    @property
+    def num_packed_bytes(self) -> int:
+        """Number of bytes of its log-probabilities, logits, additional outputs and vectors."""
+        arrays = [self.embedding, self.context_logits, *self.additional_context_outputs.values()]
+        logprobs = [self.prompt_logprobs]
+        for output in self.outputs:
+            arrays += [output.generation_logits, *output.additional_generation_outputs.values()]
+            logprobs.append(output.logprobs)
+        total = sum(array.nbytes for array in arrays if array is not None)
+        return total + sum(packed_logprobs(entries).num_bytes for entries in logprobs)
 
     @property
     def text(self) -> str:

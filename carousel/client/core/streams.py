@@ -38,6 +38,18 @@ class _Stream:
             raise RequestAborted("the stream was closed before its end")
         return self.state.completion()
 
+    @property
+    def num_logprob_bytes(self) -> int:
+        """Number of bytes of logprobs that are kept, of those that have been read and those that have not."""
+        state = self.state
+        return 0 if state is None else sum(each.num_logprob_bytes for each in state.sequences)
+
+    def forget_logprobs(self) -> None:
+        """Drop the logprobs of deltas that have been read. The completion has none then."""
+        if self.state is not None:
+            for sequence in self.state.sequences:
+                sequence.forget_logprobs()
+
     def _abandon(self) -> None:
         self._closed = True
         if self._session is not None and self.state is not None:

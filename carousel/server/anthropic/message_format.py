@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -33,7 +33,8 @@ from carousel.server.chat.answer import PIECE_CHARS, AnswerReader
 from carousel.server.chat.events import Event, ItemBegun, ItemDelta, ItemDone
 from carousel.server.http.errors import anthropic_error_body
 from carousel.server.openai.chat_format import ChatView
-from carousel.server.request.sse import TEXT_MARK, TextEvent, sse_event
+from carousel.server.request.sse import TEXT_MARK, DoneEvents, TextEvent, sse_event
+from carousel.server.spelling.large_parts import WholeFormat
 from runtime.base.errors import RequestError
 from runtime.base.random_ids import random_id
 from runtime.wire.messages import Usage
@@ -45,7 +46,7 @@ NO_USAGE = Usage(0, 0, 0)
 DELTA = b"content_block_delta"
 
 
-class MessagesFormat:
+class MessagesFormat(WholeFormat, DoneEvents):
     done = sse_event(MessageStop(), b"message_stop")
 
     def __init__(self, view: ChatView, max_tokens: int, request_id: str) -> None:
@@ -91,8 +92,8 @@ class MessagesFormat:
     def last_events(self) -> bytes:
         return b""
 
-    def failure_events(self, error: RequestError) -> bytes:
-        return b"event: error\ndata: %b\n\n" % anthropic_error_body(error, self._request_id)
+    def failure_events(self, error: RequestError) -> Iterable[bytes]:
+        return (b"event: error\ndata: %b\n\n" % anthropic_error_body(error, self._request_id),)
 
     def _plain(self, text: str) -> bytes:
         """Return the events for text of an answer that is nothing else."""

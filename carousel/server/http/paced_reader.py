@@ -12,6 +12,11 @@ from carousel.server.http.connection_turns import ConnectionTurns
 from carousel.server.http.protocol import HttpProtocol
 from carousel.server.http.tls_writer import TlsWriter
 
+UNREAD_BYTES = 4 << 10
+"""Unread bytes of a connection, beyond those that the kernel holds, from which on they count and its answers
+wait. Each of 8,192 connections may have so many uncounted. Who reads never has as many, so that a larger
+number would make nothing faster.
+"""
 READ_BYTES = 64 << 10
 """Maximum number of bytes that are read at a time."""
 CROWDED_READ_BYTES = 4 << 10
@@ -55,6 +60,8 @@ class PacedReader(asyncio.BufferedProtocol):
             transport = self._tls = TlsWriter(
                 transport, self._protocol.pause_writing, self._protocol.resume_writing
             )
+        else:
+            transport.set_write_buffer_limits(high=UNREAD_BYTES)
         self._protocol.connection_made(transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:

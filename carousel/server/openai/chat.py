@@ -19,9 +19,16 @@ from carousel.server.openai.chat_plan import add_effort, plan_answer
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import ChatBody
 from carousel.server.request.body import ignore_hints, read_body
-from carousel.server.request.generation import Generation, check_prompt_logprobs, check_size, with_ids
+from carousel.server.request.generation import Generation
 from carousel.server.request.labels import request_labels
-from carousel.server.request.prompts import encode_prompts, submissions_for, template_options
+from carousel.server.request.prompts import (
+    check_prompt_logprobs,
+    check_size,
+    encode_prompts,
+    submissions_for,
+    template_options,
+    with_ids,
+)
 from carousel.server.request.sampling import (
     PARAM_NAMES,
     check_hidden_states,

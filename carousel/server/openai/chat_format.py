@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec import UNSET, UnsetType
+from msgspec.json import encode
 
 from carousel.client.core.result import Completion, CompletionOutput, Delta
 from carousel.server.chat.answer import AnswerPlan
 from carousel.server.openai.logprobs import (
     TokenSpeller,
     chat_logprobs,
-    chat_logprobs_json,
+    chat_pieces,
     delta_pieces,
-    prompt_logprobs_json,
+    prompt_pieces,
 )
 from carousel.server.openai.message import MessageReader, is_text
 from carousel.server.openai.response_types import (
@@ -35,6 +37,7 @@ from carousel.server.openai.usage import UsageCount, usage_of
 from carousel.server.request.sse import TEXT_MARK, DoneEvents, TextEvent, sse_event
 from carousel.server.request.tokenizer import Vocabulary
 from carousel.server.server_state import new_id
+from carousel.server.spelling.large_parts import LargeParts
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class ChatCompletionFormat(DoneEvents):
         self._view = view
         self._plain: list[TextEvent | None] = [None] * view.num_choices
         self._begun: set[int] = set()
+        self._large = LargeParts()
         self._messages: list[MessageReader] = []
         if (plan := view.plan) is not None:
             self._messages = [MessageReader(plan, view.vocabulary) for _ in range(view.num_choices)]
@@ -144,7 +148,10 @@ class ChatCompletionFormat(DoneEvents):
             return b""
         return sse_event(self._chunk([], self._usage.body()))
 
-    def response(self, completions: Sequence[Completion]) -> ChatResponse:
+    def pieces(self, completions: Sequence[Completion]) -> Iterator[bytes]:
+        yield from self._large.filled(encode(self._response(completions)))
+
+    def _response(self, completions: Sequence[Completion]) -> ChatResponse:
         (completion,) = completions
         view = self._view
         choices = [self._whole_choice(output) for output in completion.outputs]
@@ -217,9 +224,11 @@ class ChatCompletionFormat(DoneEvents):
     def _logprobs(self, part: Delta | CompletionOutput) -> ChatLogprobs | None:
         if not self._view.shows_logprobs or self._view.speller is None:
             return None
-        spell = chat_logprobs if isinstance(part, Delta) else chat_logprobs_json
-        return spell(part.logprobs, self._view.speller)
+        if isinstance(part, Delta):
+            return chat_logprobs(part.logprobs, self._view.speller)
+        return self._large.add(ChatLogprobs, partial(chat_pieces, part.logprobs, self._view.speller))
 
     def _prompt_logprobs(self, completion: Completion, num_top: int) -> PromptLogprobsJson:
         assert self._view.speller is not None
-        return prompt_logprobs_json(completion.prompt_logprobs, self._view.speller.text, num_top)
+        pieces = partial(prompt_pieces, completion.prompt_logprobs, self._view.speller, num_top)
+        return self._large.add(PromptLogprobsJson, pieces)

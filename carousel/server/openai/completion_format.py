@@ -6,20 +6,19 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 
 from msgspec import UNSET, UnsetType
+from msgspec.json import encode
 
-from carousel.client.core.logprobs import PromptLogprobs
+from carousel.client.core.logprobs import PromptLogprobs, packed_logprobs
 from carousel.client.core.result import Completion, CompletionOutput, Delta
 from carousel.server.openai.logprobs import (
+    CompletionColumns,
     NumChars,
+    ShownTokens,
     TokenSpeller,
-    completion_logprobs,
-    completion_logprobs_json,
     delta_pieces,
-    in_pieces,
-    prompt_logprobs_json,
+    prompt_pieces,
 )
 from carousel.server.openai.response_types import (
     CompletionChoice,
@@ -33,6 +32,7 @@ from carousel.server.openai.stop_reason import finish_reason_of, stop_reason_of
 from carousel.server.openai.usage import UsageCount, usage_body, usage_of
 from carousel.server.request.sse import TEXT_MARK, DoneEvents, TextEvent, sse_event
 from carousel.server.server_state import new_id
+from carousel.server.spelling.large_parts import LargeParts
 
 
 @dataclass(slots=True)
@@ -66,8 +66,14 @@ class CompletionFormat(DoneEvents):
         self._created = int(time.time())
         self._view = view
         num_choices = num_prompts * view.num_choices
-        self._offsets = [0] * num_choices
-        """Number of characters of each choice so far, as its logprobs count them."""
+        self._columns: list[CompletionColumns] = []
+        """Columns of each choice, if there are logprobs."""
+        if view.num_logprobs is not None:
+            assert view.speller is not None
+            self._columns = [CompletionColumns(view.speller, view.num_logprobs) for _ in range(num_choices)]
+            skips = view.skips_special
+            self._num_output_chars: NumChars = partial(_output_chars, view.speller, skips_special=skips)
+        self._large = LargeParts()
         self._plain: list[TextEvent | None] = [None] * num_choices
         self._prompt_logprobs: list[list[PromptLogprobs]] = [[] for _ in range(num_prompts)]
         """Parts of each prompt's logprobs, in the order of arrival, if the answer begins with the prompt."""
@@ -98,8 +104,13 @@ class CompletionFormat(DoneEvents):
         self._held[prompt] = None
         for index in range(self._view.num_choices):
             yield from self._echo_events(prompt, index)
+        self._prompt_logprobs[prompt] = []
         for each in held:
             yield from self._events(prompt, each)
+
+    @property
+    def num_kept_bytes(self) -> int:
+        return sum(packed_logprobs(part).num_bytes for parts in self._prompt_logprobs for part in parts)
 
     def last_events(self) -> bytes:
         return sse_event(self._body([], self._total_usage())) if self._view.streams_usage else b""
@@ -123,7 +134,8 @@ class CompletionFormat(DoneEvents):
         choice = self._choice(number, delta)
         if self._view.shows_output and self._view.num_logprobs is not None:
             ids = delta.token_ids if delta.logprobs else []
-            choice.logprobs = self._next_columns(number, delta.logprobs, ids, self._output_chars)
+            tokens = ShownTokens(delta.logprobs, ids, self._num_output_chars)
+            choice.logprobs = self._columns[number].of(tokens)
         return sse_event(self._body([choice], self._event_usage()))
 
     def _plain_event(self, number: int) -> TextEvent:
@@ -139,7 +151,9 @@ class CompletionFormat(DoneEvents):
         text = self._view.prompt_texts[prompt]
         pieces: Iterable[CompletionLogprobs | None] = (None,)
         if self._view.num_logprobs is not None:
-            pieces = self._echo_logprobs(prompt, number, self._prompt_logprobs[prompt])
+            echoed = self._echoed(prompt, self._prompt_logprobs[prompt])
+            columns = self._columns[number]
+            pieces = (columns.of(piece) for part in echoed for piece in part.pieces(self._num_top))
         for logprobs in pieces:
             choice = CompletionChoice(number, text, logprobs, None, None, None)
             yield sse_event(self._body([choice], self._event_usage()))
@@ -155,7 +169,10 @@ class CompletionFormat(DoneEvents):
 
     # -- a whole answer --------------------------------------------------------------------------------------
 
-    def response(self, completions: Sequence[Completion]) -> CompletionResponse:
+    def pieces(self, completions: Sequence[Completion]) -> Iterator[bytes]:
+        yield from self._large.filled(encode(self._response(completions)))
+
+    def _response(self, completions: Sequence[Completion]) -> CompletionResponse:
         choices = []
         for prompt, completion in enumerate(completions):
             for output in completion.outputs:
@@ -171,10 +188,11 @@ class CompletionFormat(DoneEvents):
         if output.score is not None and output.cumulative_logprob is not None:
             choice.score, choice.cumulative_logprob = output.score, output.cumulative_logprob
         if view.num_logprobs is not None:
-            echoed = self._echo_logprobs(prompt, number, [completion.prompt_logprobs])
-            shown = [output.logprobs] if view.shows_output else []
-            columns = self._columns(number, shown, output.token_ids, self._output_chars)
-            choice.logprobs = completion_logprobs_json(chain(echoed, columns))
+            shown = self._echoed(prompt, [completion.prompt_logprobs])
+            if view.shows_output and output.logprobs:
+                shown.append(ShownTokens(output.logprobs, output.token_ids, self._num_output_chars))
+            pieces = partial(self._columns[number].pieces, shown)
+            choice.logprobs = self._large.add(CompletionLogprobs, pieces)
         if view.shows_hidden_states:
             choice.hidden_states = last_hidden_states(output)
         if view.prompt_texts:
@@ -187,7 +205,8 @@ class CompletionFormat(DoneEvents):
         view = self._view
         assert view.speller is not None
         assert view.num_prompt_logprobs is not None
-        return prompt_logprobs_json(logprobs, view.speller.text, view.num_prompt_logprobs)
+        pieces = partial(prompt_pieces, logprobs, view.speller, view.num_prompt_logprobs)
+        return self._large.add(PromptLogprobsJson, pieces)
 
     # -- both ------------------------------------------------------------------------------------------------
 
@@ -204,60 +223,25 @@ class CompletionFormat(DoneEvents):
                 choice.prompt_token_ids = view.prompt_ids[number // view.num_choices]
         return choice
 
-    def _echo_logprobs(
-        self, prompt: int, number: int, parts: Sequence[PromptLogprobs]
-    ) -> Iterator[CompletionLogprobs]:
-        """Yield the logprobs of the prompt's tokens, if the answer begins with them. `parts` follow one
-        another.
+    @property
+    def _num_top(self) -> int:
+        return self._view.num_logprobs or 0
+
+    def _echoed(self, prompt: int, parts: Sequence[PromptLogprobs]) -> list[ShownTokens]:
+        """Return the prompt's tokens, if the answer begins with them. `parts` are their logprobs, which
+        follow one another.
         """
         if not self._view.prompt_texts:
-            return iter(())
-        ids = self._view.prompt_ids[prompt]
+            return []
+        assert self._view.speller is not None
+        ids, start = self._view.prompt_ids[prompt], 0
+        num_chars = partial(_echoed_chars, self._view.speller, self._view.prompt_texts[prompt])
+        shown: list[ShownTokens] = []
         # A request that was ended early has not computed all of them.
-        padded = [*parts, [None] * (len(ids) - sum(map(len, parts)))]
-        return self._columns(
-            number, padded, ids, partial(self._echoed_chars, self._view.prompt_texts[prompt])
-        )
-
-    def _columns(
-        self,
-        number: int,
-        parts: Sequence[PromptLogprobs],
-        ids: Sequence[int],
-        num_chars: NumChars,
-    ) -> Iterator[CompletionLogprobs]:
-        """Yield the logprobs of a choice's next tokens, a piece at a time."""
-        num_taken = 0
-        num_top = self._view.num_logprobs or 0
-        for piece in chain.from_iterable(in_pieces(part, num_top) for part in parts):
-            piece_ids = ids[num_taken : num_taken + len(piece)]
-            num_taken += len(piece)
-            yield self._next_columns(number, piece, piece_ids, num_chars)
-
-    def _next_columns(
-        self,
-        number: int,
-        logprobs: PromptLogprobs,
-        ids: Sequence[int],
-        num_chars: NumChars,
-    ) -> CompletionLogprobs:
-        view = self._view
-        assert view.num_logprobs is not None
-        assert view.speller is not None
-        offset = self._offsets[number]
-        columns = completion_logprobs(logprobs, ids, view.speller.text, offset, view.num_logprobs, num_chars)
-        if ids:
-            last = columns.text_offset[-1]
-            self._offsets[number] = last + num_chars(ids[-1], last)
-        return columns
-
-    def _output_chars(self, token_id: int, _: int) -> int:
-        assert self._view.speller is not None
-        return self._view.speller.num_chars(token_id, skips_special=self._view.skips_special)
-
-    def _echoed_chars(self, text: str, token_id: int, offset: int) -> int:
-        assert self._view.speller is not None
-        return self._view.speller.num_chars_at(token_id, text, offset)
+        for part in (*parts, [None] * (len(ids) - sum(map(len, parts)))):
+            shown.append(ShownTokens(part, ids[start : start + len(part)], num_chars))
+            start += len(part)
+        return shown
 
     def _shown_usage(self, usage: UsageBody) -> UsageBody:
         if self._view.shows_output:
@@ -270,3 +254,11 @@ class CompletionFormat(DoneEvents):
         return CompletionResponse(
             self._id, "text_completion", self._created, self._view.model, choices, usage
         )
+
+
+def _output_chars(speller: TokenSpeller, token_id: int, _: int, *, skips_special: bool) -> int:
+    return speller.num_chars(token_id, skips_special=skips_special)
+
+
+def _echoed_chars(speller: TokenSpeller, text: str, token_id: int, offset: int) -> int:
+    return speller.num_chars_at(token_id, text, offset)

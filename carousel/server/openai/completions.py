@@ -15,9 +15,16 @@ from carousel.server.openai.completion_format import CompletionFormat, Completio
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import CompletionBody
 from carousel.server.request.body import read_body
-from carousel.server.request.generation import Generation, check_prompt_logprobs, check_size, with_ids
+from carousel.server.request.generation import Generation
 from carousel.server.request.labels import request_labels
-from carousel.server.request.prompts import encode_prompts, prompts_of, submissions_for
+from carousel.server.request.prompts import (
+    check_prompt_logprobs,
+    check_size,
+    encode_prompts,
+    prompts_of,
+    submissions_for,
+    with_ids,
+)
 from carousel.server.request.sampling import (
     PARAM_NAMES,
     check_hidden_states,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-import msgspec
 import numpy as np
+from msgspec.json import encode
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,11 +23,11 @@ from carousel.server.openai.embedding_types import (
 )
 from carousel.server.request.body import read_body
 from carousel.server.request.generation import Generation
-from carousel.server.request.json_list import JsonList, encoded_as
 from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import prompts_of, submissions_for
 from carousel.server.request.sampling import request_options
 from carousel.server.server_state import ServerState
+from carousel.server.spelling.large_parts import LargeParts, listed
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import FloatArray
 
@@ -70,15 +70,27 @@ class EmbeddingFormat:
         self._body = body
         self._model = model
 
-    def response(self, completions: Sequence[Completion]) -> msgspec.Struct:
-        """Return the body of the answer. Raises InvalidRequest if the vectors have fewer dimensions than
+    def pieces(self, completions: Sequence[Completion]) -> Iterator[bytes]:
+        """Yield the body of the answer. Raises InvalidRequest if the vectors have fewer dimensions than
         requested.
         """
-        items = JsonList()
+        for completion in completions:
+            self._check(embedding_of(completion).vector)
+        large = LargeParts()
+        data = large.add(list[EmbeddingItem], lambda: listed(self._items(completions)))
+        yield from large.filled(encode(EmbeddingResponse(data, self._model, usage_of_prompts(completions))))
+
+    def _items(self, completions: Sequence[Completion]) -> Iterator[bytes]:
         for index, completion in enumerate(completions):
-            items.extend([EmbeddingItem(index, self._spelled(embedding_of(completion).vector))])
-        data = encoded_as(list[EmbeddingItem], b"[", items.data, b"]")
-        return EmbeddingResponse(data, self._model, usage_of_prompts(completions))
+            yield encode(EmbeddingItem(index, self._spelled(embedding_of(completion).vector)))
+
+    def _check(self, vector: FloatArray) -> None:
+        wanted = self._body.dimensions
+        if wanted is not None and wanted > len(vector):
+            raise InvalidRequest(
+                f"dimensions: {wanted} were asked for, the model's vectors have {len(vector)}",
+                param="dimensions",
+            )
 
     def _spelled(self, vector: FloatArray) -> list[float] | str:
         if self._body.dimensions is not None:
@@ -90,14 +102,7 @@ class EmbeddingFormat:
 
 
 def shortened(vector: FloatArray, num_dimensions: int) -> FloatArray:
-    """Return the first components of a vector, scaled to length one: for models that were trained for this.
-    Raises: InvalidRequest if the vector has fewer.
-    """
-    if num_dimensions > len(vector):
-        raise InvalidRequest(
-            f"dimensions: {num_dimensions} were asked for, the model's vectors have {len(vector)}",
-            param="dimensions",
-        )
+    """Return the first components of a vector, scaled to length one, as some models are trained for."""
     first: FloatArray = vector[:num_dimensions]
     length = float(np.linalg.norm(first))
     return first / np.float32(length) if length else first

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from carousel.client.core.logprobs import LogprobColumns, PromptLogprobs, TokenLogprob
+from carousel.client.core.logprobs import PromptLogprobs, TokenLogprob, packed_logprobs
 from carousel.client.core.result import Delta
-from carousel.server.openai.response_types import (
-    ChatLogprobs,
-    ChatTokenLogprob,
-    CompletionLogprobs,
-    PromptLogprob,
-    PromptLogprobsJson,
-    TopLogprob,
-)
-from carousel.server.request.json_list import JsonList, encoded_as
+from carousel.server.openai.response_types import ChatLogprobs, CompletionLogprobs
 from carousel.server.request.tokenizer import TokenText, Vocabulary
-
-T = TypeVar("T")
+from carousel.server.spelling.json_list import encoded_as
+from carousel.server.spelling.large_parts import listed
+from carousel.server.spelling.logprob_json import (
+    PIECE_ENTRIES,
+    NumberFrame,
+    entries_json,
+    in_pieces,
+    numbers_json,
+    ranked_json,
+    text_objects_json,
+)
+from carousel.server.spelling.token_table import TokenTable
 
 NumChars: TypeAlias = Callable[[int, int], int]
 """Function that returns the number of characters of a token in an answer's text, given its id and the number
 of characters before it.
 """
-PIECE_ENTRIES = 2048
-"""Number of log-probabilities that are spelled in one turn of the event loop."""
 REPLACEMENT = "\ufffd"
-LOWEST = -9999.0
-"""Value for minus infinity, which JSON cannot express."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 class TokenSpeller:
@@ -41,22 +41,36 @@ class TokenSpeller:
     def __init__(self, vocabulary: Vocabulary, *, as_ids: bool) -> None:
         self.text: TokenText = _id_text if as_ids else vocabulary.token_text
         self._vocabulary = vocabulary
-        self._bytes: dict[int, list[int] | None] = {}
-        self._lengths: dict[int, int] = {}
+        of, how = vocabulary.tables.of, "ids" if as_ids else "texts"
+        self.names: TokenTable[bytes] = of(f"names, {how}", self._name)
+        """Texts as JSON."""
+        self.chat: TokenTable[NumberFrame] = of(f"chat, {how}", self._chat_frame)
+        """JSON around a token's logprob in a chat."""
+        self.items: TokenTable[NumberFrame] = of(f"items, {how}", self._item_frame)
+        """The same in a response."""
+        self.ranked: TokenTable[NumberFrame] = of(f"ranked, {how}", self._ranked_frame)
+        """The same in the logprobs of a prompt in vLLM's form, without the rank."""
+        self._lengths: TokenTable[int] = of("lengths", self._find_length)
 
-    def bytes(self, token_id: int) -> list[int] | None:
-        """Return the bytes of a token; None if they are unknown: for a part of a character whose text depends
-        on the tokens beside it. The list must not be changed.
-        """
-        if token_id not in self._bytes:
-            self._bytes[token_id] = self._find_bytes(token_id)
-        return self._bytes[token_id]
+    def _name(self, token_id: int) -> bytes:
+        return _encode(self.text(token_id))
+
+    def _chat_frame(self, token_id: int) -> NumberFrame:
+        known = _encode(self._find_bytes(token_id))
+        return b'{"token":%b,"logprob":' % self.names[token_id], b',"bytes":%b}' % known
+
+    def _item_frame(self, token_id: int) -> NumberFrame:
+        known = _encode(self._find_bytes(token_id) or [])
+        return b'{"token":%b,"bytes":%b,"logprob":' % (self.names[token_id], known), b"}"
+
+    def _ranked_frame(self, token_id: int) -> NumberFrame:
+        return b'"%d":{"logprob":' % token_id, b',"decoded_token":%b}' % self.names[token_id]
 
     def num_chars(self, token_id: int, *, skips_special: bool) -> int:
         """Return the number of characters of a token in a text, which may leave out special tokens."""
         own = self._vocabulary.token_text(token_id)
         return (
-            0 if own and skips_special and self._vocabulary.is_special(token_id) else self._length(token_id)
+            0 if own and skips_special and self._vocabulary.is_special(token_id) else self._lengths[token_id]
         )
 
     def num_chars_at(self, token_id: int, text: str, offset: int) -> int:
@@ -66,22 +80,21 @@ class TokenSpeller:
         own = self._vocabulary.token_text(token_id)
         if own and not text.startswith(own, offset) and self._vocabulary.is_special(token_id):
             return 0
-        return self._length(token_id)
+        return self._lengths[token_id]
 
-    def _length(self, token_id: int) -> int:
+    def _find_length(self, token_id: int) -> int:
         """Return the number of characters of a token. A character of several tokens belongs to the
         first one.
         """
-        length = self._lengths.get(token_id)
-        if length is None:
-            text = self._vocabulary.token_text(token_id)
-            data = self._vocabulary.token_bytes(token_id) if REPLACEMENT in text else None
-            # Count first bytes of characters; continuation bytes are 0b10xxxxxx.
-            length = len(text) if data is None else sum(byte & 0xC0 != 0x80 for byte in data)
-            self._lengths[token_id] = length
-        return length
+        text = self._vocabulary.token_text(token_id)
+        data = self._vocabulary.token_bytes(token_id) if REPLACEMENT in text else None
+        # Count first bytes of characters; continuation bytes are 0b10xxxxxx.
+        return len(text) if data is None else sum(byte & 0xC0 != 0x80 for byte in data)
 
     def _find_bytes(self, token_id: int) -> list[int] | None:
+        """Return the bytes of a token; None if they are unknown: for a part of a character whose text depends
+        on the tokens beside it.
+        """
         data = self._vocabulary.token_bytes(token_id)
         if data is None:
             text = self._vocabulary.token_text(token_id)
@@ -89,113 +102,103 @@ class TokenSpeller:
         return None if data is None else list(data)
 
 
-def completion_logprobs(
-    logprobs: PromptLogprobs,
-    token_ids: Sequence[int],
-    token_text: TokenText,
-    text_offset: int,
-    num_top: int,
-    num_chars: NumChars,
-) -> CompletionLogprobs:
-    """Return one column entry for each token; None stands for a token without a value. `text_offset` is the
-    number of characters before the first of these tokens, and `num_chars` returns that of a token in the
-    text.
+class ShownTokens(NamedTuple):
+    """Tokens of which the columns of a completion's logprobs tell, some of them without values."""
+
+    logprobs: PromptLogprobs
+    ids: Sequence[int]
+    num_chars: NumChars
+
+    def pieces(self, num_top: int) -> Iterator[ShownTokens]:
+        start = 0
+        for piece in in_pieces(self.logprobs, num_top):
+            yield ShownTokens(piece, self.ids[start : start + len(piece)], self.num_chars)
+            start += len(piece)
+
+
+class CompletionColumns:
+    """Columns of logprobs of one choice, with an entry for each token; null stands for a token without a
+    value.
     """
-    columns = CompletionLogprobs([], [], [], [])
-    for entry, token_id in zip(logprobs, token_ids, strict=True):
-        token = token_text(token_id)
-        columns.tokens.append(token)
-        columns.text_offset.append(text_offset)
-        text_offset += num_chars(token_id, text_offset)
-        if entry is None:
-            columns.token_logprobs.append(None)
-            columns.top_logprobs.append(None)
-            continue
-        value = finite(entry.logprob)
-        columns.token_logprobs.append(value)
-        # Parts of characters may have equal texts. The last one stays: the most likely, or the drawn one.
-        top = {token_text(each): finite(logprob) for each, logprob in reversed(entry.top[:num_top])}
-        columns.top_logprobs.append({**top, token: value})
-    return columns
+
+    def __init__(self, speller: TokenSpeller, num_top: int) -> None:
+        self._speller = speller
+        self._num_top = num_top
+        self._offset = 0
+        """Number of characters of the tokens so far."""
+
+    def of(self, tokens: ShownTokens) -> CompletionLogprobs:
+        """Return the columns of the next tokens, encoded."""
+        columns = [self._offsets(tokens), *(column(tokens) for column in self._others())]
+        return encoded_as(CompletionLogprobs, _OBJECT % tuple(columns))
+
+    def pieces(self, parts: Sequence[ShownTokens]) -> Iterator[bytes]:
+        """Yield the columns of all tokens as JSON, one column after another."""
+        self._offset = 0
+        names = _OBJECT.split(b"[%b]")
+        for name, column in zip(names, [self._offsets, *self._others()], strict=False):
+            yield name
+            yield from listed(
+                column(piece) for part in parts for piece in part.pieces(self._num_top) if piece.ids
+            )
+        yield names[-1]
+
+    def _others(self) -> list[Callable[[ShownTokens], bytes]]:
+        """Return the columns behind the first one, in their order in CompletionLogprobs."""
+        return [self._values, self._names, self._tops]
+
+    def _offsets(self, tokens: ShownTokens) -> bytes:
+        offsets: list[int] = []
+        for token_id in tokens.ids:
+            offsets.append(self._offset)
+            self._offset += tokens.num_chars(token_id, self._offset)
+        return _encode(offsets)[1:-1]
+
+    def _values(self, tokens: ShownTokens) -> bytes:
+        columns = packed_logprobs(tokens.logprobs)
+        return b",".join([b"null"] * columns.num_none + numbers_json(columns.arrays().values))
+
+    def _names(self, tokens: ShownTokens) -> bytes:
+        return b",".join(map(self._speller.names.__getitem__, tokens.ids))
+
+    def _tops(self, tokens: ShownTokens) -> bytes:
+        return text_objects_json(tokens.logprobs, tokens.ids, self._speller.names, self._num_top)
+
+
+_OBJECT = b'{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[%b]}'
 
 
 def chat_logprobs(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> ChatLogprobs:
-    content = []
-    for entry in logprobs:
-        top = [
-            TopLogprob(speller.text(token_id), finite(value), speller.bytes(token_id))
-            for token_id, value in entry.top
-        ]
-        content.append(
-            ChatTokenLogprob(
-                speller.text(entry.token_id), finite(entry.logprob), speller.bytes(entry.token_id), top
-            )
-        )
-    return ChatLogprobs(content)
+    """Return the logprobs of a few tokens, encoded."""
+    return encoded_as(ChatLogprobs, *chat_pieces(logprobs, speller))
 
 
-def chat_logprobs_json(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> ChatLogprobs:
-    """Return what `chat_logprobs` does, encoded: for the many tokens of a whole answer."""
-    content = JsonList()
-    for piece in in_pieces(logprobs, _num_top(logprobs)):
-        content.extend(chat_logprobs(piece, speller).content)
-    return encoded_as(ChatLogprobs, b'{"content":[', content.data, b'],"refusal":null}')
+def chat_pieces(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> Iterator[bytes]:
+    """Yield the logprobs of many tokens as JSON."""
+    yield b'{"content":'
+    pieces = in_pieces(logprobs, num_top_of(logprobs))
+    yield from listed(entries_json(piece, speller.chat) for piece in pieces)
+    yield b',"refusal":null}'
 
 
-def completion_logprobs_json(parts: Iterable[CompletionLogprobs]) -> CompletionLogprobs:
-    """Return all parts as one, encoded."""
-    columns = {name: JsonList() for name in CompletionLogprobs.__struct_fields__}
-    for part in parts:
-        for name, column in columns.items():
-            column.extend(getattr(part, name))
-    fields = [b'"%b":[%b]' % (name.encode(), bytes(column.data)) for name, column in columns.items()]
-    return encoded_as(CompletionLogprobs, b"{", b",".join(fields), b"}")
+def item_pieces(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> Iterator[bytes]:
+    """Yield the list of logprobs of an item of a response as JSON."""
+    pieces = in_pieces(logprobs, num_top_of(logprobs))
+    return listed(entries_json(piece, speller.items) for piece in pieces)
 
 
-def prompt_logprobs_json(logprobs: PromptLogprobs, token_text: TokenText, num_top: int) -> PromptLogprobsJson:
-    """Return logprobs in vLLM's form, encoded: for each token a mapping with itself and the most likely ones,
-    by their ids.
+def prompt_pieces(logprobs: PromptLogprobs, speller: TokenSpeller, num_top: int) -> Iterator[bytes]:
+    """Yield the logprobs of a prompt in vLLM's form: for each token an object with itself and the most likely
+    ones, by their ids.
     """
-    body = JsonList()
-    for piece in in_pieces(logprobs, num_top):
-        body.extend(_prompt_logprobs(piece, token_text, num_top))
-    return encoded_as(PromptLogprobsJson, b"[", body.data, b"]")
-
-
-def _prompt_logprobs(logprobs: PromptLogprobs, token_text: TokenText, num_top: int) -> PromptLogprobsJson:
-    body: PromptLogprobsJson = []
-    for entry in logprobs:
-        if entry is None:
-            body.append(None)
-            continue
-        assert entry.rank is not None
-        ranked = {each: (value, rank) for rank, (each, value) in enumerate(entry.top[:num_top], 1)}
-        ranked[entry.token_id] = entry.logprob, entry.rank
-        body.append(
-            {
-                str(token_id): PromptLogprob(finite(value), rank, token_text(token_id))
-                for token_id, (value, rank) in ranked.items()
-            }
-        )
-    return body
-
-
-def in_pieces(entries: Sequence[T], num_top: int) -> Iterator[Sequence[T]]:
-    """Yield slices of entries about many tokens, with `num_top` others of each: each slice is a few
-    milliseconds' work.
-    """
-    if isinstance(entries, LogprobColumns):  # whole entries are unpacked, however much is shown
-        num_top = max(num_top, entries.num_top)
-    size = max(1, PIECE_ENTRIES // (num_top + 1))
-    for start in range(0, len(entries), size):
-        yield entries[start : start + size]
+    return listed(ranked_json(piece, speller.ranked, num_top) for piece in in_pieces(logprobs, num_top))
 
 
 def delta_pieces(delta: Delta) -> Iterator[Delta]:
     """Split a delta of many tokens with their logprobs. The first part has all the text, and the last one the
     end of the sequence. Most deltas are one part.
     """
-    num_top = _num_top(delta.logprobs)
+    num_top = num_top_of(delta.logprobs)
     if len(delta.logprobs) * (num_top + 1) <= PIECE_ENTRIES:
         yield delta
         return
@@ -214,12 +217,9 @@ def delta_pieces(delta: Delta) -> Iterator[Delta]:
         text = ""
 
 
-def _num_top(logprobs: Sequence[TokenLogprob]) -> int:
-    return len(logprobs[0].top) if logprobs else 0
-
-
-def finite(logprob: float) -> float:
-    return max(logprob, LOWEST)
+def num_top_of(logprobs: PromptLogprobs) -> int:
+    """Return the number of most likely tokens of each entry."""
+    return packed_logprobs(logprobs[-1:]).num_top
 
 
 def _id_text(token_id: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 from starlette.responses import Response
@@ -25,27 +25,18 @@ from carousel.server.admin.metrics import EndReason, RequestTimer
 from carousel.server.http.errors import as_request_error
 from carousel.server.request.labels import held
 from carousel.server.request.merged_stream import merged
-from carousel.server.request.sse import EventWriter
+from carousel.server.request.sse import EVENT_HEADERS, JSON_HEADERS, LARGE_WRITE_BYTES, AnswerWriter
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from carousel.server.tenancy.places import HeldPlaces
 from carousel.server.tracing.tracing import EndedSequence, RequestTrace, TracedRequest
-from runtime.base.errors import InvalidRequest, RequestError
+from runtime.base.errors import RequestError
 from runtime.ring.tenants import THE_OWNER
 from runtime.wire.sampling_params import SamplingParams
 
-MAX_SEQUENCES = 1024
-"""Maximum number of sequences of one HTTP request, over all of its prompts."""
-MAX_LOGPROB_ENTRIES = 1 << 18
-"""Maximum number of log-probabilities in the output of one HTTP request, and as many of its prompts. Each
-takes 8 bytes until the answer is complete, and the bytes of its spelling.
-"""
-MAX_LOGITS = 1 << 21
-"""Maximum number of raw logits in the answer to one HTTP request: up to 22 bytes of JSON each."""
 ABORT_RETRY_S = 0.01
 LEAVE_S = 1.0
 """Seconds to wait for the end of sequences whose caller has left, for their trace."""
-LARGE_WRITE_BYTES = 64 << 10
 DELTAS_AT_ONCE = 128
 """Number of events of one step that are spelled before other tasks of the event loop run: about 2 ms."""
 LARGE_DELTA = 8
@@ -62,106 +53,17 @@ to 20 ms where they are calls of tools.
 """
 CHARS_OF_WORK = 64
 """Number of characters of an answer that count as one where such answers wait for each other."""
-MANY_VALUES = 8192
-"""Number of values beside text from which on an answer waits for a turn by the amount of unread answers. It
-then has half a MiB or more.
-"""
 T = TypeVar("T")
-EncodingOption: TypeAlias = Literal[
-    "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"
-]
-ENCODING_OPTIONS: tuple[EncodingOption, ...] = get_args(EncodingOption)
-
-
-def with_ids(submissions: Sequence[Submission], ids: Sequence[list[int]]) -> list[Submission]:
-    """Return the requests with ids instead of prompts, which are encoded and cut already, and without the
-    options for that.
-    """
-    made = []
-    for submission, prompt in zip(submissions, ids, strict=True):
-        options = submission.options.copy()
-        for name in ENCODING_OPTIONS:
-            options.pop(name, None)
-        sampling = msgspec.structs.replace(submission.sampling, truncate_prompt_tokens=None)
-        made.append(replace(submission, prompt=prompt, options=options, sampling=sampling))
-    return made
-
-
-def check_size(submissions: Sequence[Submission], context_length: int) -> None:
-    """Check how large the answer could be. Raises InvalidRequest by the names of SamplingParams if that is
-    too large.
-    """
-    sampling, num_each = submissions[0].sampling, submissions[0].num_sequences
-    num_sequences = len(submissions) * num_each
-    if num_sequences > MAX_SEQUENCES:
-        raise InvalidRequest(
-            f"n: {len(submissions)} prompts with {num_each} sequences each are more than {MAX_SEQUENCES}",
-            param="n",
-        )
-    num_tokens = min(sampling.max_tokens or context_length, context_length) * num_sequences
-    if sampling.logprobs is not None and num_tokens * (sampling.logprobs + 1) > MAX_LOGPROB_ENTRIES:
-        raise InvalidRequest(
-            f"logprobs: {sampling.logprobs} for {num_tokens} tokens are more than "
-            f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer tokens or choices",
-            param="logprobs",
-        )
-
-
-def check_logits(
-    submissions: Sequence[Submission],
-    context_length: int,
-    vocab_size: int,
-    output_width: int,
-    num_prompt_tokens: int,
-) -> None:
-    """Check how many raw logits and numbers of additional outputs the answer could have; `num_prompt_tokens`
-    is the total of all prompts. Raises InvalidRequest by the names of SamplingParams if there could be too
-    many.
-    """
-    sampling, num_rows, name = submissions[0].sampling, 0, ""
-    num_output = min(sampling.max_tokens or context_length, context_length)
-    num_output *= len(submissions) * submissions[0].num_sequences
-    if sampling.return_context_logits:
-        num_rows, name = num_prompt_tokens, "return_context_logits"
-    if sampling.return_generation_logits:
-        num_rows += num_output
-        name = "return_generation_logits"
-    if num_rows * vocab_size > MAX_LOGITS:
-        raise InvalidRequest(
-            f"{name}: {num_rows} positions of {vocab_size} logits each are more than the {MAX_LOGITS} "
-            "that an answer may have; ask for fewer tokens or choices, or use the client library",
-            param=name,
-        )
-    num_output += num_prompt_tokens if sampling.gather_context else 0
-    num_numbers = num_output * output_width * len(sampling.additional_outputs)
-    if num_rows * vocab_size + num_numbers > MAX_LOGITS:
-        raise InvalidRequest(
-            f"additional_outputs: {num_output} rows of {output_width} numbers each are, with all else, more "
-            f"than the {MAX_LOGITS} that an answer may have; ask for fewer tokens, choices or outputs, or "
-            "use the client library",
-            param="additional_outputs",
-        )
-
-
-def check_prompt_logprobs(sampling: SamplingParams, num_tokens: int, name: str = "prompt_logprobs") -> None:
-    """Check how many logprobs of prompts the answer would have. `num_tokens` counts the prompts' tokens as
-    often as they are shown, and `name` is the field that asks for them. Raises InvalidRequest if there could
-    be too many.
-    """
-    num_top = sampling.prompt_logprobs
-    if num_top is not None and num_tokens * (num_top + 1) > MAX_LOGPROB_ENTRIES:
-        raise InvalidRequest(
-            f"{name}: {num_top} for {num_tokens} tokens of the prompts are more than "
-            f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer prompts or choices",
-            param=name,
-        )
 
 
 class Format(Protocol):
     """Spelling of an endpoint's answers."""
 
-    def response(self, completions: Sequence[Completion]) -> msgspec.Struct | msgspec.Raw | list[msgspec.Raw]:
-        """Return the body of an answer that is not streamed."""
+    def pieces(self, completions: Sequence[Completion]) -> Iterable[bytes]:
+        """Yield the body of an answer that is not streamed, in pieces. Each is made when it is asked for,
+        with a few milliseconds' work. Only the first, which may be made in another thread, takes longer, and
+        only it fails: later ones are made while the answer is written.
+        """
 
 
 @runtime_checkable
@@ -169,9 +71,9 @@ class StreamFormat(Format, Protocol):
     """Format of an endpoint that can stream."""
 
     def events(self, prompt: int, delta: Delta) -> Iterable[bytes]:
-        """Yield whole events for a delta of the prompt's sequences, if there is anything to send. Each item
-        is made when it is asked for, with a few milliseconds' work. An item without bytes is work that has no
-        event yet.
+        """Yield events for a delta of the prompt's sequences, if there is anything to send. Large ones come
+        in several items. Each item is made when it is asked for, with a few milliseconds' work. An item
+        without bytes is work that has no event yet.
         """
 
     @property
@@ -181,8 +83,16 @@ class StreamFormat(Format, Protocol):
     def last_events(self) -> bytes:
         """Return the events after the end of all sequences, except `done`."""
 
-    def failure_events(self, error: RequestError) -> bytes:
-        """Return the events that end a stream that has begun and failed."""
+    def failure_events(self, error: RequestError) -> Iterable[bytes]:
+        """Yield the events that end a stream that has begun and failed, in pieces as `events`."""
+
+    @property
+    def num_kept_bytes(self) -> int:
+        """Number of bytes of logprobs that it keeps, because later events have them, too."""
+
+    @property
+    def write_cost(self) -> int:
+        """Cost of a byte of a large event, in bytes that are only written."""
 
 
 class Generation(Response):
@@ -267,7 +177,7 @@ class Generation(Response):
         self._trace = self._server.begin_trace(asked)
         if self._submissions[0].stream:
             assert isinstance(self._answer, StreamFormat)
-            writer = EventWriter(send, state["send_body"], state["write_chunk"])
+            writer = self._writer(scope, send, partial(_num_kept_bytes, self._answer, self._open))
             work = self._stream(writer, self._answer)
         else:
             work = self._complete(scope, receive, send)
@@ -296,6 +206,13 @@ class Generation(Response):
             for sequence in stream.state.sequences
             if sequence.finish is not None
         ]
+
+    def _writer(self, scope: Scope, send: Send, num_kept_bytes: Callable[[], int]) -> AnswerWriter:
+        """Return a writer of the answer, of which so many bytes are kept until it is written."""
+        state, server = scope["state"], self._server
+        kept = server.unread.kept(self._tenant.name, num_kept_bytes, state["abort"])
+        headers = EVENT_HEADERS if self._submissions[0].stream else JSON_HEADERS
+        return AnswerWriter(send, state, kept, server.entrance, headers)
 
     @contextmanager
     def _hold(self, prompts_at_once: int) -> Iterator[tuple[list[Submission], HeldPlaces]]:
@@ -331,22 +248,31 @@ class Generation(Response):
                 for number, submission in enumerate(submissions)
             ]
             completions = await all_results(calls)
-        # Formatting many log-probabilities or vectors takes long; other callers' tokens must not wait for it.
+        # Encoding long texts or comparing vectors takes long; other callers' tokens must not wait for it.
         is_long = self._submissions[0].options.get("task") == "embed" or _is_long(self._sampling)
-        if not is_long and (num_chars := _num_chars(completions)) <= MANY_CHARS:
-            body = self._body(completions)
-        elif not is_long:
-            work = partial(self._body, completions)
-            body = await self._server.long_answers.run(self._tenant.name, work, num_chars // CHARS_OF_WORK)
-        elif (num_values := _num_values(completions, self._sampling)) <= MANY_VALUES:
-            body = await asyncio.to_thread(self._body, completions)
+        num_bytes, num_chars = (
+            sum(each.num_packed_bytes for each in completions) if is_long else 0,
+            _num_chars(completions),
+        )
+        pieces = iter(self._answer.pieces(completions))
+        make_first = partial(next, pieces, b"")
+        if is_long:
+            first = await asyncio.to_thread(make_first)
+        elif num_chars > MANY_CHARS:
+            work = num_chars // CHARS_OF_WORK
+            first = await self._server.long_answers.run(self._tenant.name, make_first, work)
         else:
-            async with self._server.unread.turn(self._tenant.name, num_values):
-                body = await asyncio.to_thread(self._body, completions)
-        await Response(body, media_type="application/json")(scope, receive, send)
-
-    def _body(self, completions: Sequence[Completion]) -> bytes:
-        return msgspec.json.encode(self._answer.response(completions))
+            first = make_first()
+        # From here on the answer has what it needs of them.
+        del completions, calls
+        for stream in self._open.values():
+            stream.forget_logprobs()
+        writer = self._writer(scope, send, lambda: num_bytes)
+        last = await writer.write_pieces(first, pieces)
+        if writer.has_begun:
+            await writer.end(last)
+        else:
+            await Response(last, media_type="application/json")(scope, receive, send)
 
     async def _generate(
         self, number: int, submission: Submission, room: asyncio.Semaphore, places: HeldPlaces
@@ -385,7 +311,7 @@ class Generation(Response):
         assert state is not None
         return [sequence.finish_reason or "error" for sequence in state.sequences]
 
-    async def _stream(self, writer: EventWriter, answer: StreamFormat) -> None:
+    async def _stream(self, writer: AnswerWriter, answer: StreamFormat) -> None:
         try:
             with self._hold(len(self._submissions)) as (submissions, places):
                 await self._write_events(writer, answer, submissions, places)
@@ -393,13 +319,14 @@ class Generation(Response):
         except Exception as error:
             if not writer.has_begun:
                 raise
-            last = answer.failure_events(as_request_error(error))
+            failure = as_request_error(error)
             error.__traceback__ = None  # its frames refer to it: a cycle for the collector
+            last = await writer.write_pieces(b"", answer.failure_events(failure))
         await writer.end(last)
 
     async def _write_events(
         self,
-        writer: EventWriter,
+        writer: AnswerWriter,
         answer: StreamFormat,
         submissions: Sequence[Submission],
         places: HeldPlaces,
@@ -407,6 +334,7 @@ class Generation(Response):
         """Write the result of each step in one piece, or a large one in several, so that other tasks of the
         event loop can run in between.
         """
+        has_logprobs = _has_logprobs(self._sampling)
         with ExitStack() as stack:
             timers = [
                 stack.enter_context(RequestTimer(self._server.metrics, self._received_s, self._num_sequences))
@@ -438,22 +366,19 @@ class Generation(Response):
                             if number:
                                 await self._server.entrance.take_turn(self._tenant.name)
                             if len(data) >= LARGE_WRITE_BYTES:
-                                await self._write_much(writer, data)
+                                await writer.write(data)
+                                # Events that repeat the earlier text hold more tokens, the longer they get.
+                                cost = answer.write_cost * len(data)
+                                await self._server.pace.spend(self._tenant.name, cost)
                                 data = b""
+                        if has_logprobs:
+                            streams[prompt].forget_logprobs()
                         if is_early:
                             if data:
                                 await writer.write(data)
                             raise _aborted()
                     if data and not writer.try_write(data):
                         await writer.write(data)
-
-    async def _write_much(self, writer: EventWriter, data: bytes) -> None:
-        """Write a large piece, and wait as long as the tenant's large writes require. Events that repeat the
-        earlier text then hold more tokens, the longer they get.
-        """
-        if not writer.try_write(data):
-            await writer.write(data)
-        await self._server.pace.spend(self._tenant.name, len(data))
 
 
 def labelled(submission: Submission, label: str) -> Submission:
@@ -475,9 +400,8 @@ def labelled(submission: Submission, label: str) -> Submission:
 
 def _is_long(sampling: SamplingParams) -> bool:
     """Return True if the answer has more than text and ids."""
-    wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     wants_logits = sampling.return_context_logits or sampling.return_generation_logits
-    return wants_logprobs or wants_logits or bool(sampling.additional_outputs)
+    return _has_logprobs(sampling) or wants_logits or bool(sampling.additional_outputs)
 
 
 def _num_chars(completions: Sequence[Completion]) -> int:
@@ -485,18 +409,13 @@ def _num_chars(completions: Sequence[Completion]) -> int:
     return sum(len(each.text) + len(each.token_ids) for one in completions for each in one.outputs)
 
 
-def _num_values(completions: Sequence[Completion], sampling: SamplingParams) -> int:
-    """Return the number of values beside text and ids, or more, that an answer has."""
-    num_top = 1 + max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
-    total = 0
-    for each in completions:
-        arrays = [each.embedding, each.context_logits, *each.additional_context_outputs.values()]
-        total += len(each.prompt_logprobs) * num_top * sampling.n
-        for output in each.outputs:
-            arrays += [output.generation_logits, *output.additional_generation_outputs.values()]
-            total += len(output.logprobs) * num_top
-        total += sum(array.size for array in arrays if array is not None)
-    return total
+def _has_logprobs(sampling: SamplingParams) -> bool:
+    return sampling.logprobs is not None or sampling.prompt_logprobs is not None
+
+
+def _num_kept_bytes(answer: StreamFormat, streams: Mapping[int, AsyncResultStream]) -> int:
+    """Return the number of bytes of a stream's logprobs that are kept."""
+    return answer.num_kept_bytes + sum(stream.num_logprob_bytes for stream in streams.values())
 
 
 def _is_large(delta: Delta) -> bool:

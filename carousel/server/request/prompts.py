@@ -1,9 +1,14 @@
-"""Prompts of a body in the client library's form, and facts about their tokens that an answer needs."""
+"""Prompts of a body in the client library's form, facts about their tokens that an answer needs, and limits
+of what a request may ask for beside text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import msgspec
 
 from carousel.client.core.request_builder import Prompt, RequestOptions, Submission, pack_template_kwargs
 from carousel.client.core.result import respelled
@@ -11,6 +16,19 @@ from carousel.server.openai.types import MAX_PROMPTS
 from carousel.server.server_state import ServerState
 from runtime.base.errors import InvalidRequest
 from runtime.wire.sampling_params import SamplingParams
+
+EncodingOption: TypeAlias = Literal[
+    "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"
+]
+ENCODING_OPTIONS: tuple[EncodingOption, ...] = get_args(EncodingOption)
+MAX_SEQUENCES = 1024
+"""Maximum number of sequences of one HTTP request, over all of its prompts."""
+MAX_LOGPROB_ENTRIES = 1 << 18
+"""Maximum number of log-probabilities in the output of one HTTP request, and as many of its prompts. Each
+takes 8 bytes until the answer is complete, and the bytes of its spelling.
+"""
+MAX_LOGITS = 1 << 21
+"""Maximum number of raw logits in the answer to one HTTP request: up to 22 bytes of JSON each."""
 
 
 def submissions_for(
@@ -26,6 +44,20 @@ def submissions_for(
         Submission(prompt, sampling, bool(stream), RequestOptions({**options, "label": label}))
         for prompt, label in zip(prompts, labels, strict=True)
     ]
+
+
+def with_ids(submissions: Sequence[Submission], ids: Sequence[list[int]]) -> list[Submission]:
+    """Return the requests with ids instead of prompts, which are encoded and cut already, and without the
+    options for that.
+    """
+    made = []
+    for submission, prompt in zip(submissions, ids, strict=True):
+        options = submission.options.copy()
+        for name in ENCODING_OPTIONS:
+            options.pop(name, None)
+        sampling = msgspec.structs.replace(submission.sampling, truncate_prompt_tokens=None)
+        made.append(replace(submission, prompt=prompt, options=options, sampling=sampling))
+    return made
 
 
 def prompts_of(prompt: str | list[Any], name: str = "prompt", max_prompts: int = MAX_PROMPTS) -> list[Prompt]:
@@ -105,3 +137,73 @@ async def encode_prompts(
         encoded.ids.append(ids[len(ids) - num_kept :])
         encoded.are_cut.append(num_kept < len(ids))
     return encoded
+
+
+def check_size(submissions: Sequence[Submission], context_length: int) -> None:
+    """Check how large the answer could be. Raises InvalidRequest by the names of SamplingParams if that is
+    too large.
+    """
+    sampling, num_each = submissions[0].sampling, submissions[0].num_sequences
+    num_sequences = len(submissions) * num_each
+    if num_sequences > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"n: {len(submissions)} prompts with {num_each} sequences each are more than {MAX_SEQUENCES}",
+            param="n",
+        )
+    num_tokens = min(sampling.max_tokens or context_length, context_length) * num_sequences
+    if sampling.logprobs is not None and num_tokens * (sampling.logprobs + 1) > MAX_LOGPROB_ENTRIES:
+        raise InvalidRequest(
+            f"logprobs: {sampling.logprobs} for {num_tokens} tokens are more than "
+            f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer tokens or choices",
+            param="logprobs",
+        )
+
+
+def check_logits(
+    submissions: Sequence[Submission],
+    context_length: int,
+    vocab_size: int,
+    output_width: int,
+    num_prompt_tokens: int,
+) -> None:
+    """Check how many raw logits and numbers of additional outputs the answer could have; `num_prompt_tokens`
+    is the total of all prompts. Raises InvalidRequest by the names of SamplingParams if there could be too
+    many.
+    """
+    sampling, num_rows, name = submissions[0].sampling, 0, ""
+    num_output = min(sampling.max_tokens or context_length, context_length)
+    num_output *= len(submissions) * submissions[0].num_sequences
+    if sampling.return_context_logits:
+        num_rows, name = num_prompt_tokens, "return_context_logits"
+    if sampling.return_generation_logits:
+        num_rows += num_output
+        name = "return_generation_logits"
+    if num_rows * vocab_size > MAX_LOGITS:
+        raise InvalidRequest(
+            f"{name}: {num_rows} positions of {vocab_size} logits each are more than the {MAX_LOGITS} "
+            "that an answer may have; ask for fewer tokens or choices, or use the client library",
+            param=name,
+        )
+    num_output += num_prompt_tokens if sampling.gather_context else 0
+    num_numbers = num_output * output_width * len(sampling.additional_outputs)
+    if num_rows * vocab_size + num_numbers > MAX_LOGITS:
+        raise InvalidRequest(
+            f"additional_outputs: {num_output} rows of {output_width} numbers each are, with all else, more "
+            f"than the {MAX_LOGITS} that an answer may have; ask for fewer tokens, choices or outputs, or "
+            "use the client library",
+            param="additional_outputs",
+        )
+
+
+def check_prompt_logprobs(sampling: SamplingParams, num_tokens: int, name: str = "prompt_logprobs") -> None:
+    """Check how many logprobs of prompts the answer would have. `num_tokens` counts the prompts' tokens as
+    often as they are shown, and `name` is the field that asks for them. Raises InvalidRequest if there could
+    be too many.
+    """
+    num_top = sampling.prompt_logprobs
+    if num_top is not None and num_tokens * (num_top + 1) > MAX_LOGPROB_ENTRIES:
+        raise InvalidRequest(
+            f"{name}: {num_top} for {num_tokens} tokens of the prompts are more than "
+            f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer prompts or choices",
+            param=name,
+        )

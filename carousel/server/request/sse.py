@@ -1,22 +1,30 @@
-"""EventWriter: the body of a text/event-stream response in ASGI. It does not know what events contain."""
+"""AnswerWriter: the body of a response in ASGI that is written in pieces, most often a text/event-stream. It
+does not know what they contain.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from starlette.types import Send
 
 from carousel.server.http.errors import error_body
+from carousel.server.tenancy.entrance import Entrance
+from carousel.server.tenancy.unread_answers import KeptAnswer
 from runtime.base.errors import RequestError
 
-HEADERS = [
+LARGE_WRITE_BYTES = 64 << 10
+UNTURNED_BYTES = 16 << 10
+"""Bytes of an answer that are spelled, in small parts, before other tasks of the event loop run."""
+EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+JSON_HEADERS = [(b"content-type", b"application/json")]
 DONE = b"data: [DONE]\n\n"
 # Placeholder for the text of an event's template. No other part of a template can contain it.
 TEXT_MARK = uuid.uuid4().hex
@@ -35,8 +43,16 @@ class DoneEvents:
 
     done = DONE
 
-    def failure_events(self, error: RequestError) -> bytes:
-        return b"data: %b\n\n" % error_body(error)
+    @property
+    def num_kept_bytes(self) -> int:
+        return 0
+
+    @property
+    def write_cost(self) -> int:
+        return 1
+
+    def failure_events(self, error: RequestError) -> Iterable[bytes]:
+        return (b"data: %b\n\n" % error_body(error),)
 
 
 class TextEvent:
@@ -53,35 +69,68 @@ class TextEvent:
         return self._head + _encode(text) + self._tail
 
 
-class EventWriter:
-    def __init__(self, send: Send, send_body: Send, write_chunk: Callable[[bytes], bool]) -> None:
-        """`send` sends the head, and `send_body` everything after it. `write_chunk` does the same as
-        `send_body` for a part that is not the last, but writes at once or, returning False, not at all.
+class AnswerWriter:
+    """Writer of the body of one answer. Its callers' pace is that of the answer."""
+
+    def __init__(
+        self,
+        send: Send,
+        state: Mapping[str, Any],
+        kept: KeptAnswer,
+        entrance: Entrance,
+        headers: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        """`send` sends the head. `state` is that of the request's scope, whose `send_body` sends everything
+        after it; `write_chunk` does the same for a part that is not the last, but writes at once or,
+        returning False, not at all. `kept` counts the answer while its caller does not read, and `entrance`
+        gives its pieces their turns.
         """
         self.has_begun = False
         """True if the status 200 was sent: later failures can only be reported as events."""
         self._send_head = send
-        self._send_body = send_body
-        self._write_chunk = write_chunk
+        self._send_body: Send = state["send_body"]
+        self._write_chunk: Callable[[bytes], bool] = state["write_chunk"]
+        self._kept = kept
+        self._entrance = entrance
+        self._headers = headers
 
-    def try_write(self, events: bytes) -> bool:
-        """Send whole events without waiting. Returns False if nothing was sent; then `write` has to be
-        awaited.
+    def try_write(self, data: bytes) -> bool:
+        """Send a part of the answer without waiting. Returns False if nothing was sent; then `write` has to
+        be awaited.
         """
-        return self.has_begun and self._write_chunk(events)
+        return self.has_begun and self._write_chunk(data)
 
-    async def write(self, events: bytes) -> None:
-        """Send whole events, and before the first of them the head of the response. Waits while the client
-        does not read.
+    async def write(self, data: bytes) -> None:
+        """Send a part of the answer, and before the first one the head of the response. Waits while the
+        client does not read.
         """
-        await self._write({"type": "http.response.body", "body": events, "more_body": True})
+        if not self.try_write(data):
+            with self._kept.waits():
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._kept.note(len(data))
 
-    async def end(self, events: bytes = b"") -> None:
-        """Send the last events together with the end of the response."""
-        await self._write({"type": "http.response.body", "body": events, "more_body": False})
+    async def write_pieces(self, first: bytes, pieces: Iterable[bytes]) -> bytes:
+        """Send an answer as its caller reads it, while other tasks of the event loop run between its pieces.
+        Returns the last ones, which are not sent: all of most answers.
+        """
+        data, num_unturned = bytearray(first), len(first)
+        for piece in pieces:
+            data += piece
+            num_unturned += len(piece)
+            if len(data) >= LARGE_WRITE_BYTES:
+                await self.write(bytes(data))
+                data.clear()
+            if num_unturned >= UNTURNED_BYTES:
+                num_unturned = 0
+                await self._entrance.take_turn(self._kept.tenant)
+        return bytes(data)
 
-    async def _write(self, message: dict[str, Any]) -> None:
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last part together with the end of the response."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _send(self, message: dict[str, Any]) -> None:
         if not self.has_begun:
             self.has_begun = True
-            await self._send_head({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await self._send_head({"type": "http.response.start", "status": 200, "headers": self._headers})
         await self._send_body(message)

@@ -17,6 +17,7 @@ import msgspec
 
 from carousel.client.core.request_builder import Prompt, RequestOptions
 from carousel.conversation import pack_tools
+from carousel.server.spelling.token_table import TokenTables
 from carousel.server.tenancy.fair_threads import FairThreads
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
@@ -46,6 +47,8 @@ class Vocabulary:
         self._decoders = open_decoders(tokenizer)
         self._texts: dict[int, str] = {}
         self._special: dict[int, bool] = {}
+        self.tables = TokenTables()
+        """Tokens as answers spell them."""
         self._max_token_chars: int | None = 0
         """Largest number of characters of a token; 0: not computed yet, because it takes a walk over the
         vocabulary.

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from carousel.client.core.logprobs import TokenLogprob
+from carousel.client.core.logprobs import TokenLogprob, packed_logprobs
 from carousel.client.core.result import Completion, Delta
 from carousel.server.chat.answer import PIECE_CHARS
 from carousel.server.chat.events import Event, ItemBegun, ItemDelta
 from carousel.server.openai.chat_format import ChatView
-from carousel.server.openai.logprobs import delta_pieces, in_pieces
+from carousel.server.openai.logprobs import delta_pieces, item_pieces
 from carousel.server.openai.response_types import UsageBody
 from carousel.server.openai.usage import UsageCount, usage_of
 from carousel.server.responses.item_reader import ItemReader
-from carousel.server.responses.output_items import (
-    LOGPROBS_MARK,
-    GrowingItem,
-    OutputItems,
-    filled,
-    spelled_logprobs,
-)
+from carousel.server.responses.output_items import GrowingItem, OutputItems
 from carousel.server.responses.types import (
     IncompleteDetails,
     InputDetails,
@@ -32,7 +27,9 @@ from carousel.server.responses.types import (
     ResponseBody,
     ResponseError,
     ResponseUsage,
+    empty_list,
 )
+from carousel.server.spelling.large_parts import LargeParts
 from runtime.base.errors import RequestError
 
 _encode = msgspec.json.Encoder().encode
@@ -44,6 +41,7 @@ NUM_TEXTS = {"text": "output_text", "reasoning": "reasoning_text", "tool_call": 
 
 class ResponsesFormat:
     done = b""
+    write_cost = 1
 
     def __init__(self, view: ChatView, head: ResponseBody, *, skips_special: bool) -> None:
         """`head` is the answer without anything that has been generated. `skips_special`: special tokens are
@@ -53,6 +51,7 @@ class ResponsesFormat:
         self._head = head
         self._reader = ItemReader(view, skips_special=skips_special)
         self._items = OutputItems()
+        self._large = LargeParts()
         self._usage = UsageCount(1)
         self._finish_reason: str | None = None
         self._num_events = 0
@@ -61,14 +60,23 @@ class ResponsesFormat:
 
     # -- a whole answer --------------------------------------------------------------------------------------
 
-    def response(self, completions: Sequence[Completion]) -> ResponseBody:
+    def pieces(self, completions: Sequence[Completion]) -> Iterator[bytes]:
+        usage = usage_of(completions)
         (completion,) = completions
-        output = completion.outputs[0]
+        (output,) = completion.outputs
         self._finish_reason = output.finish_reason
-        told = self._reader.read(output.text, output.token_ids, output.logprobs, output.finish_reason)
-        for event, logprobs in told:
-            self._apply(event, logprobs)
-        return self._ended(usage_of(completions))
+        whole = Delta(output.text, output.token_ids, output.logprobs, output.finish_reason)
+        for part in self._parts(whole):
+            told = self._reader.read(part.text, part.token_ids, part.logprobs, part.finish_reason)
+            for event, logprobs in told:
+                item = self._apply(event, logprobs)
+                if isinstance(event, ItemBegun):
+                    self._mark(item)
+        del completions, completion, output, whole  # the items have their logprobs
+        yield from self._large.filled(_encode(self._ended(usage)))
+
+    def _parts(self, delta: Delta) -> Iterator[Delta]:
+        return delta_pieces(delta) if self._view.shows_logprobs else iter((delta,))
 
     # -- a stream --------------------------------------------------------------------------------------------
 
@@ -80,30 +88,30 @@ class ResponsesFormat:
         elif self._plain and delta.text and self._reader.is_plain(delta.text):
             yield data + self._plain_event(delta.text)
             return
-        for part in delta_pieces(delta) if self._view.shows_logprobs else (delta,):
+        for part in self._parts(delta):
             told = self._reader.read(part.text, part.token_ids, part.logprobs, part.finish_reason)
             for event, logprobs in told:
-                item = self._items.open
                 data += self._event(event, logprobs)
-                if item is not None and item.is_marked and self._items.open is None:
-                    yield from filled(data, [item.logprobs] * data.count(LOGPROBS_MARK))
-                    data = b""
-                elif len(data) >= PIECE_CHARS:
-                    yield data
+                if len(data) >= PIECE_CHARS:
+                    yield from self._written(data)
                     data = b""
             if data:
-                yield data
+                yield from self._written(data)
                 data = b""
         if delta.finish_reason is not None:
             response = self._ended(self._usage.body())
             kind = "completed" if response.status == "completed" else "incomplete"
-            yield from self._items.filled(self._sse(f"response.{kind}", response=response))
+            yield from self._written(self._sse(f"response.{kind}", response=response))
+
+    @property
+    def num_kept_bytes(self) -> int:
+        return self._items.num_logprob_bytes
 
     def last_events(self) -> bytes:
         """Return no events: the last one may be long, and comes in pieces with the last delta."""
         return b""
 
-    def failure_events(self, error: RequestError) -> bytes:
+    def failure_events(self, error: RequestError) -> Iterator[bytes]:
         if self._items.open is not None:
             self._items.end(is_whole=False)
         failed = msgspec.structs.replace(
@@ -115,7 +123,7 @@ class ResponsesFormat:
             output=self._items.bodies(),
         )
         told = self._sse("error", code=error.code, message=error.message, param=error.param)
-        return b"".join(self._items.filled(told + self._sse("response.failed", response=failed)))
+        yield from self._written(told + self._sse("response.failed", response=failed))
 
     def _first_events(self) -> bytes:
         begun = self._sse("response.created", response=self._head)
@@ -123,12 +131,11 @@ class ResponsesFormat:
 
     def _event(self, event: Event, logprobs: Sequence[TokenLogprob]) -> bytes:
         """Return the events of the client for one of an item."""
-        num_known = 0 if self._items.open is None else len(self._items.open.logprobs)
         item = self._apply(event, logprobs)
         if isinstance(event, ItemBegun):
             return self._begin_events(item)
         if isinstance(event, ItemDelta):
-            return self._delta_event(item, event.text, bytes(item.logprobs[num_known:]).lstrip(b","))
+            return self._delta_event(item, event.text, self._spelled(logprobs))
         return self._end_events(item)
 
     def _begin_events(self, item: GrowingItem) -> bytes:
@@ -140,8 +147,24 @@ class ResponsesFormat:
             head = _encode({"type": "response.output_text.delta", **_place(item), "logprobs": []})
             self._plain = b"event: response.output_text.delta\ndata: " + head[:-1] + b',"delta":'
         data += self._sse("response.content_part.added", **_place(item), part=item.part())
-        item.is_marked = item.kind == "text" and self._view.shows_logprobs
+        self._mark(item)
         return data
+
+    def _mark(self, item: GrowingItem) -> None:
+        """Show the item's logprobs from now on. What shows it before has none."""
+        speller = self._view.speller
+        if item.kind == "text" and self._view.shows_logprobs and speller is not None:
+            item.shown_logprobs = self._large.add(Raw, partial(item_pieces, item.logprobs, speller))
+
+    def _written(self, data: bytes) -> Iterator[bytes]:
+        """Yield events in pieces, with logprobs for the marks in them."""
+        return self._large.filled(data) if self._view.shows_logprobs else iter((data,))
+
+    def _spelled(self, logprobs: Sequence[TokenLogprob]) -> Raw:
+        """Return the logprobs of a few tokens."""
+        if not logprobs or self._view.speller is None:
+            return empty_list()
+        return Raw(b"".join(item_pieces(logprobs, self._view.speller)))
 
     def _plain_event(self, text: str) -> bytes:
         assert self._items.open is not None
@@ -149,9 +172,9 @@ class ResponsesFormat:
         self._num_events += 1
         return b'%b%b,"sequence_number":%d}\n\n' % (self._plain, _encode(text), self._num_events - 1)
 
-    def _delta_event(self, item: GrowingItem, text: str, logprobs: bytes) -> bytes:
+    def _delta_event(self, item: GrowingItem, text: str, logprobs: Raw) -> bytes:
         kind = f"response.{NUM_TEXTS[item.kind]}.delta"
-        more = {"logprobs": Raw(b"[%b]" % logprobs)} if item.kind == "text" else {}
+        more = {"logprobs": logprobs} if item.kind == "text" else {}
         return self._sse(kind, **_place(item), **more, delta=text)
 
     def _end_events(self, item: GrowingItem) -> bytes:
@@ -161,7 +184,7 @@ class ResponsesFormat:
             data = self._sse(kind, **_place(item), name=item.name, arguments=item.text)
         else:
             part = item.part()
-            more = {"logprobs": item.shown_logprobs()} if item.kind == "text" else {}
+            more = {"logprobs": item.shown_logprobs} if item.kind == "text" else {}
             data = self._sse(kind, **_place(item), **more, text=item.text)
             data += self._sse("response.content_part.done", **_place(item), part=part)
         return data + self._sse("response.output_item.done", output_index=item.index, item=item.body())
@@ -184,10 +207,7 @@ class ResponsesFormat:
             return self._items.end(is_whole=event.is_whole)
         item.add(event.text)
         if logprobs:
-            assert self._view.speller is not None
-            for piece in in_pieces(logprobs, len(logprobs[0].top)):
-                spelled = _encode(spelled_logprobs(piece, self._view.speller))[1:-1]
-                item.logprobs += b"," + spelled if item.logprobs else spelled
+            item.logprobs.extend(packed_logprobs(logprobs))
         return item
 
     def _ended(self, usage: UsageBody) -> ResponseBody:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from carousel.client.core.logprobs import TokenLogprob
+from carousel.client.core.logprobs import LogprobColumns, TokenLogprob, packed_logprobs
 from carousel.server.chat.answer import AnswerPlan, AnswerReader
 from carousel.server.chat.events import Event, ItemBegun, ItemDelta, ItemDone
 from carousel.server.openai.chat_format import ChatView
@@ -18,10 +18,13 @@ PLAIN = AnswerPlan()
 class _Part(NamedTuple):
     text: str
     token_ids: list[int]
-    logprobs: Sequence[TokenLogprob]
+    logprobs: LogprobColumns[TokenLogprob]
 
 
-MORE = _Part("", [], ())
+NONE = LogprobColumns[TokenLogprob]()
+
+
+MORE = _Part("", [], NONE)
 """Part whose text and logprobs have been read before."""
 
 
@@ -36,10 +39,12 @@ class ItemReader:
         self._skips_special = skips_special
         self._text = ""
         """Text whose tokens have not been read."""
-        self._unread: deque[tuple[int, TokenLogprob]] = deque()
-        """Tokens whose text has not come as a whole."""
-        self._pending: list[TokenLogprob] = []
-        """Logprobs of tokens that have been read, but may not belong to the text."""
+        self._unread: deque[tuple[int, LogprobColumns[TokenLogprob]]] = deque()
+        """Tokens whose text has not come as a whole, with their logprobs."""
+        self._pending: list[LogprobColumns[TokenLogprob]] = []
+        """Logprobs of tokens that have been read, but may not belong to the text; packed, because there may
+        be many.
+        """
         self._has_begun = False
 
     @property
@@ -56,7 +61,8 @@ class ItemReader:
         """Yield the events of the next part of an answer, those of text with the logprobs of its tokens.
         Those of reasoning and calls are left out. `reason` is the finish reason, if it is the last part.
         """
-        for part in self._parts(_Part(text, token_ids, logprobs), is_last=reason is not None):
+        packed = packed_logprobs(logprobs)
+        for part in self._parts(_Part(text, token_ids, packed), is_last=reason is not None):
             told = part
             for events in self._reader.pieces(part.text, part.token_ids, is_last=False):
                 yield from self._events(events, told)
@@ -78,8 +84,8 @@ class ItemReader:
         self, events: list[Event], part: _Part | None
     ) -> Iterator[tuple[Event, Sequence[TokenLogprob]]]:
         """Yield events with logprobs. `part` is the text that made them; None: the end of the answer did."""
-        if part is not None:
-            self._pending += part.logprobs
+        if part is not None and part.logprobs:
+            self._pending.append(part.logprobs)
         for event in events:
             self._has_begun = True
             if event.kind != "text":
@@ -88,19 +94,20 @@ class ItemReader:
                 yield event, self._take(event.text)
                 continue
             elif isinstance(event, ItemDone) and part is None and self._pending:
-                yield ItemDelta("text", ""), self._pending
+                yield ItemDelta("text", ""), _joined(self._pending)
             yield event, ()
 
-    def _take(self, text: str) -> list[TokenLogprob]:
+    def _take(self, text: str) -> Sequence[TokenLogprob]:
         """Return the logprobs of the last tokens, those of a text. Before it there may be a marker."""
         pending, self._pending = self._pending, []
         if self._speller is None:
-            return pending
+            return _joined(pending)
         start, num_chars = len(pending), len(text)
         while start and num_chars > 0:
             start -= 1
-            num_chars -= self._speller.num_chars(pending[start].token_id, skips_special=self._skips_special)
-        return pending[start:]
+            (token_id,) = pending[start].arrays().ids.tolist()
+            num_chars -= self._speller.num_chars(token_id, skips_special=self._skips_special)
+        return _joined(pending[start:])
 
     def _parts(self, part: _Part, *, is_last: bool) -> Iterator[_Part]:
         """Yield a part of the answer as it is, or in pieces of one token each."""
@@ -108,7 +115,8 @@ class ItemReader:
             yield part
             return
         self._text += part.text
-        self._unread.extend(zip(part.token_ids, part.logprobs, strict=False))
+        num_told = min(len(part.token_ids), len(part.logprobs))
+        self._unread.extend((part.token_ids[at], part.logprobs.part(at, at + 1)) for at in range(num_told))
         start = 0
         while self._unread:
             token_id, entry = self._unread[0]
@@ -116,8 +124,17 @@ class ItemReader:
             if end > len(self._text) and not is_last:
                 break
             self._unread.popleft()
-            yield _Part(self._text[start:end], [token_id], (entry,))
+            yield _Part(self._text[start:end], [token_id], entry)
             start = min(end, len(self._text))
         self._text = self._text[start:]
         if is_last and self._text:
-            yield _Part(self._text, [], ())
+            yield _Part(self._text, [], NONE)
+
+
+def _joined(parts: Sequence[LogprobColumns[TokenLogprob]]) -> Sequence[TokenLogprob]:
+    if len(parts) == 1:
+        return parts[0]
+    joined = LogprobColumns[TokenLogprob]()
+    for part in parts:
+        joined.extend(part)
+    return joined

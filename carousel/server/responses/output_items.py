@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Raw
-from msgspec.json import encode
 
-from carousel.client.core.logprobs import TokenLogprob
+from carousel.client.core.logprobs import LogprobColumns, TokenLogprob
 from carousel.server.chat.events import ItemBegun, ItemKind
-from carousel.server.openai.logprobs import TokenSpeller, finite
-from carousel.server.request.sse import TEXT_MARK
 from carousel.server.responses.types import (
     FunctionCallItem,
     ItemStatus,
     OutputItem,
-    OutputLogprob,
     OutputMessage,
     OutputText,
     ReasoningItem,
     ReasoningText,
-    TopTokenLogprob,
+    empty_list,
 )
 from runtime.base.random_ids import random_id
 
-LOGPROBS_MARK = encode(TEXT_MARK)
-SLICE_BYTES = 64 << 10
 PREFIXES: dict[ItemKind, str] = {"text": "msg_", "reasoning": "rs_", "tool_call": "fc_"}
 
 
@@ -38,10 +31,11 @@ class GrowingItem:
     name: str = ""
     id: str = field(init=False)
     status: ItemStatus = "in_progress"
-    logprobs: bytearray = field(default_factory=bytearray)
-    """JSON of the logprobs of its tokens, without brackets."""
-    is_marked: bool = False
-    """True if LOGPROBS_MARK stands for its logprobs, which may be megabytes (`filled`)."""
+    logprobs: LogprobColumns[TokenLogprob] = field(default_factory=LogprobColumns)
+    """Logprobs of its tokens. They stay packed, because the events at its end and the answer's repeat them.
+    """
+    shown_logprobs: Raw = field(default_factory=empty_list)
+    """JSON of the logprobs, or a mark in their place."""
     _texts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -57,16 +51,11 @@ class GrowingItem:
             self._texts = ["".join(self._texts)]
         return self._texts[0] if self._texts else ""
 
-    def shown_logprobs(self) -> Raw:
-        if self.is_marked:
-            return Raw(LOGPROBS_MARK)
-        return Raw(b"".join((b"[", self.logprobs, b"]")))
-
     def part(self) -> OutputText | ReasoningText:
         """Return the one part of its content."""
         if self.kind == "reasoning":
             return ReasoningText(self.text)
-        return OutputText(self.text, logprobs=self.shown_logprobs())
+        return OutputText(self.text, logprobs=self.shown_logprobs)
 
     def body(self, *, is_empty: bool = False) -> OutputItem:
         """Return the item so far; with `is_empty` as it begins."""
@@ -108,35 +97,9 @@ class OutputItems:
         self.open = None
         return item
 
-    def filled(self, data: bytes) -> Iterator[bytes]:
-        """Yield events about all items, with their logprobs for the marks."""
-        return filled(data, [item.logprobs for item in self._items if item.is_marked])
+    @property
+    def num_logprob_bytes(self) -> int:
+        return sum(item.logprobs.num_bytes for item in self._items)
 
     def bodies(self) -> list[OutputItem]:
         return [item.body() for item in self._items]
-
-
-def filled(data: bytes, logprobs: Sequence[bytearray]) -> Iterator[bytes]:
-    """Yield events in pieces, with logprobs for the marks in them."""
-    first, *rest = data.split(LOGPROBS_MARK)
-    yield first
-    for own, part in zip(logprobs, rest, strict=True):
-        yield b"["
-        for start in range(0, len(own), SLICE_BYTES):
-            yield bytes(own[start : start + SLICE_BYTES])
-        yield b"]" + part
-
-
-def spelled_logprobs(entries: Sequence[TokenLogprob], speller: TokenSpeller) -> list[OutputLogprob]:
-    return [
-        OutputLogprob(
-            speller.text(entry.token_id),
-            speller.bytes(entry.token_id) or [],
-            finite(entry.logprob),
-            [
-                TopTokenLogprob(speller.text(token_id), speller.bytes(token_id) or [], finite(value))
-                for token_id, value in entry.top
-            ],
-        )
-        for entry in entries
-    ]

@@ -15,18 +15,20 @@ from carousel.client.core.request_builder import Prompt, RequestOptions, Submiss
 from carousel.client.core.result import respelled
 from carousel.server.guides import asked_guide_of_sampling
 from carousel.server.request.body import read_body
-from carousel.server.request.generation import (
-    Generation,
+from carousel.server.request.generation import Generation
+from carousel.server.request.labels import request_labels
+from carousel.server.request.prompts import (
     check_logits,
     check_prompt_logprobs,
     check_size,
+    encode_prompts,
+    prompts_of,
+    submissions_for,
     with_ids,
 )
-from carousel.server.request.labels import request_labels
-from carousel.server.request.prompts import encode_prompts, prompts_of, submissions_for
 from carousel.server.request.sampling import check_min_tokens, given_sampling, request_options
 from carousel.server.server_state import ServerState
-from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
+from carousel.server.sglang.generate_format import GenerateFormat, GenerateView, frames_with_texts
 from carousel.server.sglang.generate_types import PARAM_NAMES, SPELLINGS, GenerateBody, GenerateSampling
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest, RequestError
@@ -72,10 +74,11 @@ async def generate(request: Request) -> Response:
             shows_logprobs=sampling.logprobs is not None,
             num_top=sampling.logprobs or 0,
             shows_hidden_states=bool(body.return_hidden_states),
+            room=server.json_room,
         )
         if body.return_text_in_logprobs:
             server.tokenizer.require("return_text_in_logprobs")
-            view.token_text = (await server.tokenizer.vocabulary()).token_text
+            view.frames = frames_with_texts(await server.tokenizer.vocabulary())
         gathers_context = bool(sampling.additional_outputs) and sampling.gather_context
         if sampling.prompt_logprobs is not None or sampling.return_context_logits or gathers_context:
             ids = (await encode_prompts(server, asked, names, tenant_of(request.scope).name)).ids

@@ -16,7 +16,6 @@ from carousel.client.core.result import respelled
 from carousel.conversation import conversation
 from carousel.server.openai.types import MAX_PROMPTS
 from carousel.server.request.body import read_body
-from carousel.server.request.json_list import JsonList, encoded_as
 from carousel.server.request.prompts import template_options
 from carousel.server.request.tokenizer import Vocabulary, num_chars
 from carousel.server.server_state import ServerState
@@ -26,6 +25,7 @@ from carousel.server.sglang.tokenize_types import (
     TokenizeBody,
     TokenizeResponse,
 )
+from carousel.server.spelling.json_list import JsonList, encoded_as
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest
 

@@ -16,6 +16,7 @@ from carousel.server.openai.embeddings import usage_of_prompts, vectors_asked
 from carousel.server.request.body import read_body
 from carousel.server.request.generation import Generation
 from carousel.server.server_state import ServerState, new_id
+from carousel.server.spelling.large_parts import WholeFormat
 from carousel.server.vectors.scoring_types import (
     ComparedTexts,
     RankedDocument,
@@ -54,7 +55,11 @@ async def create_ranking(request: Request) -> Response:
     return Generation(server, asked, answer, {"prompt": "query, documents"})
 
 
-class ScoreFormat:
+PAIRS_AT_ONCE = 64
+"""Number of pairs of vectors that are compared at once, as float64."""
+
+
+class ScoreFormat(WholeFormat):
     """The answer of /score."""
 
     def __init__(self, model: str, num_first: int) -> None:
@@ -69,7 +74,7 @@ class ScoreFormat:
         return ScoreResponse(new_id("score"), int(time.time()), self._model, items, usage)
 
 
-class RerankFormat:
+class RerankFormat(WholeFormat):
     """The answer of /rerank."""
 
     def __init__(self, model: str, body: RerankBody, documents: Sequence[str]) -> None:
@@ -92,13 +97,17 @@ def similarities(first: Sequence[Completion], second: Sequence[Completion]) -> l
     """Return the cosines of the angles between vectors, in pairs, or of one with each of several; 0 for one
     without a length.
     """
-    left, right = (
-        np.array([embedding_of(each).vector for each in side], np.float64) for side in (first, second)
-    )
-    lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-    products = (left * right).sum(axis=1)
-    cosines = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
-    return [float(each) for each in cosines]
+    found: list[float] = []
+    for start in range(0, len(second), PAIRS_AT_ONCE):
+        pairs = slice(start, start + PAIRS_AT_ONCE)
+        left, right = (
+            np.array([embedding_of(each).vector for each in side], np.float64)
+            for side in (first if len(first) == 1 else first[pairs], second[pairs])
+        )
+        lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+        products = (left * right).sum(axis=1)
+        found += np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0).tolist()
+    return found
 
 
 def _listed(texts: ComparedTexts) -> list[str]:

@@ -16,22 +16,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from carousel.client.core.logprobs import LogprobColumns, TokenLogprob
+from carousel.client.core.logprobs import LogprobArrays, LogprobColumns, TokenLogprob, packed_logprobs
 from carousel.client.core.result import Completion, CompletionOutput, Delta
 from carousel.server.openai import logprobs
 from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView
-from carousel.server.openai.logprobs import TokenSpeller, in_pieces
+from carousel.server.openai.logprobs import TokenSpeller
+from carousel.server.responses.types import LOGPROBS
 from carousel.server.sglang import generate_format
 from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
-from carousel.server.sglang.generate_types import Logprob
+from carousel.server.spelling import logprob_json
+from carousel.server.spelling.logprob_json import in_pieces
+from carousel.server.spelling.token_table import TokenTables
 from carousel.server.tenancy import unread_answers
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 from carousel.server.tenancy.write_pace import WritePace
 from runtime.wire.format import TOKEN_BYTES, pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput, Usage
 from tests.harness.http.http_front import http_front
-from tests.harness.packed_logprobs import packed
 from tests.harness.ring.fake_ring import finish, output
 
 NUM_TOKENS, NUM_PROMPT, NUM_TOP = 60, 40, 5
@@ -60,24 +62,19 @@ def stream_of(parts: list[Delta], **view: Any) -> tuple[list[Any], list[int]]:
 
 def test_a_stream_spells_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It spelled those of the prompt once an event, 16 to 205 ms of each token."""
-    made: list[Any] = []
+    made = noted_numbers(monkeypatch)
     encoded: list[int] = []
     encode = msgspec.json.encode
-
-    def make(*given: Any) -> Logprob:
-        made.append(given)
-        return Logprob(*given)
-
-    monkeypatch.setattr(generate_format, "Logprob", make)
 
     def counted(value: Any) -> bytes:
         encoded.append(len(data := encode(value)))
         return data
 
     monkeypatch.setattr(generate_format, "_encode", counted)
-    monkeypatch.setattr("carousel.server.request.json_list._encode", counted)
+    monkeypatch.setattr("carousel.server.spelling.json_list._encode", counted)
+    monkeypatch.setattr(logprob_json, "_encode", counted)
     _, sizes = stream_of(deltas(), input_ids=[list(range(NUM_PROMPT))])
-    assert len(made) == NUM_TOKENS * (1 + NUM_TOP) + 1 + (NUM_PROMPT - 1) * (1 + NUM_TOP)
+    assert sum(made) == (NUM_TOKENS + NUM_PROMPT - 1) * (1 + NUM_TOP)
     assert sum(encoded) < 2 * max(sizes) < sum(sizes) / 10
 
 
@@ -97,9 +94,7 @@ def test_the_last_event_is_the_whole_answer() -> None:
             usage=USAGE,
         )
         form = GenerateFormat(GenerateView(["r"], shows_logprobs=True, num_top=NUM_TOP, **view), 1)
-        whole = json.loads(
-            msgspec.json.encode(form.response([Completion([output], USAGE, parts[0].prompt_logprobs)]))
-        )
+        whole = json.loads(b"".join(form.pieces([Completion([output], USAGE, parts[0].prompt_logprobs)])))
         for body in (whole, shown[-1]):
             assert body["meta_info"].pop("e2e_latency") >= 0
         assert whole == shown[-1]
@@ -119,6 +114,9 @@ def test_a_prompt_that_was_not_computed_to_its_end_has_no_values() -> None:
 class Words:
     """A vocabulary of numbers."""
 
+    def __init__(self) -> None:
+        self.tables = TokenTables()
+
     def token_text(self, token_id: int) -> str:
         return f"<{token_id}>"
 
@@ -127,6 +125,20 @@ class Words:
 
     def is_special(self, token_id: int) -> bool:
         return False
+
+
+def noted_numbers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many numbers each call spells from now on."""
+    spelled: list[int] = []
+    spell = logprob_json.numbers_json
+
+    def noted(values: Any) -> list[bytes]:
+        spelled.append(len(values))
+        return spell(values)
+
+    for module in (logprob_json, logprobs):
+        monkeypatch.setattr(module, "numbers_json", noted)
+    return spelled
 
 
 def large_delta(num_tokens: int) -> Delta:
@@ -149,14 +161,7 @@ def test_what_has_gathered_for_a_slow_reader_is_spelled_in_pieces(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that has paused is owed up to 262,144 of them, which took half a second in one piece."""
-    form, spelled = formats()[number], list[float]()
-
-    def noted(value: float) -> float:
-        spelled.append(value)
-        return value
-
-    for module in (logprobs, generate_format):
-        monkeypatch.setattr(module, "finite", noted)
+    form, spelled = formats()[number], noted_numbers(monkeypatch)
     delta = large_delta(1000)
     if number == 0:
         delta = msgspec.structs.replace(
@@ -165,7 +170,7 @@ def test_what_has_gathered_for_a_slow_reader_is_spelled_in_pieces(
     data, most, before = b"", 0, 0
     for piece in form.events(0, delta):
         data += piece
-        most, before = max(most, len(spelled) - before), len(spelled)
+        most, before = max(most, sum(spelled) - before), sum(spelled)
     assert before >= 1000 * 21
     assert most <= MAX_PIECE
     found = [json.loads(each.removeprefix(b"data: ")) for each in data.split(b"\n\n") if each]
@@ -281,24 +286,27 @@ def test_of_many_logprobs_a_piece_is_unpacked_at_a_time(
 ) -> None:
     """All of them as objects were 2 MB of each stream, which lived as long as it did."""
     made: list[int] = []
-    entries = LogprobColumns.__iter__
+    unpack = LogprobColumns.arrays
 
-    def noted(columns: LogprobColumns[Any]) -> Iterator[Any]:
+    def noted(columns: LogprobColumns[Any]) -> LogprobArrays:
         made.append(len(columns) * (1 + columns.num_top))
-        return entries(columns)
+        return unpack(columns)
 
-    monkeypatch.setattr(LogprobColumns, "__iter__", noted)
+    monkeypatch.setattr(LogprobColumns, "arrays", noted)
+    monkeypatch.setattr(LogprobColumns, "__iter__", None)
     prompt = list(range(300))
     generate = {"input_ids": prompt, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 20}
     generate["sampling_params"] = {"max_new_tokens": NUM_LONG}
     completion = {"prompt": prompt, "max_tokens": NUM_LONG, "logprobs": 20, "echo": True}
     messages = [{"role": "user", "content": "x"}]
     chat = {"messages": messages, "max_tokens": NUM_LONG, "logprobs": True, "top_logprobs": 20}
+    response = {"input": "x", "max_output_tokens": NUM_LONG, "include": [LOGPROBS], "top_logprobs": 20}
     with http_front(tmp_path, with_all_logprobs, context_length=2048) as front:
         for path, body, num_tokens in (
             ("/generate", generate, NUM_LONG + len(prompt)),
             ("/v1/completions", completion, NUM_LONG + len(prompt)),
             ("/v1/chat/completions", chat, NUM_LONG),
+            ("/v1/responses", response, NUM_LONG),
         ):
             for is_stream in (False, True):
                 made.clear()
@@ -337,9 +345,9 @@ def test_answers_that_nobody_reads_are_bounded(tmp_path: Path, monkeypatch: pyte
             caller.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + head.encode() + data)
         deadline_s = time.monotonic() + 60
         while len(unread) < num_callers:
-            assert time.monotonic() < deadline_s, "each was answered once others were closed"
+            assert time.monotonic() < deadline_s, "each was answered"
             time.sleep(0.02)
-        assert max(unread) <= size + whole
+        assert max(unread) <= num_callers * whole / 4, "they are not spelled before they are read"
         assert len(front.post("/v1/chat/completions", **body).content) == whole
 
 
@@ -350,7 +358,7 @@ ONE_OF_ITS_KIND = re.compile(rb'"id":"[^"]*"|"created":\d+|"e2e_latency":[-.e\d]
 def test_packed_logprobs_are_spelled_as_their_entries(number: int) -> None:
     spelled: list[list[bytes]] = []
     prompt, delta = [None, *(entry(each, 20) for each in range(899))], large_delta(300)
-    for pack in (list, packed):
+    for pack in (list, packed_logprobs):
         stream, whole = formats()[number], formats()[number]
         part = msgspec.structs.replace(
             delta, prompt_logprobs=pack(prompt if number == 0 else []), logprobs=pack(delta.logprobs)
@@ -358,8 +366,8 @@ def test_packed_logprobs_are_spelled_as_their_entries(number: int) -> None:
         output = CompletionOutput(
             0, "text", delta.token_ids, "text", delta.token_ids, pack(delta.logprobs), "length", usage=USAGE
         )
-        answer = whole.response([Completion([output], USAGE, part.prompt_logprobs)])
-        data = [*stream.events(0, part), msgspec.json.encode(answer)]
+        answer = whole.pieces([Completion([output], USAGE, part.prompt_logprobs)])
+        data = [b"".join(stream.events(0, part)), b"".join(answer)]
         spelled.append([ONE_OF_ITS_KIND.sub(b"", each) for each in data])
     assert spelled[0] == spelled[1]
     assert len(b"".join(spelled[0])) > 300 * 21 * 2 * 5

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from carousel.server.request.json_list import JsonList
 from carousel.server.request.tokenizer import ServerTokenizer
+from carousel.server.spelling.json_list import JsonList
 from runtime.settings.config import DEMO_MODEL
 from runtime.text.tokenizer import Tokenizer, load
 from tests.harness.http.http_front import Front, http_front

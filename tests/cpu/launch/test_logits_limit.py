@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from carousel import Client, GenerationExecutor, GenerationRequest, SamplingParams
-from carousel.server.request.generation import MAX_LOGITS
+from carousel.server.request.prompts import MAX_LOGITS
 from runtime.base.errors import InvalidRequest
 from tests.harness.ring.launched import Launched, launched
 

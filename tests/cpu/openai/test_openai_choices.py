@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from carousel.client.core.request_builder import Submission
-from carousel.server.request.generation import check_size
+from carousel.server.request.prompts import check_size
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import unpack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput

@@ -9,8 +9,7 @@ import random
 
 import pytest
 
-from carousel.client.core.logprobs import TokenLogprob
-from tests.harness.packed_logprobs import packed
+from carousel.client.core.logprobs import TokenLogprob, packed_logprobs
 
 NUM_TOP = 3
 
@@ -36,12 +35,12 @@ def test_they_read_like_a_list() -> None:
 
 def check_like_a_list(count: int, num_none: int, num_top: int, ranks: bool) -> None:
     expected = entries(count, num_top, num_none, ranks=ranks)
-    columns = packed(expected)
+    columns = packed_logprobs(expected)
     assert len(columns) == len(expected)
     assert list(columns) == list(iter(columns)) == expected
     assert columns == expected
     assert expected == columns
-    assert columns == packed(expected)
+    assert columns == packed_logprobs(expected)
     assert bool(columns) == bool(expected)
     assert repr(columns) == repr(expected)
     for place in range(-len(expected), len(expected)):
@@ -61,21 +60,21 @@ def check_like_a_list(count: int, num_none: int, num_top: int, ranks: bool) -> N
 @pytest.mark.parametrize("ranks", [False, True])
 def test_they_grow_and_slices_do_not(ranks: bool) -> None:
     expected = entries(9, num_none=2, ranks=ranks)
-    columns = packed(expected[:3])
+    columns = packed_logprobs(expected[:3])
     before = columns[:]
     for start, stop in ((3, 4), (4, 4), (4, 11)):
-        following = packed(expected[start:stop])
+        following = packed_logprobs(expected[start:stop])
         columns.extend(following)
         assert following == expected[start:stop], "it is not changed"
     assert columns == expected
     assert before == expected[:3]
-    beginning = packed([None])
-    beginning.extend(packed(expected[1:]))
+    beginning = packed_logprobs([None])
+    beginning.extend(packed_logprobs(expected[1:]))
     assert beginning == [None, *expected[1:]]
 
 
 def test_what_differs_is_not_equal() -> None:
-    columns = packed(entries(3))
+    columns = packed_logprobs(entries(3))
     assert columns != entries(4)
     assert columns != entries(3, num_top=2)
     assert columns != [None, *entries(3)[1:]]
@@ -89,7 +88,7 @@ def test_they_are_few_objects_however_many_they_are() -> None:
     gc.disable()
     try:
         before = gc.get_count()[0]
-        columns = packed(expected)
+        columns = packed_logprobs(expected)
         kept = [columns[start : start + 97] for start in range(0, len(columns), 97)]
         assert gc.get_count()[0] - before < 10 * len(kept)
     finally:

@@ -15,6 +15,7 @@ from carousel.client.core.result import Completion, CompletionOutput, Delta
 from carousel.server.anthropic.message_format import MessagesFormat
 from carousel.server.chat.answer import AnswerPlan
 from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
+from carousel.server.openai.response_types import ChatResponse
 from runtime.wire.messages import Usage
 from tests.unit.chat.cases import plan
 
@@ -119,7 +120,8 @@ def test_a_stream_says_what_the_whole_answer_and_a_chat_completion_say(
     assert told(stream) == told(message)
     for name in ("stop_reason", "stop_sequence", "usage"):
         assert stream[name] == message[name]
-    chat = ChatCompletionFormat(view_of(how)).response([Completion([output_of(text, reason)], USAGE)])
+    answer = ChatCompletionFormat(view_of(how)).pieces([Completion([output_of(text, reason)], USAGE)])
+    chat = msgspec.json.decode(b"".join(answer), type=ChatResponse)
     (choice,) = chat.choices
     assert joined(message, "text", "text") == (choice.message.content or "")
     assert joined(message, "thinking", "thinking") == (choice.message.reasoning or "")

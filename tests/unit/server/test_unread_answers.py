@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any, cast
 
 import pytest
 
 from carousel.server.tenancy import unread_answers
-from carousel.server.tenancy.unread_answers import (
-    CLOSED_AT_ONCE,
-    MAX_WAITING,
-    VALUES_OF_PLACE,
-    UnreadAnswers,
-)
-from runtime.base.errors import Overloaded
+from carousel.server.tenancy.unread_answers import CLOSED_AT_ONCE, KeptAnswer, UnreadAnswers
 
 SIZE = 100
 
 
-def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(test())
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**given: Any) -> None:
+        asyncio.run(test(**given))
 
     return run
 
@@ -103,105 +99,93 @@ async def test_what_is_unread_within_the_limit_stays() -> None:
     assert unread.num_bytes == 0
 
 
-@in_a_loop
-async def test_a_long_answer_waits_for_room_but_not_for_that_of_another_tenant() -> None:
-    unread = UnreadAnswers(SIZE)
-    transport = paused(unread, "flood", SIZE + 1)
-    begun: list[str] = []
+class Kept(KeptAnswer):
+    """An answer of so many bytes that waits from now on."""
 
-    async def answer(tenant: str) -> None:
-        async with unread.turn(tenant, 1):
-            begun.append(tenant)
+    def __init__(self, unread: UnreadAnswers, num_bytes: int, tenant: str = "") -> None:
+        super().__init__(unread, tenant, lambda: num_bytes, self._drop)
+        self.is_closed = False
 
-    own = asyncio.create_task(answer("flood"))
-    await asyncio.create_task(answer("other"))
-    assert begun == ["other"]
-    await _end_of(transport)
-    await own
-    assert begun == ["other", "flood"]
-    assert not unread._lines
+    def _drop(self) -> None:
+        self.is_closed = True
+
+    async def write(self, num_bytes: int, seconds: float) -> None:
+        """Write a piece for which its caller has room only after so many seconds."""
+        with self.waits():
+            await asyncio.sleep(seconds)
+        self.note(num_bytes)
 
 
 @in_a_loop
-async def test_of_one_tenant_one_long_answer_is_formatted_at_a_time_and_few_wait() -> None:
+async def test_an_answer_that_is_kept_until_it_is_read_counts_while_it_waits() -> None:
     unread = UnreadAnswers(SIZE)
-    end = asyncio.Event()
-    most, now = 0, 0
-
-    async def answer() -> None:
-        nonlocal most, now
-        async with unread.turn("a", VALUES_OF_PLACE):
-            now += 1
-            most = max(most, now)
-            await end.wait()
-            now -= 1
-
-    tasks = [asyncio.create_task(answer()) for _ in range(MAX_WAITING)]
+    kept = Kept(unread, SIZE)
+    writing = asyncio.create_task(kept.write(1, 0.02))
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded, match="long answers"):
-        await answer()
-    end.set()
-    await asyncio.gather(*tasks)
-    assert most == 1
+    assert unread.num_bytes == SIZE
+    await writing
+    assert unread.num_bytes == 0
+    assert not kept.is_closed
 
 
 @in_a_loop
-async def test_answers_that_wait_are_counted_by_what_they_hold() -> None:
-    """Two thousand embeddings may hold eight times as much as the most logprobs."""
+async def test_who_reads_little_of_an_answer_that_is_kept_is_closed() -> None:
+    """It reads a piece now and then, each time before it would have been closed for reading nothing."""
     unread = UnreadAnswers(SIZE)
-    end = asyncio.Event()
+    kept, fast = Kept(unread, SIZE), Kept(unread, SIZE)
 
-    async def answer(num_places: int) -> None:
-        async with unread.turn("a", num_places * VALUES_OF_PLACE):
-            await end.wait()
+    async def trickle() -> None:
+        while not kept.is_closed:
+            await kept.write(1, 0.02)
 
-    # One alone is always taken.
-    tasks = [asyncio.create_task(answer(2 * MAX_WAITING))]
-    await asyncio.sleep(0)
-    with pytest.raises(Overloaded):
-        await answer(1)
-    end.set()
-    await tasks[0]
-    end.clear()
-    tasks = [asyncio.create_task(answer(MAX_WAITING // 2)) for _ in range(2)]
-    await asyncio.sleep(0)
-    with pytest.raises(Overloaded):
-        await answer(1)
-    end.set()
-    await asyncio.gather(*tasks)
-    assert not unread._lines
+    async def read() -> None:
+        while not kept.is_closed:
+            await fast.write(100, 0.02)
+
+    async with asyncio.timeout(10):
+        await asyncio.gather(trickle(), read())
+    assert not fast.is_closed
 
 
 @in_a_loop
-async def test_one_that_leaves_while_it_waits_holds_up_no_other() -> None:
+async def test_what_was_read_long_ago_does_not_keep_an_answer_that_is_read_no_more() -> None:
     unread = UnreadAnswers(SIZE)
-    transport = paused(unread, "a", SIZE + 1)
+    kept = Kept(unread, 2 * SIZE)
+    kept.note(1_000_000)
+    writing = asyncio.create_task(kept.write(1, 60))
+    async with asyncio.timeout(10):
+        while not kept.is_closed:
+            await asyncio.sleep(0.01)
+    writing.cancel()
 
-    async def answer() -> None:
-        async with unread.turn("a", 1):
-            pass
 
-    tasks = [asyncio.create_task(answer()) for _ in range(3)]
-    await asyncio.sleep(0)
-    for each in tasks[:2]:  # the first waits for room, the others for their turn
-        each.cancel()
-    await _end_of(transport)
-    await tasks[2]
-    assert all(each.cancelled() for each in tasks[:2])
-    assert not unread._lines
+@in_a_loop
+async def test_while_far_too_much_is_unread_callers_have_less_time_to_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unread_answers, "GRACE_S", 3600.0)
+    monkeypatch.setattr(unread_answers, "SHORT_GRACE_S", 0.05)
+    unread = UnreadAnswers(SIZE)
+    transports = [paused(unread, "", 90) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    assert not any(each.is_closed for each in transports)
+    transports.append(paused(unread, "", 90))
+    await _end_of(transports[0])
+    await asyncio.sleep(0.1)
+    assert sum(each.is_closed for each in transports) == 1, "the others have their time"
 
 
 def test_of_many_that_do_not_read_a_few_are_closed_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """All were looked at again for each one that was closed: 45 ms in one turn for 500."""
     num_connections, num_rated = 10 * CLOSED_AT_ONCE, 0
-    rate = unread_answers._Reader.rate
+    rate = unread_answers._Written.rate
 
-    def counted(self: Any, now_s: float) -> float:
+    def counted(self: unread_answers._Written, now_s: float) -> float:
         nonlocal num_rated
         num_rated += 1
         return rate(self, now_s)
 
-    monkeypatch.setattr(unread_answers._Reader, "rate", counted)
+    monkeypatch.setattr(unread_answers._Written, "rate", counted)
 
     async def run() -> None:
         unread = UnreadAnswers(SIZE)
@@ -215,4 +199,4 @@ def test_of_many_that_do_not_read_a_few_are_closed_in_a_turn(monkeypatch: pytest
         assert num_closed == num_connections - 1
 
     asyncio.run(run())
-    assert num_rated <= 10 * num_connections
+    assert num_rated <= 11 * num_connections

@@ -1,0 +1,1 @@
+"""JSON of what an answer has much of, made piece by piece as the answer is written."""
