@@ -159,7 +159,7 @@ class _CallSize:
         self._num_parts += sum(map(bytes(data).count, (b"[", b"{", b",")))
         if self._num_bytes > MAX_FURTHER_BYTES or self._num_parts > MAX_CALL_PARTS:
             raise InvalidRequest(
-                f"{where}: all calls of tools in a conversation may have {MAX_FURTHER_BYTES} bytes and "
+                f"{where}: all tool calls in a conversation may have {MAX_FURTHER_BYTES} bytes and "
                 f"{MAX_CALL_PARTS} brackets and commas together",
                 param=where,
             )

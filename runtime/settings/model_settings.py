@@ -43,7 +43,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_call_parser: Annotated[
         str,
         setting(
-            "format in which the model writes calls of tools (docs/tools.md), or none: requests with tools "
+            "format in which the model writes tool calls (docs/tools.md), or none: requests with tools "
             "are refused; auto: as the chat template has it",
             "--tool-parser",
         ),

@@ -161,7 +161,7 @@ class ChatTemplate:
         """Raise InvalidRequest for parts of messages that the template would silently leave out."""
         for number, message in enumerate(messages):
             if message.get("tool_calls") and not self._calls.shows_calls:
-                param, what = f"messages[{number}].tool_calls", "calls of tools"
+                param, what = f"messages[{number}].tool_calls", "tool calls"
             elif message.get("role") == "tool" and not self._calls.shows_results:
                 param, what = f"messages[{number}].role", "results of tools"
             else:

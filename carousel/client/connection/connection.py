@@ -9,8 +9,8 @@ alone decides that the ring is gone, and then says so exactly once.
 While a process of the ring is being replaced nothing is sent; once it is ready `on_restart` says so, and that
 comes after everything that the old one had sent.
 
-A request's number decides its way: its lane, hence the client id in its handles, and its tokenizer. Later
-messages about it go the same way.
+The number of a request decides its lane, hence the client id in its handles, and its tokenizer, which also
+gets all later messages about it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 import zmq
 
-from carousel.client.connection.lane import Lane, TokenizerWay
+from carousel.client.connection.lane import Lane, TokenizerOutbox
 from carousel.client.connection.target import Target, find_target
 from carousel.client.core import ring_state
 from carousel.client.core.request_builder import no_text
@@ -79,7 +79,7 @@ class Connection:
         `opened` is resolved.
         """
         self.client_ids: tuple[int, ...] = ()
-        self._ways: tuple[TokenizerWay, ...] = ()
+        self._tokenizers: tuple[TokenizerOutbox, ...] = ()
         self._lanes: list[Lane] = []
         self._poller = zmq.Poller()
         self._target = target
@@ -109,7 +109,7 @@ class Connection:
         return number % len(self.client_ids)
 
     def tokenizer_of(self, number: int) -> int:
-        return number % len(self._ways)
+        return number % len(self._tokenizers)
 
     @property
     def generation(self) -> int:
@@ -117,10 +117,10 @@ class Connection:
 
     @property
     def has_room(self) -> bool:
-        return all(len(way.unsent) < MAX_UNSENT for way in self._ways)
+        return all(len(tokenizer.unsent) < MAX_UNSENT for tokenizer in self._tokenizers)
 
     def submit(self, message: ToTokenizer, number: int) -> None:
-        if len(self._ways[self.tokenizer_of(number)].unsent) >= MAX_UNSENT:
+        if len(self._tokenizers[self.tokenizer_of(number)].unsent) >= MAX_UNSENT:
             raise Overloaded("the runtime takes requests more slowly than they are made; try again later")
         self._enqueue(message, number)
 
@@ -129,12 +129,12 @@ class Connection:
 
     def abort(self, handles: tuple[bytes, ...], number: int) -> None:
         self._check_usable()
-        self._ways[self.tokenizer_of(number)].aborts.extend(handles)
+        self._tokenizers[self.tokenizer_of(number)].aborts.extend(handles)
         self._wake()
 
     def abort_all(self) -> None:
         for client_id in self.client_ids:
-            for tokenizer in range(len(self._ways)):
+            for tokenizer in range(len(self._tokenizers)):
                 self._enqueue(AbortRequest(client=client_id), tokenizer)
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class Connection:
     def _enqueue(self, message: ToTokenizer, number: int) -> None:
         frame = self._encode(message)
         self._check_usable()
-        self._ways[self.tokenizer_of(number)].unsent.add(frame)
+        self._tokenizers[self.tokenizer_of(number)].unsent.add(frame)
         self._wake()
 
     def _check_usable(self) -> None:
@@ -216,12 +216,12 @@ class Connection:
         for index in range(1, first.num_detokenizers):
             self._open_lane(context, index, deadline)
         self._requests = MessageCodec(ToTokenizer, first.epoch)
-        ways: list[TokenizerWay] = []
+        tokenizers: list[TokenizerOutbox] = []
         for index in range(first.num_tokenizers):
             address = self._target.tokenizer_in(index, first.num_detokenizers)
-            ways.append(TokenizerWay(context, self._target, address, self._requests))
+            tokenizers.append(TokenizerOutbox(context, self._target, address, self._requests))
         self.client_ids = tuple(lane.client_id for lane in self._lanes)
-        self._ways = tuple(ways)
+        self._tokenizers = tuple(tokenizers)
         self.max_waiting = first.max_waiting
         self._ring.begin(len(self._lanes), time.monotonic())
         self._carry_out(self._ring.see(self._watch.status()))
@@ -258,13 +258,13 @@ class Connection:
                 if lane.socket in ready:
                     self._receive(lane)
             now = time.monotonic()
-            for way in self._ways:
-                blocked = ring.is_whole(now) and not way.try_send()
-                poller.register(way.socket, zmq.POLLOUT if blocked else 0)
+            for tokenizer in self._tokenizers:
+                blocked = ring.is_whole(now) and not tokenizer.try_send()
+                poller.register(tokenizer.socket, zmq.POLLOUT if blocked else 0)
             if ring.is_due(now):
                 self._tick(now)
-        for way in self._ways:
-            way.try_send()
+        for tokenizer in self._tokenizers:
+            tokenizer.try_send()
 
     def _receive(self, lane: Lane) -> None:
         if not lane.is_open:
@@ -287,7 +287,7 @@ class Connection:
         watch, ring = self._watch, self._ring
         lost = [lane.index for lane in self._lanes if lane.is_lost]
         self._carry_out(ring.tick(now, watch.why_gone(), watch.status(), lost))
-        links = [way.link for way in self._ways if way.link]
+        links = [tokenizer.link for tokenizer in self._tokenizers if tokenizer.link]
         broken = [index for index, link in enumerate(links) if link.forgive()]
         self._carry_out(ring.see_links(broken, [index for index, link in enumerate(links) if link.stands]))
         are_links_lost = bool(links) and all(link.is_lost for link in links)
@@ -305,7 +305,7 @@ class Connection:
             elif isinstance(command, ReplaceLane):
                 self._replace_lane(command.index)
             elif isinstance(command, RetryLink):
-                if link := self._ways[command.index].link:
+                if link := self._tokenizers[command.index].link:
                     link.retry()
             else:
                 self._lanes[command.index].ping()

@@ -1,4 +1,4 @@
-"""Sockets of a connection: a Lane to each detokenizer, and a TokenizerWay to each tokenizer. Only the I/O
+"""Sockets of a connection: a Lane to each detokenizer, and a TokenizerOutbox to each tokenizer. Only the I/O
 thread uses them.
 """
 
@@ -189,7 +189,7 @@ class Lane:
         self.socket.close(linger=0)
 
 
-class TokenizerWay:
+class TokenizerOutbox:
     """Queue of callers' messages for one tokenizer. Callers' threads append to it, and the I/O
     thread sends.
     """

@@ -368,8 +368,8 @@ class Session(Generic[M]):
         """Return True if request `number` passes through the process."""
         if restart.role == "engine":
             return True
-        way = self.connection.tokenizer_of if restart.role == "tokenizer" else self.connection.lane_of
-        return way(number) == restart.index
+        index_of = self.connection.tokenizer_of if restart.role == "tokenizer" else self.connection.lane_of
+        return index_of(number) == restart.index
 
     def _make_again(self, request: RequestState, restart: Restart) -> None:
         failed: list[SequenceOutput] = []

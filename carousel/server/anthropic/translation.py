@@ -124,7 +124,7 @@ def translate(body: CountTokensBody) -> Translation:
     if body.messages and body.messages[-1].role == "assistant":
         if turns.messages[-1].tool_calls:
             place = f"messages[{len(body.messages) - 1}]"
-            raise InvalidRequest(f"{place}: its calls of tools have no results", param=place)
+            raise InvalidRequest(f"{place}: its tool calls have no results", param=place)
         chat.continue_final_message = True
     if len(body.tools):
         chat.tools = Raw(_tools(body.tools))

@@ -146,7 +146,7 @@ def _tools(body: ChatBody, choice: ToolChoice, parser: str) -> ToolSet:
     if parser not in TOOL_FORMATS:
         if choice.mode != "none" and _are_tools(body.tools):
             raise InvalidRequest(
-                "tools: this server reads no calls of tools: its chat template is of no format that it "
+                "tools: this server reads no tool calls: its chat template is of no format that it "
                 "knows, and the launch named none with --tool-call-parser",
                 param="tools",
                 code="unsupported_parameter",

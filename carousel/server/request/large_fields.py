@@ -63,7 +63,7 @@ class Shape:
     texts: tuple[str, ...] = ()
     """Texts of an earlier answer, such as its reasoning."""
     calls: tuple[str, ...] = ()
-    """Fields with calls of tools of an earlier answer."""
+    """Fields with tool calls of an earlier answer."""
     max_items: int = MAX_MESSAGE_STRINGS
     """Maximum number of such objects in a list."""
 

@@ -119,7 +119,7 @@ class ResponsesBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     tool_choice: ToolMode | ToolSelection | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=1, lt=MAX_CALLS)] | None = None
-    """Shown in the answer. It limits calls of tools that OpenAI runs, of which there are none here."""
+    """Shown in the answer. It limits tool calls that OpenAI runs, of which there are none here."""
     reasoning: ReasoningBody | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None

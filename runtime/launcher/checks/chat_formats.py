@@ -42,9 +42,9 @@ def with_chat_formats(config: RuntimeConfig, template: str) -> RuntimeConfig:
                 else "requests with tools are refused (--tool-call-parser none)"
             )
         else:
-            logger.info("calls of tools are read as %s writes them (--tool-call-parser)", tool_calls)
+            logger.info("tool calls are parsed as %s (--tool-call-parser)", tool_calls)
         if reasoning != NONE:
-            logger.info("reasoning is told apart as %s writes it (--reasoning-parser)", reasoning)
+            logger.info("reasoning is parsed as %s (--reasoning-parser)", reasoning)
     return msgspec.structs.replace(config, tool_call_parser=tool_calls, reasoning_parser=reasoning)
 
 

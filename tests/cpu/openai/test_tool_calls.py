@@ -1,4 +1,4 @@
-"""Calls of tools and reasoning over HTTP, with a fake ring that says what the test's script has."""
+"""Tool calls and reasoning over HTTP, with a fake ring that says what the test's script has."""
 
 from __future__ import annotations
 

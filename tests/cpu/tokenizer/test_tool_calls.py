@@ -1,4 +1,4 @@
-"""Histories of agents in chat templates: calls of tools in the form that templates expect."""
+"""Histories of agents in chat templates: tool calls in the form that templates expect."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_what_a_template_would_leave_out_of_a_history_is_refused_by_name() -> No
     tokenizer = with_template("{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}")
     user = {"role": "user", "content": "x"}
     assert tokenizer.apply_chat_template([user]) == "x"
-    with pytest.raises(InvalidRequest, match="does not show calls of tools") as error:
+    with pytest.raises(InvalidRequest, match="does not show tool calls") as error:
         tokenizer.apply_chat_template([user, call({})])
     assert error.value.param == "messages[1].tool_calls"
     with pytest.raises(InvalidRequest, match="does not show results of tools") as error:

@@ -83,8 +83,8 @@ def test_a_format_that_cannot_be_is_refused(template: str, settings: dict[str, s
 def test_the_launch_says_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     chosen(HERMES + "</think>")
-    assert "calls of tools are read as hermes writes them" in caplog.text
-    assert "reasoning is told apart as qwen3 writes it" in caplog.text
+    assert "tool calls are parsed as hermes" in caplog.text
+    assert "reasoning is parsed as qwen3" in caplog.text
     caplog.clear()
     chosen("{{ messages }}")
     assert "requests with tools are refused: the chat template is of no known format" in caplog.text

@@ -113,7 +113,7 @@ def test_thinking_is_passed_back_as_reasoning() -> None:
 def test_an_answer_that_was_begun_is_continued() -> None:
     assert translated(messages=[USER, assistant(text("I"))]).body.continue_final_message
     assert translated().body.continue_final_message is None
-    with pytest.raises(InvalidRequest, match=r"messages\[1\]: its calls of tools have no results"):
+    with pytest.raises(InvalidRequest, match=r"messages\[1\]: its tool calls have no results"):
         translated(messages=[USER, assistant(use("f"))])
 
 

@@ -538,7 +538,7 @@ def test_arguments_that_are_nested_too_deeply_are_refused_in_plain_words() -> No
 
 @pytest.mark.parametrize("padding", [0, SMALL_BODY_BYTES], ids=["small", "large"])
 def test_the_history_of_an_agent_may_be_large(padding: int) -> None:
-    """Calls of tools above 64 KiB were served in a small body alone."""
+    """Tool calls above 64 KiB were served in a small body alone."""
     arguments = {"text": '"\u00e9\n' * 15_000 + "x" * padding}
     call = {"function": {"name": "f", "arguments": json.dumps(arguments)}, "odd": 1}
     own = {"role": "assistant", "content": "y", "tool_calls": [call]}
