@@ -49,7 +49,7 @@ BYTES_OF_ENTRY = 16
 """Bytes that a character or an id of a prompt counts for when it is sent (`Entrance`)."""
 MANY_CHARS = 8192
 """Number of characters and ids from which on an answer is formatted beside the event loop. So many take up
-to 20 ms where they are calls of tools.
+to 20 ms where they are tool calls.
 """
 CHARS_OF_WORK = 64
 """Number of characters of an answer that count as one where such answers wait for each other."""
