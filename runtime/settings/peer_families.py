@@ -53,8 +53,7 @@ PEER_FAMILIES: tuple[PeerFamily, ...] = (
         (
             *("--moe-", "--ep-", "--eplb-", "--enable-eplb", "--expert-", "--deepep-", "--elastic-ep-"),
             *("--max-ep-size", "--num-redundant-experts", "--init-expert-location", "--all2all-backend"),
-            *("--kt-", "--enable-dbo", "--dbo-", "--cluster-size", "--disable-shared-experts-fusion"),
-            *("--enforce-shared-experts-fusion", "--enable-two-batch-overlap", "--tbo-"),
+            *("--kt-", "--enable-dbo", "--dbo-", "--cluster-size", "--enable-two-batch-overlap", "--tbo-"),
             "--enable-single-batch-overlap",
         ),
         "expert parallelism is not built; --tp-size divides the experts, too",
@@ -94,6 +93,7 @@ PEER_FAMILIES: tuple[PeerFamily, ...] = (
             *("--bf16-gemm-", "--flashinfer-", "--disable-flashinfer-", "--enable-flashinfer-", "--kernel-"),
             *("--triton-attention-", "--attention-config", "-ac", "--linear-backend", "--torch-compile-"),
             *("--enable-torch-compile-", "--enable-aiter-", "--disable-aiter-", "--enable-fused-"),
+            *("--moe-runner-backend", "--disable-shared-experts-fusion", "--enforce-shared-experts-fusion"),
             *("--override-attention-dtype", "--enable-tf32-matmul", "--enable-lean-attention"),
         ),
         _KERNELS,

@@ -169,7 +169,8 @@ REFUSED = """
 --hicache-ratio 2 | a KV cache is its server's alone
 --speculative-ngram-max-trie-depth 4 | NGRAM looks for the longest match
 --speculative-token-map x | draft models are not built
---moe-runner-backend triton | --tp-size divides the experts
+--moe-a2a-backend deepep | --tp-size divides the experts
+--moe-runner-backend triton | kernels are chosen by the device
 --data-parallel-size-local 1 | start several servers
 --cuda-graph-sizes 1 2 | --cudagraph-capture-sizes lists the sizes
 --cuda-graph-backend-decode full | decode steps are recorded as
