@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,14 +79,14 @@ def short_answer(url: str) -> str:
     return text
 
 
-def stall(ring: Launched, seconds: float) -> None:
+def stall(ring: Launched, num_answers: int) -> None:
+    """Let as many short answers be given beside a stream that nobody reads, 20 steps each."""
     alone = StalledStream(ring.url, NUM_TOKENS).read_to_end()
     expected = short_answer(ring.url)
     pids = [pid for pid in ring.pids() if pid != os.getpid()]
     before = {pid: memory_kb(pid) for pid in pids}
     stalled = StalledStream(ring.url, NUM_TOKENS)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    for _ in range(num_answers):
         assert short_answer(ring.url) == expected
     growth = {pid: memory_kb(pid) - before[pid] for pid in pids}
     assert max(growth.values()) < MAX_GROWTH_KB, growth
@@ -101,9 +100,9 @@ def text_of(events: list[dict[str, object]]) -> str:
 
 
 def test_a_reader_that_stalls_costs_nothing_and_gets_everything(ring: Launched) -> None:
-    stall(ring, 3.0)
+    stall(ring, 40)
 
 
 @pytest.mark.full
-def test_a_reader_that_stalls_for_a_minute_costs_nothing_and_gets_everything(ring: Launched) -> None:
-    stall(ring, 60.0)
+def test_a_reader_that_stalls_for_long_costs_nothing_and_gets_everything(ring: Launched) -> None:
+    stall(ring, 1000)
