@@ -279,8 +279,8 @@ def test_a_flood_on_its_way_to_the_scheduler_has_nobody_else_refused(demo: Token
     ring.status = ProcessStatus(num_running=50, num_waiting=50)  # a hundred more may wait
     errors: dict[int, ErrorInfo] = {}
     for turn in range(40):
-        for seq in range(256):
-            ring.send(ask("alice", 256 * turn + seq))
+        for seq in range(100):
+            ring.send(ask("alice", 100 * turn + seq))
         ring.send(ask("bob", turn))
         for _ in range(3):
             ring.loop.turn()
