@@ -77,17 +77,17 @@ def test_of_a_long_prompt_the_end_is_looked_through() -> None:
 
 
 def test_a_step_costs_no_more_in_a_long_sequence() -> None:
-    """Twenty times the length, with a wide margin for a machine that does something else."""
+    """Twenty times the length, in CPU time with a wide margin for a machine that does something else."""
 
     def best_of(length: int) -> float:
         index = NgramIndex(np.arange(length, dtype=np.int32) % 5000, length + 4000)
         times = []
         for _ in range(20):
-            began = time.perf_counter()
+            began = time.thread_time()
             for token in range(100):
                 index.extend([token])
                 index.find()
-            times.append(time.perf_counter() - began)
+            times.append(time.thread_time() - began)
         return min(times) / 100
 
     assert best_of(20_000) < 4 * best_of(1000) + 5e-6
