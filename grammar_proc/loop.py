@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 from grammar_proc.backend import BackendVocabulary, Matcher
 from grammar_proc.branches import Branches
 from grammar_proc.compile_child import Compiled
-from grammar_proc.compiler import GuideCompiler, key_of
+from grammar_proc.compiler import GuideCompiler, ReadyGuides, key_of
 from grammar_proc.matchers import GuideBroken, MaskPlace, Matchers
 from grammar_proc.vocabulary import reason_of
 from runtime.base.errors import InvalidRequest, RequestError
@@ -43,10 +42,6 @@ from runtime.wire.transport import Inbox, Outbox
 MAX_DRAIN = 256
 MAX_STATES = 64
 """Maximum number of states in one message, so that the first ones need not wait for the last."""
-MAX_READY = 256
-"""Number of guides that are kept compiled."""
-MAX_READY_CHARS = 1 << 21
-"""Characters of the grammars that are kept compiled. Each takes 60 to 320 bytes of memory."""
 BUSY_WAIT_S = 0.02
 TELL_S = 0.025
 """Seconds after which what has arrived meanwhile is looked at before further masks are made: it may be from a
@@ -62,55 +57,6 @@ def _give_way() -> None:
     """Lower the priority of this thread, so that it gets about a tenth of a processor that others want."""
     niceness = max(COMPILE_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))  # niceness may not be lowered
     os.setpriority(os.PRIO_PROCESS, 0, niceness)
-
-
-class _Ready(NamedTuple):
-    start: Matcher
-    tenant: str
-    num_chars: int
-
-
-class ReadyGuides:
-    """Recently compiled guides, by their keys, limited in number and memory."""
-
-    def __init__(self) -> None:
-        self._guides: OrderedDict[bytes, _Ready] = OrderedDict()
-        self._num_chars: Counter[str] = Counter()
-        """Characters of the grammars of each tenant."""
-
-    def __len__(self) -> int:
-        return len(self._guides)
-
-    def get(self, key: bytes) -> Matcher | None:
-        """Return a matcher at the start of a guide; None if it is not kept."""
-        if key not in self._guides:
-            return None
-        self._guides.move_to_end(key)
-        return self._guides[key].start
-
-    def add(self, key: bytes, start: Matcher, num_chars: int, tenant: str = "") -> None:
-        """Keep a compiled guide; `num_chars` is the length of its grammar. Of the tenant with the most, in
-        number or characters, the least recently used is dropped; the newest stays.
-        """
-        self._guides[key] = _Ready(start, tenant, num_chars)
-        self._num_chars[tenant] += num_chars
-        while len(self._guides) > MAX_READY:
-            self._drop_of(Counter(each.tenant for each in self._guides.values()), key)
-        while self._num_chars.total() > MAX_READY_CHARS and len(self._guides) > 1:
-            self._drop_of(self._num_chars, key)
-
-    def _drop_of(self, amounts: Counter[str], newest: bytes) -> None:
-        """Drop the least recently used guide of the tenant with the largest amount that has another one than
-        the newest.
-        """
-        most = max(amounts[each.tenant] for key, each in self._guides.items() if key != newest)
-        key = next(
-            key for key, each in self._guides.items() if key != newest and amounts[each.tenant] == most
-        )
-        gone = self._guides.pop(key)
-        self._num_chars[gone.tenant] -= gone.num_chars
-        if not self._num_chars[gone.tenant]:
-            del self._num_chars[gone.tenant]
 
 
 class GrammarLoop:
@@ -169,6 +115,7 @@ class GrammarLoop:
         began = time.monotonic()
         while self._matchers.has_news and time.monotonic() - began < TELL_S:
             self._tell(MAX_STATES)
+        self._ready.forget_if_large()
         is_clear = self._scheduler.flush() and self._masks_out.flush()
         if self._matchers.has_news:
             return 0.0

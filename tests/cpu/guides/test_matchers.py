@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,11 +18,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from grammar_proc import branches as branching
-from grammar_proc import loop
+from grammar_proc import compiler, loop
 from grammar_proc import matchers as matching
 from grammar_proc.backend import BackendVocabulary
 from grammar_proc.branches import Branches
 from grammar_proc.compile_child import Compiled, try_guide
+from grammar_proc.compiler import POOL_BYTES, MemoryWatch, resident_bytes
 from grammar_proc.matchers import GuideBroken, MaskPlace, Matchers
 from grammar_proc.open_backend import open_vocabulary
 from grammar_proc.vocabulary import GrammarVocabulary
@@ -231,10 +234,10 @@ def test_guesses_that_take_too_long_are_given_up_and_their_sequence_goes_on(
 def test_guides_that_are_kept_are_bounded_in_number_and_size(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MAX_READY", 3)
-    monkeypatch.setattr(loop, "MAX_READY_CHARS", 100)
+    monkeypatch.setattr(compiler, "MAX_READY", 3)
+    monkeypatch.setattr(compiler, "MAX_READY_CHARS", 100)
     start = vocabulary.compile(try_guide(Guide("regex", "a"), vocabulary).grammar)
-    ready = loop.ReadyGuides()
+    ready = compiler.ReadyGuides()
     for key in (b"a", b"b", b"c"):
         ready.add(key, start, 10)
     assert ready.get(b"a") is start
@@ -286,9 +289,9 @@ def test_compiled_guides_of_a_flood_take_the_place_of_its_own(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = vocabulary.compile(try_guide(Guide("regex", "a"), vocabulary).grammar)
-    monkeypatch.setattr(loop, "MAX_READY", 4)
-    monkeypatch.setattr(loop, "MAX_READY_CHARS", 100)
-    ready = loop.ReadyGuides()
+    monkeypatch.setattr(compiler, "MAX_READY", 4)
+    monkeypatch.setattr(compiler, "MAX_READY_CHARS", 100)
+    ready = compiler.ReadyGuides()
     ready.add(b"of bob", start, 10, "bob")
     for number in range(20):
         ready.add(b"%d" % number, start, 10, "alice")
@@ -321,8 +324,11 @@ class _Trial:
         return [(key, Compiled(self.grammar)) for key in done]
 
 
-def test_a_tenant_cannot_tell_by_the_time_what_guides_another_has_used(vocabulary: GrammarVocabulary) -> None:
-    trial, sent, received = _Trial(vocabulary), list[Any](), list[Any]()
+def asking_of(
+    vocabulary: GrammarVocabulary, trial: _Trial
+) -> tuple[loop.GrammarLoop, Callable[[str, int], None]]:
+    """A loop, and a function that opens a sequence of a tenant in the same guide and waits for its mask."""
+    sent, received = list[Any](), list[Any]()
 
     def send(message: Any) -> bool:
         sent.append(message)
@@ -340,10 +346,47 @@ def test_a_tenant_cannot_tell_by_the_time_what_guides_another_has_used(vocabular
             assert time.monotonic() < deadline_s
             grammar_loop.turn()
 
+    return grammar_loop, ask
+
+
+def test_a_tenant_cannot_tell_by_the_time_what_guides_another_has_used(vocabulary: GrammarVocabulary) -> None:
+    trial = _Trial(vocabulary)
+    _, ask = asking_of(vocabulary, trial)
     for number, tenant in enumerate(["alice", "alice", "bob", "", "bob"]):
         ask(tenant, number)
     assert [tenant for tenant, _ in trial.tried] == ["alice", "bob", ""]
     assert len(set(trial.tried)) == len({key for _, key in trial.tried}) == 3
+
+
+def test_compiled_guides_are_forgotten_when_the_process_has_grown(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each grows with the texts that have been followed in it, up to 25 MB."""
+    size = 100 << 20
+    monkeypatch.setattr(compiler, "MemoryWatch", lambda: MemoryWatch(lambda: size))
+    trial = _Trial(vocabulary)
+    grammar_loop, ask = asking_of(vocabulary, trial)
+    ask("alice", 0)
+    ask("alice", 1)
+    size += POOL_BYTES + 1
+    grammar_loop.turn()
+    for number in (2, 3):  # what is left then belongs to the sequences
+        ask("alice", number)
+        grammar_loop.turn()
+    assert len(trial.tried) == 2
+
+
+def test_a_guide_has_only_so_many_states(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching, "MAX_EXCESS_S", math.inf)
+    pattern = "(.*a.{21}|.*b.{31}|.*c.{16}|.*e.{26}){3}.{500}"
+    followed = Followed(vocabulary, a=Guide("regex", pattern))
+    before = resident_bytes()
+    while not followed.broken:
+        followed.step()
+    assert "too many states" in followed.broken[b"a"]
+    assert resident_bytes() - before < 48 << 20
 
 
 def test_the_thread_that_compiles_gives_way_and_no_other_does() -> None:
