@@ -408,7 +408,7 @@ def test_a_model_that_reasons_not_takes_no_budget(tmp_path: Path) -> None:
     with http_front(tmp_path, spell("ab")) as front, client_of(front) as client:
         body: Any = {"max_tokens": 20, "thinking": {"type": "enabled", "budget_tokens": 9}}
         assert "thinking.budget_tokens: this server tells no reasoning apart" in refused(front, **body)
-        assert "tools: this server reads no calls" in refused(front, tools=TOOLS)
+        assert "tools: this server reads no tool calls" in refused(front, tools=TOOLS)
         for kind in ("adaptive", "disabled"):
             thinking: Any = {"type": kind}
             message = streamed(client, max_tokens=20, thinking=thinking)
