@@ -26,7 +26,7 @@ from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
 from carousel.server.sglang.grown_logprobs import JsonRoom
 from carousel.server.spelling.token_table import MAX_KNOWN, TokenTable, TokenTables
 from carousel.server.tenancy import unread_answers
-from carousel.server.tenancy.unread_answers import UnreadAnswers
+from carousel.server.tenancy.unread_answers import KeptAnswer, UnreadAnswers
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput, Usage
 from tests.harness.http.http_front import Front, http_front, raw_request
@@ -37,6 +37,7 @@ NUM_VALUES = NUM_TOKENS * (1 + NUM_TOP)
 NUM_KNOWN = 500
 PACKED_BYTES = 8 * NUM_VALUES
 MAX_EVENT_PIECE = 512 << 10
+CLOSED = -1
 
 
 class Letters:
@@ -164,17 +165,24 @@ def with_text(request: GenerateRequest) -> list[SequenceOutput]:
 
 @contextmanager
 def counted_front(run_dir: Path, answer: Any, size: int) -> Iterator[tuple[Front, list[int]]]:
-    """A server with this limit of unread bytes, and how many it has counted after each change."""
-    make, add = UnreadAnswers.__init__, UnreadAnswers.add
+    """A server with this limit of unread bytes, and how many it has counted after each change. CLOSED stands
+    for a connection that was closed.
+    """
+    make, add, close = UnreadAnswers.__init__, UnreadAnswers.add, KeptAnswer.close
     counted: list[int] = []
 
     def noted(self: UnreadAnswers, *reader: Any) -> None:
         add(self, *reader)
         counted.append(self.num_bytes)
 
+    def closed(self: KeptAnswer) -> None:
+        close(self)
+        counted.append(CLOSED)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(UnreadAnswers, "__init__", lambda self: make(self, size))
         patch.setattr(UnreadAnswers, "add", noted)
+        patch.setattr(KeptAnswer, "close", closed)
         patch.setattr(unread_answers, "GRACE_S", 0.2)
         patch.setattr(unread_answers, "CHECK_S", 0.02)
         with http_front(run_dir, answer, context_length=2048) as front:
@@ -227,10 +235,9 @@ def test_answers_that_are_spelled_as_they_are_read_count_by_what_they_keep(
                 while b"response.output_text.done" not in seen and (part := caller.recv(1 << 16)):
                     seen = seen[-64:] + part
         deadline_s = time.monotonic() + 30
-        while max(counted, default=0) <= size:
+        while max(counted, default=0) <= size or CLOSED not in counted:
             assert time.monotonic() < deadline_s, "each counts by what it keeps"
             time.sleep(0.02)
-        time.sleep(1.0)
         num_closed = sum(ends_early(caller, end) for caller in callers)
         assert 1 <= num_closed < num_callers
         assert not ends_early(slow_caller(stack, front, data), end), "who reads gets it all"
