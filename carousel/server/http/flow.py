@@ -59,8 +59,7 @@ class Flow(FlowControl):
 
 def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
     """Return the application with shortcuts past the middleware in the scope's state: `send_body`, the
-    innermost `send`; `write_chunk`, which does not wait; `has_left`; and `abort`, which drops the connection
-    with all that is written on it.
+    innermost `send`; `write_chunk`, which does not wait; `has_left`; and the connection's `transport`.
     """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +67,7 @@ def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
         state["send_body"] = send
         state["write_chunk"] = partial(write_chunk, cycle)
         state["has_left"] = partial(has_left, cycle)
-        state["abort"] = cycle.transport.abort
+        state["transport"] = cycle.transport
         try:
             await app(scope, receive, send)
         finally:

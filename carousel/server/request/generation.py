@@ -210,7 +210,7 @@ class Generation(Response):
     def _writer(self, scope: Scope, send: Send, num_kept_bytes: Callable[[], int]) -> AnswerWriter:
         """Return a writer of the answer, of which so many bytes are kept until it is written."""
         state, server = scope["state"], self._server
-        kept = server.unread.kept(self._tenant.name, num_kept_bytes, state["abort"])
+        kept = server.unread.kept(state["transport"], self._tenant.name, num_kept_bytes)
         headers = EVENT_HEADERS if self._submissions[0].stream else JSON_HEADERS
         return AnswerWriter(send, state, kept, server.entrance, headers)
 

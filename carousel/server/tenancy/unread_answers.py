@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 POOL_BYTES = 32 << 20
 GRACE_S = 5.0
@@ -26,9 +27,11 @@ logger = logging.getLogger(__name__)
 class _Unread(ABC):
     """Part of an answer that its caller has not read; base class."""
 
-    tenant: str
-    num_left = 0
-    """Number of bytes, when it was last looked at."""
+    def __init__(self, transport: asyncio.Transport, tenant: str) -> None:
+        self.transport = transport
+        self.tenant = tenant
+        self.num_left = 0
+        """Number of bytes, when it was last looked at."""
 
     @abstractmethod
     def look(self) -> None:
@@ -42,32 +45,24 @@ class _Unread(ABC):
     def rate(self, now_s: float) -> float:
         """Return the bytes that were read in a second of this time."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Drop the connection."""
-
 
 class _Written(_Unread):
     """Bytes that are written on a connection whose caller does not keep up."""
 
     def __init__(self, transport: asyncio.Transport, tenant: str, now_s: float) -> None:
-        self.tenant = tenant
-        self._transport = transport
+        super().__init__(transport, tenant)
         self._began_s = now_s
         self.look()
         self._num_bytes = self.num_left
 
     def look(self) -> None:
-        self.num_left = self._transport.get_write_buffer_size()
+        self.num_left = self.transport.get_write_buffer_size()
 
     def waited_s(self, now_s: float) -> float:
         return now_s - self._began_s
 
     def rate(self, now_s: float) -> float:
         return (self._num_bytes - self.num_left) / max(self.waited_s(now_s), 1e-3)
-
-    def close(self) -> None:
-        self._transport.abort()
 
 
 class KeptAnswer(_Unread):
@@ -76,13 +71,12 @@ class KeptAnswer(_Unread):
     """
 
     def __init__(
-        self, unread: UnreadAnswers, tenant: str, num_bytes: Callable[[], int], close: Callable[[], None]
+        self, unread: UnreadAnswers, transport: asyncio.Transport, tenant: str, num_bytes: Callable[[], int]
     ) -> None:
         """`num_bytes` returns the bytes of the compact form."""
-        self.tenant = tenant
+        super().__init__(transport, tenant)
         self._unread = unread
         self._count = num_bytes
-        self._close = close
         self._num_written = 0
         """Bytes written since the waiting time was last counted from zero."""
         self._waited_s = 0.0
@@ -100,7 +94,7 @@ class KeptAnswer(_Unread):
             self._waited_s, self._num_written = 0.0, 0
         self._since_s = _now_s()
         self.look()
-        self._unread.add(self, self)
+        self._unread.add(self)
         try:
             yield
         finally:
@@ -117,9 +111,6 @@ class KeptAnswer(_Unread):
         is_stuck = now_s - self._since_s >= GRACE_S
         return 0.0 if is_stuck else self._num_written / max(self.waited_s(now_s), 1e-3)
 
-    def close(self) -> None:
-        self._close()
-
 
 class UnreadAnswers:
     """Answers that are not read, in one event loop.
@@ -130,7 +121,8 @@ class UnreadAnswers:
 
     def __init__(self, size: int = POOL_BYTES) -> None:
         self._size = size
-        self._readers: dict[object, _Unread] = {}
+        self._readers: dict[asyncio.Transport, list[_Unread]] = {}
+        """What is unread of each connection: bytes that are written, a kept answer, or both."""
         self._num_bytes = 0
         """Number of unread bytes, or more: a reader counts for what it had when it was last looked at."""
         self._timer: asyncio.TimerHandle | None = None
@@ -141,37 +133,41 @@ class UnreadAnswers:
 
     def pause(self, transport: asyncio.Transport, tenant: str) -> None:
         """Count a connection on which more was written than its caller reads."""
-        self.add(transport, _Written(transport, tenant, _now_s()))
+        self.resume(transport)
+        self.add(_Written(transport, tenant, _now_s()))
 
     def resume(self, transport: asyncio.Transport) -> None:
-        """Forget a connection: its caller has caught up or left."""
-        self.remove(transport)
+        """Forget what was written on a connection: its caller has caught up or left."""
+        for reader in self._readers.get(transport, ()):
+            if isinstance(reader, _Written):
+                self.remove(reader)
+                return
 
-    def kept(self, tenant: str, num_bytes: Callable[[], int], close: Callable[[], None]) -> KeptAnswer:
-        """Return an answer of a tenant. `num_bytes` returns the bytes of its compact form, and `close` drops
-        its connection.
-        """
-        return KeptAnswer(self, tenant, num_bytes, close)
+    def kept(self, transport: asyncio.Transport, tenant: str, num_bytes: Callable[[], int]) -> KeptAnswer:
+        """Return an answer of a tenant. `num_bytes` returns the bytes of its compact form."""
+        return KeptAnswer(self, transport, tenant, num_bytes)
 
-    def add(self, key: object, reader: _Unread) -> None:
-        """Count what a caller has not read, by the key of its connection or answer."""
-        self.remove(key)
-        self._readers[key] = reader
+    def add(self, reader: _Unread) -> None:
+        """Count what a caller has not read."""
+        self._readers.setdefault(reader.transport, []).append(reader)
         self._num_bytes += reader.num_left
         if self._num_bytes > self._size and self._timer is None:
             self._look()
 
-    def remove(self, key: object) -> None:
-        """Forget what was counted by a key."""
-        reader = self._readers.pop(key, None)
-        if reader is not None:
+    def remove(self, reader: _Unread) -> None:
+        """Forget what was counted, unless its connection was closed."""
+        readers = self._readers.get(reader.transport, [])
+        if reader in readers:
+            readers.remove(reader)
             self._num_bytes -= reader.num_left
+            if not readers:
+                del self._readers[reader.transport]
 
     def _look(self) -> None:
         """Look at what has been read, and close connections if too much has not."""
         self._timer = None
         sums: dict[str, int] = {}
-        for reader in self._readers.values():
+        for reader in chain.from_iterable(self._readers.values()):
             reader.look()
             sums[reader.tenant] = sums.get(reader.tenant, 0) + reader.num_left
         self._num_bytes = sum(sums.values())
@@ -193,24 +189,29 @@ class UnreadAnswers:
             tenant = max(sums, key=lambda each: sums[each])
             if not slow.get(tenant):
                 break
-            reader = self._readers.pop(slow[tenant].pop())
-            sums[tenant] -= reader.num_left
-            self._num_bytes -= reader.num_left
-            reader.close()
-            num_closed += 1
+            transport = slow[tenant].pop()
+            readers = self._readers.pop(transport, [])
+            for reader in readers:
+                sums[reader.tenant] -= reader.num_left
+                self._num_bytes -= reader.num_left
+            if readers:
+                transport.abort()
+                num_closed += 1
         return num_closed
 
-    def _slow_by_tenant(self, grace_s: float) -> dict[str, list[object]]:
-        """Return the keys of what may be closed, by tenant. The slowest is the last one."""
+    def _slow_by_tenant(self, grace_s: float) -> dict[str, list[asyncio.Transport]]:
+        """Return the connections that may be closed, by tenant. The slowest is the last one. A connection may
+        be there twice.
+        """
         now_s = _now_s()
-        rated: dict[str, list[tuple[float, object]]] = {}
-        for key, reader in self._readers.items():
+        rated: dict[str, list[tuple[float, asyncio.Transport]]] = {}
+        for reader in chain.from_iterable(self._readers.values()):
             if reader.waited_s(now_s) >= grace_s and (rate := reader.rate(now_s)) < LEAST_RATE:
-                rated.setdefault(reader.tenant, []).append((rate, key))
-        slow: dict[str, list[object]] = {}
+                rated.setdefault(reader.tenant, []).append((rate, reader.transport))
+        slow: dict[str, list[asyncio.Transport]] = {}
         for tenant, pairs in rated.items():
             pairs.sort(key=lambda pair: pair[0])
-            slow[tenant] = [key for _, key in reversed(pairs)]
+            slow[tenant] = [transport for _, transport in reversed(pairs)]
         return slow
 
 

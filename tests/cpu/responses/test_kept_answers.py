@@ -26,7 +26,7 @@ from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
 from carousel.server.sglang.grown_logprobs import JsonRoom
 from carousel.server.spelling.token_table import MAX_KNOWN, TokenTable, TokenTables
 from carousel.server.tenancy import unread_answers
-from carousel.server.tenancy.unread_answers import KeptAnswer, UnreadAnswers
+from carousel.server.tenancy.unread_answers import UnreadAnswers
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput, Usage
 from tests.harness.http.http_front import Front, http_front, raw_request
@@ -168,21 +168,22 @@ def counted_front(run_dir: Path, answer: Any, size: int) -> Iterator[tuple[Front
     """A server with this limit of unread bytes, and how many it has counted after each change. CLOSED stands
     for a connection that was closed.
     """
-    make, add, close = UnreadAnswers.__init__, UnreadAnswers.add, KeptAnswer.close
+    make, add, close = UnreadAnswers.__init__, UnreadAnswers.add, UnreadAnswers._close_slow
     counted: list[int] = []
 
     def noted(self: UnreadAnswers, *reader: Any) -> None:
         add(self, *reader)
         counted.append(self.num_bytes)
 
-    def closed(self: KeptAnswer) -> None:
-        close(self)
-        counted.append(CLOSED)
+    def close_slow(self: UnreadAnswers, *given: Any) -> int:
+        num_closed = close(self, *given)
+        counted.extend([CLOSED] * num_closed)
+        return num_closed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(UnreadAnswers, "__init__", lambda self: make(self, size))
         patch.setattr(UnreadAnswers, "add", noted)
-        patch.setattr(KeptAnswer, "close", closed)
+        patch.setattr(UnreadAnswers, "_close_slow", close_slow)
         patch.setattr(unread_answers, "GRACE_S", 0.2)
         patch.setattr(unread_answers, "CHECK_S", 0.02)
         with http_front(run_dir, answer, context_length=2048) as front:

@@ -103,11 +103,11 @@ class Kept(KeptAnswer):
     """An answer of so many bytes that waits from now on."""
 
     def __init__(self, unread: UnreadAnswers, num_bytes: int, tenant: str = "") -> None:
-        super().__init__(unread, tenant, lambda: num_bytes, self._drop)
-        self.is_closed = False
+        super().__init__(unread, cast(Any, Transport(0)), tenant, lambda: num_bytes)
 
-    def _drop(self) -> None:
-        self.is_closed = True
+    @property
+    def is_closed(self) -> bool:
+        return cast(Transport, self.transport).is_closed
 
     async def write(self, num_bytes: int, seconds: float) -> None:
         """Write a piece for which its caller has room only after so many seconds."""
@@ -145,6 +145,26 @@ async def test_who_reads_little_of_an_answer_that_is_kept_is_closed() -> None:
     async with asyncio.timeout(10):
         await asyncio.gather(trickle(), read())
     assert not fast.is_closed
+
+
+@in_a_loop
+async def test_a_connection_with_a_kept_answer_is_closed_once() -> None:
+    """What was written of a kept answer counts beside it. Others were closed for bytes of a closed one."""
+    unread = UnreadAnswers(SIZE)
+    answers = [Kept(unread, 30) for _ in range(2)]
+    writing = [asyncio.create_task(each.write(1, 60)) for each in answers]
+    await asyncio.sleep(0)
+    for each in answers:
+        cast(Transport, each.transport).num_bytes = 30
+        unread.pause(each.transport, "")
+    async with asyncio.timeout(10):
+        while not any(each.is_closed for each in answers):
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert sum(each.is_closed for each in answers) == 1
+    assert unread.num_bytes == 60
+    for task in writing:
+        task.cancel()
 
 
 @in_a_loop
