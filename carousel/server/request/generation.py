@@ -250,10 +250,8 @@ class Generation(Response):
             completions = await all_results(calls)
         # Encoding long texts or comparing vectors takes long; other callers' tokens must not wait for it.
         is_long = self._submissions[0].options.get("task") == "embed" or _is_long(self._sampling)
-        num_bytes, num_chars = (
-            sum(each.num_packed_bytes for each in completions) if is_long else 0,
-            _num_chars(completions),
-        )
+        num_bytes = sum(each.num_packed_bytes for each in completions) if is_long else 0
+        num_chars = _num_chars(completions)
         pieces = iter(self._answer.pieces(completions))
         make_first = partial(next, pieces, b"")
         if is_long:
