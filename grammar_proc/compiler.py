@@ -380,6 +380,15 @@ class ReadyGuides:
         while self._num_chars.total() > MAX_READY_CHARS and len(self._guides) > 1:
             self._drop_of(self._num_chars, key)
 
+    def forget(self, key: bytes) -> None:
+        """Keep a guide no longer."""
+        gone = self._guides.pop(key, None)
+        if gone is None:
+            return
+        self._num_chars[gone.tenant] -= gone.num_chars
+        if not self._num_chars[gone.tenant]:
+            del self._num_chars[gone.tenant]
+
     def _drop_of(self, amounts: Counter[str], newest: bytes) -> None:
         """Drop the least recently used guide of the tenant with the largest amount that has another one than
         the newest.
@@ -388,10 +397,7 @@ class ReadyGuides:
         key = next(
             key for key, each in self._guides.items() if key != newest and amounts[each.tenant] == most
         )
-        gone = self._guides.pop(key)
-        self._num_chars[gone.tenant] -= gone.num_chars
-        if not self._num_chars[gone.tenant]:
-            del self._num_chars[gone.tenant]
+        self.forget(key)
 
 
 def resident_bytes() -> int:

@@ -86,6 +86,8 @@ class GrammarLoop:
         """Sequences that wait for a guide: handle to message, by the guide's key."""
         self._waiting_for: dict[bytes, bytes] = {}
         """Key of the guide for which a sequence waits."""
+        self._guide_of: dict[bytes, bytes] = {}
+        """Key of the guide of each sequence."""
         self._thread = ThreadPoolExecutor(1, "compile", initializer=_give_way)
         self._made: dict[bytes, tuple[Future[Matcher], int, str]] = {}
         """Guides that the thread compiles, each with the length of its grammar and its tenant."""
@@ -135,14 +137,14 @@ class GrammarLoop:
             self._matchers.clear()
             self._branches.clear()
             self._memory = None
-            for handle in list(self._waiting_for):
+            for handle in list(self._guide_of):
                 self._close(handle)
 
     # -- guides ---------------------------------------------------------------------------------------------
 
     def _open(self, message: OpenMatcher) -> None:
         self._close(message.handle)
-        key = key_of(message.guide, message.tenant)
+        key = self._guide_of[message.handle] = key_of(message.guide, message.tenant)
         start = self._ready.get(key)
         if start is not None:
             self._begin(message, start)
@@ -163,6 +165,7 @@ class GrammarLoop:
     def _close(self, handle: bytes) -> None:
         self._matchers.close(handle)
         self._branches.close(handle)
+        self._guide_of.pop(handle, None)
         key = self._waiting_for.pop(handle, None)
         if key is not None:
             waiting = self._waits[key]
@@ -215,7 +218,7 @@ class GrammarLoop:
                 message.handle, start, message.output_ids, self._place(message), message.tenant
             )
         except RequestError as error:
-            self._refuse(message.handle, error_info(error))
+            self._give_up(message.handle, error)
 
     def _place(self, message: OpenMatcher) -> MaskPlace | None:
         """Return the place where masks are written. None: they are sent, or the scheduler that asked
@@ -231,6 +234,13 @@ class GrammarLoop:
             return None
         return MaskPlace(self._memory, message.slot, message.num_slots)
 
+    def _give_up(self, handle: bytes, error: RequestError) -> None:
+        """Refuse a sequence that cannot go on in its guide. All texts that are followed in a compiled guide
+        add to its states, so those of earlier sequences may be the reason: the next one gets a new one.
+        """
+        self._ready.forget(self._guide_of.get(handle, b""))
+        self._refuse(handle, error_info(error))
+
     def _refuse(self, handle: bytes, error: ErrorInfo) -> None:
         self._scheduler.send(GuideRefused(handle, error))
 
@@ -243,8 +253,8 @@ class GrammarLoop:
         try:
             states = self._branches.branch(start, message)
         except GuideBroken as error:
+            self._give_up(message.handle, error)
             self._close(message.handle)
-            self._refuse(message.handle, error_info(error))
             return
         if states is not None:
             self._masks_out.send(states)
@@ -253,7 +263,7 @@ class GrammarLoop:
         states: list[MatcherState] = []
         for each in self._matchers.news(most):
             if isinstance(each, GuideBroken):
-                self._refuse(each.handle, error_info(each))
+                self._give_up(each.handle, each)
             else:
                 states.append(each)
         if states:

@@ -24,10 +24,10 @@ MAX_STEP_ITEMS = 10_000
 """Limit on the work for one mask. With llguidance's own, 50,000, one mask of a two-line grammar whose texts
 can be read in many ways took 7.7 s. Objects of 300 optional properties need more than 5,000.
 """
-MAX_LEXER_STATES = 1 << 15
-"""Maximum number of states that the texts of a guide are in, which are made as they are met: 25 MB. With
-llguidance's own, 250,000, eight patterns of 80 characters took 636 MB. Objects of 60 texts of 50 to 110
-characters need more than 8,000.
+MAX_LEXER_STATES = 1 << 16
+"""Maximum number of states that the texts of a guide are in, which are made as they are met: 50 MB. With
+llguidance's own, 250,000, eight patterns of 80 characters took 636 MB. An object of 60 texts of 50 to 110
+characters needs more than 8,000, and all such objects together more than 32,768.
 """
 MAX_PROBES = 16
 
