@@ -141,13 +141,12 @@ class InlineAdapters:
         room, the oldest ones of tenants that have more. Raises Overloaded if there is no room then.
         """
         sizes: dict[str, dict[Path, int]] = {who: {}}
-        with contextlib.suppress(OSError):
-            for folder in sorted(incoming.iterdir(), key=lambda each: each.stat().st_mtime):
-                if time.time() - folder.stat().st_mtime > INCOMING_S:
-                    shutil.rmtree(folder, ignore_errors=True)
-                elif "-" in folder.name:
-                    holder, *_, size = folder.name.split("-")
-                    sizes.setdefault(holder, {})[folder] = int(size, 16)
+        for changed_s, folder in _by_age(incoming):
+            if time.time() - changed_s > INCOMING_S:
+                shutil.rmtree(folder, ignore_errors=True)
+            elif "-" in folder.name:
+                holder, *_, size = folder.name.split("-")
+                sizes.setdefault(holder, {})[folder] = int(size, 16)
         sums = {holder: sum(own.values()) for holder, own in sizes.items()}
         part = self._max_bytes // len(sums)
         while sum(sums.values()) + piece.size > self._max_bytes:
@@ -162,6 +161,17 @@ class InlineAdapters:
 
     def _path(self, kind: str, tenant: str, task_id: int) -> Path:
         return kept_in(self._folder) / f"{_who(tenant)}-{kind}-{task_id}"
+
+
+def _by_age(folder: Path) -> list[tuple[float, Path]]:
+    """Return the directories in a directory with the times of their last changes, the oldest first. One that
+    another tokenizer removes or completes meanwhile is left out.
+    """
+    found: list[tuple[float, Path]] = []
+    for each in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError):
+            found.append((each.stat().st_mtime, each))
+    return sorted(found)
 
 
 def _who(tenant: str) -> str:

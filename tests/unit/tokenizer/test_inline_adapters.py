@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,25 @@ def test_uploads_of_one_tenant_give_way_to_those_of_another_within_its_part(tmp_
         client = CLIENT + (tenant == "bob")
         placed = [inline.take(piece, client, tenant) for piece in pieces(weights, number)[1:]][-1]
         assert isinstance(placed, AdapterPiece)
+
+
+def test_uploads_count_while_another_tokenizer_completes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory is gone between two looks. Then none of the others counted."""
+    weights = packed()
+    inline = InlineAdapters(tmp_path, 16, 2 * len(weights.weights))
+    for number in (1, 2):
+        inline.take(pieces(weights, number)[0], CLIENT, OWNER)
+    iterdir = Path.iterdir
+
+    def with_one_that_is_gone(folder: Path) -> Iterator[Path]:
+        yield folder / "owner-7-9-0-1"
+        yield from iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", with_one_that_is_gone)
+    with pytest.raises(Overloaded, match="try again later"):
+        inline.take(pieces(weights, 3)[0], CLIENT, OWNER)
 
 
 def test_an_upload_that_rests_is_given_up(inline: InlineAdapters, tmp_path: Path) -> None:
