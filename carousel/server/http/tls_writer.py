@@ -160,6 +160,8 @@ class TlsWriter(asyncio.Transport):
     def _close_if_read(self) -> None:
         """Close the connection if the kernel takes more, so that nothing waits in the transport below."""
         self._next = None
+        if self._transport.is_closing():  # it has no socket any more
+            return
         poll = select.poll()
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLOUT)
         if poll.poll(0):

@@ -169,3 +169,24 @@ def test_nothing_is_passed_on_once_the_connection_ends(how: str) -> None:
             assert made.said == ["pause"]
 
     asyncio.run(main())
+
+
+def test_a_connection_that_ends_between_two_looks_is_looked_at_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The event loop's transport knows of the end a turn earlier, and has no socket then."""
+    monkeypatch.setattr(tls_writer, "CLOSE_CHECK_S", 0.001)
+
+    async def main() -> None:
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        with Connection(num_pieces=9) as made:
+            made.fill()
+            made.writer.close()
+            made.below.is_aborted = True
+            monkeypatch.setattr(made.below, "connection", None)
+            await asyncio.sleep(0.01)
+            assert not faults
+            assert not made.below.is_closed
+
+    asyncio.run(main())
