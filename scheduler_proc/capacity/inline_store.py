@@ -1,13 +1,13 @@
 """InlineStore: keeps adapters that came with requests, up to a limit, and chooses which to remove. It removes
 the least recently used adapter that no live request uses, of the tenant that has the most, the new one
-included. If that is not enough, it refuses the new one.
+included. If that would not be enough, it removes none and refuses the new one.
 Files are handled by KeptFiles only.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from runtime.base.errors import AdapterNotResident, InvalidRequest
@@ -80,29 +80,29 @@ class InlineStore:
             raise AdapterNotResident("lora_config: the weights are not kept any more", param=PARAM)
         needed = self._size(kept)
         if not self._has_room(needed):
-            self._make_room(needed, _holder(path))
-        if not self._has_room(needed):
-            self._files.remove_adapter(path)
-            unit = "pages" if self._is_by_pages else "bytes"
-            raise InvalidRequest(
-                f"lora_config: the weights take {needed} {unit}; {self._room - self._num_used} of "
-                f"{self._room} are not in use (--lora-host-cache-size, --lora-host-rows)",
-                param=PARAM,
-                code="no_room_for_adapter",
-            )
+            in_use = frozenset(self._in_use())
+            sizes = [self._size(each) for other, each in self._kept.items() if other in in_use]
+            free = self._room - sum(sizes)
+            if needed > free or len(sizes) >= MAX_KEPT:
+                self._files.remove_adapter(path)
+                unit = "pages" if self._is_by_pages else "bytes"
+                raise InvalidRequest(
+                    f"lora_config: the weights take {needed} {unit}; {free} of {self._room} are not in use "
+                    "(--lora-host-cache-size, --lora-host-rows)",
+                    param=PARAM,
+                    code="no_room_for_adapter",
+                )
+            self._make_room(needed, _holder(path), in_use)
         self._add(path, kept)
 
-    def _make_room(self, needed: int, holder: str) -> None:
-        """Remove adapters until there is room for a new one of this holder, or until all that are left are
-        in use.
-        """
-        in_use = frozenset(self._in_use())
+    def _make_room(self, needed: int, holder: str, in_use: Collection[str]) -> None:
+        """Remove adapters until there is room for a new one of this holder."""
         amounts, idle = Counter({holder: needed}), dict[str, deque[str]]()
         for path, kept in self._kept.items():
             amounts[_holder(path)] += self._size(kept)
             if path not in in_use:
                 idle.setdefault(_holder(path), deque()).append(path)
-        while idle and not self._has_room(needed):
+        while not self._has_room(needed):
             most = max(idle, key=lambda each: amounts[each])
             path = idle[most].popleft()
             if not idle[most]:

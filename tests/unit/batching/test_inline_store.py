@@ -82,6 +82,19 @@ def test_what_a_request_has_stays_and_what_does_not_fit_is_refused() -> None:
     store.put("kept1")
 
 
+@pytest.mark.parametrize("num_bytes", [21, 15])
+def test_nothing_makes_way_for_one_that_does_not_fit_even_then(num_bytes: int) -> None:
+    """The adapters of others were gone, and the new one was refused."""
+    files = Files()
+    store = InlineStore(files, lambda: ["kept/bob-lora-1"], max_bytes=20)
+    store.put(files.add("kept/bob-lora-1"))
+    store.put(files.add("kept/bob-lora-2"))
+    with pytest.raises(InvalidRequest, match=f"the weights take {num_bytes} bytes"):
+        store.put(files.add("kept/alice-lora-1", num_bytes=num_bytes))
+    assert list(files.there) == ["kept/bob-lora-1", "kept/bob-lora-2"]
+    assert store.num_evicted == 0
+
+
 def test_one_that_the_device_cannot_load_is_forgotten() -> None:
     files = Files()
     store = InlineStore(files, lambda: (), max_bytes=20)
