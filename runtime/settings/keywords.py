@@ -135,9 +135,8 @@ def flags_of_keywords(settings: dict[str, Any]) -> list[str]:
             values[name] = str(meant) if isinstance(meant, Path) else meant
             given_as[name] = spelling
     if preset is not None:
-        values = (
-            preset_values(preset, values.get("batching_type", "")) | values
-        )  # so that what the caller says wins
+        # In this order, so that what the caller says wins.
+        values = preset_values(preset, str(values.get("batching_type", ""))) | values
     config = from_values(values, given_as)
     flags = []
     for name in values:

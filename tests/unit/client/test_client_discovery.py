@@ -169,6 +169,8 @@ def test_llm_has_presets_and_what_the_caller_says_wins() -> None:
     static = parse_args(flags_of_keywords({"preset": "trtllm", "batching_type": "V1"}))
     assert static == parse_args(["--preset", "trtllm", "--batching-type", "V1"])
     assert static.capacity_policy == "static_batch"
+    with pytest.raises(ConfigError, match=r"^batching_type: expected str, got \['V1'\]$"):
+        flags_of_keywords({"preset": "trtllm", "batching_type": ["V1"]})
     for unknown in ("vllm", 7):
         with pytest.raises(ConfigError, match=r"preset: .* is unknown; known: trtllm"):
             flags_of_keywords({"preset": unknown})
