@@ -62,6 +62,34 @@ def test_variables_of_the_launch_hold_where_a_request_gives_none(tmp_path: Path)
         assert short < long
 
 
+def test_variables_of_the_launch_hold_in_the_other_apis_with_messages(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    settings = {"chat_template": str(tmp_path / "chat.jinja"), "reasoning_parser": "qwen3"}
+    given = '{"enable_thinking": false}'
+    with http_front(tmp_path, answer, default_chat_template_kwargs=given, **settings) as front:
+        talk = [{"role": "user", "content": "x"}]
+        counts = []
+        for fields, thinks in (
+            ({}, False),
+            ({"thinking": {"type": "disabled"}}, False),
+            ({"thinking": {"type": "adaptive"}}, True),
+            ({"output_config": {"effort": "high"}}, True),
+            ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+        ):
+            got = front.post("/v1/messages", messages=talk, max_tokens=30, **fields).json()
+            assert (got["content"][0]["type"] == "thinking") is thinks, fields
+            counted = front.post("/v1/messages/count_tokens", messages=talk, **fields).json()
+            counts.append((thinks, counted["input_tokens"]))
+        assert len(set(counts)) == 2, counts
+        for fields, thinks in (
+            ({}, False),
+            ({"reasoning": {"effort": "high"}}, True),
+            ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+        ):
+            got = front.post("/v1/responses", input="x", **fields).json()
+            assert (got["output"][0]["type"] == "reasoning") is thinks, fields
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

@@ -22,6 +22,7 @@ from runtime.settings.peer_flags import (
     VALUES,
     peer_flag,
 )
+from scheduler_proc.features.speculation.ngram_index import MAX_NGRAM
 from tests.harness.sources import ROOT
 
 # As they stand in scripts: of a spelling, the setting that it becomes, or the words of its line or refusal.
@@ -365,6 +366,10 @@ def test_a_keyword_of_a_family_is_refused_with_its_reason() -> None:
 def test_the_figures_of_the_table_are_the_products() -> None:
     assert SETTINGS["detokenizer_workers"][1].le == MAX_DETOKENIZERS
     assert peer_flag("--max-logprobs").neutral == (str(MAX_LOGPROBS),)  # type: ignore[union-attr]
+    figure = f"NGRAM looks for the longest match of up to {MAX_NGRAM} tokens"
+    assert peer_flag("--ngram-prompt-lookup-max").taken == figure  # type: ignore[union-attr]
+    family = next(each for each in PEER_FAMILIES if "--speculative-ngram-" in each.names)
+    assert family.refused.startswith(figure)
 
 
 def test_the_page_shows_the_table() -> None:
