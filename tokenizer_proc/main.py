@@ -19,7 +19,7 @@ from tokenizer_proc.admission import QueueAdmission
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.recovery import is_recovering
 from tokenizer_proc.stamp import stamped
-from tokenizer_proc.validation import QueueBound, Validator
+from tokenizer_proc.validation import QueueBound, Validator, check_template_defaults
 
 BUSY_WAIT_S = 0.005
 
@@ -70,6 +70,14 @@ def _inbox_over_tcp(context: ProcessContext, gate: TcpGate) -> ZmqInbox:
 def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenants) -> TokenizerLoop:
     config = context.config
     others = [index for index in range(config.tokenizer_workers) if index != context.index]
+    tokenizer = open_tokenizer(
+        config.tokenizer,
+        config.chat_template,
+        context.endpoints.tokenizer_file,
+        allow_special_tokens=config.allow_special_tokens,
+    )
+    if config.default_chat_template_kwargs and tokenizer.is_template_open:
+        check_template_defaults(tokenizer, config.template_defaults)
     return TokenizerLoop(
         inbox=inbox,
         scheduler=context.outbox(context.endpoints.scheduler_in),
@@ -77,12 +85,7 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenant
             context.outbox(context.endpoints.detokenizer_in(index))
             for index in range(config.detokenizer_workers)
         ],
-        tokenizer=open_tokenizer(
-            config.tokenizer,
-            config.chat_template,
-            context.endpoints.tokenizer_file,
-            allow_special_tokens=config.allow_special_tokens,
-        ),
+        tokenizer=tokenizer,
         validator=Validator(
             CheckpointConfig.read(Path(config.model), config.hf_overrides).vocab_size,
             config.context_length,

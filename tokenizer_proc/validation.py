@@ -5,15 +5,16 @@ gets, naming the field as the user wrote it. Knows no socket.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
-from runtime.base.errors import InvalidRequest, Overloaded, RateLimited
+from runtime.base.errors import ConfigError, InvalidRequest, Overloaded, RateLimited
 from runtime.ring.tenants import OWNER, Tenant
 from runtime.sampling.table import MAX_DRAFT_TOKENS
-from runtime.text.codec import decode_tools
+from runtime.text.codec import PromptEncoder, decode_tools
 from runtime.text.no_tokenizer import needs_tokenizer
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.messages import (
@@ -247,6 +248,17 @@ def check_task(asked: Task, served: Task) -> None:
         param="task",
         code="task_not_served",
     )
+
+
+def check_template_defaults(tokenizer: PromptEncoder, variables: Mapping[str, object]) -> None:
+    """Check the chat template variables of a launch, which every conversation would be refused for. Raises
+    ConfigError.
+    """
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "."}], template_kwargs=variables)
+    except InvalidRequest as error:
+        if error.param == "chat_template_kwargs":  # else it may be the message that the template refuses
+            raise ConfigError(f"default_{error.message}") from None
 
 
 def _check_no_template_options(request: GenerateRequest) -> None:

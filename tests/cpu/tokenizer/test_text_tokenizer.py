@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.base.errors import InvalidRequest, ModelError
+from runtime.base.errors import ConfigError, InvalidRequest, ModelError
 from runtime.settings.config import DEMO_MODEL
 from runtime.text import tokenizer
 from runtime.text.tokenizer import Tokenizer
+from tokenizer_proc.validation import check_template_defaults
 
 TEXTS = ["def main() -> None:\n    pass\n", "naïve 漢字 😀\u200d🔥", "", "a" * 500]
 
@@ -164,6 +165,23 @@ def test_the_template_s_own_arguments_cannot_be_set_as_variables(variables: Toke
     with pytest.raises(InvalidRequest, match=name) as caught:
         variables.apply_chat_template(HI, template_kwargs={name: 1})
     assert caught.value.param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(("name", "value"), [("messages", []), ("eos_token", "a"), ("style", 3)])
+def test_a_launch_is_not_begun_with_variables_that_every_conversation_is_refused_for(
+    variables: Tokenizer, name: str, value: Any
+) -> None:
+    """Each request had a 400 about a field that it did not have."""
+    with pytest.raises(ConfigError, match=r"^default_chat_template_kwargs: "):
+        check_template_defaults(variables, {name: value})
+
+
+def test_variables_of_a_launch_are_not_at_fault_where_the_template_refuses_any_conversation(
+    copy_of_demo: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "strict.jinja"
+    file.write_text("{{ raise_exception('begin with a system message') }}")
+    check_template_defaults(tokenizer.load(copy_of_demo, chat_template=file), {"style": "loud"})
 
 
 def test_a_final_message_is_continued_where_it_ends(variables: Tokenizer) -> None:
