@@ -26,8 +26,10 @@ kernel. The event loop takes four times as many by default, and has up to 256 Ki
 """
 BYTES_BELOW = 64 << 10
 """Number of bytes that the transport below holds when it takes no more. It does not tell."""
-CLOSE_CHECK_S = 0.1
-"""Seconds between two looks whether a connection that is to be closed has been read."""
+CLOSE_CHECK_S, MAX_CLOSE_CHECK_S = 0.1, 2.0
+"""Seconds between the first two looks whether a connection that is to be closed has been read, doubled with
+each look, and their maximum. A look takes 2 us, and thousands of callers may read nothing.
+"""
 
 
 class TlsWriter(asyncio.Transport):
@@ -53,6 +55,7 @@ class TlsWriter(asyncio.Transport):
         self._is_paused = False
         """True between the calls of `pause` and `resume`."""
         self._is_closing = False
+        self._check_s = CLOSE_CHECK_S
         self._next: asyncio.Handle | None = None
         """Next piece, or next look at a connection that is to be closed."""
 
@@ -167,7 +170,8 @@ class TlsWriter(asyncio.Transport):
         if poll.poll(0):
             self._transport.close()
         else:
-            self._next = asyncio.get_running_loop().call_later(CLOSE_CHECK_S, self._close_if_read)
+            self._next = asyncio.get_running_loop().call_later(self._check_s, self._close_if_read)
+            self._check_s = min(2 * self._check_s, MAX_CLOSE_CHECK_S)
 
 
 def _ignore() -> None:
