@@ -122,7 +122,7 @@ class UnreadAnswers:
     def __init__(self, size: int = POOL_BYTES) -> None:
         self._size = size
         self._readers: dict[asyncio.Transport, list[_Unread]] = {}
-        """What is unread of each connection: bytes that are written, a kept answer, or both."""
+        """Unread parts by connection: bytes that are written, a kept answer, or both."""
         self._num_bytes = 0
         """Number of unread bytes, or more: a reader counts for what it had when it was last looked at."""
         self._timer: asyncio.TimerHandle | None = None

@@ -149,7 +149,7 @@ async def test_who_reads_little_of_an_answer_that_is_kept_is_closed() -> None:
 
 @in_a_loop
 async def test_a_connection_with_a_kept_answer_is_closed_once() -> None:
-    """What was written of a kept answer counts beside it. Others were closed for bytes of a closed one."""
+    """The written part of a kept answer counts beside it. Others were closed for bytes of a closed one."""
     unread = UnreadAnswers(SIZE)
     answers = [Kept(unread, 30) for _ in range(2)]
     writing = [asyncio.create_task(each.write(1, 60)) for each in answers]
