@@ -8,7 +8,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -64,6 +64,8 @@ def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
+        if scope["http_version"] == "1.0":
+            send = _without_chunks(cycle, send)
         state["send_body"] = send
         state["write_chunk"] = partial(write_chunk, cycle)
         state["has_left"] = partial(has_left, cycle)
@@ -75,6 +77,25 @@ def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
             state.clear()
 
     return run
+
+
+def _without_chunks(cycle: RequestResponseCycle, send: Send) -> Send:
+    """Return `send` for a client that knows no chunks: the end of the connection is that of an answer whose
+    length is not known before. Uvicorn would send it chunks.
+    """
+
+    has_length = True
+
+    async def send_plain(message: Message) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if has_length else False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return send_plain
 
 
 def write_chunk(cycle: RequestResponseCycle, chunk: bytes) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 import tracemalloc
@@ -242,6 +243,21 @@ def test_answers_that_are_spelled_as_they_are_read_count_by_what_they_keep(
         num_closed = sum(ends_early(caller, end) for caller in callers)
         assert 1 <= num_closed < num_callers
         assert not ends_early(slow_caller(stack, front, data), end), "who reads gets it all"
+
+
+def test_an_answer_in_pieces_has_no_chunks_in_http_1_0(tmp_path: Path) -> None:
+    with http_front(tmp_path, with_logprobs, context_length=2048) as front, ExitStack() as stack:
+        for is_stream in (False, True):
+            request = raw_request("/v1/responses", stream=is_stream, **RESPONSE)
+            caller = stack.enter_context(front.connect())
+            caller.sendall(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+            data = b"".join(iter(lambda caller=caller: caller.recv(1 << 16), b""))  # type: ignore[misc]
+            head, _, body = data.partition(b"\r\n\r\n")
+            assert b"transfer-encoding" not in head.lower()
+            assert b"content-length" not in head.lower(), "it ends with the connection"
+            whole = json.loads(body.rpartition(b"\ndata: ")[2])["response"] if is_stream else json.loads(body)
+            assert whole["status"] == "incomplete"
+            assert len(whole["output"][0]["content"][0]["logprobs"]) == NUM_TOKENS
 
 
 def test_small_answers_that_nobody_reads_count_too(tmp_path: Path) -> None:
