@@ -98,7 +98,10 @@ class AnswerWriter:
         """Send a part of the answer without waiting. Returns False if nothing was sent; then `write` has to
         be awaited.
         """
-        return self.has_begun and self._write_chunk(data)
+        if not (self.has_begun and self._write_chunk(data)):
+            return False
+        self._kept.note(len(data))
+        return True
 
     async def write(self, data: bytes) -> None:
         """Send a part of the answer, and before the first one the head of the response. Waits while the
@@ -107,7 +110,7 @@ class AnswerWriter:
         if not self.try_write(data):
             with self._kept.waits():
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self._kept.note(len(data))
+            self._kept.note(len(data))
 
     async def write_pieces(self, first: bytes, pieces: Iterable[bytes]) -> bytes:
         """Send an answer as its caller reads it, while other tasks of the event loop run between its pieces.

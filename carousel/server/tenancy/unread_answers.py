@@ -77,10 +77,10 @@ class KeptAnswer(_Unread):
         super().__init__(transport, tenant)
         self._unread = unread
         self._count = num_bytes
-        self._num_written = 0
-        """Bytes written since the waiting time was last counted from zero."""
         self._waited_s = 0.0
-        """Seconds of waits that have ended."""
+        """Seconds of waits that have ended: of the last ones, if it has waited for long."""
+        self._num_written = 0
+        """Bytes written in that time."""
         self._since_s = 0.0
 
     def note(self, num_bytes: int) -> None:
@@ -90,8 +90,8 @@ class KeptAnswer(_Unread):
     @contextmanager
     def waits(self) -> Iterator[None]:
         """Count the answer while the block waits until a piece of it can be written."""
-        if self._waited_s >= GRACE_S:  # what it read long ago does not count
-            self._waited_s, self._num_written = 0.0, 0
+        if self._waited_s >= 2 * GRACE_S:  # what it read long ago counts less and less
+            self._waited_s, self._num_written = self._waited_s / 2, self._num_written // 2
         self._since_s = _now_s()
         self.look()
         self._unread.add(self)

@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 
+from carousel.server.request.sse import AnswerWriter
 from carousel.server.tenancy import unread_answers
+from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.unread_answers import CLOSED_AT_ONCE, KeptAnswer, UnreadAnswers
 
 SIZE = 100
@@ -145,6 +147,46 @@ async def test_who_reads_little_of_an_answer_that_is_kept_is_closed() -> None:
     async with asyncio.timeout(10):
         await asyncio.gather(trickle(), read())
     assert not fast.is_closed
+
+
+def test_who_reads_little_at_a_time_may_be_closed_whenever_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its waits counted from zero again and again, so that few of many looks found it slow."""
+    now_s = 0.0
+    monkeypatch.setattr(unread_answers, "_now_s", lambda: now_s)
+    monkeypatch.setattr(unread_answers, "GRACE_S", 5.0)
+    kept = Kept(UnreadAnswers(SIZE), 1)
+    for number in range(40):
+        with kept.waits():
+            assert kept.waited_s(now_s) >= min(number, 5.0)
+            assert kept.rate(now_s) <= 1.0
+            now_s += 1.0
+        kept.note(1)
+    for _ in range(40):
+        with kept.waits():
+            now_s += 1.0
+        kept.note(100)
+    assert kept.rate(now_s) > 80.0, "what it read long ago counts little"
+
+
+@in_a_loop
+async def test_events_that_are_written_without_waiting_are_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of a stream's are, so that a caller who read it fast was closed as one who did not."""
+    now_s, is_full = 0.0, False
+    monkeypatch.setattr(unread_answers, "_now_s", lambda: now_s)
+
+    async def send(message: Any) -> None:
+        nonlocal now_s
+        now_s += message["type"] == "http.response.body"
+
+    kept = Kept(UnreadAnswers(SIZE), SIZE)
+    state = {"send_body": send, "write_chunk": lambda _: not is_full}
+    writer = AnswerWriter(send, state, kept, Entrance(), [])
+    for is_full in (True, False) * 10:
+        data = b"x" if is_full else b"x" * 100
+        if not writer.try_write(data):
+            await writer.write(data)
+    with kept.waits():
+        assert kept.rate(now_s) > 80.0
 
 
 @in_a_loop
