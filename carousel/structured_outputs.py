@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_lib
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from enum import Enum
 from typing import Any
 
@@ -73,7 +73,7 @@ class GuidedDecodingParams:
     GuideType = GuideType
 
 
-_NAMES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_NAMES = tuple(each.name for each in fields(GuidedDecodingParams) if each.kw_only)
 """Guides that GuidedDecodingParams has by name."""
 
 
@@ -112,6 +112,8 @@ def _of_trtllm(params: GuidedDecodingParams) -> Guide:
     named = {name: getattr(params, name) for name in _NAMES if getattr(params, name) is not None}
     if named and (params.guide_type is not None or params.guide is not None):
         raise _invalid(f"give guide_type and guide, or {' and '.join(named)}")
+    if params.guide_type is None and params.guide is not None:
+        raise _invalid("guide_type is missing: it says what guide is")
     if params.guide_type is None:
         return _of_vllm(StructuredOutputsParams(**named))
     name = getattr(params.guide_type, "name", params.guide_type)

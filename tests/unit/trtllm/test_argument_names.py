@@ -60,6 +60,12 @@ def test_a_mistake_that_needs_no_runtime_is_named(arguments: dict[str, Any], par
     assert caught.value.message.startswith(param)
 
 
+def test_a_guide_of_no_kind_is_told_that_its_kind_is_missing() -> None:
+    request = GenerationRequest([1], guided_decoding_params=GuidedDecodingParams(guide="[ab]"))
+    with pytest.raises(InvalidRequest, match=r"^guided_decoding_params: guide_type is missing"):
+        request.check()
+
+
 @pytest.mark.parametrize(
     ("request_", "info", "message"),
     [
