@@ -79,7 +79,7 @@ class MessagesFormat(WholeFormat, DoneEvents):
         else:
             for events in self._answer.pieces(delta.text, delta.token_ids, is_last=is_last):
                 data += b"".join(map(self._spelled, events))
-                if len(data) >= PIECE_CHARS:
+                if len(delta.text) > PIECE_CHARS:  # others have a turn behind each piece, shown or not
                     yield data
                     data = b""
         if is_last:

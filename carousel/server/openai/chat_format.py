@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.json import encode
 
 from carousel.client.core.result import Completion, CompletionOutput, Delta
-from carousel.server.chat.answer import AnswerPlan
+from carousel.server.chat.answer import PIECE_CHARS, AnswerPlan
 from carousel.server.openai.logprobs import (
     TokenSpeller,
     chat_logprobs,
@@ -130,7 +130,7 @@ class ChatCompletionFormat(DoneEvents):
             for each in deltas:
                 data += self._event(self._choice(delta, each, has_more=has_more))
                 has_more = False
-            if data:
+            if data or len(delta.text) > PIECE_CHARS:  # others have a turn behind each piece, shown or not
                 yield data
         if has_more:
             yield self._event(self._choice(delta, ChatDelta(), has_more=True))

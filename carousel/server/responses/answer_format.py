@@ -68,10 +68,11 @@ class ResponsesFormat:
         whole = Delta(output.text, output.token_ids, output.logprobs, output.finish_reason)
         for part in self._parts(whole):
             told = self._reader.read(part.text, part.token_ids, part.logprobs, part.finish_reason)
-            for event, logprobs in told:
-                item = self._apply(event, logprobs)
-                if isinstance(event, ItemBegun):
-                    self._mark(item)
+            for each in told:
+                if each is not None:
+                    item = self._apply(*each)
+                    if isinstance(each[0], ItemBegun):
+                        self._mark(item)
         del completions, completion, output, whole  # the items have their logprobs
         yield from self._large.filled(_encode(self._ended(usage)))
 
@@ -90,9 +91,10 @@ class ResponsesFormat:
             return
         for part in self._parts(delta):
             told = self._reader.read(part.text, part.token_ids, part.logprobs, part.finish_reason)
-            for event, logprobs in told:
-                data += self._event(event, logprobs)
-                if len(data) >= PIECE_CHARS:
+            for each in told:
+                if each is not None:
+                    data += self._event(*each)
+                if each is None or len(data) >= PIECE_CHARS:
                     yield from self._written(data)
                     data = b""
             if data:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from carousel.client.core.logprobs import LogprobColumns, TokenLogprob, packed_logprobs
-from carousel.server.chat.answer import AnswerPlan, AnswerReader
+from carousel.server.chat.answer import PIECE_CHARS, AnswerPlan, AnswerReader
 from carousel.server.chat.events import Event, ItemBegun, ItemDelta, ItemDone
 from carousel.server.openai.chat_format import ChatView
 from carousel.server.openai.logprobs import TokenSpeller
@@ -22,8 +22,6 @@ class _Part(NamedTuple):
 
 
 NONE = LogprobColumns[TokenLogprob]()
-
-
 MORE = _Part("", [], NONE)
 """Part whose text and logprobs have been read before."""
 
@@ -57,9 +55,10 @@ class ItemReader:
 
     def read(
         self, text: str, token_ids: list[int], logprobs: Sequence[TokenLogprob], reason: str | None
-    ) -> Iterator[tuple[Event, Sequence[TokenLogprob]]]:
+    ) -> Iterator[tuple[Event, Sequence[TokenLogprob]] | None]:
         """Yield the events of the next part of an answer, those of text with the logprobs of its tokens.
-        Those of reasoning and calls are left out. `reason` is the finish reason, if it is the last part.
+        Those of reasoning and calls are left out. `reason` is the finish reason, if it is the last part. None
+        stands behind each piece of a long part: others may have a turn.
         """
         packed = packed_logprobs(logprobs)
         for part in self._parts(_Part(text, token_ids, packed), is_last=reason is not None):
@@ -67,6 +66,8 @@ class ItemReader:
             for events in self._reader.pieces(part.text, part.token_ids, is_last=False):
                 yield from self._events(events, told)
                 told = MORE
+                if len(part.text) > PIECE_CHARS:
+                    yield None
             if self._speller is None and self._pending and self._has_begun:
                 # A large delta comes in parts, of which the first has the text.
                 yield ItemDelta("text", ""), self._take("")

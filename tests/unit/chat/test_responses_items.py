@@ -112,7 +112,7 @@ def told(pieces: list[str], reason: str) -> tuple[str, str]:
         ids = [ord(char) for char in piece]
         logprobs = [TokenLogprob(each, -1.0, ()) for each in ids]
         last = reason if number == len(pieces) - 1 else None
-        for event, its in reader.read(piece, ids, logprobs, last):
+        for event, its in filter(None, reader.read(piece, ids, logprobs, last)):
             if isinstance(event, ItemDelta) and event.kind == "text":
                 text += event.text
                 tokens += "".join(chr(each.token_id) for each in its)
@@ -125,7 +125,8 @@ def test_parts_of_a_delta_without_text_give_their_logprobs_at_once() -> None:
     reader = ItemReader(ChatView("m", shows_logprobs=True), skips_special=True)
     entry = TokenLogprob(7, -1.0, ())
     sizes = [
-        sum(len(its) for _, its in reader.read(text, [7] * 50, [entry] * 50, None)) for text in ("ab", "", "")
+        sum(len(its) for _, its in filter(None, reader.read(text, [7] * 50, [entry] * 50, None)))
+        for text in ("ab", "", "")
     ]
     assert sizes == [50, 50, 50]
 
