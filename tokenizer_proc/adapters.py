@@ -103,6 +103,7 @@ class InlineAdapters:
         if there == piece.offset:
             with file.open("ab") as out:
                 out.write(piece.data)
+            os.utime(folder)  # the time of the latest progress
         elif there < piece.offset + len(piece.data):  # if not less, the piece was sent again after a restart
             raise _refused(piece, "the pieces are not in order; send them again")
         if piece.offset + len(piece.data) < piece.size:
@@ -138,7 +139,7 @@ class InlineAdapters:
 
     def _make_room(self, incoming: Path, piece: AdapterPiece, who: str) -> None:
         """Give up uploads that make no progress and, for a tenant that stays within an equal part of the
-        room, the oldest ones of tenants that have more. Raises Overloaded if there is no room then.
+        room, those of tenants with more that have rested longest. Raises Overloaded if there is no room then.
         """
         sizes: dict[str, dict[Path, int]] = {who: {}}
         for changed_s, folder in _by_age(incoming):

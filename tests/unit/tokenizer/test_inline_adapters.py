@@ -188,6 +188,20 @@ def test_an_upload_that_rests_is_given_up(inline: InlineAdapters, tmp_path: Path
     assert not folder.exists()
 
 
+def test_an_upload_that_takes_long_is_not_given_up_while_it_goes_on(
+    inline: InlineAdapters, tmp_path: Path
+) -> None:
+    """A piece changes a file, which does not change the time of its directory."""
+    first, piece, *others = pieces(packed())
+    inline.take(first, CLIENT, OWNER)
+    (folder,) = incoming_in(tmp_path).iterdir()
+    past = folder.stat().st_mtime - INCOMING_S - 1
+    os.utime(folder, (past, past))
+    inline.take(piece, CLIENT, OWNER)
+    inline.take(pieces(packed(lora_alpha=1.0), 2)[0], CLIENT, OWNER)
+    assert isinstance(send(inline, others), AdapterPiece)
+
+
 def test_vectors_of_a_prompt_are_kept_apart_from_weights(inline: InlineAdapters) -> None:
     table = PromptTuningConfig(np.ones((3, 8), np.float32))
     placed = send(inline, pieces(table.packed, table.number, kind="prompt"))
