@@ -132,8 +132,8 @@ class SamplingParams(
     n: Annotated[int, Meta(ge=1, le=128)] = 1
     """Number of sequences to generate from the prompt. They share its KV."""
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
-    """Number of sequences to generate. The `n` with the highest cumulative logprob are returned. The client
-    library selects them: on the wire `n` is the number to generate, and this is None.
+    """Number of sequences to generate, of which the `n` with the highest cumulative logprob are returned. The
+    client library selects them: on the wire `n` is the number to generate, and this is None.
     """
     stop_words_ids: Annotated[tuple[WordIds, ...], Meta(max_length=64)] = ()
     """Sequences of token ids, each of which ends the output as a stop string does."""

@@ -42,7 +42,7 @@ def test_a_new_table_is_in_force_at_once_and_a_bad_one_never(
         assert accounts.of("a").max_running == 5
         file.write(Tenants())
         take_tenants(reader.read_new(), system.lifecycle.room)
-        assert accounts.of("a").max_running is None
+        assert accounts.of("a").max_running == 5, "what a tenant without a section has here keeps its limits"
         file.write(table(2))
         (tmp_path / "tenants.json").unlink()
         take_tenants(reader.read_new(), system.lifecycle.room)
