@@ -254,11 +254,11 @@ class Generation(Response):
         num_chars = _num_chars(completions)
         pieces = iter(self._answer.pieces(completions))
         make_first = partial(next, pieces, b"")
-        if is_long:
-            first = await asyncio.to_thread(make_first)
-        elif num_chars > MANY_CHARS:
+        if num_chars > MANY_CHARS:
             work = num_chars // CHARS_OF_WORK
             first = await self._server.long_answers.run(self._tenant.name, make_first, work)
+        elif is_long:
+            first = await asyncio.to_thread(make_first)
         else:
             first = make_first()
         # From here on the answer has what it needs of them.

@@ -42,7 +42,9 @@ class GrownLogprobs:
         """Entries that follow, with the ids of their tokens."""
 
     def __del__(self) -> None:
-        self._room.num_left += len(self._values) + len(self._tops)
+        # Those of whole answers, which may end in another thread, have none: the sum is of one thread only.
+        if num_bytes := len(self._values) + len(self._tops):
+            self._room.num_left += num_bytes
 
     @property
     def is_packed(self) -> bool:

@@ -83,6 +83,14 @@ def test_long_answers_are_parsed_beside_the_loop(
     assert {name for name, _ in parsed} == {"answers_0"}
 
 
+def test_long_answers_with_logprobs_are_parsed_in_the_turns_of_their_tenant(
+    front: Front, parsed: list[tuple[str, int]]
+) -> None:
+    """They had a thread each, so that logprobs got a key more of the processor than others."""
+    assert num_calls(front.chat(**CHAT, logprobs=True).content) == NUM_CALLS
+    assert {name for name, _ in parsed} == {"answers_0"}
+
+
 def test_short_answers_are_parsed_where_they_come(front: Front, parsed: list[tuple[str, int]]) -> None:
     assert num_calls(front.chat(**CHAT, max_tokens=1).content) == 1
     assert [name for name, _ in parsed] == ["http-front"]
