@@ -45,6 +45,7 @@ class SequenceState:
     __slots__ = (
         "_cumulative_logprob",
         "_num_forgotten",
+        "_num_noted",
         "_num_prompt_logprobs",
         "_num_prompt_received",
         "_outputs",
@@ -94,6 +95,8 @@ class SequenceState:
         self.prompt_logprobs: LogprobColumns[TokenLogprob | None] = LogprobColumns()
         self._num_prompt_received = 0
         """Number of entries of the prompt's logprobs so far."""
+        self._num_noted = 0
+        """Number of logprobs that have arrived."""
         self._num_forgotten = 0
         """Number of logprobs that were received and are no longer kept."""
         self.finish: Finish | None = None
@@ -119,7 +122,10 @@ class SequenceState:
 
     def note_logprobs(self, output: SequenceOutput) -> None:
         """Record the logprobs of an output that has arrived."""
-        self._num_prompt_logprobs += len(output.prompt_logprobs) // TOKEN_BYTES
+        of_output, of_prompt = self._per_token
+        num_prompt = len(output.prompt_logprobs) // TOKEN_BYTES
+        self._num_prompt_logprobs += num_prompt
+        self._num_noted += of_output * (len(output.logprobs) // TOKEN_BYTES) + of_prompt * num_prompt
         if output.logprobs:
             # Added one by one in float64, as the detokenizer does, so that the sum has the same bits.
             values = unpack_floats(output.logprobs).astype(np.float64)
@@ -129,9 +135,7 @@ class SequenceState:
     @property
     def num_logprob_bytes(self) -> int:
         """Number of bytes of its logprobs that are kept: all that have arrived and were not forgotten."""
-        of_output, of_prompt = self._per_token
-        num_arrived = of_output * (len(self.ids) // TOKEN_BYTES) + of_prompt * self._num_prompt_logprobs
-        return LOGPROB_BYTES * (num_arrived - self._num_forgotten)
+        return LOGPROB_BYTES * (self._num_noted - self._num_forgotten)
 
     def forget_logprobs(self) -> None:
         """Drop the logprobs that were received."""

@@ -322,11 +322,11 @@ class Session(Generic[M]):
                     self._left.pop(output.handle, None)
                 continue
             request, sequence = known
+            if request.has_logprobs:
+                sequence.note_logprobs(output)
             if output.finish is None:
                 sequence.ids += output.token_ids
                 sequence.num_noted_chars += len(output.text)
-                if request.has_logprobs:
-                    sequence.note_logprobs(output)
             else:
                 sequence.is_open = False
                 sequence.ids.clear()  # the sequence is not sent again

@@ -18,6 +18,7 @@ import pytest
 
 from carousel.client.core.logprobs import LogprobColumns
 from carousel.client.core.result import Delta
+from carousel.client.core.streams import AsyncResultStream
 from carousel.server.http.paced_reader import UNREAD_BYTES
 from carousel.server.openai.chat_format import ChatView
 from carousel.server.openai.logprobs import TokenSpeller
@@ -243,6 +244,29 @@ def test_answers_that_are_spelled_as_they_are_read_count_by_what_they_keep(
         num_closed = sum(ends_early(caller, end) for caller in callers)
         assert 1 <= num_closed < num_callers
         assert not ends_early(slow_caller(stack, front, data), end), "who reads gets it all"
+
+
+def test_logprobs_count_from_when_they_come_until_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that waited did not count once the sequence had ended, and those written counted below zero."""
+    counts: list[tuple[int, int]] = []
+    forget = AsyncResultStream.forget_logprobs
+
+    def noted(self: AsyncResultStream) -> None:
+        before = self.num_logprob_bytes
+        forget(self)
+        counts.append((before, self.num_logprob_bytes))
+
+    def in_two_parts(request: GenerateRequest) -> list[SequenceOutput]:
+        (last,) = with_logprobs(request)
+        return [msgspec.structs.replace(last, finish=None), last]
+
+    monkeypatch.setattr(AsyncResultStream, "forget_logprobs", noted)
+    with http_front(tmp_path, in_two_parts, context_length=2048) as front:
+        front.post("/v1/responses", stream=True, **RESPONSE)
+    assert max(before for before, _ in counts) >= PACKED_BYTES
+    assert min(after for _, after in counts) == counts[-1][1] == 0
 
 
 def test_an_answer_in_pieces_has_no_chunks_in_http_1_0(tmp_path: Path) -> None:
