@@ -118,7 +118,7 @@ def retry_after_s(answer: HttpAnswer, most_s: float, clock: Callable[[], float] 
 
 
 def _seconds_until(date: str, clock: Callable[[], float]) -> float:
-    """Return the seconds until a date of a header; -1 if it is none."""
+    """Return the seconds until the date in a Retry-After header; -1 if it is not a date."""
     try:
         return parsedate_to_datetime(date).timestamp() - clock()
     except (ValueError, OverflowError):

@@ -47,7 +47,7 @@ class TokenSpeller:
         self.chat: TokenTable[NumberFrame] = of(f"chat, {how}", self._chat_frame)
         """JSON around a token's logprob in a chat."""
         self.items: TokenTable[NumberFrame] = of(f"items, {how}", self._item_frame)
-        """The same in a response."""
+        """JSON around a token's logprob in an answer of /v1/responses."""
         self.ranked: TokenTable[NumberFrame] = of(f"ranked, {how}", self._ranked_frame)
         """The same in the logprobs of a prompt in vLLM's form, without the rank."""
         self._lengths: TokenTable[int] = of("lengths", self._find_length)
