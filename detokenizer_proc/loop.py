@@ -98,10 +98,12 @@ class DetokenizerLoop:
         eos_token_ids: tuple[int, ...],
         slow_reader_timeout_s: float,
         piece_tokens: int = PIECE_TOKENS,
+        stream_interval: int = 1,
         engine_epoch: Callable[[], int] = lambda: 0,
     ) -> None:
-        """piece_tokens: number of tokens sent at a time for requests that are not streamed. engine_epoch:
-        returns the epoch of the running engine; 0: unknown, so every engine is believed.
+        """piece_tokens: number of tokens sent at a time for requests that are not streamed. stream_interval:
+        the same for those that are, after their first token. engine_epoch: returns the epoch of the running
+        engine; 0: unknown, so every engine is believed.
         """
         self._inbox = inbox
         self._scheduler = SchedulerOutbox(scheduler.send)
@@ -117,6 +119,7 @@ class DetokenizerLoop:
         self._tensors = Tensors()
         self._max_unread_bytes = MAX_UNREAD_BYTES
         self._piece_tokens = piece_tokens
+        self._stream_interval = stream_interval
         self._shown_epoch = engine_epoch
         self._engine_epoch = 0
         """Epoch of the newest engine that was seen."""
@@ -200,7 +203,8 @@ class DetokenizerLoop:
         try:
             tail = unpack_ids(opened.prompt_tail).tolist()
             decoder = self._decoders.open(tail, skip_special_tokens=opened.skip_special_tokens)
-            live = Live(TextStream(opened, decoder, self._decoders.text_of), client)
+            piece_tokens = self._stream_interval if opened.stream else self._piece_tokens
+            live = Live(TextStream(opened, decoder, self._decoders.text_of, piece_tokens), client)
         except Exception as error:
             self._log_failure(handle, error)
             self._scheduler.abort((handle,))
@@ -287,7 +291,7 @@ class DetokenizerLoop:
             except Exception as error:
                 self._fail(live, error)
                 continue
-            if not stream.is_queued and (stream.stream or not stream.num_tokens % self._piece_tokens):
+            if stream.num_tokens >= stream.due_at and not stream.is_queued:
                 client.queue(stream)
                 unsent[client] = None
 

@@ -48,6 +48,7 @@ def main(context: ProcessContext) -> None:
         decoders=open_decoders(open_tokenizer(config.tokenizer, prepared=context.endpoints.tokenizer_file)),
         eos_token_ids=CheckpointConfig.read(Path(config.model), config.hf_overrides).eos_token_ids,
         slow_reader_timeout_s=config.slow_reader_timeout,
+        stream_interval=config.stream_interval,
         engine_epoch=lambda: context.status.read("scheduler").epoch,
     )
     waiter = Waiter([inbox.socket, *(router.socket for router in routers), context.stop_wake.fd])

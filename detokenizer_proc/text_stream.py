@@ -53,11 +53,13 @@ class TextStream:
         "_num_replayed",
         "_num_skip",
         "_parts",
+        "_piece_tokens",
         "_prompt",
         "_replayed_logprob",
         "_shown",
         "_strings",
         "_words",
+        "due_at",
         "finish",
         "handle",
         "is_queued",
@@ -72,8 +74,11 @@ class TextStream:
         opened: StreamOpen,
         decoder: IncrementalDecoder,
         word_text: Callable[[Sequence[int]], str],
+        piece_tokens: int = 1,
     ) -> None:
-        """Start without tokens. word_text: returns the text of a stop word."""
+        """Start without tokens. word_text: returns the text of a stop word. piece_tokens: number of tokens
+        after which output is sent again.
+        """
         self.handle = opened.handle
         self.label = opened.label
         self.stream = opened.stream
@@ -86,6 +91,9 @@ class TextStream:
         self.finish: Finish | None = None
         """Terminal part, set once. Nothing is taken after it."""
         self.num_tokens = 0
+        self.due_at = 1 if opened.stream else piece_tokens
+        """Number of tokens from which on its output is to be sent."""
+        self._piece_tokens = piece_tokens
         self._decoder = decoder
         self._strings: StopStringMatcher | None = None
         self._words: StopWordMatcher | None = None
@@ -237,6 +245,8 @@ class TextStream:
 
     def mark_sent(self) -> None:
         self._is_told = True
+        if self.num_tokens:
+            self.due_at = self.num_tokens + self._piece_tokens
         self._parts.clear()
         self._ids.clear()
         if self._logprobs is not None:

@@ -369,7 +369,6 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     switch("--enable-server-load-tracking", taken="/stats says what runs and waits"),
     no_value("--collect-detailed-traces", refused="traces have every phase of a request; leave it out"),
     no_switch("--enable-trace", refused="--otlp-traces-endpoint says where traces are sent"),
-    value("--stream-interval", taken="tokens go out with their step; what a slow reader leaves is joined"),
     switch("--skip-server-warmup", taken="no request is made to warm up; the worker does without"),
     no_value("--warmups", refused="the worker warms up by itself; leave it out"),
     switch("--disable-frontend-multiprocessing", taken="--api-workers says how many processes serve HTTP"),

@@ -169,6 +169,15 @@ class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True)
             "(docs/openai.md)"
         ),
     ] = "warn"
+    stream_interval: Annotated[
+        int,
+        setting(
+            "tokens after which a stream is sent again; the first is sent at once, and stop strings end an "
+            "output as soon as they are complete",
+            ge=1,
+            le=1 << 16,
+        ),
+    ] = 1
     slow_reader_timeout: Annotated[
         float, setting("seconds after which a client that does not read is cut off", gt=0.0, le=86400.0)
     ] = 120.0

@@ -81,9 +81,15 @@ decoders_of = cache(DecoderFactory)
 class Ring:
     """A detokenizer loop between channels in memory, with one client connected."""
 
-    def __init__(self, loaded: Tokenizer, channel: PeerChannel | None = None, engine_epoch: int = 0) -> None:
+    def __init__(
+        self,
+        loaded: Tokenizer,
+        channel: PeerChannel | None = None,
+        engine_epoch: int = 0,
+        stream_interval: int = 1,
+    ) -> None:
         """`channel` replaces the fake peers; no client is connected then. `engine_epoch`: that the ring shows
-        and steps have; 0: it shows none.
+        and steps have; 0: it shows none. `stream_interval`: tokens of a stream that go out together.
         """
         self.tokenizer = loaded
         self.inbox = MemoryChannel("detokenizer_in")
@@ -96,6 +102,7 @@ class Ring:
             decoders=decoders_of(loaded),
             eos_token_ids=(EOS,),
             slow_reader_timeout_s=SLOW_S,
+            stream_interval=stream_interval,
             engine_epoch=lambda: engine_epoch,
         )
         self.now = 0.0

@@ -83,6 +83,56 @@ def test_a_long_output_without_streaming_goes_out_in_large_pieces(ring: Ring) ->
     assert ring.text(handle) == ring.tokenizer.decode(ids)
 
 
+def pieces_of(ring: Ring, handle: bytes) -> list[int]:
+    """Number of tokens in each output of a sequence."""
+    return [len(unpack_ids(output.token_ids)) for output in ring.outputs if output.handle == handle]
+
+
+@pytest.mark.parametrize(
+    ("interval", "num_tokens", "pieces"),
+    [(1, 4, [1, 1, 1, 1, 0]), (4, 11, [1, 4, 4, 2]), (4, 9, [1, 4, 4, 0]), (4, 1, [1, 0]), (99, 7, [1, 6])],
+)
+def test_a_stream_goes_out_at_its_first_token_each_interval_and_its_end(
+    demo: Tokenizer, interval: int, num_tokens: int, pieces: list[int]
+) -> None:
+    ring = Ring(demo, stream_interval=interval)
+    handle = ring.open(ring.handle())
+    ids = [70 + n % 50 for n in range(num_tokens)]
+    for token in ids:
+        ring.step((handle, token))
+    ring.close(handle)
+    assert pieces_of(ring, handle) == pieces
+    assert ring.token_ids(handle) == ids
+    assert ring.text(handle) == ring.tokenizer.decode(ids)
+
+
+def test_an_interval_counts_from_what_was_sent_for_another_reason(demo: Tokenizer) -> None:
+    ring = Ring(demo, stream_interval=4)
+    handle = ring.open(ring.handle())
+    ring.step(prompt_logprobs=(logprobs(handle, [-1.0]),))
+    for token in range(70, 77):
+        ring.step((handle, token))
+    assert pieces_of(ring, handle) == [0, 1, 4]
+
+
+def test_a_stop_string_within_an_interval_ends_the_sequence_at_once(demo: Tokenizer) -> None:
+    ring = Ring(demo, stream_interval=99)
+    handle = ring.open(ring.handle(), stop=("END",))
+    num_tokens = len(ring.ids("ab END"))
+    ring.generate(handle, "ab END")
+    assert StopMatched(handle, num_tokens) in ring.scheduler.drain(99)
+
+
+def test_a_sequence_that_is_submitted_again_shows_its_next_token_at_once(demo: Tokenizer) -> None:
+    ring = Ring(demo, stream_interval=4)
+    known = ring.ids("x = ")
+    resume = Resume(pack_ids(known), len("x = "))
+    handle = ring.open(ring.handle(attempt=1), resume=resume)
+    for token in range(70, 76):
+        ring.step((handle, token))
+    assert pieces_of(ring, handle) == [1, 4]
+
+
 def test_a_short_output_without_streaming_goes_out_at_its_end(ring: Ring) -> None:
     handle = ring.open(ring.handle(), stream=False)
     ring.generate(handle, TEXT)

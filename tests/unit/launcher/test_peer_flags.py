@@ -141,7 +141,6 @@ TAKEN = """
 --enable-metrics | /metrics is always there
 --max-seq-len-to-capture 8192 | sequences of any length
 --sampling-backend pytorch | the result is the same
---stream-interval 2 | with their step
 --dp 1 | one engine
 --skip-server-warmup | no request is made to warm up
 --enable-cache-report | usage always says
