@@ -58,21 +58,59 @@ ELSEWHERE: Mapping[str, str] = {
     "output_kind": "generate returns whole outputs, and stream what is new",
     "add_special_tokens": "it is an argument of the call",
     "exclude_input_from_output": "it is a field of GenerationRequest",
+    "structural_tag": _GUIDE,
+    "embedding_bias": "it is called logit_bias, a mapping from token id to bias",
+    "bad_token_ids": "it is called bad_words_ids, a list of ids for each",
+    "additional_model_outputs": "additional_outputs has the names of outputs of the launch",
+    "lookahead_config": "--speculative-algorithm NGRAM guesses tokens, for all requests of a launch",
+    "prompt_ignore_length": "penalties count the whole prompt; leave it out",
+    "return_encoder_output": "models with an encoder are not built; leave it out",
+    "spaces_between_special_tokens": "text is as the tokenizer decodes it; leave it out",
+    "flat_logprobs": "logprobs are flat columns as they are; leave it out",
+    "extra_args": "logits_processors of the call take arguments",
+    "repetition_detection": "a loop is not looked for; docs/sampling.md has what forbids repetition",
+    "thinking_token_budget": "there is no budget of its own for thinking; max_tokens counts all",
+    "skip_reading_prefix_cache": "prompt_logprobs and --disable-radix-cache do so; leave it out",
+    "stop_regex": "stop takes texts, and stop_words_ids sequences of ids",
+    "custom_params": _PROCESSORS,
+    "stream_interval": "it is a setting of the launch, --stream-interval",
 }
 """Advice for names that SamplingParams of vLLM, SGLang or TensorRT-LLM have."""
+NOTHING_ASKED: Mapping[str, Any] = {
+    **dict.fromkeys(("detokenize", "spaces_between_special_tokens"), True),
+    **dict.fromkeys(("add_special_tokens", "exclude_input_from_output"), True),
+    **dict.fromkeys(("apply_batched_logits_processor", "return_encoder_output", "flat_logprobs"), False),
+    "no_stop_trim": False,
+    "min_new_tokens": 0,
+}
+"""Defaults of these names other than None. A caller that passes them on asks for nothing."""
+_NULLABLE = frozenset(p.name for p in PARAMETERS if p.nullable)
 
 
 class _Named(msgspec.StructMeta):
-    """Metaclass that says more about a wrong keyword. What is decoded does not pass here."""
+    """Metaclass of SamplingParams as others construct theirs: None is no value, neither are their defaults of
+    what it lacks, and a wrong keyword says more. What is decoded does not pass here.
+    """
 
     def __call__(self, *values: Any, **fields: Any) -> Any:
+        if any(value is None for value in fields.values()):
+            fields = {name: value for name, value in fields.items() if not _is_unset(name, value)}
         try:
             return super().__call__(*values, **fields)
         except TypeError:
-            for name in fields:
+            for name, value in fields.items():
+                if name in NOTHING_ASKED and value == NOTHING_ASKED[name]:
+                    del fields[name]
+                    return self(*values, **fields)
                 if (advice := ELSEWHERE.get(name)) is not None:
                     raise TypeError(f"{self.__name__} has no {name}: {advice}") from None
             raise
+
+
+def _is_unset(name: str, value: object) -> bool:
+    """Return True for None where it stands for a default, or for nothing at all."""
+    is_known = name in ELSEWHERE or (name in SamplingParams.__struct_fields__ and name not in _NULLABLE)
+    return value is None and is_known
 
 
 class SamplingParams(

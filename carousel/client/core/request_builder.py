@@ -130,6 +130,10 @@ class RequestOptions(EmbedOptions, total=False):
     """Logits processors of the launch, in the order of their calls, each as {"name": ..., "args": {...}}."""
 
 
+OTHERS_OPTIONS = frozenset(("disaggregated_params", "scheduling_params", "tokenization_kwargs"))
+"""Arguments of generate in vLLM and TensorRT-LLM that ask for nothing if they are None."""
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A request as its caller wrote it. `build_request` checks it."""
@@ -147,7 +151,8 @@ class Submission:
 
     @property
     def label(self) -> str:
-        return self.options.get("label", "")
+        label = self.options.get("label")
+        return "" if label is None else label
 
     @property
     def num_sequences(self) -> int:
@@ -214,6 +219,8 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
     names the argument, and TypeError for an unknown argument.
     """
     options = submission.options
+    if any(value is None for value in options.values()):
+        options = _without_none(options)
     unknown = options.keys() - RequestOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
@@ -261,6 +268,13 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
         prompt_table=table_for_wire(options.get("prompt_adapter_request"), tuning),
         extra_ids=b"" if tuning is None else tuning.extra_ids,
     )
+
+
+def _without_none(options: RequestOptions) -> RequestOptions:
+    """Return the options that have a value. An unknown one stays, to be refused, unless others have it."""
+    known = RequestOptions.__annotations__.keys() | OTHERS_OPTIONS
+    given = {name: value for name, value in options.items() if value is not None or name not in known}
+    return cast(RequestOptions, given)
 
 
 def _adapter(options: RequestOptions) -> AdapterRef | None:

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 from carousel.client.core.labels import LabelBook
-from carousel.client.core.request_builder import RequestOptions, Submission, build_request, normalize
+from carousel.client.core.request_builder import (
+    OTHERS_OPTIONS,
+    RequestOptions,
+    Submission,
+    build_request,
+    normalize,
+)
 from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from runtime.base.errors import InvalidRequest
 from runtime.wire.handle import make_handle
@@ -214,6 +220,14 @@ def test_a_seed_of_64_bits_is_sent_as_one_of_63(given: int, sent: int) -> None:
 def test_what_is_no_seed_is_not_made_one(given: int) -> None:
     with pytest.raises(InvalidRequest, match="seed"):
         normalize(SamplingParams(seed=given))
+
+
+def test_none_for_an_argument_counts_as_not_given() -> None:
+    nothing: dict[str, Any] = dict.fromkeys(RequestOptions.__annotations__.keys() | OTHERS_OPTIONS)
+    plain = build(sampling={"seed": 1}, arrival_time=1.0)
+    assert build(sampling={"seed": 1}, **(nothing | {"arrival_time": 1.0})) == plain
+    with pytest.raises(TypeError, match="unexpected keyword argument 'time_limits'"):
+        build(time_limits=None, priority=None)
 
 
 def test_an_argument_that_there_is_not_is_a_type_error() -> None:

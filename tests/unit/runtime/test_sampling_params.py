@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.base.errors import InvalidRequest
-from runtime.wire.sampling_params import ELSEWHERE, SamplingParams
+from runtime.wire.sampling_params import ELSEWHERE, NOTHING_ASKED, SamplingParams
 
 BAD: list[tuple[str, Any]] = [
     ("max_tokens", 0),
@@ -91,10 +91,33 @@ def test_ids_outside_the_vocabulary_are_refused(values: dict[str, Any]) -> None:
     SamplingParams(**values).check_vocabulary(4097)
 
 
+@pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
+def test_none_is_the_default_of_each_parameter_but_max_tokens(name: str) -> None:
+    fields: dict[str, Any] = {name: None}
+    expected = None if name == "max_tokens" else getattr(SamplingParams(), name)
+    assert getattr(SamplingParams(**fields), name) == expected
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_none_for_a_name_of_another_library_asks_for_nothing(name: str) -> None:
+    fields: dict[str, Any] = {name: None, "top_p": 0.5}
+    assert SamplingParams(**fields) == SamplingParams(top_p=0.5)
+
+
+def test_defaults_of_other_libraries_ask_for_nothing() -> None:
+    assert SamplingParams(top_p=0.5, **NOTHING_ASKED) == SamplingParams(top_p=0.5)
+    assert set(NOTHING_ASKED) <= set(ELSEWHERE)
+
+
+def test_none_for_an_unknown_name_is_refused_as_any_value() -> None:
+    with pytest.raises(TypeError, match="'no_such_name'"):
+        SamplingParams(no_such_name=None, top_p=None)  # type: ignore[call-arg, arg-type]
+
+
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_a_name_of_another_library_is_refused_with_ours(name: str) -> None:
     assert name not in SamplingParams.__struct_fields__
-    fields: dict[str, Any] = {name: 1}
+    fields: dict[str, Any] = {name: 0 if NOTHING_ASKED.get(name) is True else 1}
     with pytest.raises(TypeError, match=f"^SamplingParams has no {name}: {re.escape(ELSEWHERE[name])}$"):
         SamplingParams(**fields)
 
