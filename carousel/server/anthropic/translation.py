@@ -264,6 +264,11 @@ def _tools(tools: Raw) -> bytes:
         if tool.strict is not None:
             function["strict"] = tool.strict
         further: dict[str, Raw] = decode_part(definition, dict[str, Raw], where)
+        if _is_given(further.get("parameters")):
+            raise InvalidRequest(
+                f"{where}.parameters: the tool has an input_schema; leave parameters out",
+                param=f"{where}.parameters",
+            )
         function |= {name: value for name, value in further.items() if name not in OWN_FIELDS}
         made.append({"type": "function", "function": function})
     return msgspec.json.encode(made) if made else b""

@@ -361,6 +361,10 @@ def test_a_field_that_nobody_knows_is_named_in_the_answer(front: Front, says: An
         ({"tools": [{**TOOLS[0], "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [TOOLS[1], TOOLS[1]]}, "tools[1].name: now is there twice"),
         ({"tools": [{"name": "ä", "input_schema": {}}]}, "tools[0].name"),
+        (
+            {"tools": [{"name": "x", "input_schema": {}, "parameters": {"type": "object"}}]},
+            "tools[0].parameters: the tool has an input_schema",
+        ),
         ({"tools": [{"name": "x", "input_schema": {"type": "string"}}]}, "tools[0].input_schema.type"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
