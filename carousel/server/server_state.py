@@ -16,6 +16,7 @@ from carousel.server.admin.siblings import Siblings
 from carousel.server.admin.snapshot import SharedSnapshot
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.body_pool import BodyPool
+from carousel.server.request.quiet_streams import QuietStreams
 from carousel.server.request.tokenizer import ServerTokenizer
 from carousel.server.request.unknown_fields import IgnoredLog
 from carousel.server.running import RunningRequests
@@ -81,6 +82,7 @@ class ServerState:
     entrance: Entrance = field(default_factory=Entrance)
     unread: UnreadAnswers = field(default_factory=UnreadAnswers)
     pace: WritePace = field(default_factory=WritePace)
+    quiet: QuietStreams = field(init=False)
     json_room: JsonRoom = field(default_factory=JsonRoom)
     probe: asyncio.Task[tuple[str, str]] | None = None
     """The latest request of /health_generate."""
@@ -101,6 +103,7 @@ class ServerState:
             allow_special_tokens=config.allow_special_tokens,
             is_divided=self._has_several_tenants,
         )
+        self.quiet = QuietStreams(config.sse_keep_alive_interval)
         self.adapters = AdaptersFile(None, config.adapter_paths)
         self.snapshots = SharedSnapshot(lambda: self.ask(self.client.snapshot))
         self.long_answers = FairThreads(1, "answers", self._has_several_tenants)

@@ -25,6 +25,7 @@ HTTP_SETTINGS = (
     "otlp_traces_endpoint",
     "root_path",
     "sampling_defaults",
+    "sse_keep_alive_interval",
     "ssl_certfile",
     "ssl_keyfile",
     "timeline_sample_rate",
@@ -169,6 +170,15 @@ class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True)
             "(docs/openai.md)"
         ),
     ] = "warn"
+    sse_keep_alive_interval: Annotated[
+        float,
+        setting(
+            "seconds after which a stream over HTTP that has nothing to say gets a line without meaning, so "
+            "that proxies keep it open; 0 for none (docs/openai.md)",
+            ge=0.0,
+            le=86400.0,
+        ),
+    ] = 30.0
     stream_interval: Annotated[
         int,
         setting(

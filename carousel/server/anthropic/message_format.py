@@ -24,6 +24,7 @@ from carousel.server.anthropic.responses import (
     MessageStop,
     MessagesUsage,
     OutputTokensDetails,
+    PingEvent,
     SignatureDelta,
     StopReason,
     TextDelta,
@@ -48,6 +49,7 @@ DELTA = b"content_block_delta"
 
 class MessagesFormat(WholeFormat, DoneEvents):
     done = sse_event(MessageStop(), b"message_stop")
+    keeps_open = sse_event(PingEvent(), b"ping")
 
     def __init__(self, view: ChatView, max_tokens: int, request_id: str) -> None:
         self._id = f"msg_{random_id()}"

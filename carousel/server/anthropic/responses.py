@@ -107,3 +107,7 @@ class MessageDelta(Struct, tag_field="type", tag="message_delta"):
 
 class MessageStop(Struct, tag_field="type", tag="message_stop"):
     pass
+
+
+class PingEvent(Struct, tag_field="type", tag="ping"):
+    """Event without a meaning."""

@@ -59,7 +59,8 @@ class Flow(FlowControl):
 
 def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
     """Return the application with shortcuts past the middleware in the scope's state: `send_body`, the
-    innermost `send`; `write_chunk`, which does not wait; `has_left`; and the connection's `transport`.
+    innermost `send`; `write_chunk`, which does not wait; `can_write`; `has_left`; and the connection's
+    `transport`.
     """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,6 +69,7 @@ def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
             send = _without_chunks(cycle, send)
         state["send_body"] = send
         state["write_chunk"] = partial(write_chunk, cycle)
+        state["can_write"] = partial(can_write, cycle)
         state["has_left"] = partial(has_left, cycle)
         state["transport"] = cycle.transport
         try:
@@ -108,6 +110,11 @@ def write_chunk(cycle: RequestResponseCycle, chunk: bytes) -> bool:
         return False
     cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
     return True
+
+
+def can_write(cycle: RequestResponseCycle) -> bool:
+    """Return True if `send` would not wait."""
+    return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
 
 
 def has_left(cycle: RequestResponseCycle) -> bool:

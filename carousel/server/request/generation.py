@@ -80,6 +80,10 @@ class StreamFormat(Format, Protocol):
     def done(self) -> bytes:
         """Return the event that ends a stream without an error; empty for none."""
 
+    @property
+    def keeps_open(self) -> bytes:
+        """Return what is written where there is no event for long, and has no meaning."""
+
     def last_events(self) -> bytes:
         """Return the events after the end of all sequences, except `done`."""
 
@@ -344,9 +348,10 @@ class Generation(Response):
             async def begin(number: int) -> None:
                 await self._begin_prompt(number, submissions[number])
 
+            quiet = stack.enter_context(self._server.quiet.watched(writer, answer.keeps_open))
             async with aclosing(merged(streams, begin)) as batches:
                 async for batch in batches:
-                    data = b""
+                    data, quiet.is_between = b"", False
                     for position, (prompt, delta) in enumerate(batch, 1):
                         if not position % DELTAS_AT_ONCE or _is_large(delta):
                             await self._server.entrance.take_turn(self._tenant.name)
@@ -377,6 +382,7 @@ class Generation(Response):
                             raise _aborted()
                     if data and not writer.try_write(data):
                         await writer.write(data)
+                    quiet.is_between = True
 
 
 def labelled(submission: Submission, label: str) -> Submission:

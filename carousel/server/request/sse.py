@@ -26,6 +26,8 @@ EVENT_HEADERS = [
 ]
 JSON_HEADERS = [(b"content-type", b"application/json")]
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
+"""Line that readers of events pass over."""
 # Placeholder for the text of an event's template. No other part of a template can contain it.
 TEXT_MARK = uuid.uuid4().hex
 
@@ -42,6 +44,7 @@ class DoneEvents:
     """Ends of streams in the form of OpenAI's completions."""
 
     done = DONE
+    keeps_open = COMMENT
 
     @property
     def num_kept_bytes(self) -> int:
@@ -82,17 +85,23 @@ class AnswerWriter:
     ) -> None:
         """`send` sends the head. `state` is that of the request's scope, whose `send_body` sends everything
         after it; `write_chunk` does the same for a part that is not the last, but writes at once or,
-        returning False, not at all. `kept` counts the answer while its caller does not read, and `entrance`
-        gives its pieces their turns.
+        returning False, not at all; `can_write` tells whether `send` would not wait. `kept` counts the answer
+        while its caller does not read, and `entrance` gives its pieces their turns.
         """
         self.has_begun = False
         """True if the status 200 was sent: later failures can only be reported as events."""
         self._send_head = send
         self._send_body: Send = state["send_body"]
         self._write_chunk: Callable[[bytes], bool] = state["write_chunk"]
+        self._can_write: Callable[[], bool] = state["can_write"]
         self._kept = kept
         self._entrance = entrance
         self._headers = headers
+
+    @property
+    def num_written(self) -> int:
+        """Return a number that grows with each write while the client reads."""
+        return self._kept.num_written
 
     def try_write(self, data: bytes) -> bool:
         """Send a part of the answer without waiting. Returns False if nothing was sent; then `write` has to
@@ -111,6 +120,21 @@ class AnswerWriter:
             with self._kept.waits():
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._kept.note(len(data))
+
+    def write_now(self, data: bytes) -> None:
+        """Send a part of the answer, and before the first one the head, without waiting. Nothing is sent if
+        the client does not read. No other call may be waiting.
+        """
+        if not self._can_write():
+            return
+        sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
+        try:
+            sending.send(None)
+        except StopIteration:
+            self._kept.note(len(data))
+        else:
+            sending.close()
+            raise RuntimeError("a connection that takes output made its writer wait")
 
     async def write_pieces(self, first: bytes, pieces: Iterable[bytes]) -> bytes:
         """Send an answer as its caller reads it, while other tasks of the event loop run between its pieces.

@@ -18,6 +18,7 @@ from carousel.server.openai.chat_format import ChatView
 from carousel.server.openai.logprobs import delta_pieces, item_pieces
 from carousel.server.openai.response_types import UsageBody
 from carousel.server.openai.usage import UsageCount, usage_of
+from carousel.server.request.sse import COMMENT
 from carousel.server.responses.item_reader import ItemReader
 from carousel.server.responses.output_items import GrowingItem, OutputItems
 from carousel.server.responses.types import (
@@ -41,6 +42,7 @@ NUM_TEXTS = {"text": "output_text", "reasoning": "reasoning_text", "tool_call": 
 
 class ResponsesFormat:
     done = b""
+    keeps_open = COMMENT
     write_cost = 1
 
     def __init__(self, view: ChatView, head: ResponseBody, *, skips_special: bool) -> None:

@@ -83,6 +83,11 @@ class KeptAnswer(_Unread):
         """Bytes written in that time."""
         self._since_s = 0.0
 
+    @property
+    def num_written(self) -> int:
+        """Return the number of bytes written in its last waits, and since."""
+        return self._num_written
+
     def note(self, num_bytes: int) -> None:
         """Count bytes that were written."""
         self._num_written += num_bytes

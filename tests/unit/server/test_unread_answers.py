@@ -179,7 +179,7 @@ async def test_events_that_are_written_without_waiting_are_read_too(monkeypatch:
         now_s += message["type"] == "http.response.body"
 
     kept = Kept(UnreadAnswers(SIZE), SIZE)
-    state = {"send_body": send, "write_chunk": lambda _: not is_full}
+    state = {"send_body": send, "write_chunk": lambda _: not is_full, "can_write": lambda: not is_full}
     writer = AnswerWriter(send, state, kept, Entrance(), [])
     for is_full in (True, False) * 10:
         data = b"x" if is_full else b"x" * 100

@@ -1,0 +1,78 @@
+"""QuietStreams: writes a line into each stream that has had nothing to say for a while, so that no proxy
+between server and caller takes its connection for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from carousel.server.request.sse import AnswerWriter
+
+AT_ONCE = 128
+"""Streams that get a line in one turn of the event loop: about 2 ms."""
+UNSEEN = -1
+
+
+class QuietStream:
+    """Stream with the line that keeps its connection open."""
+
+    __slots__ = ("is_between", "line", "num_seen", "writer")
+
+    def __init__(self, writer: AnswerWriter, line: bytes) -> None:
+        self.writer = writer
+        self.line = line
+        self.is_between = True
+        """True while its task waits for output, so that no event is half written."""
+        self.num_seen = UNSEEN
+        """Number of bytes that it had written when it was last looked at; UNSEEN before, and after a line."""
+
+
+class QuietStreams:
+    """Streams of one event loop. Each is looked at twice in an interval, and gets the line if nothing was
+    written since the last look.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        """`interval_s` is the longest time for which a stream says nothing, in seconds; 0 for any time."""
+        self._look_s = interval_s / 2
+        self._streams: dict[QuietStream, None] = {}
+        self._left: deque[QuietStream] = deque()
+        """Streams that are still to be looked at in this round."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def watched(self, writer: AnswerWriter, line: bytes) -> Iterator[QuietStream]:
+        """Keep the connection of a stream open while the block runs."""
+        stream = QuietStream(writer, line)
+        if self._look_s:
+            self._streams[stream] = None
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(self._look_s, self._look)
+        try:
+            yield stream
+        finally:
+            self._streams.pop(stream, None)
+
+    def _look(self) -> None:
+        if not self._left:
+            self._left.extend(self._streams)
+        for _ in range(min(AT_ONCE, len(self._left))):
+            stream = self._left.popleft()
+            if stream in self._streams:
+                _look_at(stream)
+        self._timer = None
+        if self._streams:
+            delay_s = 0.0 if self._left else self._look_s
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
+
+
+def _look_at(stream: QuietStream) -> None:
+    num_written = stream.writer.num_written
+    if stream.is_between and stream.num_seen == num_written:
+        stream.writer.write_now(stream.line)
+        stream.num_seen = UNSEEN
+    else:
+        stream.num_seen = num_written
