@@ -3,6 +3,10 @@
 A browser sends two headers that pages cannot choose: `Host`, the name in the address, and `Origin`, the site
 of the page. If an attacker lets the page's own name resolve to this server's address (DNS rebinding), the
 browser regards the page as of the same origin, and only `Host` reveals it.
+
+`Origin` comes with whatever could change something, but not where a page shows an image or loads a script.
+There `Sec-Fetch-Site` says that the page is of another site, and `Sec-Fetch-Dest` whether a reader sees the
+answer.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from runtime.base.errors import RequestError
 
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 """Endings of names that nobody can register in the public DNS."""
+OWN_SITES = (b"same-origin", b"none")
+"""Values of Sec-Fetch-Site for the server's own pages, and for what a reader has opened."""
 SHOWN_CHARS = 100
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.%]+\]|[a-z0-9._-]+)(?::[0-9]*)?", re.IGNORECASE)
@@ -49,12 +55,17 @@ class WebOriginMiddleware:
     def _refusal(self, scope: Scope) -> RequestError | None:
         names: list[bytes] = []
         pages: list[bytes] = []
+        site = shown_as = b""
         for name, value in scope["headers"]:
             if name == b"host":
                 names.append(value)
             elif name == b"origin":
                 pages.append(value)
-        if not pages and names == [self._known_host]:
+            elif name == b"sec-fetch-site":
+                site = value
+            elif name == b"sec-fetch-dest":
+                shown_as = value
+        if not pages and not site and names == [self._known_host]:
             return None
         hosts = [name.decode("latin-1") for name in names]
         for host in hosts:
@@ -77,6 +88,15 @@ class WebOriginMiddleware:
                     code="origin_not_allowed",
                     status=403,
                 )
+        is_visit = scope["method"] == "GET" and shown_as == b"document"
+        if not (pages or site in (b"", *OWN_SITES) or is_visit or self._any_origin):
+            return RequestError(
+                "Sec-Fetch-Site: pages of other sites may not have a browser call this server; those that "
+                "--cors-origins names may, with fetch",
+                param="Sec-Fetch-Site",
+                code="origin_not_allowed",
+                status=403,
+            )
         if len(names) == 1:
             self._known_host = names[0]
         return None

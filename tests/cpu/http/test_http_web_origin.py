@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from carousel.server.endpoints import ENDPOINTS
 from carousel.server.http.web_origin import WebOriginMiddleware
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.harness.http.http_front import Front, http_front
@@ -107,6 +108,54 @@ def test_a_page_of_another_origin_reaches_nothing(front: Front) -> None:
             assert response.status_code == 403
             assert "--cors-origins" in response.json()["error"]["message"]
     assert len(front.ring.requests) == seen
+
+
+FROM_AN_IMAGE = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+FROM_A_FRAME = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+FROM_A_SISTER = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"}
+A_LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+THE_ADDRESS_BAR = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+THE_OWN_PAGE = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}
+PATHS = sorted({(method, each.path) for each in ENDPOINTS for method in each.methods})
+
+
+def reached(front: Front) -> int:
+    """How much of what came to the server went on to the ring."""
+    return len(front.ring.requests) + len(front.ring.arrivals)
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_what_a_browser_sends_for_a_page_of_another_site_reaches_nothing(
+    front: Front, method: str, path: str
+) -> None:
+    """A form, fetch without CORS, an image, a script, a frame: with any type that needs no preflight."""
+    path = path.replace("{name:path}", "fake").replace("{request_id:path}", "x").replace("{file}", "x")
+    seen = reached(front)
+    forms: list[dict[str, str]] = [
+        {"Origin": origin, "Content-Type": kind}
+        for origin in ("https://evil.example", "null")
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "application/json")
+    ]
+    for headers in (FROM_AN_IMAGE, FROM_A_FRAME, FROM_A_SISTER, *forms):
+        response = front.http.request(method, path, headers=headers, content=b'{"text":"x"}')
+        assert response.status_code == 403
+        assert "--cors-origins" in response.json()["error"]["message"]
+    if method == "POST":
+        assert front.http.request(method, path, headers=A_LINK).status_code == 403
+    assert reached(front) == seen
+
+
+def test_a_link_the_address_bar_and_the_own_page_are_served(front: Front) -> None:
+    for headers in (A_LINK, THE_ADDRESS_BAR, THE_OWN_PAGE):
+        assert front.http.get("/", headers={**headers, "Accept": "text/html"}).status_code == 200
+        assert front.http.get("/live", headers=headers).status_code == 200
+    assert ask(front, **THE_OWN_PAGE).status_code == 200
+
+
+def test_without_a_header_of_a_browser_a_command_is_served(front: Front) -> None:
+    """That is a caller of one's own, such as curl."""
+    assert front.http.post("/flush_cache").status_code == 200
+    assert front.http.post("/generate", content=b"{}", headers={"Content-Type": "text/plain"}).is_error
 
 
 def test_the_servers_own_pages_and_those_that_are_named_are_served(front: Front) -> None:
