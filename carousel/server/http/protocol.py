@@ -11,6 +11,7 @@ import asyncio
 import re
 from functools import partial
 from http import HTTPStatus
+from ipaddress import ip_address, ip_network
 from typing import Any, NoReturn, cast
 
 import httptools
@@ -43,8 +44,13 @@ PIECE_BYTES = 8 << 10
 # Called every few seconds by other programs; a line for each call would be most of the log.
 UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
 
+SCHEMES = ("http", "https")
 ASTERISK = b"*"
 """Target of `OPTIONS *`, which names no path."""
+_OTHER_SCHEME = (
+    "the target has another scheme than this connection, {}; --forwarded-allow-ips names proxies that may "
+    "send it, or let the proxy send the path alone"
+)
 _ADDRESS = re.compile(rb"([a-z][a-z0-9+.-]*)://([^/?#@]+)(|[/?#].*)", re.IGNORECASE)
 
 
@@ -311,11 +317,21 @@ class HttpProtocol(HttpToolsProtocol):
         match = _ADDRESS.fullmatch(self.url)
         if match is None:
             self._stop(_invalid("the target is a path, or an address with a host and without a user"))
-        scheme, host, path = match.groups()
-        if scheme.lower().decode() != self.scheme:
-            self._stop(_invalid(f"the target has another scheme than this connection, {self.scheme}"))
+        scheme, host, path = match[1].lower().decode(), match[2], match[3]
+        if scheme != self.scheme:
+            if scheme not in SCHEMES or not self._is_from_proxy():
+                self._stop(_invalid(_OTHER_SCHEME.format(self.scheme)))
+            self.scope["scheme"] = scheme
         self.url = path if path.startswith(b"/") else b"/" + path
         self.headers[:] = [(b"host", host), *(field for field in self.headers if field[0] != b"host")]
+
+    def _is_from_proxy(self) -> bool:
+        """Return True if this connection is that of a proxy which is believed (RFC 9110, 7.4)."""
+        believed = self.config.forwarded_allow_ips if self.config.proxy_headers else None
+        if believed is None or isinstance(believed, str):
+            return believed == "*"
+        address = ip_address(self._address)
+        return any(address in ip_network(each) for each in believed)
 
     def _head_without_upgrade(self) -> bytes:
         method = self.parser.get_method()

@@ -110,6 +110,28 @@ def test_a_page_of_another_origin_reaches_nothing(front: Front) -> None:
     assert len(front.ring.requests) == seen
 
 
+@pytest.mark.parametrize(
+    ("proxies", "target", "status"),
+    [
+        ("", "https://localhost/live", 400),
+        ("10.0.0.1, ::1", "https://localhost/live", 400),
+        ("10.0.0.1, 127.0.0.0/8", "https://localhost/live", 200),
+        ("127.0.0.1", "HTTPS://localhost:443/live", 200),
+        ("*", "https://localhost/live", 200),
+        ("*", "https://evil.example/live", 403),
+        ("*", "ftp://localhost/live", 400),
+    ],
+)
+def test_a_proxy_that_ends_tls_may_send_the_address_that_it_was_asked_for(
+    tmp_path: Path, proxies: str, target: str, status: int
+) -> None:
+    with http_front(tmp_path, spell("abc"), forwarded_allow_ips=proxies) as front:
+        head = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        response = front.exchange(head.encode())
+    assert response.status_code == status
+    assert status != 400 or "--forwarded-allow-ips" in response.json()["error"]["message"]
+
+
 FROM_AN_IMAGE = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
 FROM_A_FRAME = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
 FROM_A_SISTER = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"}
