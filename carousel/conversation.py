@@ -12,8 +12,15 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from runtime.base.errors import InvalidRequest
-from runtime.wire.format import MAX_TURNS, Label, Text
-from runtime.wire.messages import FURTHER_FIELDS, MAX_FURTHER_BYTES, MAX_TOOLS_BYTES, ChatMessage, ChatRole
+from runtime.wire.format import MAX_TURNS, Label, Text, check_template_kwargs
+from runtime.wire.messages import (
+    FURTHER_FIELDS,
+    MAX_FURTHER_BYTES,
+    MAX_TEMPLATE_KWARGS_BYTES,
+    MAX_TOOLS_BYTES,
+    ChatMessage,
+    ChatRole,
+)
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 Tools: TypeAlias = bytes | Sequence[Mapping[str, Any]]
@@ -251,3 +258,22 @@ def pack_tools(tools: Any) -> bytes:
             param="tools",
         )
     return tools
+
+
+def pack_template_kwargs(values: Any) -> bytes:
+    """Return variables of a chat template as a msgpack map; empty for none. Raises InvalidRequest for values
+    that cannot be sent.
+    """
+    name = "chat_template_kwargs"
+    if not values and (values is None or isinstance(values, Mapping)):
+        return b""
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise InvalidRequest(f"{name} must be a mapping of names to JSON-like values", param=name)
+    try:
+        packed = msgspec.msgpack.encode(dict(values))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"{name}: {error}", param=name) from None
+    if len(packed) > MAX_TEMPLATE_KWARGS_BYTES:
+        raise InvalidRequest(f"{name}: at most {MAX_TEMPLATE_KWARGS_BYTES} bytes", param=name)
+    check_template_kwargs(values)
+    return packed

@@ -24,7 +24,7 @@ from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest
 from runtime.wire.transport import Inbox, Outbox
 from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.admission import QueueAdmission
-from tokenizer_proc.arrivals import CHARS_PER_MESSAGE, Arrivals
+from tokenizer_proc.arrivals import Arrivals, template_cost
 from tokenizer_proc.long_texts import LongPrompt, LongTexts
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.routes import Routes
@@ -215,12 +215,11 @@ class TokenizerLoop:
         that loads it; so do long ones, whose text must be searched for special tokens.
         """
         self._validator.check_messages(job.request)
-        assert job.request.messages is not None
-        num_chars = sum(len(message.content) + len(message.further) for message in job.request.messages)
-        num_chars += len(job.request.tools)
+        num_chars = template_cost(job.request)
         is_long = num_chars > MAX_BATCH_CHARS
         if self._tokenizer.is_template_open and not is_long:
-            self._turn_chars += CHARS_PER_MESSAGE * len(job.request.messages)
+            # Counted before it is rendered, because the template may refuse it.
+            self._turn_chars += num_chars
             self._add_text(self._render(job, field))
             return
         if is_long:

@@ -16,7 +16,7 @@ from runtime.ring.tenants import OWNER, Tenant
 from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.text.codec import PromptEncoder, decode_tools
 from runtime.text.no_tokenizer import needs_tokenizer
-from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
+from runtime.wire.format import TOKEN_BYTES, IntArray, check_template_kwargs, unpack_ids
 from runtime.wire.messages import (
     FURTHER_FIELDS,
     ChatMessage,
@@ -108,11 +108,13 @@ class Validator:
         if not request.template_kwargs:
             return {}
         try:
-            return _decode_map(request.template_kwargs)
+            variables = _decode_map(request.template_kwargs)
         except DECODE_ERRORS as error:
             raise InvalidRequest(
                 f"chat_template_kwargs: not a map from names to values: {error}", param="chat_template_kwargs"
             ) from error
+        check_template_kwargs(variables)
+        return variables
 
     def tools(self, request: GenerateRequest) -> list[dict[str, Any]]:
         """Return the tool definitions for the chat template. Raises InvalidRequest."""

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
+from runtime.base.errors import InvalidRequest
 from runtime.wire.handle import HANDLE_BYTES
 
 PROTOCOL_VERSION = 2
@@ -33,6 +34,8 @@ MAX_PROMPT_TOKENS = 1 << 22
 MAX_TEXT_CHARS = 1 << 24
 MAX_LABEL_CHARS = 256
 MAX_TURNS = 4096
+MAX_TEMPLATE_VALUES = 4096
+"""Maximum number of values in a chat template's variables, in all lists and maps: 10 ms of work."""
 MAX_SHORT_CHARS = 4096
 MAX_PRIORITY = 1000
 PING_S = 1.0
@@ -40,6 +43,7 @@ PING_S = 1.0
 SILENCE_S = 15.0
 """Seconds without a message after which client and detokenizer give each other up."""
 
+_NESTING = frozenset({dict, list, tuple})
 # NumPy makes these of the classes in each call, which takes longer than to read bytes.
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
@@ -111,3 +115,21 @@ def describe_header(head: bytes) -> str:
     if head[:4] != MAGIC or len(head) < HEADER_BYTES:
         return "no Carousel header"
     return f"version {int.from_bytes(head[4:6], 'little')}, schema {head[6:PREFIX_BYTES].hex()}"
+
+
+def check_template_kwargs(variables: Mapping[str, Any]) -> None:
+    """Check how many values the variables of a chat template have. Raises InvalidRequest."""
+    num_values, waiting = 0, [*variables.values()]
+    while waiting:
+        num_values += len(waiting)
+        if num_values > MAX_TEMPLATE_VALUES:
+            raise InvalidRequest(
+                f"chat_template_kwargs: at most {MAX_TEMPLATE_VALUES} values in all lists and maps",
+                param="chat_template_kwargs",
+            )
+        waiting = [
+            inner
+            for value in waiting
+            if type(value) in _NESTING
+            for inner in (value.values() if type(value) is dict else value)
+        ]

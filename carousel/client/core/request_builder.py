@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carousel.client.tracing.trace_context import trace_for_wire
-from carousel.conversation import Conversation, Tools, pack_tools, wire_messages
+from carousel.conversation import Conversation, Tools, pack_template_kwargs, pack_tools, wire_messages
 from carousel.lora import LoraConfig, LoRARequest, adapter_for_wire, inline_for_wire
 from carousel.prompt_tables import PromptAdapterRequest, PromptTuningConfig, table_for_wire
 from carousel.retention import KvCacheRetentionConfig, retention_for_wire
@@ -31,7 +31,7 @@ from runtime.sampling.kinds import Counts, IdKind, Number, Stopping, TextsKind
 from runtime.sampling.table import MAX_DRAFT_TOKENS, PARAMETERS, SEEDS
 from runtime.wire.format import MAX_LABEL_CHARS, MAX_PRIORITY, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, pack_ids
 from runtime.wire.guide import Guide
-from runtime.wire.messages import MAX_TEMPLATE_KWARGS_BYTES, ChatMessage, GenerateRequest, Task
+from runtime.wire.messages import ChatMessage, GenerateRequest, Task
 from runtime.wire.plan import PROCESSORS, AdapterRef, ProcessorCall, ProcessorCalls, check_calls
 from runtime.wire.sampling_params import WITHOUT_BEAMS, SamplingParams
 
@@ -461,24 +461,6 @@ def _task(value: Any) -> Task:
 def _refuse_for_other_prompts(name: str, value: object) -> None:
     if value:
         raise InvalidRequest(f"{name} is for a prompt of chat messages", param=name)
-
-
-def pack_template_kwargs(values: Any) -> bytes:
-    """Return variables of a chat template as a msgpack map; empty for none. Raises InvalidRequest for values
-    that cannot be sent.
-    """
-    name = "chat_template_kwargs"
-    if not values and (values is None or isinstance(values, Mapping)):
-        return b""
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise InvalidRequest(f"{name} must be a mapping of names to JSON-like values", param=name)
-    try:
-        packed = msgspec.msgpack.encode(dict(values))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"{name}: {error}", param=name) from None
-    if len(packed) > MAX_TEMPLATE_KWARGS_BYTES:
-        raise InvalidRequest(f"{name}: at most {MAX_TEMPLATE_KWARGS_BYTES} bytes", param=name)
-    return packed
 
 
 def _milliseconds(time_limit: Any) -> int:

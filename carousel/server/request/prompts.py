@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from carousel.client.core.request_builder import Prompt, RequestOptions, Submission, pack_template_kwargs
+from carousel.client.core.request_builder import Prompt, RequestOptions, Submission
 from carousel.client.core.result import respelled
+from carousel.conversation import pack_template_kwargs
 from carousel.server.openai.types import MAX_PROMPTS
 from carousel.server.server_state import ServerState
 from runtime.base.errors import InvalidRequest

@@ -21,6 +21,7 @@ from carousel.client.core.request_builder import (
 )
 from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from runtime.base.errors import InvalidRequest
+from runtime.wire.format import MAX_TEMPLATE_VALUES
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import GenerateRequest
 from runtime.wire.retention import RetainedRange, Retention
@@ -135,6 +136,7 @@ def test_numpys_float_is_a_number_like_any_other() -> None:
         (CHAT, {}, {"chat_template_kwargs": {"a": object()}}, "chat_template_kwargs"),
         (CHAT, {}, {"chat_template_kwargs": {"a": "x" * 70000}}, "chat_template_kwargs"),
         (CHAT, {}, {"chat_template_kwargs": {"a": 1 << 70}}, "chat_template_kwargs"),
+        (CHAT, {}, {"chat_template_kwargs": {"a": [[]] * MAX_TEMPLATE_VALUES}}, "chat_template_kwargs"),
         ("x", {}, {"priority": True}, "priority"),
         ("x", {}, {"priority": 1001}, "priority"),
         ("x", {}, {"add_special_tokens": "no"}, "add_special_tokens"),

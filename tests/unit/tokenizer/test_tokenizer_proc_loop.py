@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
+from runtime.base.errors import InvalidRequest
 from runtime.text.codec import PROMPT_TAIL_TOKENS
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import IntArray, pack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import (
     AbortRequest,
+    ChatMessage,
     ControlRequest,
     Resume,
     StreamOpen,
@@ -180,6 +183,69 @@ def test_a_turn_encodes_no_more_than_its_share_so_the_heartbeat_goes_on(demo: To
         num_sent.append(len(ring.scheduler.drain()))
     num_sent.append(len(ring.scheduler.drain()))
     assert num_sent == [5, 5, 2]
+
+
+class Templated(Tokenizer):
+    """A chat template that makes a short text of everything."""
+
+    is_template_open = True
+    refuses = False
+
+    def __init__(self, loaded: Tokenizer) -> None:
+        super().__init__(loaded._backend, loaded._open_wrapper)
+
+    def apply_chat_template(self, *_args: Any, **_options: Any) -> str:
+        if self.refuses:
+            raise InvalidRequest("messages: no", param="messages")
+        return "x"
+
+
+VARIABLES = msgspec.msgpack.encode({"x": "x" * (12 << 10)})
+HELLO = (ChatMessage("user", "x"),)
+THOUGHTS = msgspec.msgpack.encode({"reasoning_content": "f" * 40_000})
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({"messages": HELLO, "template_kwargs": VARIABLES}, 2),
+        ({"messages": (ChatMessage("user", "", "n" * 250),) * 100}, 3),
+        ({"messages": (ChatMessage("user", ""),) * 1000}, 3),
+        ({"messages": (ChatMessage("assistant", "", "", THOUGHTS),)}, 2),
+        ({"messages": HELLO, "tools": msgspec.json.encode([{"a": "x" * 40_000}])}, 2),
+    ],
+)
+def test_what_a_chat_template_has_to_read_counts_for_a_turn(
+    demo: Tokenizer, fields: dict[str, Any], most: int, refuses: bool
+) -> None:
+    """256 requests with variables of 43 KB, which took the template 0.1 s each, were one turn. Others waited
+    for 31 s.
+    """
+    templated = Templated(demo)
+    templated.refuses = refuses
+    ring = Ring(templated)
+    ring.send(*(request(seq, **fields) for seq in range(8)))
+    assert ring.loop.turn(), "all in one turn"
+    assert len(ring.refusals() if refuses else ring.scheduler.drain()) == most
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": HELLO, "template_kwargs": msgspec.msgpack.encode({"x": "x" * (20 << 10)})},
+        {"messages": (ChatMessage("user", "x", "n" * 256),) * 256},
+        {"messages": (ChatMessage("user", "x"),) * 4096},
+    ],
+)
+def test_a_conversation_that_takes_its_template_long_is_left_to_a_thread(
+    demo: Tokenizer, fields: dict[str, Any]
+) -> None:
+    ring = Ring(Templated(demo))
+    ring.send(request(0, **fields))
+    ring.loop.turn()
+    assert ring.loop.num_encoding == 1
+    ring.loop.close()
 
 
 @pytest.mark.parametrize("abort", [AbortRequest((handle(0),)), AbortRequest(client=CLIENT)])

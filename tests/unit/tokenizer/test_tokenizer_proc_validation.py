@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from runtime.base.errors import InvalidRequest, Overloaded
 from runtime.wire.error_info import error_info
-from runtime.wire.format import pack_ids
+from runtime.wire.format import MAX_TEMPLATE_VALUES, pack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import ChatMessage, GenerateRequest, Resume
 from runtime.wire.sampling_params import SamplingParams
@@ -79,6 +80,19 @@ def test_a_value_out_of_range_is_refused_with_its_field(fields: dict[str, Any], 
 def test_no_messages_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="at least one"):
         VALIDATOR.check_messages(request(messages=()))
+
+
+@pytest.mark.parametrize("more", [{}, {"b": {}}, {"b": [1, [2, 3]]}])
+def test_variables_of_the_template_have_only_so_many_values(more: dict[str, Any]) -> None:
+    """43,000 empty lists in 64 KiB took the template 0.1 s."""
+    variables = {"a": [[]] * (MAX_TEMPLATE_VALUES - 1), **more}
+    asked = request(template_kwargs=msgspec.msgpack.encode(variables))
+    if not more:
+        assert VALIDATOR.template_kwargs(asked) == variables
+        return
+    with pytest.raises(InvalidRequest, match="at most 4096 values") as caught:
+        VALIDATOR.template_kwargs(asked)
+    assert caught.value.param == "chat_template_kwargs"
 
 
 @pytest.mark.parametrize(
