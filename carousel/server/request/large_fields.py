@@ -82,7 +82,12 @@ MESSAGES = Shape(
     MAX_TURNS,
 )
 INPUT_ITEMS = Shape(
-    InputItem, ("content", "output"), Shape(InputPart, ("text",)), ("arguments",), ("summary",), MAX_TURNS
+    InputItem,
+    ("content", "output"),
+    Shape(InputPart, ("text",)),
+    ("arguments", "input"),
+    ("summary",),
+    MAX_TURNS,
 )
 TEXT_BLOCKS = Shape(TextBlock, ("text",), max_items=MAX_BLOCKS)
 BLOCKS = Shape(BlockBody, ("text", "content"), TEXT_BLOCKS, ("thinking",), ("input",), MAX_BLOCKS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from carousel.server.openai.usage import UsageCount, usage_of
 from carousel.server.request.sse import COMMENT
 from carousel.server.responses.item_reader import ItemReader
 from carousel.server.responses.output_items import GrowingItem, OutputItems
+from carousel.server.responses.tool_names import CalledTool, text_of
 from carousel.server.responses.types import (
     IncompleteDetails,
     InputDetails,
@@ -45,14 +46,17 @@ class ResponsesFormat:
     keeps_open = COMMENT
     write_cost = 1
 
-    def __init__(self, view: ChatView, head: ResponseBody, *, skips_special: bool) -> None:
-        """`head` is the answer without anything that has been generated. `skips_special`: special tokens are
-        left out of the text.
+    def __init__(
+        self, view: ChatView, head: ResponseBody, called: Mapping[str, CalledTool], *, skips_special: bool
+    ) -> None:
+        """`head` is the answer without anything that has been generated. `called` has tools that go by other
+        names here, or whose calls have another form. `skips_special`: special tokens are left out of the
+        text.
         """
         self._view = view
         self._head = head
         self._reader = ItemReader(view, skips_special=skips_special)
-        self._items = OutputItems()
+        self._items = OutputItems(called)
         self._large = LargeParts()
         self._usage = UsageCount(1)
         self._finish_reason: str | None = None
@@ -177,6 +181,8 @@ class ResponsesFormat:
         return b'%b%b,"sequence_number":%d}\n\n' % (self._plain, _encode(text), self._num_events - 1)
 
     def _delta_event(self, item: GrowingItem, text: str, logprobs: Raw) -> bytes:
+        if item.tool.is_custom:
+            return b""  # its text is known when the JSON around it has ended
         kind = f"response.{NUM_TEXTS[item.kind]}.delta"
         more = {"logprobs": logprobs} if item.kind == "text" else {}
         return self._sse(kind, **_place(item), **more, delta=text)
@@ -184,8 +190,12 @@ class ResponsesFormat:
     def _end_events(self, item: GrowingItem) -> bytes:
         self._plain = b""
         kind = f"response.{NUM_TEXTS[item.kind]}.done"
-        if item.kind == "tool_call":
-            data = self._sse(kind, **_place(item), name=item.name, arguments=item.text)
+        if item.tool.is_custom:
+            kind, text = "response.custom_tool_call_input", text_of(item.text)
+            data = self._sse(f"{kind}.delta", **_place(item), delta=text)
+            data += self._sse(f"{kind}.done", **_place(item), input=text)
+        elif item.kind == "tool_call":
+            data = self._sse(kind, **_place(item), name=item.tool.name, arguments=item.text)
         else:
             part = item.part()
             more = {"logprobs": item.shown_logprobs} if item.kind == "text" else {}

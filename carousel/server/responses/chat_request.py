@@ -8,15 +8,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from msgspec import Raw, Struct
-from msgspec.json import encode
-
-from carousel.server.chat.definitions import check_reach, decode_part, definitions_of
 from carousel.server.guides import JsonSchemaBody, ResponseFormatBody
 from carousel.server.openai.types import ChatBody, GenerationBody, NamedFunctionBody, ToolChoiceBody
-from carousel.server.request.unknown_fields import joined
 from carousel.server.responses.input_items import TakeTurn, messages_of
-from carousel.server.responses.types import LOGPROBS, ResponsesBody, TextFormatBody, ToolSelection
+from carousel.server.responses.tool_names import CalledTool, name_in_chat, read_tools_of
+from carousel.server.responses.types import LOGPROBS, ResponsesBody, TextFormatBody
 from runtime.base.errors import InvalidRequest
 
 NO_PLACE: dict[str, tuple[Any, ...]] = {
@@ -45,27 +41,22 @@ _NAMES = {
 _PLACE = re.compile(r"(?P<field>messages|tools)\[(?P<number>\d+)\](?P<rest>.*)")
 
 
-class _Tool(Struct):
-    type: str
-    name: str = ""
-    defer_loading: bool | None = None
-    allowed_callers: list[str] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     chat: ChatBody
     names: ChatNames
+    called: Mapping[str, CalledTool]
+    """Tools that the chat calls by other names, or whose calls have another form, by their names there."""
 
 
 class ChatNames(Mapping[str, str]):
     """Names of parameters here, by those in the chat that a request was translated to, for errors."""
 
     def __init__(
-        self, messages: Sequence[str], tools: Sequence[int], names: Mapping[str, str] | None = None
+        self, messages: Sequence[str], tools: Sequence[str], names: Mapping[str, str] | None = None
     ) -> None:
-        """`messages` has the place of each message, and `tools` the number of each tool in the request.
-        `names` has the chat's own names of parameters.
+        """`messages` and `tools` have the place of each in the request. `names` has the chat's own names of
+        parameters.
         """
         self._messages = messages
         self._tools = tools
@@ -82,7 +73,7 @@ class ChatNames(Mapping[str, str]):
             return _NAMES[in_chat] if in_chat == name else _NAMES.get(in_chat, in_chat)
         number, rest = int(place["number"]), place["rest"]
         if place["field"] == "tools":
-            return f"tools[{self._tools[number]}]{rest.removeprefix('.function')}"
+            return self._tools[number] + rest.removeprefix(".function")
         item = self._messages[number]
         return item + rest if item.startswith("input[") and rest == ".content" else item
 
@@ -98,13 +89,13 @@ async def chat_request(body: ResponsesBody, take_turn: TakeTurn) -> ChatRequest:
     InvalidRequest.
     """
     _check(body)
-    tools, numbers = _tools(body)
+    tools = read_tools_of(body.tools, body.tool_choice)
     messages = await messages_of(body, take_turn)
     chat = ChatBody(
         **dict(zip(SAME, _same_of(body), strict=True)),
         messages=messages.bodies,
         max_tokens=body.max_output_tokens,
-        tools=tools,
+        tools=tools.definitions,
         tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
@@ -115,7 +106,7 @@ async def chat_request(body: ResponsesBody, take_turn: TakeTurn) -> ChatRequest:
         chat.logprobs, chat.top_logprobs = True, body.top_logprobs
     if body.truncation == "auto" and chat.truncate_prompt_tokens is None:
         chat.truncate_prompt_tokens = -1
-    return ChatRequest(chat, ChatNames(messages.places, numbers))
+    return ChatRequest(chat, ChatNames(messages.places, tools.places), tools.called)
 
 
 def _check(body: ResponsesBody) -> None:
@@ -157,62 +148,6 @@ def _json_schema(given: TextFormatBody) -> JsonSchemaBody:
     )
 
 
-# -- tools ---------------------------------------------------------------------------------------------------
-
-
-def _tools(body: ResponsesBody) -> tuple[Raw, list[int]]:
-    """Return the definitions as a chat has them, and the number of each in the request. Raises
-    InvalidRequest.
-    """
-    given = definitions_of(bytes(body.tools)) if len(memoryview(body.tools)) else []
-    allowed = _allowed(body.tool_choice)
-    made: list[bytes] = []
-    numbers: list[int] = []
-    names: set[str] = set()
-    for number, definition in enumerate(given):
-        where = f"tools[{number}]"
-        tool: _Tool = decode_part(definition, _Tool, where)
-        _check_tool(tool, where)
-        names.add(tool.name)
-        if allowed is None or tool.name in allowed:
-            made.append(_function(definition, where))
-            numbers.append(number)
-    if unknown := sorted((allowed or set()) - names):
-        raise InvalidRequest(
-            f"tool_choice.tools: {unknown[0]:.100} is not one of tools", param="tool_choice.tools"
-        )
-    return Raw(b"[" + b",".join(made) + b"]" if made else b""), numbers
-
-
-def _check_tool(tool: _Tool, where: str) -> None:
-    if tool.type != "function":
-        raise InvalidRequest(
-            f"{where}.type: {tool.type:.100} is not supported by this server, which runs no tools; define a "
-            "function and run it yourself",
-            param=f"{where}.type",
-            code="unsupported_parameter",
-        )
-    check_reach(where, defer_loading=tool.defer_loading, allowed_callers=tool.allowed_callers)
-
-
-def _function(definition: Raw, where: str) -> bytes:
-    """Return a definition as a chat has it, with its fields in their order."""
-    fields: dict[str, Raw] = decode_part(definition, dict[str, Raw], where)
-    for name in ("type", "defer_loading", "allowed_callers"):
-        fields.pop(name, None)
-    inner = b",".join(encode(name) + b":" + bytes(value) for name, value in fields.items())
-    return joined({"type": b'"function"', "function": b"{" + inner + b"}"})
-
-
-def _allowed(choice: str | ToolSelection | None) -> set[str] | None:
-    """Return the names of the functions that may be called; None for all."""
-    if choice is None or isinstance(choice, str) or choice.type != "allowed_tools":
-        return None
-    if not choice.tools:
-        raise InvalidRequest("tool_choice.tools is missing, or empty", param="tool_choice.tools")
-    return {each.name for each in choice.tools}
-
-
 def _tool_choice(body: ResponsesBody) -> Any:
     """Return the choice as a chat has it. Raises InvalidRequest."""
     choice = body.tool_choice
@@ -224,7 +159,8 @@ def _tool_choice(body: ResponsesBody) -> Any:
         return choice.mode
     if choice.name is None:
         raise _missing("tool_choice.name")
-    return ToolChoiceBody(type="function", function=NamedFunctionBody(choice.name))
+    name = name_in_chat(choice.name, choice.namespace)
+    return ToolChoiceBody(type="function", function=NamedFunctionBody(name))
 
 
 def _missing(name: str) -> InvalidRequest:

@@ -42,7 +42,7 @@ async def create_response(request: Request) -> Response:
         raise respelled(error, asked.names) from None
     ignore_hints(request, {asked.names.get(name, name): reason for name, reason in chat.ignored.items()})
     skips_special = chat.asked[0].sampling.skip_special_tokens
-    answer = ResponsesFormat(chat.view, _head(body, chat), skips_special=skips_special)
+    answer = ResponsesFormat(chat.view, _head(body, chat), asked.called, skips_special=skips_special)
     return Generation(server, chat.asked, answer, asked.names.behind(chat.names))
 
 

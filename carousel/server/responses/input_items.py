@@ -14,6 +14,7 @@ from msgspec import Raw
 from msgspec.json import encode
 
 from carousel.conversation import PART_SEPARATOR, FunctionBody, MessageBody, ToolCallBody
+from carousel.server.responses.tool_names import arguments_of, name_in_chat
 from carousel.server.responses.types import InputItem, InputPart, ResponsesBody
 from runtime.base.errors import InvalidRequest
 from runtime.wire.messages import MAX_FURTHER_BYTES
@@ -23,8 +24,10 @@ ITEMS_AT_ONCE = 1024
 """Number of items that are translated in one turn of the event loop: 5 ms."""
 FIELDS = {
     "message": frozenset({"role", "content", "name"}),
-    "function_call": frozenset({"call_id", "name", "arguments"}),
-    "function_call_output": frozenset({"call_id", "output"}),
+    "function_call": frozenset({"call_id", "name", "namespace", "arguments"}),
+    "function_call_output": frozenset({"call_id", "output", "name", "namespace"}),
+    "custom_tool_call": frozenset({"call_id", "name", "namespace", "input"}),
+    "custom_tool_call_output": frozenset({"call_id", "output", "name", "namespace"}),
     "reasoning": frozenset({"content", "summary"}),
 }
 """Fields of each type of items."""
@@ -32,8 +35,11 @@ NEEDED = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
     "reasoning": ("type", "summary"),
 }
+RESULTS = ("function_call_output", "custom_tool_call_output")
 OTHERS = {
     kind: tuple(name for name in InputItem.__struct_fields__ if name != "type" and name not in fields)
     for kind, fields in FIELDS.items()
@@ -103,18 +109,19 @@ async def messages_of(body: ResponsesBody, take_turn: TakeTurn) -> TranslatedMes
             await take_turn()
         place = f"input[{number}]"
         kind = _checked(item, place)
-        if kind == "function_call_output":
+        if kind in RESULTS:
             made.add(MessageBody(role="tool", content=_text(item.output), tool_call_id=item.call_id), place)
             is_open = False
         elif kind == "message" and item.role != "assistant":
             made.add(MessageBody(role=item.role or "", content=_text(item.content), name=item.name), place)
             is_open = False
         else:
-            num_chars += len(item.arguments or "")
+            num_chars += len(item.arguments or item.input or "")
             if num_chars > MAX_FURTHER_BYTES:
+                where = f"{place}.{'input' if item.arguments is None else 'arguments'}"
                 raise InvalidRequest(
-                    f"{place}.arguments: those of all calls may have {MAX_FURTHER_BYTES} bytes together",
-                    param=f"{place}.arguments",
+                    f"{where}: those of all calls may have {MAX_FURTHER_BYTES} bytes together",
+                    param=where,
                 )
             if not is_open or not turns[-1].takes(kind):
                 turns.append(_Turn(made.add(MessageBody(role="assistant"), place)))
@@ -155,7 +162,9 @@ def _add(item: InputItem, kind: str, turn: _Turn) -> None:
     elif kind == "reasoning":
         turn.reasoning.append(_text(item.content) or _text(item.summary))
     else:
-        function = FunctionBody(name=item.name or "", arguments=Raw(encode(item.arguments)))
+        arguments = item.arguments if kind == "function_call" else arguments_of(item.input or "")
+        name = name_in_chat(item.name or "", item.namespace)
+        function = FunctionBody(name=name, arguments=Raw(encode(arguments)))
         turn.calls.append(ToolCallBody(function=function, id=item.call_id, type="function"))
 
 

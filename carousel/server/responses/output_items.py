@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from carousel.client.core.logprobs import LogprobColumns, TokenLogprob
 from carousel.server.chat.events import ItemBegun, ItemKind
+from carousel.server.responses.tool_names import CalledTool, text_of
 from carousel.server.responses.types import (
+    CustomToolCallItem,
     FunctionCallItem,
     ItemStatus,
     OutputItem,
@@ -22,13 +26,16 @@ from runtime.base.random_ids import random_id
 
 PREFIXES: dict[ItemKind, str] = {"text": "msg_", "reasoning": "rs_", "tool_call": "fc_"}
 
+NO_TOOL = CalledTool("")
+
 
 @dataclass(slots=True)
 class GrowingItem:
     kind: ItemKind
     index: int
     call_id: str = ""
-    name: str = ""
+    tool: CalledTool = NO_TOOL
+    """Tool of a call."""
     id: str = field(init=False)
     status: ItemStatus = "in_progress"
     logprobs: LogprobColumns[TokenLogprob] = field(default_factory=LogprobColumns)
@@ -39,7 +46,7 @@ class GrowingItem:
     _texts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.id = PREFIXES[self.kind] + random_id()
+        self.id = ("ctc_" if self.tool.is_custom else PREFIXES[self.kind]) + random_id()
 
     def add(self, text: str) -> None:
         self._texts.append(text)
@@ -60,13 +67,7 @@ class GrowingItem:
     def body(self, *, is_empty: bool = False) -> OutputItem:
         """Return the item so far; with `is_empty` as it begins."""
         if self.kind == "tool_call":
-            return FunctionCallItem(
-                id=self.id,
-                status=self.status,
-                call_id=self.call_id,
-                name=self.name,
-                arguments="" if is_empty else self.text,
-            )
+            return self._call("" if is_empty else self.text)
         if self.kind == "reasoning":
             thoughts = [] if is_empty else [ReasoningText(self.text)]
             return ReasoningItem(id=self.id, status=self.status, content=thoughts)
@@ -74,9 +75,20 @@ class GrowingItem:
         assert isinstance(part, OutputText)
         return OutputMessage(id=self.id, status=self.status, content=[] if is_empty else [part])
 
+    def _call(self, arguments: str) -> OutputItem:
+        tool = self.tool
+        same: Any = {"id": self.id, "status": self.status, "call_id": self.call_id, "name": tool.name}
+        namespace = tool.namespace or UNSET
+        if tool.is_custom:
+            text = text_of(arguments) if arguments else ""
+            return CustomToolCallItem(**same, namespace=namespace, input=text)
+        return FunctionCallItem(**same, namespace=namespace, arguments=arguments)
+
 
 class OutputItems:
-    def __init__(self) -> None:
+    def __init__(self, called: Mapping[str, CalledTool]) -> None:
+        """`called` has tools that go by other names here, or whose calls have another form."""
+        self._called = called
         self._items: list[GrowingItem] = []
         self.open: GrowingItem | None = None
         """The last item, until it ends."""
@@ -85,7 +97,8 @@ class OutputItems:
         return len(self._items)
 
     def begin(self, event: ItemBegun) -> GrowingItem:
-        item = self.open = GrowingItem(event.kind, len(self._items), event.id, event.name)
+        tool = self._called.get(event.name) or CalledTool(event.name)
+        item = self.open = GrowingItem(event.kind, len(self._items), event.id, tool)
         self._items.append(item)
         return item
 

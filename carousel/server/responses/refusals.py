@@ -32,11 +32,9 @@ RESPONSES_HINTS = {
 ITEM_REFUSED: dict[str, tuple[Any, ...]] = {
     "caller": ({"type": "direct"},),
     "encrypted_content": ("",),
-    "namespace": (),
 }
 ITEM_HINTS = {
     "encrypted_content": "this server cannot read what another one has encrypted; leave the item out",
-    "namespace": "tools have names alone",
 }
 REASONING_REFUSED: dict[str, tuple[Any, ...]] = {
     "context": ("auto",),

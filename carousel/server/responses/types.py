@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta, Raw, Struct, defstruct, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct, field
 
 from carousel.server.guides import SchemaBody
 from carousel.server.openai.types import GenerationBody, NumLogprobs, NumTokens, ReasoningEffort
@@ -18,7 +18,13 @@ from runtime.wire.format import TURNS
 # -- requests ------------------------------------------------------------------------------------------------
 
 ItemType: TypeAlias = Literal[
-    "message", "function_call", "function_call_output", "reasoning", "item_reference"
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+    "item_reference",
 ]
 PartType: TypeAlias = Literal[
     "input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"
@@ -62,8 +68,12 @@ class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
     summary: list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
+    """Namespace of the tool that is called."""
     arguments: str | None = None
     """JSON of the arguments of a call."""
+    input: str | None = None
+    """Text that a tool of free text is called with."""
     output: str | list[InputPart] | None = None
 
 
@@ -89,15 +99,17 @@ class ReasoningBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ToolReference(Struct, forbid_unknown_fields=True):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: ToolText
+    namespace: ToolText | None = None
 
 
 class ToolSelection(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A function that must be called, or the functions that may be called."""
+    """A tool that must be called, or the tools that may be called."""
 
-    type: Literal["function", "allowed_tools"]
+    type: Literal["function", "custom", "allowed_tools"]
     name: ToolText | None = None
+    namespace: ToolText | None = None
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[ToolReference], Meta(max_length=1024)] | None = None
 
@@ -187,11 +199,21 @@ class FunctionCallItem(Struct, tag_field="type", tag="function_call", kw_only=Tr
     status: ItemStatus
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str
     """Arguments as JSON text."""
 
 
-OutputItem: TypeAlias = OutputMessage | ReasoningItem | FunctionCallItem
+class CustomToolCallItem(Struct, tag_field="type", tag="custom_tool_call", kw_only=True):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str
+
+
+OutputItem: TypeAlias = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputDetails(Struct):

@@ -86,7 +86,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> ResponseBody:
 def test_a_stream_of_a_response_keeps_its_logprobs_packed(head: ResponseBody) -> None:
     """Its last events repeat them all. As JSON they were 20 MB of each stream, for 12,000 tokens."""
     own, (ids, packed) = speller(), columns(NUM_TOKENS)
-    form = ResponsesFormat(ChatView("m", shows_logprobs=True, speller=own), head, skips_special=True)
+    form = ResponsesFormat(ChatView("m", shows_logprobs=True, speller=own), head, {}, skips_special=True)
     for token_id in range(NUM_KNOWN):
         assert own.items[token_id], "known from other answers"
     for _ in form.events(0, Delta("x", ids[:1], packed.part(0, 1), num_prompt_tokens=1)):

@@ -224,7 +224,7 @@ def test_what_a_request_has_on_several_lines_is_on_one_in_an_event(front: Front,
 
 def test_a_failure_in_a_stream_is_told_with_what_there_is(front: Front) -> None:
     head = msgspec.structs.replace(msgspec.json.decode(ask(front).content, type=ResponseBody), output=[])
-    answer = ResponsesFormat(ChatView("m"), head, skips_special=True)
+    answer = ResponsesFormat(ChatView("m"), head, {}, skips_special=True)
     told = b"".join(answer.events(0, Delta("Well", [1], [])))
     told += b"".join(answer.failure_events(RequestError("It is gone.", code="aborted", status=503)))
     events = [json.loads(block.partition("data: ")[2]) for block in told.decode().split("\n\n")[:-1]]
