@@ -37,7 +37,9 @@ class ConnectionCount:
 
     def add(self, address: str) -> bool:
         """Count a connection, until `remove`. Returns False if its address has too many."""
-        self.take()
+        self.total += 1
+        if self.room < self._few:
+            self._on_taken()
         self._num_by_address[address] += 1
         return not self._most_per_address or self._num_by_address[address] <= self._most_per_address
 
@@ -45,16 +47,6 @@ class ConnectionCount:
         self._num_by_address[address] -= 1
         if not self._num_by_address[address]:
             del self._num_by_address[address]
-        self.give_back()
-
-    def take(self) -> None:
-        """Count a connection whose address is not known yet, until `give_back`."""
-        self.total += 1
-        if self.room < self._few:
-            self._on_taken()
-
-    def give_back(self, _: object = None) -> None:
-        """Stop counting a connection that was counted by `take`."""
         self.total -= 1
         if 0 < self.room <= self._few:
             self._on_room()

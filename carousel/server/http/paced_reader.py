@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from carousel.server.http.connection_turns import ConnectionTurns
 from carousel.server.http.protocol import HttpProtocol
-from carousel.server.http.tls_writer import TlsWriter
+from carousel.server.http.tls.tls_writer import TlsWriter
 
 UNREAD_BYTES = 4 << 10
 """Unread bytes of a connection, beyond those that the kernel holds, from which on they count and its answers
@@ -44,15 +44,9 @@ class PacedReader(asyncio.BufferedProtocol):
         self._crowded_buffer = buffer[:CROWDED_READ_BYTES]
         self._protocol: HttpProtocol | None = None
         self._tls: TlsWriter | None = None
-        self.on_made: Callable[[], None] | None = None
-        """Called when the connection has been made, before anything else."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if self.on_made is not None:
-            self.on_made()
-        state = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-        if state in (TCP_CLOSE, TCP_CLOSE_WAIT):
-            # The client left before the connection was accepted. Drop it, since others wait.
+        if has_left(transport):  # before the connection was accepted
             transport.abort()
             return
         self._protocol = self._make_protocol()
@@ -94,3 +88,9 @@ class PacedReader(asyncio.BufferedProtocol):
             self._tls.resume_writing()
         elif self._protocol is not None:
             self._protocol.resume_writing()
+
+
+def has_left(transport: asyncio.BaseTransport) -> bool:
+    """Return True if the client has closed the connection. Nothing is done for it, since others wait."""
+    state = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return state in (TCP_CLOSE, TCP_CLOSE_WAIT)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import weakref
-from collections.abc import Callable, Iterator
+import ssl
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
 
-from carousel.client.core.mailbox import call_in_loop
 from carousel.server.http.body_pace import BodyPace
-from carousel.server.http.connection_count import RESERVED_DESCRIPTORS, ConnectionCount, openable
+from carousel.server.http.connection_count import ConnectionCount, openable
 from carousel.server.http.connection_turns import ConnectionTurns
 from carousel.server.http.paced_reader import READ_BYTES, PacedReader
 from carousel.server.http.protocol import HttpProtocol
+from carousel.server.http.tls.handshake_turns import HandshakeTurns
+from carousel.server.http.tls.tls_reader import TlsReader
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 
 RETRY_S = 1.0
@@ -28,13 +29,6 @@ its listening sockets in a turn. With a single socket, a connection behind 150 o
 turns, each with a read of all connections. Each further socket costs a connection that comes alone 5 us, for
 an accept in vain.
 """
-HANDSHAKE_TIMEOUT_S = 10.0
-"""Longest time for a client's TLS handshake, the same as for the head of a request."""
-TLS_BACKLOG = RESERVED_DESCRIPTORS // 2
-"""Backlog of the kernel: so many connections may be accepted at once before accepting is paused."""
-TLS_CLOSE_TIMEOUT_S = 5.0
-"""Longest time in which a client has to answer the end of a TLS connection."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -67,9 +61,10 @@ class HttpServer(uvicorn.Server):
                 max_connections,
             )
         self._count = ConnectionCount(
-            most, max_per_address, self._stop_accepting, self._accept_again, ACCEPTED_IN_TURN
+            most, max_per_address, self._close_servers, self._accept_again, ACCEPTED_IN_TURN
         )
         self._turns = ConnectionTurns()
+        self._handshakes = HandshakeTurns()
         self._body_pace = body_pace
         self._unread = unread
         self._buffer = memoryview(bytearray(READ_BYTES))
@@ -94,6 +89,8 @@ class HttpServer(uvicorn.Server):
         """Start accepting. There is no lifespan to wait for."""
         assert sockets
         (self._listener,) = sockets
+        if self.config.ssl is not None:
+            self.config.ssl.options |= ssl.OP_NO_RENEGOTIATION
         await self._open_servers()
         self.started = True
 
@@ -108,21 +105,9 @@ class HttpServer(uvicorn.Server):
     async def _create_server(self) -> asyncio.Server:
         """Return a server on a copy of the listening socket, so that pausing closes only copies."""
         assert self._listener is not None
-        has_tls = self.config.ssl is not None
         return await asyncio.get_running_loop().create_server(
-            self._make_protocol,
-            sock=self._listener.dup(),
-            backlog=TLS_BACKLOG if has_tls else self.config.backlog,
-            ssl=self.config.ssl,
-            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if has_tls else None,
-            ssl_shutdown_timeout=TLS_CLOSE_TIMEOUT_S if has_tls else None,
+            self._make_protocol, sock=self._listener.dup(), backlog=self.config.backlog
         )
-
-    def _stop_accepting(self) -> None:
-        if self.config.ssl is None:
-            self._close_servers()
-        else:  # in the middle of accepting a connection, which needs its server open
-            asyncio.get_running_loop().call_soon(self._close_servers)
 
     def _close_servers(self) -> None:
         while self.servers and len(self.servers) > self._count.room:
@@ -146,33 +131,15 @@ class HttpServer(uvicorn.Server):
             else:
                 return
 
-    def _read_connection(self, **about: Any) -> PacedReader:
+    def _read_connection(self, **about: Any) -> asyncio.BufferedProtocol:
         make_protocol = partial(
             HttpProtocol, self._count, self._turns, self._body_pace, self._unread, self._root_path, **about
         )
         reader = PacedReader(make_protocol, self._turns, self._buffer)
-        if self.config.ssl is not None:
-            reader.on_made = self._count_handshake(reader)
-        return reader
-
-    def _count_handshake(self, reader: PacedReader) -> Callable[[], None]:
-        """Count a connection during its TLS handshake: until the returned function is called, until the event
-        loop drops the reader (nothing reports a failed handshake), or until the time for a handshake is over.
-        """
-        self._count.take()
-        # The garbage collector may finalize the reader, and runs in any thread.
-        loop = asyncio.get_running_loop()
-        failed = weakref.finalize(reader, call_in_loop, loop, self._count.give_back, None)
-        failed.atexit = False
-        # A cycle may hold the reader, and collections of cycles are rare; the timer bounds the wait.
-        timer = loop.call_later(HANDSHAKE_TIMEOUT_S + TLS_CLOSE_TIMEOUT_S, failed)
-
-        def made() -> None:
-            timer.cancel()
-            failed.detach()
-            self._count.give_back()
-
-        return made
+        context = self.config.ssl
+        if context is None:
+            return reader
+        return TlsReader(reader, context, self._count, self._handshakes, self._turns, self._buffer)
 
     def _make_protocol(self) -> asyncio.Protocol:
         # The same as at the start of uvicorn.

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import uvloop
 
-from carousel.server.http import tls_writer
+from carousel.server.http.tls import tls_writer
 from tests.harness.http.http_bare import BareServer, Complaints
 from tests.harness.http.http_grammar import make_stream
 from tests.harness.http.http_sockets import serve_streams

@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from carousel.http_client import HttpClient, RequestFailure, parts_of
-from carousel.server.http import server as server_module
 from carousel.server.http.connection_count import ConnectionCount
+from carousel.server.http.tls import tls_reader
 from carousel.server.openapi import describe
 from tests.harness.http.http_front import CONFIG, Front, events, http_front
 from tests.harness.http.tls import CERTIFICATE, FILES
@@ -125,7 +125,7 @@ def test_connections_beyond_the_most_wait_and_are_served_over_tls_afterwards(sec
 
 
 def test_a_client_that_never_shakes_hands_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(tls_reader, "HANDSHAKE_TIMEOUT_S", 0.2)
     with http_front(tmp_path, spell(TEXT), **FILES) as front, front.connect() as idle:
         assert front.http.get("/live").status_code == 200
         assert _is_cut_off(idle)
@@ -135,15 +135,15 @@ def test_a_client_that_never_shakes_hands_is_cut_off(tmp_path: Path, monkeypatch
 def test_handshakes_are_connections_until_they_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(tls_reader, "HANDSHAKE_TIMEOUT_S", 0.2)
     counts: set[ConnectionCount] = set()
-    take = ConnectionCount.take
+    add = ConnectionCount.add
 
-    def note(count: ConnectionCount) -> None:
+    def note(count: ConnectionCount, address: str) -> bool:
         counts.add(count)
-        take(count)
+        return add(count, address)
 
-    monkeypatch.setattr(ConnectionCount, "take", note)
+    monkeypatch.setattr(ConnectionCount, "add", note)
     with ExitStack() as held:
         front = held.enter_context(http_front(tmp_path, spell(TEXT), max_connections=2, **FILES))
         front.http.close()

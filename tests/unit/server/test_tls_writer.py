@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from carousel.server.http import tls_writer
-from carousel.server.http.tls_writer import BYTES_BELOW, PIECE_BYTES, TURN_BYTES, TlsWriter
+from carousel.server.http.tls import tls_writer
+from carousel.server.http.tls.tls_writer import BYTES_BELOW, PIECE_BYTES, TURN_BYTES, TlsWriter
 
 
 class Below(asyncio.Transport):

@@ -15,9 +15,9 @@ from typing import Any, cast
 import pytest
 
 from carousel.server.garbage import GarbageWatch
-from carousel.server.http import server as server_module
 from carousel.server.http.protocol import MAX_PIPELINED, HttpProtocol
-from carousel.server.http.tls_writer import UNREAD_BYTES
+from carousel.server.http.tls import tls_reader
+from carousel.server.http.tls.tls_writer import UNREAD_BYTES
 from carousel.server.tenancy import unread_answers
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 from runtime.wire.messages import GenerateRequest, SequenceOutput
@@ -82,7 +82,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Noted:
 
 @pytest.fixture
 def front(tmp_path: Path, unread: Noted, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    monkeypatch.setattr(server_module, "TLS_CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(tls_reader, "CLOSE_TIMEOUT_S", 0.2)
     with http_front(tmp_path, long_answer, **FILES) as front:
         yield front
 
@@ -143,7 +143,7 @@ def test_a_slow_reader_gets_all_of_the_last_answer(front: Front, *, is_stream: b
     with secure_caller(front) as caller:
         ask(caller, is_stream=is_stream, headers="Connection: close\r\n")
         received = caller.recv(1 << 10)
-        time.sleep(3 * server_module.TLS_CLOSE_TIMEOUT_S)
+        time.sleep(3 * tls_reader.CLOSE_TIMEOUT_S)
         received += read_all(caller)
     assert received.count(b"x") >= LONG
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if is_stream else b"}")

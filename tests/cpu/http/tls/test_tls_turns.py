@@ -1,0 +1,156 @@
+"""Work that TLS makes for one turn of the event loop: handshakes, and records that come."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from carousel.server.http import connection_turns
+from carousel.server.http.tls import handshake_turns
+from tests.harness.http.http_front import Front, http_front
+from tests.harness.http.noted_turns import NotedTurns
+from tests.harness.http.raw_tls import RawTls, client_hello
+from tests.harness.http.tls import FILES
+from tests.harness.ring.fake_ring import spell
+from tests.harness.ring.launched import wait_until
+
+LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+NUM_CALLERS = 48
+MOST_IN_TURN = 4
+"""Handshakes that a turn may make whose time is over at once. The turns are counted by another chain."""
+NUM_SENDERS = 4
+RECORDS = (b"POST /live HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n", *[b"x"] * 2000)
+VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
+
+
+@pytest.fixture
+def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    """Its turns are over after one thing each, so that no count depends on how fast this machine is."""
+    monkeypatch.setattr(handshake_turns, "TURN_S", 0.0)
+    monkeypatch.setattr(connection_turns, "TURN_COST", 1)
+    with http_front(tmp_path, spell("a"), **FILES) as front:
+        assert front.http.get("/live").status_code == 200
+        yield front
+
+
+def connect(front: Front, held: ExitStack, turns: NotedTurns) -> list[socket.socket]:
+    """Return connections that the server has accepted and knows as those of TLS."""
+    before = len(turns.calls)
+    connections = [held.enter_context(front.connect()) for _ in range(NUM_CALLERS)]
+    wait_until(lambda: len(turns.calls) == before + NUM_CALLERS, 5.0, "they are accepted")
+    return connections
+
+
+def most_in_turn(turns: NotedTurns, before: int, num_calls: int) -> int:
+    wait_until(lambda: len(turns.calls) >= before + num_calls, 5.0, "all have had their turn")
+    turns.is_over = True
+    return max(Counter(turns.calls[before:]).values())
+
+
+def test_handshakes_that_begin_together_are_made_a_few_in_a_turn(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All were made in one: callers who were refused together came again together."""
+    turns = NotedTurns(monkeypatch, ssl.SSLObject, "do_handshake")
+    with ExitStack() as held:
+        connections = connect(front, held, turns)
+        before = len(turns.calls)
+        with turns.held():
+            for connection in connections:
+                connection.sendall(client_hello())
+        for connection in connections:
+            assert connection.recv(1)
+        assert most_in_turn(turns, before, NUM_CALLERS) <= MOST_IN_TURN
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_handshakes_that_go_on_together_go_on_a_few_in_a_turn(
+    front: Front, monkeypatch: pytest.MonkeyPatch, version: ssl.TLSVersion
+) -> None:
+    """In TLS 1.2 the second message is the one that costs the most with some keys."""
+    turns = NotedTurns(monkeypatch, ssl.SSLObject, "do_handshake")
+    with ExitStack() as held:
+        connections = connect(front, held, turns)
+        callers = [RawTls(version) for _ in connections]
+        for caller, connection in zip(callers, connections, strict=True):
+            connection.sendall(caller.flight())
+        second = [
+            caller.flight(connection.recv(1 << 16))
+            for caller, connection in zip(callers, connections, strict=True)
+        ]
+        before = len(turns.calls)
+        assert before >= 2 * NUM_CALLERS
+        with turns.held():
+            for flight, connection in zip(second, connections, strict=True):
+                connection.sendall(flight)
+        assert most_in_turn(turns, before, NUM_CALLERS) <= MOST_IN_TURN
+
+
+def test_no_handshake_is_made_for_who_has_left(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = NotedTurns(monkeypatch, ssl.SSLObject, "do_handshake")
+    with ExitStack() as held:
+        connections = connect(front, held, turns)
+        before = len(turns.calls)
+        with turns.held():
+            for connection in connections:
+                connection.sendall(client_hello())
+                connection.close()
+        assert front.http.get("/live").status_code == 200
+        time.sleep(0.1)
+        assert len(turns.calls) == before
+
+
+def most_read_in_turn(front: Front, turns: NotedTurns, request: bytes, status: bytes) -> int:
+    """Return how many of the short records that some callers send together a turn decrypts, after an answer
+    to this request.
+    """
+    with ExitStack() as held:
+        connections = [held.enter_context(front.connect()) for _ in range(NUM_SENDERS)]
+        callers = [RawTls() for _ in connections]
+        for caller, connection in zip(callers, connections, strict=True):
+            caller.shake_hands(connection)
+            connection.sendall(caller.records(request))
+            assert caller.receive(connection).startswith(b"HTTP/1.1 " + status)
+        before = len(turns.calls)
+        with turns.held():
+            for caller, connection in zip(callers, connections, strict=True):
+                connection.sendall(caller.records(*RECORDS))
+        return most_in_turn(turns, before, len(RECORDS) * NUM_SENDERS)
+
+
+def test_short_records_are_decrypted_a_few_in_a_turn(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 256 KiB were, of each connection: 11,000 of a byte each, in 17 ms."""
+    turns = NotedTurns(monkeypatch, ssl.SSLObject, "read")
+    assert most_read_in_turn(front, turns, LIVE, b"200") <= len(RECORDS)
+
+
+def test_what_comes_after_the_end_is_decrypted_a_little_in_a_turn(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """35 MB were, of sixteen callers whose bodies had been refused: 38 ms."""
+    turns = NotedTurns(monkeypatch, ssl.SSLObject, "read")
+    assert most_read_in_turn(front, turns, b"GET /live HTTP/1.1\r\n\r\n", b"400") <= len(RECORDS)
+
+
+def test_connections_of_an_address_count_from_their_first_moment(tmp_path: Path) -> None:
+    """They counted after the handshake, so that one address could have all."""
+    with (
+        http_front(tmp_path, spell("a"), max_connections_per_address=2, **FILES) as front,
+        ExitStack() as held,
+    ):
+        assert front.http.get("/live").status_code == 200
+        waiting = held.enter_context(front.connect())
+        with front.open_client() as http:
+            refused = http.get("/live")
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "too_many_connections"
+        waiting.close()
+        with front.open_client() as http:
+            wait_until(lambda: http.get("/live").status_code == 200, 5.0, "its place is free")
