@@ -121,7 +121,9 @@ def main(context: ProcessContext) -> None:
         executor.limits,
         port,
         profile_dir=profile_dir,
-        roster=Roster.create(context.endpoints.roster_file, 2 * max_live(config, executor.limits)),
+        roster=Roster.create(
+            context.endpoints.roster_file, 2 * max_live(config, executor.limits), executor.limits.max_rows
+        ),
         suspects=Suspects.read(context.endpoints.suspects_file),
         grammar=grammar,
         adapters=executor if config.enable_lora else None,

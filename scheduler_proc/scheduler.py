@@ -112,6 +112,7 @@ class Scheduler:
     def _launch_and_commit(self) -> bool:
         worked = not self._is_pipeline and self.rows.must_commit_first and self._commit_down_to(0)
         self.committer.continue_held()
+        self.lifecycle.solitary.is_settled = not self.in_flight
         batch, totals = self.builder.build(self.executor.feeds_back)
         self.profile.mark("build")
         num_rows = len(batch)
@@ -142,6 +143,7 @@ class Scheduler:
         if self.step_cost is not None:
             batch.launched_s = self.port.now_s()
         plan = self.profile.with_profiling(batch.launch(self.num_steps, self.kv))
+        self.lifecycle.roster.note_step()
         handle = self.executor.launch(plan)
         self.stats.note_launch(self.num_steps, batch, totals)
         batch.publish_prefills(self.kv)

@@ -20,7 +20,7 @@ from runtime.base.console import write_error, write_line
 from runtime.base.errors import EXIT_CONFIG, EXIT_DRAIN_CUT, EXIT_INTERNAL, EXIT_OK, ConfigError, StartError
 from runtime.base.wake import Wake
 from runtime.launcher.children import CHILD_EXIT_S, LAST_WORDS_MS, STOP_SIGNALS, Children
-from runtime.launcher.death_causes import Deaths
+from runtime.launcher.deaths.death_causes import Deaths
 from runtime.launcher.drain import Drain
 from runtime.launcher.hosts.host import ENGINE, Child, ProcessPlace, describe_exit, places
 from runtime.launcher.hosts.local import LocalHost, WatchedProcess

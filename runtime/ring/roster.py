@@ -1,97 +1,201 @@
-"""Roster: file of the engine's sequences that outlives the engine, and counts of the engine's deaths by
-sequence.
+"""Roster: file of the engine's sequences that outlives the engine; and Suspects, which the launcher makes of
+it for the next one.
+
+    header | keys of live sequences, with their tenants | rows as the newest step has them | who is past
 
 The scheduler keeps the roster. When the engine has died of something that a request may have caused, the
-launcher reads the roster, counts, and writes for the next engine which sequences must run alone and which
-must not run at all. Clients are not asked about their past.
+launcher reads it (runtime/launcher/deaths/engine_deaths.py). Clients are not asked about their past.
 """
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
-from dataclasses import dataclass
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
-from runtime.base.errors import ConfigError
-from runtime.ring.endpoints import Endpoints
-from runtime.ring.launch_state import write_atomically
-from runtime.wire.handle import KEY_BYTES, sequence_key
+import msgspec
 
-DEATHS_TO_RUN_ALONE = 2
-"""Number of the engine's deaths with a sequence present after which that sequence must run alone."""
-MAX_COUNTED = 65536
+from runtime.base.errors import ConfigError
+from runtime.ring.tenants import OWNER
+from runtime.wire.handle import HANDLE_BYTES, KEY_BYTES, sequence_key
+
+MARK_BYTES = 8
+PLACE_BYTES = KEY_BYTES + MARK_BYTES
+OWNER_MARK = bytes(MARK_BYTES)
+ALWAYS_ALONE = (1 << 31) - 1
+"""Position that no sequence passes, so that one stays alone until its end."""
+_HEADER = struct.Struct("<II")
 _EMPTY = bytes(KEY_BYTES)
 
 
+@lru_cache(maxsize=4096)
+def tenant_mark(tenant: str) -> bytes:
+    """Return the few bytes by which a tenant is known in the files of a launch; OWNER_MARK for the owner."""
+    if tenant == OWNER:
+        return OWNER_MARK
+    return hashlib.blake2b(tenant.encode(), digest_size=MARK_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class RowViews:
+    """Memory of the row columns that the roster repeats, all rows one after the other."""
+
+    handles: memoryview
+    reached: memoryview
+    """Number of tokens of each row that launched steps have computed or compute, in four bytes."""
+    stays: memoryview
+    """Number of the stay of each row, in eight bytes; 0: the row is free."""
+
+
 class Roster:
-    """File of sequence keys, in places of KEY_BYTES each. A free place holds zeros. When it is full, further
-    keys are not recorded.
+    """File of sequence keys, in places. A free place holds zeros. When it is full, further keys are not
+    recorded.
     """
 
-    def __init__(self, places: bytearray | mmap.mmap) -> None:
-        self._places = places
-        self._free = list(range(len(places) // KEY_BYTES - 1, -1, -1))
+    def __init__(self, memory: bytearray | mmap.mmap, num_places: int = 0, num_rows: int = 0) -> None:
+        """Write an empty roster to `memory`, which has size_of(num_places, num_rows) bytes."""
+        self._memory = memory
+        self._free = list(range(num_places - 1, -1, -1))
         self._place_of: dict[bytes, int] = {}
+        self._layout = _Layout(num_places, num_rows)
+        self._num_past = 0
+        self._copies: tuple[tuple[slice, memoryview], ...] = ()
+        if num_places:
+            memory[: _HEADER.size] = _HEADER.pack(num_places, num_rows)
 
     @staticmethod
-    def create(path: Path, num_places: int) -> Roster:
+    def create(path: Path, num_places: int, num_rows: int = 0) -> Roster:
         """Create the file and map it. Raises ConfigError if it cannot be created."""
-        size = max(1, num_places) * KEY_BYTES
+        num_places = max(1, num_places)
+        size = size_of(num_places, num_rows)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             # Allocated, not a hole: on a full disk the first write to a hole would raise SIGBUS.
             os.posix_fallocate(fd, 0, size)
-            return Roster(mmap.mmap(fd, size))
+            return Roster(mmap.mmap(fd, size), num_places, num_rows)
         except OSError as error:
             raise ConfigError(f"run_dir: {path}: {error.strerror}; it takes {size} bytes") from None
         finally:
             os.close(fd)
 
-    def add(self, key: bytes) -> None:
+    def add(self, key: bytes, tenant: str = OWNER) -> None:
         if self._free:
             place = self._place_of[key] = self._free.pop()
-            self._places[place * KEY_BYTES : (place + 1) * KEY_BYTES] = key
+            at = _HEADER.size + place * PLACE_BYTES
+            self._memory[at : at + PLACE_BYTES] = key + tenant_mark(tenant)
 
     def discard(self, key: bytes) -> None:
         place = self._place_of.pop(key, None)
         if place is not None:
-            self._places[place * KEY_BYTES : (place + 1) * KEY_BYTES] = _EMPTY
+            at = _HEADER.size + place * PLACE_BYTES
+            self._memory[at : at + KEY_BYTES] = _EMPTY
             self._free.append(place)
 
+    def watch(self, rows: RowViews) -> None:
+        """Repeat these rows from now on, if the file has places for them."""
+        layout = self._layout
+        if layout.num_rows and len(rows.handles) == layout.num_rows * HANDLE_BYTES:
+            self._copies = (
+                (slice(layout.handles, layout.reached), rows.handles),
+                (slice(layout.reached, layout.stays), rows.reached),
+                (slice(layout.stays, layout.past), rows.stays),
+            )
+
+    def note_step(self) -> None:
+        """Repeat who holds a row, and how far each has come with the step that is launched now."""
+        memory = self._memory
+        for part, column in self._copies:
+            memory[part] = column
+
+    def note_past(self, key: bytes) -> None:
+        """Record that a sequence has come further than where an engine died under it."""
+        at = self._layout.past + self._num_past * KEY_BYTES
+        if self._num_past < self._layout.num_places:
+            self._memory[at : at + KEY_BYTES] = key
+            self._num_past += 1
+
+    def read(self) -> Seen:
+        return Seen.decode(bytes(self._memory))
+
     def keys(self) -> set[bytes]:
-        return keys_in(bytes(self._places))
+        return set(self.read().present)
 
 
-def keys_in(places: bytes) -> set[bytes]:
-    """Return the sequence keys in a roster's bytes."""
-    keys = {places[at : at + KEY_BYTES] for at in range(0, len(places), KEY_BYTES)}
-    keys.discard(_EMPTY)
-    return keys
+class _Layout:
+    """Places of the parts of a roster in its file."""
+
+    __slots__ = ("end", "handles", "num_places", "num_rows", "past", "reached", "stays")
+
+    def __init__(self, num_places: int, num_rows: int) -> None:
+        self.num_places = num_places
+        self.num_rows = num_rows
+        self.handles = _HEADER.size + num_places * PLACE_BYTES
+        self.reached = self.handles + num_rows * HANDLE_BYTES
+        self.stays = self.reached + num_rows * 4
+        self.past = self.stays + num_rows * 8
+        self.end = self.past + num_places * KEY_BYTES
+
+
+def size_of(num_places: int, num_rows: int) -> int:
+    return _Layout(num_places, num_rows).end
 
 
 @dataclass(frozen=True, slots=True)
-class Suspects:
-    """Sequences under which the engine has died, by key."""
+class Seen:
+    """Content of the roster of a dead engine."""
 
-    alone: frozenset[bytes] = frozenset()
-    """Keys of sequences that must run alone, because they were present at enough deaths."""
+    present: Mapping[bytes, bytes] = field(default_factory=dict)
+    """Mark of the tenant of each sequence that was live, by key."""
+    running: Mapping[bytes, int] = field(default_factory=dict)
+    """Number of tokens up to which steps had computed each of those that held a row, by key."""
+    past: frozenset[bytes] = frozenset()
+    """Keys of the suspects that came further than where engines had died under them before."""
+
+    @staticmethod
+    def decode(data: bytes) -> Seen:
+        if len(data) < _HEADER.size:
+            return Seen()
+        layout = _Layout(*_HEADER.unpack_from(data))
+        places = range(_HEADER.size, layout.handles, PLACE_BYTES)
+        present = {data[at : at + KEY_BYTES]: data[at + KEY_BYTES : at + PLACE_BYTES] for at in places}
+        present.pop(_EMPTY, None)
+        running: dict[bytes, int] = {}
+        for row in range(layout.num_rows):
+            at = layout.handles + row * HANDLE_BYTES
+            key = sequence_key(data[at : at + HANDLE_BYTES])
+            if key in present and any(data[layout.stays + 8 * row : layout.stays + 8 * row + 8]):
+                at = layout.reached + 4 * row
+                reached = int.from_bytes(data[at : at + 4], "little")
+                running[key] = max(reached, running.get(key, 0))
+        past = {data[at : at + KEY_BYTES] for at in range(layout.past, layout.end, KEY_BYTES)}
+        return Seen(present, running, frozenset(past - {_EMPTY}))
+
+
+class Suspects(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sequences under which the engine has died, by key, and tenants whose sequences did it."""
+
+    alone: dict[bytes, int] = {}
+    """Sequences that must run alone, because they were present at enough deaths, until they have more tokens
+    than this.
+    """
+    watched: dict[bytes, int] = {}
+    """Sequences that were present at a death, and the number of tokens that shows them to be past it."""
     guilty: frozenset[bytes] = frozenset()
-    """Keys of sequences that ran alone when the engine died. They must not run again."""
+    """Sequences that ran alone when the engine died. They must not run again."""
+    suspended: dict[bytes, float] = {}
+    """Marks of tenants, of which none runs until this time of CLOCK_MONOTONIC."""
 
     def encode(self) -> bytes:
-        return b"".join(
-            [b"\1" + key for key in sorted(self.guilty)] + [b"\0" + key for key in sorted(self.alone)]
-        )
+        return msgspec.msgpack.encode(self)
 
     @staticmethod
     def decode(data: bytes) -> Suspects:
-        size = 1 + KEY_BYTES
-        records = [data[at : at + size] for at in range(0, len(data), size)]
-        return Suspects(
-            frozenset(record[1:] for record in records if not record[0]),
-            frozenset(record[1:] for record in records if record[0]),
-        )
+        return msgspec.msgpack.decode(data, type=Suspects)
 
     @staticmethod
     def read(path: Path) -> Suspects:
@@ -103,44 +207,3 @@ class Suspects:
 
 
 NO_SUSPECTS = Suspects()
-
-
-class DeathCounts:
-    """Number of the engine's deaths that a request may have caused, by sequence. The oldest are dropped
-    first.
-    """
-
-    def __init__(self) -> None:
-        self._counts: dict[bytes, int] = {}
-        self._guilty: dict[bytes, None] = {}
-
-    def count(self, present: set[bytes], solitary: bytes) -> Suspects:
-        """Count a death. present: keys of the sequences that were there. solitary: handle of the one that ran
-        alone, or NO_HANDLE. Returns the suspects.
-        """
-        for key in present:
-            self._counts[key] = self._counts.pop(key, 0) + 1
-        key = sequence_key(solitary)
-        if key in present:
-            self._guilty[key] = None
-        for counted in (self._counts, self._guilty):
-            while len(counted) > MAX_COUNTED:
-                del counted[next(iter(counted))]
-        alone = {key for key, deaths in self._counts.items() if deaths >= DEATHS_TO_RUN_ALONE}
-        return Suspects(frozenset(alone - self._guilty.keys()), frozenset(self._guilty))
-
-
-class EngineDeaths:
-    """DeathCounts that are kept in the files of a run directory."""
-
-    def __init__(self, endpoints: Endpoints) -> None:
-        self._endpoints = endpoints
-        self._counts = DeathCounts()
-
-    def count(self, solitary: bytes) -> None:
-        """Count a death of the engine, before the next one is started. Raises OSError."""
-        try:
-            present = keys_in(self._endpoints.roster_file.read_bytes())
-        except FileNotFoundError:
-            return  # it died before it could take anything in
-        write_atomically(self._endpoints.suspects_file, self._counts.count(present, solitary).encode())

@@ -102,7 +102,7 @@ class Admission:
     def _positions(self, newcomers: Sequence[Request] | None) -> Iterable[int]:
         """Return the current queue positions of the requests to consider. They are looked up anew because a
         retraction in this step can shift the queue. While requests must run alone, only the next of those is
-        considered.
+        considered, and then for a while only those under which the engine has died before.
         """
         lifecycle = self._lifecycle
         if lifecycle.solitary:
@@ -110,6 +110,8 @@ class Admission:
             newcomers = [] if chosen is None else [chosen]
             if chosen is not None:
                 lifecycle.room.enqueue_now(chosen)
+        elif (first := lifecycle.suspicions.going_first()) is not None:
+            newcomers = first if newcomers is None else [req for req in newcomers if req in first]
         if newcomers is None:
             return self.order()
         if not newcomers:

@@ -22,7 +22,7 @@ from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.output import Output
 from scheduler_proc.core.request import FINISHED, RUNNING, WAITING, Request
-from scheduler_proc.core.solitary import SolitaryRuns
+from scheduler_proc.core.solitary import SolitaryRuns, Suspicions
 from scheduler_proc.observe.queue_times import QueueTimes
 from scheduler_proc.waiting.deadlines import Deadlines
 from scheduler_proc.waiting.serving_time import ServingTime
@@ -31,6 +31,8 @@ from scheduler_proc.waiting.waiting_queue import SortKey, in_turn
 from scheduler_proc.waiting.waiting_room import FOR_EVER, Patience, WaitingRoom
 
 NEVER = math.inf
+CAME_TO_AN_END = frozenset({"stop", "length", "stop_string"})
+"""Reasons for the end of a sequence that has computed everything that it was to."""
 
 
 class Lifecycle:
@@ -62,8 +64,10 @@ class Lifecycle:
         self.waiting = self.room.queue
         self.deadlines = Deadlines(self.requests)
         self.solitary = SolitaryRuns()
+        self.suspicions = Suspicions(clock)
         self.queue_times = QueueTimes()
         self.roster = roster or Roster(bytearray())
+        self.roster.watch(kv.rows.views())
         self._clock = clock
         self._patience = patience
         self._weight_version = weight_version
@@ -85,7 +89,7 @@ class Lifecycle:
         for each in more:
             self.output.open(req.handle, each)
         self.requests[req.key] = req
-        self.roster.add(req.key)
+        self.roster.add(req.key, req.tenant)
         self.accounts.add(req)
         self.room.enter(req)
         if req.deadline_s:
@@ -124,6 +128,8 @@ class Lifecycle:
         """End a sequence: release everything it holds, and close its stream."""
         if self.on_finish is not None:
             self.on_finish(req)
+        if self.suspicions and reason in CAME_TO_AN_END and self.suspicions.discard(req):
+            self.roster.note_past(req.key)
         cached_tokens = req.cached_tokens if req.cached_tokens > 0 else 0
         if cached_tokens and req.prompt_table is not None:
             cached_tokens -= req.num_virtual_of(cached_tokens)
@@ -137,8 +143,11 @@ class Lifecycle:
 
     def tick(self) -> None:
         """End every sequence that has reached its deadline; its output so far is kept. Refuse sequences that
-        have waited too long to start, and move those forward that others have passed for too long.
+        have waited too long to start, and move those forward that others have passed for too long. Clear
+        sequences of the suspicion that the engine dies of them.
         """
+        if self.suspicions or self.solitary:
+            self._clear_suspects()
         if len(self.deadlines):
             for req in self.deadlines.take_passed(self._clock()):
                 self.finish(req, "timeout")
@@ -146,6 +155,16 @@ class Lifecycle:
         if tick_at != NEVER and tick_at <= self.serving.now():
             for req in self.room.tick():
                 self.finish(req, "error", error=self._patience.error())
+
+    def _clear_suspects(self) -> None:
+        for req in self.suspicions.past():
+            self.suspicions.discard(req)
+            self.roster.note_past(req.key)
+        cleared = self.solitary.cleared()
+        if cleared is not None:
+            self.solitary.discard(cleared)
+            if self.solitary:  # it goes on beside the others, once the rest of these has run alone
+                self.retract(cleared)
 
     def replace(self, req: Request) -> None:
         """End a sequence that a higher attempt replaces. Its pages stay in the cache, and no Closed
@@ -192,6 +211,8 @@ class Lifecycle:
         self.roster.discard(req.key)
         if self.solitary.requests:
             self.solitary.discard(req)
+        if self.suspicions:
+            self.suspicions.discard(req)
         if req.features:
             for feature in req.features:
                 feature.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runtime.ring.roster import RowViews
 from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.handle import HANDLE_BYTES
 from runtime.wire.plan import RowSetup
@@ -28,6 +29,11 @@ class Rows(RowColumns):
         self._setups: dict[int, RowSetup] = {}
         self.guesser: RowGuesser | None = None
         """Makes guesses for many rows at once; None if no request uses speculation."""
+
+    def views(self) -> RowViews:
+        """Return the memory of the columns that the roster repeats."""
+        reached, stays = memoryview(self.kv_len_of).cast("B"), memoryview(self.stay_of).cast("B")
+        return RowViews(memoryview(self._handles), reached, stays)
 
     @property
     def num_free(self) -> int:

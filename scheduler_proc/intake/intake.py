@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runtime.base.errors import RequestError
-from runtime.ring.roster import NO_SUSPECTS, Suspects
+from runtime.ring.roster import NO_SUSPECTS, Suspects, tenant_mark
 from runtime.ring.tenants import OWNER
 from runtime.wire.error_info import error_info
 from runtime.wire.handle import attempt_of, client_of, sequence_key
@@ -25,7 +25,7 @@ from scheduler_proc.cache.tenants import tenant_of
 from scheduler_proc.capacity.inline_store import InlineStore
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import FeatureFactory, Request
-from scheduler_proc.core.solitary import quarantined
+from scheduler_proc.core.solitary import quarantined, suspended
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.limits import Limits
 from scheduler_proc.intake.request_maker import RequestMaker
@@ -52,6 +52,7 @@ class Intake:
         """
         self.maker = RequestMaker(lifecycle, limits, factories, clock=clock, inline=inline, may_ask=may_ask)
         self.suspects = suspects
+        lifecycle.suspicions.expect(suspects.watched)
         self._lifecycle = lifecycle
         self._controls = controls
         self._clock = clock
@@ -96,6 +97,7 @@ class Intake:
         try:
             if key in self.suspects.guilty:
                 raise quarantined()
+            self._check_suspension(message.tenant, now)
             req = self.maker.make(message, key, now, cached_tokens)
         except RequestError as error:
             lifecycle.refuse(handle, message.stream_open, "error", error_info(error), message.more_opens)
@@ -105,10 +107,22 @@ class Intake:
             cache_share = None if limits is None else limits.cache_share
             lifecycle.kv.guard.shares.set(tenant_of(message.namespace), cache_share)
         lifecycle.add(req, message.stream_open, message.more_opens)
+        if key in self.suspects.watched:
+            lifecycle.suspicions.add(req, self.suspects.watched[key])
         if key in self.suspects.alone:
-            lifecycle.solitary.add(req)
+            lifecycle.solitary.add(req, self.suspects.alone[key])
         if message.output_ids:
             self._finish_if_complete(req)
+
+    def _check_suspension(self, tenant: str, now: float) -> None:
+        """Raise RateLimited if the tenant is suspended because the engine has died of its requests too often.
+        The only tenant never is: nobody else would be better off.
+        """
+        if tenant == OWNER or not self.suspects.suspended:
+            return
+        until_s = self.suspects.suspended.get(tenant_mark(tenant), 0.0)
+        if until_s > now and self._lifecycle.accounts.has_several():
+            raise suspended(until_s - now)
 
     def _finish_if_complete(self, req: Request) -> None:
         """End a resumed sequence that already has all of its output."""

@@ -4,21 +4,25 @@ ends the engine itself is found out.
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
+from pathlib import Path
 
+import httpx
 import pytest
 
 from carousel import Client, RequestError, SamplingParams
 from tests.faults.attacks.poison import POISON_ID
 from tests.faults.launch import BEHIND, FaultyLaunch, faulty_launch
 from tests.faults.load import REQUEST_TIMEOUT_S, Load, sampling
-from tests.harness.ring.launched import is_alive, wait_until
+from tests.harness.ring.launched import SLACK, is_alive, launched, wait_until
 
 
 def _is_dead(pid: int) -> bool:
@@ -117,3 +121,40 @@ def test_a_request_that_ends_the_engine_is_quarantined_and_no_other(
         assert [other.result() for other in others] == undisturbed
         assert len(faulty.events("restart")) == 3
         faulty.check_accounts()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_a_tenant_that_ends_the_engine_again_and_again_is_suspended(tmp_path: Path) -> None:
+    """Each time it hangs up and asks anew, so that nobody is seen twice. Six deaths would end the launch."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[victim]\nkey = "victim"\n[attacker]\nkey = "attacker"\n')
+    keys.chmod(0o600)
+    with launched(
+        "--restart=auto",
+        "--restart-window=3600",
+        "--attention-backend=tests.faults.attacks.poison:PoisonedAttention",
+        f"--api-keys={keys}",
+    ) as launch:
+
+        def ask(key: str, prompt: list[int], length: int, timeout_s: float) -> httpx.Response:
+            body = {"prompt": prompt, "max_tokens": length, "ignore_eos": True}
+            headers = {"Authorization": f"Bearer {key}"}
+            url = f"{launch.url}/v1/completions"
+            return httpx.post(url, json=body, headers=headers, timeout=timeout_s)
+
+        def answers(number: int) -> int:
+            return ask("victim", [1, 7, number], 400, 4 * REQUEST_TIMEOUT_S).status_code
+
+        with ThreadPoolExecutor(4) as pool:
+            victims = [pool.submit(answers, number) for number in range(7, 11)]
+            deadline = time.monotonic() + SLACK * REQUEST_TIMEOUT_S
+            status = 0
+            while status != 429 and time.monotonic() < deadline:
+                with suppress(httpx.TimeoutException):
+                    response = ask("attacker", [1, POISON_ID], 4, 0.5)
+                    status = response.status_code
+            assert (status, response.json()["error"]["code"]) == (429, "key_suspended")
+            assert [each.result() for each in victims] == [200] * 4
+        events = map(json.loads, (launch.run_dir / "events.jsonl").read_text().splitlines())
+        assert sum(event["event"] == "restart" for event in events) <= 5

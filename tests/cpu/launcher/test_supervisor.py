@@ -320,7 +320,7 @@ def test_what_the_system_has_no_process_for_is_tried_again(
         if next(failures, None) is not None:
             raise StartError(f"{place.name} cannot be started: Resource temporarily unavailable")
 
-    monkeypatch.setattr("runtime.launcher.restart_budget.BACK_OFF_S", (0.0,))
+    monkeypatch.setattr("runtime.launcher.deaths.restart_budget.BACK_OFF_S", (0.0,))
     with started(RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True, max_restarts=3)) as supervisor:
         supervisor._set_state("ready")
         monkeypatch.setattr(supervisor, "_start_child", start)
@@ -380,7 +380,7 @@ def test_a_death_counts_if_requests_could_be_there_whatever_the_launcher_has_hea
         worker.process.wait()
         supervisor._on_exit(worker)
         assert scheduler.process.poll() == -signal.SIGKILL
-    assert Suspects.read(endpoints.suspects_file).alone == ({KEY} if state == "ready" else set())
+    assert Suspects.read(endpoints.suspects_file).alone.keys() == ({KEY} if state == "ready" else set())
     before = time.monotonic_ns()
     supervisor._beat()
     assert supervisor.names.page.read("launcher").recovery_ns >= before

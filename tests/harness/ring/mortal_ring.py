@@ -18,7 +18,8 @@ from carousel.client.core.ring_state import Restart, RestartedRole
 from carousel.client.core.session import Session
 from detokenizer_proc.clients import Clients
 from detokenizer_proc.loop import DetokenizerLoop
-from runtime.ring.roster import NO_SUSPECTS, DeathCounts
+from runtime.launcher.deaths.engine_deaths import DeathCounts
+from runtime.ring.roster import NO_SUSPECTS
 from runtime.text.incremental import DecoderFactory
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import PROTOCOL_VERSION
@@ -184,8 +185,8 @@ class MortalRing:
             self._lose_last(self._scheduler_in)
         elif role == "engine":
             if is_fault:
-                present = self.system.lifecycle.roster.keys()
-                self._suspects = self._death_counts.count(present, self.status.solitary)
+                seen = self.system.lifecycle.roster.read()
+                self._suspects = self._death_counts.count(seen, self.status.solitary, self.now)
             self.system.executor.close()
             self._lose_first(self._scheduler_in)
             self._lose_last(self._detokenizer_in)

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from runtime.ring.process import FIRST_EPOCH
-from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
+from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects, size_of
 from runtime.ring.tenants import Tenant
 from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
-from runtime.wire.handle import KEY_BYTES
 from runtime.wire.plan import BatchPlan
 from runtime.wire.transport import HIGH_WATER_MARK, Inbox, MemoryChannel
 from scheduler_proc.batching.chunk_costs import ChunkCosts
@@ -346,7 +345,7 @@ class System:
             else SlotPool(setting.num_slots)
         )
         policy = make_schedule_policy(setting.policy, port)
-        roster = Roster(bytearray(KEY_BYTES * ROSTER_PLACES))
+        roster = Roster(bytearray(size_of(ROSTER_PLACES, setting.max_rows)), ROSTER_PLACES, setting.max_rows)
         self.lifecycle = Lifecycle(
             self.kv,
             self.slots,
@@ -456,8 +455,8 @@ class System:
 
     def _check_batching(self, earlier: set[int]) -> None:
         """Check what the capacity policy promises. earlier: the stays before this step."""
-        if self.setting.guided:
-            return  # a late mask takes its row back
+        if self.setting.guided or self.scheduler.intake.suspects.alone:
+            return  # a late mask takes its row back; so does one who has run alone for long enough
         if self.setting.capacity in ("guaranteed_no_evict", "static_batch"):
             assert not self.lifecycle.num_retracted, "took a row back"
         if self.setting.capacity == "static_batch" and earlier:

@@ -222,7 +222,7 @@ def test_who_is_suspected_runs_alone_and_who_is_guilty_not_at_all() -> None:
     """The launcher says so, whichever attempt it is; clients say nothing of it."""
     keys = [sequence_key(message(number, [1]).handle) for number in range(3)]
     with running() as system:
-        system.scheduler.intake.suspects = Suspects(frozenset(keys[:1]), frozenset(keys[1:2]))
+        system.scheduler.intake.suspects = Suspects({keys[0]: 0}, guilty=frozenset(keys[1:2]))
         requests = [message(number, [1, 2, 3], attempt=3) for number in range(3)]
         for request in requests:
             system.inbox.send(request)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launcher.death_causes import DeathCauses
+from runtime.launcher.deaths.death_causes import DeathCauses
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.launcher.restart_budget import BACK_OFF_S, RestartBudget
+from runtime.launcher.deaths.restart_budget import BACK_OFF_S, RestartBudget
 
 
 def spend(budget: RestartBudget, unit: str, limit: int, now: float) -> float | None:

@@ -1,16 +1,15 @@
-"""Which sequences an engine had when it died, and what the next one is told of them."""
+"""The file of an engine's sequences, which is read when it has died, and what the next one is told."""
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import pytest
 
 from runtime.base.errors import ConfigError
-from runtime.ring import roster
-from runtime.ring.endpoints import Endpoints
-from runtime.ring.roster import DeathCounts, EngineDeaths, Roster, Suspects
-from runtime.wire.handle import NO_HANDLE, make_handle, sequence_key
+from runtime.ring.roster import Roster, RowViews, Seen, Suspects, tenant_mark
+from runtime.wire.handle import make_handle, sequence_key
 
 HANDLES = [make_handle(7, number) for number in range(6)]
 KEYS = [sequence_key(handle) for handle in HANDLES]
@@ -33,43 +32,38 @@ def test_a_roster_that_has_no_room_names_its_file_and_its_size() -> None:
         Roster.create(Path("/dev/full"), 3)
 
 
-def test_whoever_was_there_at_two_deaths_is_to_run_alone() -> None:
-    """However far it got between them, and whoever else came and went."""
-    deaths = DeathCounts()
-    assert deaths.count({KEYS[0], KEYS[1]}, NO_HANDLE) == Suspects()
-    assert deaths.count({KEYS[2]}, NO_HANDLE) == Suspects()
-    assert deaths.count({KEYS[1], KEYS[2]}, NO_HANDLE) == Suspects(frozenset(KEYS[1:3]))
+def test_a_roster_repeats_the_rows_of_the_newest_step(tmp_path: Path) -> None:
+    shown = Roster.create(tmp_path / "roster", 8, num_rows=3)
+    handles, reached, stays = bytearray(3 * 16), array("i", [0, 0, 0]), array("q", [0, 0, 0])
+    views = (memoryview(reached).cast("B"), memoryview(stays).cast("B"))
+    shown.watch(RowViews(memoryview(handles), *views))
+    for key in KEYS[:4]:
+        shown.add(key, "alice")
+    handles[:16], handles[32:] = HANDLES[0], make_handle(7, 2, attempt=5)
+    reached[0], reached[2], stays[0], stays[2] = 30, 70_000, 1, 2
+    assert shown.read().running == {}
+    shown.note_step()
+    stays[0] = 0
+    shown.note_past(KEYS[3])
+    seen = Seen.decode((tmp_path / "roster").read_bytes())
+    assert seen.running == {KEYS[0]: 30, KEYS[2]: 70_000}
+    assert seen.past == {KEYS[3]}
+    assert set(seen.present.values()) == {tenant_mark("alice")}
+    shown.discard(KEYS[2])
+    assert shown.read().running == {KEYS[0]: 30}, "one that has ended does not come again"
+    shown.note_step()
+    assert shown.read().running == {}
 
 
-def test_who_ran_alone_is_guilty_and_nobody_else() -> None:
-    deaths = DeathCounts()
-    for _ in range(2):
-        deaths.count(set(KEYS[:3]), NO_HANDLE)
-    # It may have been made again since: the page shows another attempt of the same sequence.
-    alone = make_handle(7, 1, attempt=2)
-    assert deaths.count(set(KEYS[:3]), alone) == Suspects(frozenset([KEYS[0], KEYS[2]]), frozenset([KEYS[1]]))
-    assert deaths.count({KEYS[0]}, HANDLES[3]).guilty == {KEYS[1]}, "one that has ended was not there"
-
-
-def test_counts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "MAX_COUNTED", 100)
-    deaths = DeathCounts()
-    for start in range(0, 300, 50):
-        present = {sequence_key(make_handle(7, number)) for number in range(start, start + 50)}
-        for _ in range(2):
-            suspects = deaths.count(present, NO_HANDLE)
-    assert len(suspects.alone) == 100
-
-
-def test_the_next_engine_reads_what_the_launcher_has_counted(tmp_path: Path) -> None:
-    endpoints = Endpoints(tmp_path)
-    deaths = EngineDeaths(endpoints)
-    deaths.count(NO_HANDLE)
-    assert Suspects.read(endpoints.suspects_file) == Suspects()
-    shown = Roster.create(endpoints.roster_file, 4)
+def test_rows_that_the_file_has_no_places_for_are_left_out(tmp_path: Path) -> None:
+    shown = Roster.create(tmp_path / "roster", 2, num_rows=1)
+    shown.watch(RowViews(memoryview(bytes(32)), memoryview(bytes(8)), memoryview(bytes(16))))
     shown.add(KEYS[0])
-    shown.add(KEYS[1])
-    deaths.count(NO_HANDLE)
-    deaths.count(NO_HANDLE)
-    deaths.count(HANDLES[1])
-    assert Suspects.read(endpoints.suspects_file) == Suspects(frozenset([KEYS[0]]), frozenset([KEYS[1]]))
+    shown.note_step()
+    assert shown.read() == Seen({KEYS[0]: tenant_mark("")})
+
+
+def test_suspects_are_read_as_they_were_written(tmp_path: Path) -> None:
+    assert Suspects.read(tmp_path / "suspects") == Suspects()
+    said = Suspects({KEYS[0]: 7}, {KEYS[1]: 8}, frozenset([KEYS[2]]), {tenant_mark("alice"): 9.5})
+    assert Suspects.decode(said.encode()) == said

@@ -15,10 +15,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from runtime.launcher.deaths.engine_deaths import EngineDeaths
+from runtime.launcher.deaths.restart_budget import RestartBudget
 from runtime.launcher.hosts.host import Child
-from runtime.launcher.restart_budget import RestartBudget
 from runtime.ring.endpoints import Endpoints
-from runtime.ring.roster import EngineDeaths
 from runtime.wire.status_page import StatusPage
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Deaths:
         not in a thread: an engine that read the file too early would run the guilty request again.
         """
         try:
-            self._engine_deaths.count(self._page.read("scheduler").solitary)
+            self._engine_deaths.count(self._page.read("scheduler").solitary, time.monotonic())
         except OSError as error:
             logger.warning("who was there when the engine died is not counted: %s", error)
 

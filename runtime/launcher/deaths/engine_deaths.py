@@ -1,0 +1,149 @@
+"""DeathCounts: finds out which sequence, or whose, ends the engine, from who was there each time.
+
+A sequence that has come further than where the engine died under it is not to blame for that death. So each
+death is laid to fewer and fewer. One that is there at two deaths runs alone for a while, and is guilty if the
+engine dies then. Where all that are left of a death belong to one tenant, the tenant gets a strike, since a
+caller who sends such a request and leaves shows up only once. A tenant with too many is suspended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from runtime.ring.endpoints import Endpoints
+from runtime.ring.launch_state import write_atomically
+from runtime.ring.roster import ALWAYS_ALONE, OWNER_MARK, Seen, Suspects
+from runtime.wire.handle import sequence_key
+
+DEATHS_TO_RUN_ALONE = 2
+"""Number of the engine's deaths with a sequence present after which that sequence must run alone."""
+DEATHS_TO_STAY_ALONE = 4
+"""Number of deaths after which it stays alone until its end: it may be harmless only while it is alone."""
+GUILT = 2
+"""Strikes for a sequence that is found guilty. From this number on, one death suffices to run alone."""
+STRIKES_TO_SUSPEND = 3
+STRIKE_S = 600.0
+"""Seconds for which a strike counts."""
+SUSPENSION_S = 60.0
+"""Seconds of a tenant's first suspension. Each further one is twice as long."""
+MAX_SUSPENSION_S = 3600.0
+MAX_DEATHS = 16
+MAX_COUNTED = 65536
+
+
+@dataclass(slots=True)
+class _Death:
+    at_s: float
+    blamed: dict[bytes, int]
+    """Number of tokens up to which each sequence was computed that may be to blame, by key."""
+    tenant_of: dict[bytes, bytes]
+
+    def only_tenant(self) -> bytes:
+        """Return the mark of the tenant of all that are left; OWNER_MARK if there are several."""
+        tenants = {self.tenant_of[key] for key in self.blamed}
+        return tenants.pop() if len(tenants) == 1 else OWNER_MARK
+
+
+class DeathCounts:
+    """Deaths that a request may have caused, the newest MAX_DEATHS that nobody was found guilty of."""
+
+    def __init__(self) -> None:
+        self._deaths: deque[_Death] = deque(maxlen=MAX_DEATHS)
+        self._times: dict[bytes, int] = {}
+        """Number of deaths at which each sequence was, of those that it has come past, too."""
+        self._guilty: dict[bytes, None] = {}
+        self._guilts: list[tuple[float, bytes]] = []
+        """Time and tenant of each sequence that was found guilty."""
+        self._suspended: dict[bytes, tuple[float, int]] = {}
+        """Time until which each tenant is suspended, and how often it was."""
+
+    def count(self, seen: Seen, solitary: bytes, now_s: float) -> Suspects:
+        """Count a death. solitary: handle of the sequence that ran alone, or NO_HANDLE. now_s: time of
+        CLOCK_MONOTONIC. Returns the suspects.
+        """
+        for death in self._deaths:
+            for key in seen.past & death.blamed.keys():
+                del death.blamed[key]
+        key = sequence_key(solitary)
+        is_explained = key in seen.present
+        if is_explained:
+            self._guilty[key] = None
+            self._guilts.append((now_s, seen.present[key]))
+        remaining = [death for death in self._deaths if death.blamed and key not in death.blamed]
+        if not is_explained:
+            remaining.append(self._new_death(seen, now_s))
+        self._deaths = deque(remaining, MAX_DEATHS)
+        strikes = self._strikes(now_s)
+        for counted in (self._times, self._guilty):
+            while len(counted) > MAX_COUNTED:
+                del counted[next(iter(counted))]
+        self._suspend(strikes, now_s)
+        return self._suspects(strikes)
+
+    def _new_death(self, seen: Seen, now_s: float) -> _Death:
+        blamed = dict(seen.running) or dict.fromkeys(seen.present, 0)
+        for key in blamed:
+            self._times[key] = self._times.pop(key, 0) + 1
+        return _Death(now_s, blamed, {key: seen.present[key] for key in blamed})
+
+    def _strikes(self, now_s: float) -> dict[bytes, int]:
+        """Return each tenant's strikes. One is taken back when a sequence comes past the death after all."""
+        strikes: dict[bytes, int] = {}
+        self._guilts = [(at_s, mark) for at_s, mark in self._guilts if now_s - at_s < STRIKE_S]
+        for _, mark in self._guilts:
+            strikes[mark] = strikes.get(mark, 0) + GUILT
+        for death in self._deaths:
+            if now_s - death.at_s < STRIKE_S:
+                mark = death.only_tenant()
+                strikes[mark] = strikes.get(mark, 0) + 1
+        strikes.pop(OWNER_MARK, None)
+        return strikes
+
+    def _suspend(self, strikes: dict[bytes, int], now_s: float) -> None:
+        for mark, num_strikes in strikes.items():
+            if num_strikes < STRIKES_TO_SUSPEND:
+                continue
+            until_s, times = self._suspended.get(mark, (0.0, 0))
+            if until_s <= now_s:
+                seconds = min(MAX_SUSPENSION_S, SUSPENSION_S * 2**times)
+                self._suspended[mark] = (now_s + seconds, times + 1)
+        for mark, (until_s, _) in list(self._suspended.items()):
+            if now_s - until_s > MAX_SUSPENSION_S:
+                del self._suspended[mark]
+
+    def _suspects(self, strikes: dict[bytes, int]) -> Suspects:
+        num_deaths: dict[bytes, int] = {}
+        watched: dict[bytes, int] = {}
+        alone: dict[bytes, int] = {}
+        for death in self._deaths:
+            for key, reached in death.blamed.items():
+                num_deaths[key] = num_deaths.get(key, 0) + 1
+                watched[key] = max(reached, watched.get(key, 0))
+                is_known = strikes.get(death.tenant_of[key], 0) >= GUILT
+                if num_deaths[key] >= (1 if is_known else DEATHS_TO_RUN_ALONE):
+                    stays = self._times.get(key, 0) >= DEATHS_TO_STAY_ALONE
+                    alone[key] = ALWAYS_ALONE if stays else watched[key]
+        return Suspects(
+            {key: reached for key, reached in alone.items() if key not in self._guilty},
+            {key: reached for key, reached in watched.items() if key not in self._guilty},
+            frozenset(self._guilty),
+            {mark: until_s for mark, (until_s, _) in self._suspended.items()},
+        )
+
+
+class EngineDeaths:
+    """DeathCounts that are kept in the files of a run directory."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._counts = DeathCounts()
+
+    def count(self, solitary: bytes, now_s: float) -> None:
+        """Count a death of the engine, before the next one is started. Raises OSError."""
+        try:
+            seen = Seen.decode(self._endpoints.roster_file.read_bytes())
+        except FileNotFoundError:
+            return  # it died before it could take anything in
+        suspects = self._counts.count(seen, solitary, now_s)
+        write_atomically(self._endpoints.suspects_file, suspects.encode())
