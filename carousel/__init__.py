@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from carousel.client.core.streams import AsyncResultStream, ResultStream
     from carousel.client.offline import LLM
     from carousel.client.sync import Client
+    from carousel.client.vllm_calls import BeamSearchParams
     from carousel.lora import LoraConfig, LoRARequest
     from carousel.prompt_tables import PromptAdapterRequest, PromptTuningConfig
     from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
@@ -53,16 +54,15 @@ if TYPE_CHECKING:
     from runtime.wire.sampling_params import SamplingParams
 
 __all__ = [
-    "LLM", "AdapterNotResident", "AdditionalModelOutput", "AsyncClient", "AsyncResultStream",
-    "BatchManager", "CapacitySchedulerPolicy", "CarouselError", "Client", "Completion",
+    "LLM", "AdapterNotResident", "AdditionalModelOutput", "AsyncClient", "AsyncResultStream", "BatchManager",
+    "BeamSearchParams", "CapacitySchedulerPolicy", "CarouselError", "Client", "Completion",
     "CompletionOutput", "ConfigError", "Delta", "ExecutorConfig", "ExecutorStats",
     "ExternalDraftTokensConfig", "GenerationExecutor", "GenerationRequest", "GenerationResult",
-    "GuidedDecodingConfig", "GuidedDecodingParams", "InferenceRequest", "InvalidRequest",
-    "KvCacheConfig", "KvCacheRetentionConfig", "LoRARequest", "LoraConfig", "ModelError", "Overloaded",
-    "PeftCacheConfig", "PromptAdapterRequest", "PromptTuningConfig", "ProtocolMismatch", "RayExecutor",
-    "RequestAborted", "RequestError", "Response", "ResultStream", "RingClosed", "SamplingParams",
-    "SchedulerConfig", "StartError", "StructuredOutputsParams", "TokenLogprob",
-    "TokenRangeRetentionConfig", "Usage",
+    "GuidedDecodingConfig", "GuidedDecodingParams", "InferenceRequest", "InvalidRequest", "KvCacheConfig",
+    "KvCacheRetentionConfig", "LoRARequest", "LoraConfig", "ModelError", "Overloaded", "PeftCacheConfig",
+    "PromptAdapterRequest", "PromptTuningConfig", "ProtocolMismatch", "RayExecutor", "RequestAborted",
+    "RequestError", "Response", "ResultStream", "RingClosed", "SamplingParams", "SchedulerConfig",
+    "StartError", "StructuredOutputsParams", "TokenLogprob", "TokenRangeRetentionConfig", "Usage",
 ]  # fmt: skip
 
 _MODULES = {
@@ -71,6 +71,7 @@ _MODULES = {
     "AsyncClient": "carousel.client.async_",
     "AsyncResultStream": "carousel.client.core.streams",
     "BatchManager": "carousel.trtllm.batch_manager",
+    "BeamSearchParams": "carousel.client.vllm_calls",
     "CarouselError": "runtime.base.errors",
     "CapacitySchedulerPolicy": "carousel.trtllm.executor_config",
     "Client": "carousel.client.sync",

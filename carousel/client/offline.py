@@ -15,16 +15,17 @@ from carousel.client.core.result import Completion, respelling
 from carousel.client.core.ring_state import RING_TIMEOUT_S
 from carousel.client.own_runtime import OwnRuntime
 from carousel.client.prompt_objects import without_objects
-from carousel.client.sync import Client
+from carousel.client.vllm_calls import VllmCalls
 from carousel.conversation import CHAT_NAMES, Conversation, conversations_of
 from runtime.base.progress import LINE_S
 from runtime.wire.sampling_params import SamplingParams
 
 
-class LLM(Client):
+class LLM(VllmCalls):
     """Client with a runtime of its own, which ends with the object, or with `close` or a `with` block.
 
-    `generate`, `stream`, `chat` and `embed` are those of Client.
+    `generate`, `stream`, `chat` and `embed` are those of Client. `score`, `beam_search` and `get_tokenizer`
+    have vLLM's arguments.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class LLM(Client):
         try:
             runtime.wait_ready()
             super().__init__(runtime.run_dir, ring_timeout=ring_timeout)
+            self._run_dir = runtime.run_dir
         except BaseException:
             self._stop_runtime()
             raise

@@ -221,11 +221,11 @@ def load(
         backend = Backend.from_file(str(prepared))
         return Tokenizer(
             backend,
-            lambda: _read(path, chat_template),
+            lambda: read_wrapper(path, chat_template),
             is_wrapper_open=False,
             allow_special_tokens=allow_special_tokens,
         )
-    wrapper = _read(path, chat_template)
+    wrapper = read_wrapper(path, chat_template)
     if prepared is not None:
         _leave(wrapper.backend_tokenizer, prepared)
     return Tokenizer(wrapper.backend_tokenizer, lambda: wrapper, allow_special_tokens=allow_special_tokens)
@@ -242,8 +242,8 @@ def _leave(backend: Backend, prepared: Path) -> None:
         new.unlink(missing_ok=True)
 
 
-def _read(path: Path, chat_template: Path | None) -> PreTrainedTokenizerFast:
-    """Read a tokenizer's files. Raises ModelError."""
+def read_wrapper(path: Path, chat_template: Path | None) -> PreTrainedTokenizerFast:
+    """Read a tokenizer's files, as transformers has them. Raises ModelError."""
     from transformers import PreTrainedTokenizerFast
 
     if not (path / "tokenizer.json").is_file():

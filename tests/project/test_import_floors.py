@@ -55,6 +55,7 @@ FLOORS: dict[str, set[str]] = {
         "runtime.wire",
         "runtime.settings",
         "runtime.ring",
+        "runtime.text",  # LLM.get_tokenizer
     },
     "carousel.client.tracing": {"runtime.base", "runtime.wire"},
     "carousel.client.core": {

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.client.core.embedding import embedding_of
+from carousel.client.core.embedding import embedding_of, similarities
 from carousel.client.core.result import Completion
 from carousel.server.openai.embedding_types import MAX_INPUTS
 from carousel.server.openai.embeddings import usage_of_prompts, vectors_asked
@@ -55,10 +54,6 @@ async def create_ranking(request: Request) -> Response:
     return Generation(server, asked, answer, {"prompt": "query, documents"})
 
 
-PAIRS_AT_ONCE = 64
-"""Number of pairs of vectors that are compared at once, as float64."""
-
-
 class ScoreFormat(WholeFormat):
     """The answer of /score."""
 
@@ -68,7 +63,8 @@ class ScoreFormat(WholeFormat):
         self._num_first = num_first
 
     def response(self, completions: Sequence[Completion]) -> ScoreResponse:
-        scores = similarities(completions[: self._num_first], completions[self._num_first :])
+        vectors = [embedding_of(each) for each in completions]
+        scores = similarities(vectors[: self._num_first], vectors[self._num_first :])
         items = [ScoreItem(index, score) for index, score in enumerate(scores)]
         usage = usage_of_prompts(completions)
         return ScoreResponse(new_id("score"), int(time.time()), self._model, items, usage)
@@ -83,7 +79,8 @@ class RerankFormat(WholeFormat):
         self._documents = documents
 
     def response(self, completions: Sequence[Completion]) -> RerankResponse:
-        scores = similarities(completions[:1], completions[1:])
+        vectors = [embedding_of(each) for each in completions]
+        scores = similarities(vectors[:1], vectors[1:])
         # Equal scores keep their order.
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         items = [RerankItem(index, scores[index]) for index in order[: self._body.top_n or None]]
@@ -91,23 +88,6 @@ class RerankFormat(WholeFormat):
             for item in items:
                 item.document = RankedDocument(self._documents[item.index])
         return RerankResponse(new_id("rerank"), self._model, items, usage_of_prompts(completions))
-
-
-def similarities(first: Sequence[Completion], second: Sequence[Completion]) -> list[float]:
-    """Return the cosines of the angles between vectors, in pairs, or of one with each of several; 0 for one
-    without a length.
-    """
-    found: list[float] = []
-    for start in range(0, len(second), PAIRS_AT_ONCE):
-        pairs = slice(start, start + PAIRS_AT_ONCE)
-        left, right = (
-            np.array([embedding_of(each).vector for each in side], np.float64)
-            for side in (first if len(first) == 1 else first[pairs], second[pairs])
-        )
-        lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-        products = (left * right).sum(axis=1)
-        found += np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0).tolist()
-    return found
 
 
 def _listed(texts: ComparedTexts) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from carousel import LLM, AsyncClient, Client, InvalidRequest, SamplingParams
+from carousel import LLM, AsyncClient, BeamSearchParams, Client, InvalidRequest, SamplingParams
 from runtime.ring.endpoints import Endpoints
 from runtime.wire.status_page import StatusPage
 from tests.harness.ring.launched import ROOT, Launched, is_alive, wait_until
@@ -156,12 +156,26 @@ def test_a_client_process_that_dies_frees_its_rows(launch: Launched) -> None:
         wait_until(lambda: num_running(launch) == 0, 5.0, "the rows of a dead client are free")
 
 
+def check_beam_search(llm: LLM) -> None:
+    """Check that vLLM's call gives the hypotheses that a search by `generate` has."""
+    asked = BeamSearchParams(beam_width=2, max_tokens=6, length_penalty=0.5)
+    ids = llm.get_tokenizer()(PROMPTS[0])["input_ids"]
+    found = llm.beam_search([PROMPTS[0], {"prompt_token_ids": ids}], asked, timeout=60)
+    own = SamplingParams(use_beam_search=True, n=2, max_tokens=6, length_penalty=0.5, temperature=0.0)
+    expected = llm.generate(PROMPTS[0], own, timeout=60).outputs
+    for each in found:
+        assert [sequence.tokens for sequence in each.sequences] == [ids + one.token_ids for one in expected]
+        assert [one.cum_logprob for one in each.sequences] == [one.cumulative_logprob for one in expected]
+        assert [one.text for one in each.sequences] == [PROMPTS[0] + one.text for one in expected]
+        assert each.completion.outputs[0].score == expected[0].score
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_llm_generates_and_leaves_no_process_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with LLM(dtype="float32", cpu_threads=1, max_running_requests=4) as llm:
+    with LLM(dtype="float32", cpu_threads=1, max_running_requests=4, max_beam_width=2) as llm:
         (run_dir,) = tmp_path.iterdir()
         state = json.loads(Endpoints(run_dir).state_file.read_bytes())
         pids = [state["pid"], *(child["pid"] for child in state["children"])]
@@ -181,6 +195,10 @@ def test_llm_generates_and_leaves_no_process_and_no_file(
         assert [(each.prompt, each.text) for each in as_objects] == [
             (prompt, each.text) for prompt, each in zip(PROMPTS, completions, strict=False)
         ]
+        tokenizer = llm.get_tokenizer()
+        assert tokenizer is llm.get_tokenizer()
+        assert tokenizer.decode(completions[0].token_ids) == completions[0].text
+        check_beam_search(llm)
         child = os.fork()
         if child == 0:  # a copy of the object in another process must leave the runtime alone
             llm.close()

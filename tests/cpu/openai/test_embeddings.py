@@ -107,6 +107,16 @@ def test_pooling_is_what_the_checkpoint_says(tmp_path: Path, references: list[Fl
     save_with_modules(tmp_path, "pooling_mode_mean_tokens", normalize=False)
     with LLM(tmp_path, task="embed", dtype="float32", cpu_threads=1) as llm:
         vector = llm.embed(prompts()[4], timeout=WAIT_S).vector
+        scores = llm.score(prompts()[4], prompts()[3:5], timeout=WAIT_S)
+        pair = llm.score([prompts()[3]], [prompts()[4]], timeout=WAIT_S)
+        with pytest.raises(InvalidRequest, match=r"^data_1: .* data_2, which has 3; got 2$"):
+            llm.score(["a", "b"], ["a", "b", "c"])
+    means = [of_length_one(states.mean(0)) for states in references[3:5]]
+    assert [each.outputs.score for each in scores] == pytest.approx(
+        [float(means[0] @ means[1]), 1.0], abs=1e-4
+    )
+    assert pair[0].score == pytest.approx(scores[0].score, abs=1e-5)
+    assert [each.usage.prompt_tokens for each in scores] == [len(ids) for ids in prompts()[3:5]]
     np.testing.assert_allclose(vector, references[4].mean(0), atol=1e-4)
 
 
