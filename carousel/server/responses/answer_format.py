@@ -120,6 +120,7 @@ class ResponsesFormat:
         return b""
 
     def failure_events(self, error: RequestError) -> Iterator[bytes]:
+        begun = b"" if self._num_events else self._first_events()
         if self._items.open is not None:
             self._items.end(is_whole=False)
         failed = msgspec.structs.replace(
@@ -131,7 +132,7 @@ class ResponsesFormat:
             output=self._items.bodies(),
         )
         told = self._sse("error", code=error.code, message=error.message, param=error.param)
-        yield from self._written(told + self._sse("response.failed", response=failed))
+        yield from self._written(begun + told + self._sse("response.failed", response=failed))
 
     def _first_events(self) -> bytes:
         begun = self._sse("response.created", response=self._head)

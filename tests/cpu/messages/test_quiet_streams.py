@@ -92,6 +92,16 @@ def test_a_refusal_after_a_line_is_an_event(front: Front) -> None:
     assert '"code":"queue_timeout"' in last
 
 
+def test_a_refused_response_has_its_first_events_before_the_error(front: Front) -> None:
+    """Openai's client expects them before all others."""
+    blocks, request = begun(front, "/v1/responses")
+    assert next(blocks) == COMMENT
+    front.ring.send(failure(request, "queue_timeout", 503))
+    told = [block.partition("\n")[0] for block in blocks if block != COMMENT]
+    names = ["response.created", "response.in_progress", "error", "response.failed"]
+    assert told == [f"event: {name}" for name in names]
+
+
 def test_clients_pass_over_the_lines(front: Front) -> None:
     def answer(request: GenerateRequest) -> list[SequenceOutput]:
         time.sleep(2.5 * INTERVAL_S)
