@@ -24,6 +24,8 @@ class ConnectionTurns:
     def __init__(self) -> None:
         self._line: deque[Callable[[], None]] = deque()
         self._spent = 0
+        self._is_due = False
+        """True if the next turn is scheduled."""
 
     @property
     def spent(self) -> int:
@@ -36,17 +38,23 @@ class ConnectionTurns:
 
     def spend(self, cost: int) -> None:
         """Count work of a connection; `cost` is at least 1."""
-        if not self._spent:
-            asyncio.get_running_loop().call_soon(self._begin_turn)
         self._spent += cost
+        self._make_due()
 
     def wait(self, go_on: Callable[[], None]) -> None:
         """Call `go_on` in a later turn, after all earlier callers. It may do one thing regardless of
         `has_room`, and waits again for the next.
         """
         self._line.append(go_on)
+        self._make_due()
+
+    def _make_due(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._begin_turn)
 
     def _begin_turn(self) -> None:
+        self._is_due = False
         self._spent = 0
         try:
             for _ in range(len(self._line)):
@@ -54,6 +62,5 @@ class ConnectionTurns:
                     break
                 self._line.popleft()()
         finally:
-            # Spending causes the next turn. Waiting callbacks also get one if nothing was spent.
-            if self._line and not self._spent:
-                asyncio.get_running_loop().call_soon(self._begin_turn)
+            if self._line:
+                self._make_due()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from carousel.server.http.connection_turns import ConnectionTurns
 from carousel.server.http.protocol import HttpProtocol
-from carousel.server.http.tls.tls_writer import TlsWriter
+from carousel.server.http.tls.tls_writer import Below, TlsWriter
 
 UNREAD_BYTES = 4 << 10
 """Unread bytes of a connection, beyond those that the kernel holds, from which on they count and its answers
@@ -44,15 +44,17 @@ class PacedReader(asyncio.BufferedProtocol):
         self._crowded_buffer = buffer[:CROWDED_READ_BYTES]
         self._protocol: HttpProtocol | None = None
         self._tls: TlsWriter | None = None
+        self.below: Below | None = None
+        """What reads the connection below TLS, if it has TLS."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if has_left(transport):  # before the connection was accepted
             transport.abort()
             return
         self._protocol = self._make_protocol()
-        if transport.get_extra_info("sslcontext") is not None:
+        if self.below is not None:
             transport = self._tls = TlsWriter(
-                transport, self._protocol.pause_writing, self._protocol.resume_writing
+                transport, self.below, self._protocol.pause_writing, self._protocol.resume_writing
             )
         else:
             transport.set_write_buffer_limits(high=UNREAD_BYTES)
@@ -76,6 +78,8 @@ class PacedReader(asyncio.BufferedProtocol):
             self._protocol.connection_lost(exc)
         if self._tls is not None:
             self._tls.connection_lost()
+        # The event loop's TLS, which they refer to, keeps this object's methods: a cycle for the collector.
+        self._protocol = self._tls = self.below = None
 
     def pause_writing(self) -> None:
         if self._tls is not None:

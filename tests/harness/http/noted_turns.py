@@ -40,19 +40,20 @@ class NotedTurns:
             is_held.set()
             may_go_on.wait(WAIT_S)
 
-        self._call(self._count)
-        self._call(hold)
+        self.call(self._count)
+        self.call(hold)
         assert is_held.wait(WAIT_S), "the loop takes no turn"
         try:
             yield
         finally:
             may_go_on.set()
 
-    def _call(self, function: Callable[[], None]) -> None:
+    def call(self, function: Callable[[], None]) -> None:
+        """Have the loop call a function."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(function)
 
     def _count(self) -> None:
         self._turn += 1
         if not self.is_over:
-            self._call(self._count)
+            self.call(self._count)

@@ -75,3 +75,8 @@ def test_who_has_nothing_to_do_any_more_or_fails_holds_up_nobody() -> None:
         begin_all(TURN_COST, [1, 1], turns, done)
 
     assert asyncio.run(done_in_turns(begin)) == [["a"], ["b"]]
+
+
+def test_who_waits_has_a_turn_though_nobody_else_does_anything() -> None:
+    """A connection that is read again had none: its data had come in another turn."""
+    assert asyncio.run(done_in_turns(lambda turns, done: turns.wait(lambda: done.append("a")))) == [["a"]]

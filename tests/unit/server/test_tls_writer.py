@@ -62,6 +62,18 @@ class Below(asyncio.Transport):
         self.is_aborted = True
 
 
+class Reader:
+    """What reads for the transport below."""
+
+    is_paused = False
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+
 class Connection:
     """A writer and what it has said. The kernel of `near` takes what is written until `fill`."""
 
@@ -70,8 +82,12 @@ class Connection:
         self.near.setblocking(False)
         self.below = Below(self.near, num_pieces)
         self.said: list[str] = []
+        self.reader = Reader()
         self.writer = TlsWriter(
-            self.below, lambda: self.said.append("pause"), lambda: self.said.append("resume")
+            self.below,
+            self.reader,
+            lambda: self.said.append("pause"),
+            lambda: self.said.append("resume"),
         )
         self.below.writer = self.writer
 

@@ -16,10 +16,13 @@ from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.http.connection_turns import ConnectionTurns
 from carousel.server.http.paced_reader import CROWDED_READ_BYTES, PacedReader, has_left
 from carousel.server.http.tls.handshake_turns import HandshakeTurns
+from carousel.server.http.tls.records import Records
 
 RECORD_READ_BYTES = 17 << 10
-"""Maximum number of bytes that are read at a time: one record of the largest size, or 700 of a byte each,
-which take 1 ms.
+"""Maximum number of bytes that are read at a time: one record of the largest size."""
+MAX_RECORDS = 32
+"""Maximum number of records that are passed on in one piece. One that tells of new keys has 27 bytes and
+takes 25 us (2026-11), and only TLS can tell which these are.
 """
 HANDSHAKE_TIMEOUT_S = 10.0
 """Longest time for a client's TLS handshake, the same as for the head of a request."""
@@ -39,15 +42,16 @@ class TlsReader(asyncio.BufferedProtocol):
         turns: ConnectionTurns,
         buffer: memoryview,
     ) -> None:
-        """`reader` is the protocol above TLS. `count`, `handshakes`, `turns` and `buffer` are shared by all
-        connections of this process. `count` counts this one during its handshake.
+        """`reader` is the protocol above TLS. `count`, `handshakes`, `turns` and `buffer`, of
+        RECORD_READ_BYTES, are shared by all connections of this process. `count` counts this one during its
+        handshake. No data stays in `buffer` after a read.
         """
-        self._reader = reader
+        self._reader: PacedReader | None = reader
         self._context = context
         self._count = count
         self._handshakes = handshakes
         self._turns = turns
-        self._buffer = buffer[:RECORD_READ_BYTES]
+        self._buffer = buffer
         self._hello_buffer = buffer[:CROWDED_READ_BYTES]
         self._address = ""
         self._tls: asyncio.BufferedProtocol | None = None
@@ -55,6 +59,9 @@ class TlsReader(asyncio.BufferedProtocol):
         self._held = b""
         """Received bytes that wait for a turn."""
         self._waits = False
+        self._records = Records()
+        self._is_paused = False
+        """True while the connection above wants no data."""
         self._is_secure = False
         """True after the handshake."""
         self._is_counted = False
@@ -73,23 +80,26 @@ class TlsReader(asyncio.BufferedProtocol):
         loop.call_soon(self._go_between)  # right behind the first step of the task
 
     async def _shake_hands(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._transport.is_closing():
+        reader = self._reader
+        if reader is None or self._transport.is_closing():
             return
         try:
             secure = await loop.start_tls(
                 self._transport,
-                self._reader,
+                reader,
                 self._context,
                 server_side=True,
                 ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
                 ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
             )
-        except OSError:  # among them all errors of TLS, which has closed the connection
+        except OSError as error:  # among them all errors of TLS, which has closed the connection
+            error.__traceback__ = None  # whose frames refer to the error: a cycle for the collector
             return
         self._is_secure = True
         self._stop_counting()
         if secure is not None and not secure.is_closing():
-            self._reader.connection_made(secure)
+            reader.below = self
+            reader.connection_made(secure)
 
     def _go_between(self) -> None:
         """Take the place of the event loop's TLS, before it has read anything."""
@@ -105,9 +115,26 @@ class TlsReader(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         data = self._buffer[:nbytes]
         if self._is_secure and not self._held and self._turns.has_room():
-            self._decrypt(data)
-            return
-        self._held += data
+            self._take(data)
+        else:
+            self._hold(self._held + data)
+
+    def pause_reading(self) -> None:
+        """Pass on nothing more, because the connection above wants no data. What TLS had would be decrypted
+        at once when it wants some again.
+        """
+        self._is_paused = True
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        if self._held:
+            self._wait()
+        else:
+            self._transport.resume_reading()
+
+    def _hold(self, data: bytes) -> None:
+        self._held = data
         self._transport.pause_reading()
         if self._tls is not None:
             self._wait()
@@ -123,29 +150,39 @@ class TlsReader(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         self._waits = False
-        if self._transport.is_closing():
+        if self._is_paused or self._transport.is_closing():
             return
         if not self._is_secure and has_left(self._transport):
             self._transport.abort()
             return
         data, self._held = self._held, b""
-        self._transport.resume_reading()  # unless TLS stops it again
-        if self._is_secure:
-            self._decrypt(data)
-        else:
-            self._pass_on(data)
+        self._take(memoryview(data))
+        if not (self._held or self._is_paused):
+            self._transport.resume_reading()
 
-    def _decrypt(self, data: bytes | memoryview) -> None:
-        began_s, spent = time.thread_time(), self._turns.spent
-        self._pass_on(data)
-        # What the connection did with its data has been counted.
-        cost = int(1e6 * (time.thread_time() - began_s)) - (self._turns.spent - spent)
-        self._turns.spend(max(1, cost))
+    def _take(self, data: memoryview) -> None:
+        """Pass on some records, and more while this turn of the loop has room. The rest waits for another
+        turn.
+        """
+        at = self._pass_on(data)
+        while at < len(data) and not self._transport.is_closing():
+            if self._is_paused or not (self._is_secure and self._turns.has_room()):
+                self._hold(bytes(data[at:]))
+                return
+            at += self._pass_on(data[at:])
 
-    def _pass_on(self, data: bytes | memoryview) -> None:
+    def _pass_on(self, data: memoryview) -> int:
+        """Pass on no more than MAX_RECORDS, and return their size."""
         assert self._tls is not None
-        cast(Any, self._tls.get_buffer(len(data)))[: len(data)] = data
-        self._tls.buffer_updated(len(data))
+        began_s, spent = time.thread_time(), self._turns.spent
+        size = self._records.measure(data, MAX_RECORDS)
+        cast(Any, self._tls.get_buffer(size))[:size] = data[:size]
+        self._tls.buffer_updated(size)
+        if self._is_secure:
+            # What the connection did with its data has been counted.
+            cost = int(1e6 * (time.thread_time() - began_s)) - (self._turns.spent - spent)
+            self._turns.spend(max(1, cost))
+        return size
 
     def eof_received(self) -> bool | None:
         return None if self._tls is None else self._tls.eof_received()
@@ -153,6 +190,7 @@ class TlsReader(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_counting()
         self._held = b""
+        self._reader = None
         if self._tls is not None:
             self._tls.connection_lost(exc)
             self._tls = None

@@ -10,7 +10,7 @@ import asyncio
 import select
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol
 
 PIECE_BYTES = 64 << 10
 """Number of bytes that are encrypted at a time."""
@@ -20,10 +20,6 @@ HELD_BYTES = 16 << 10
 """Number of bytes that the event loop's transport holds before it pauses. It has any only while the transport
 below, with the limits of a plain connection, takes no more, and for a moment after the handshake.
 """
-UNREAD_BYTES = 64 << 10
-"""Number of received bytes of a connection whose reading pauses after which nothing more is taken from the
-kernel. The event loop takes four times as many by default, and has up to 256 KiB more from one read.
-"""
 BYTES_BELOW = 64 << 10
 """Number of bytes that the transport below holds when it takes no more. It does not tell."""
 CLOSE_CHECK_S, MAX_CLOSE_CHECK_S = 0.1, 2.0
@@ -32,19 +28,31 @@ each look, and their maximum. A look takes 2 us, and thousands of callers may re
 """
 
 
+class Below(Protocol):
+    """What reads the connection below TLS."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
 class TlsWriter(asyncio.Transport):
     """Transport of one TLS connection, in front of the event loop's."""
 
     def __init__(
-        self, transport: asyncio.Transport, pause: Callable[[], None], resume: Callable[[], None]
+        self,
+        transport: asyncio.Transport,
+        below: Below,
+        pause: Callable[[], None],
+        resume: Callable[[], None],
     ) -> None:
-        """`pause` and `resume` are called when the caller reads less than is written, and when all that
-        waited here has been passed on.
+        """`below` reads for the transport. `pause` and `resume` are called when the caller reads less than
+        is written, and when all that waited here has been passed on.
         """
         super().__init__()
         transport.set_write_buffer_limits(high=HELD_BYTES, low=0)
-        cast(Any, transport).set_read_buffer_limits(high=UNREAD_BYTES)
         self._transport = transport
+        self._below = below
         self._on_pause, self._on_resume = pause, resume
         self._waiting: deque[bytes | memoryview] = deque()
         """Written data that has not been passed on."""
@@ -70,10 +78,12 @@ class TlsWriter(asyncio.Transport):
 
     def pause_reading(self) -> None:
         self._transport.pause_reading()
+        self._below.pause_reading()
 
     def resume_reading(self) -> None:
         if not self._is_closing:
             self._transport.resume_reading()
+            self._below.resume_reading()
 
     def get_write_buffer_size(self) -> int:
         """Return the number of bytes that were written and that the kernel does not have yet, roughly."""
@@ -97,8 +107,8 @@ class TlsWriter(asyncio.Transport):
         """
         if self.is_closing():
             return
+        self.pause_reading()
         self._is_closing = True
-        self._transport.pause_reading()
         if not (self._waiting or self._is_full):
             self._close_if_read()
 
@@ -169,6 +179,7 @@ class TlsWriter(asyncio.Transport):
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLOUT)
         if poll.poll(0):
             self._transport.close()
+            self._below.resume_reading()  # to the client's own end of TLS
         else:
             self._next = asyncio.get_running_loop().call_later(self._check_s, self._close_if_read)
             self._check_s = min(2 * self._check_s, MAX_CLOSE_CHECK_S)

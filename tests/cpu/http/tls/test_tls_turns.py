@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
 import time
@@ -9,11 +10,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from carousel.server.http import connection_turns
+from carousel.server.http.connection_count import ConnectionCount
+from carousel.server.http.protocol import HttpProtocol
 from carousel.server.http.tls import handshake_turns
+from carousel.server.http.tls.tls_reader import MAX_RECORDS, TlsReader
 from tests.harness.http.http_front import Front, http_front
 from tests.harness.http.noted_turns import NotedTurns
 from tests.harness.http.raw_tls import RawTls, client_hello
@@ -27,6 +32,7 @@ MOST_IN_TURN = 4
 """Handshakes that a turn may make whose time is over at once. The turns are counted by another chain."""
 NUM_SENDERS = 4
 RECORDS = (b"POST /live HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n", *[b"x"] * 2000)
+MOST_READ = 4 * MAX_RECORDS
 VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
 
 
@@ -128,7 +134,7 @@ def most_read_in_turn(front: Front, turns: NotedTurns, request: bytes, status: b
 def test_short_records_are_decrypted_a_few_in_a_turn(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of 256 KiB were, of each connection: 11,000 of a byte each, in 17 ms."""
     turns = NotedTurns(monkeypatch, ssl.SSLObject, "read")
-    assert most_read_in_turn(front, turns, LIVE, b"200") <= len(RECORDS)
+    assert most_read_in_turn(front, turns, LIVE, b"200") <= MOST_READ
 
 
 def test_what_comes_after_the_end_is_decrypted_a_little_in_a_turn(
@@ -136,7 +142,78 @@ def test_what_comes_after_the_end_is_decrypted_a_little_in_a_turn(
 ) -> None:
     """35 MB were, of sixteen callers whose bodies had been refused: 38 ms."""
     turns = NotedTurns(monkeypatch, ssl.SSLObject, "read")
-    assert most_read_in_turn(front, turns, b"GET /live HTTP/1.1\r\n\r\n", b"400") <= len(RECORDS)
+    assert most_read_in_turn(front, turns, b"GET /live HTTP/1.1\r\n\r\n", b"400") <= MOST_READ
+
+
+def test_records_of_a_connection_that_was_not_read_are_decrypted_a_few_in_a_turn(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop's TLS takes them meanwhile, and decrypts all at once."""
+    held_up: list[HttpProtocol] = []
+    data_received = HttpProtocol.data_received
+
+    def receive(self: HttpProtocol, data: bytes | memoryview) -> None:
+        if not held_up:
+            held_up.append(self)
+            self.flow.is_held = True
+        data_received(self, data)
+
+    monkeypatch.setattr(HttpProtocol, "data_received", receive)
+    turns = NotedTurns(monkeypatch, ssl.SSLObject, "read")
+    caller = RawTls()
+    with front.connect() as connection:
+        caller.shake_hands(connection)
+        connection.sendall(caller.records(*RECORDS))
+        wait_until(lambda: bool(held_up), 5.0, "the first record has come")
+        time.sleep(0.1)
+        before = len(turns.calls)
+        assert before <= MOST_READ
+        with turns.held():
+            turns.call(lambda: setattr(held_up[0].flow, "is_held", False))
+        assert most_in_turn(turns, before, len(RECORDS) - before) <= MOST_READ
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_client_that_leaves_in_its_handshake_is_no_connection(
+    front: Front, monkeypatch: pytest.MonkeyPatch, version: ssl.TLSVersion
+) -> None:
+    front.http.close()
+    counts: set[ConnectionCount] = set()
+    add = ConnectionCount.add
+
+    def note(count: ConnectionCount, address: str) -> bool:
+        counts.add(count)
+        return add(count, address)
+
+    monkeypatch.setattr(ConnectionCount, "add", note)
+    hello = RawTls(version).flight()
+    for begun in (b"", hello[:1], hello[:-1], hello, LIVE):
+        with front.connect() as connection:
+            connection.sendall(begun)
+            if begun in (hello, LIVE):
+                connection.recv(1)
+    (count,) = counts
+    wait_until(lambda: not count.total, 5.0, "all are gone")
+    with front.connect() as connection:
+        caller = RawTls(version)
+        caller.shake_hands(connection)
+        connection.sendall(caller.records(LIVE))
+        assert caller.receive(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_renegotiation_is_off(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is with most builds of OpenSSL, but not with all that Python takes."""
+    seen: list[ssl.Options] = []
+    wrap_bio = ssl.SSLContext.wrap_bio
+
+    def note(context: ssl.SSLContext, *given: Any, **named: Any) -> ssl.SSLObject:
+        seen.append(context.options)
+        return wrap_bio(context, *given, **named)
+
+    monkeypatch.setattr(ssl.SSLContext, "wrap_bio", note)
+    with front.open_client() as http:
+        assert http.get("/live").status_code == 200
+    assert ssl.OP_NO_RENEGOTIATION in seen[0]
 
 
 def test_connections_of_an_address_count_from_their_first_moment(tmp_path: Path) -> None:
@@ -154,3 +231,28 @@ def test_connections_of_an_address_count_from_their_first_moment(tmp_path: Path)
         waiting.close()
         with front.open_client() as http:
             wait_until(lambda: http.get("/live").status_code == 200, 5.0, "its place is free")
+
+
+def test_what_reads_below_tls_is_let_go_with_its_connection(front: Front) -> None:
+    """In a cycle with the connection above it would wait for a full collection."""
+
+    def num_readers() -> int:
+        return sum(type(each) is TlsReader for each in gc.get_objects())
+
+    front.http.close()
+    gc.collect()  # of those that tests before this one have left
+    before = num_readers()
+    gc.disable()
+    try:
+        for _ in range(8):
+            with front.connect() as connection:
+                connection.sendall(client_hello())
+                assert connection.recv(1)
+            with front.connect() as connection:
+                connection.sendall(LIVE)
+                assert not connection.recv(1)
+            with front.open_client() as http:
+                assert http.get("/live").status_code == 200
+        wait_until(lambda: num_readers() <= before, 5.0, "they are let go")
+    finally:
+        gc.enable()

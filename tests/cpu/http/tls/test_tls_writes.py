@@ -17,7 +17,6 @@ import pytest
 from carousel.server.garbage import GarbageWatch
 from carousel.server.http.protocol import MAX_PIPELINED, HttpProtocol
 from carousel.server.http.tls import tls_reader
-from carousel.server.http.tls.tls_writer import UNREAD_BYTES
 from carousel.server.tenancy import unread_answers
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 from runtime.wire.messages import GenerateRequest, SequenceOutput
@@ -31,8 +30,6 @@ LONG = 4 * MIB
 PIECE = 16 << 10
 NUM_CALLERS = 6
 ROOM = 2 * LONG
-READ_BYTES = 256 << 10
-"""Maximum number of bytes that the event loop's TLS reads at a time."""
 SLACK_BYTES = 512 << 10
 """Bytes of an answer that a connection's kernel has, and what TLS adds to it."""
 
@@ -174,7 +171,7 @@ def test_little_is_taken_of_what_comes_while_a_connection_is_not_read(
         with pytest.raises(TimeoutError):
             caller.sendall(bytes(4 * MIB))
         (transport,) = made
-        assert UNREAD_BYTES <= transport.get_read_buffer_size() < UNREAD_BYTES + READ_BYTES
+        assert transport.get_read_buffer_size() <= tls_reader.RECORD_READ_BYTES
 
 
 @pytest.mark.parametrize(("settings", "num_bytes", "num_objects"), [({}, 6 << 10, 24), (FILES, 42 << 10, 44)])

@@ -1,0 +1,36 @@
+"""Records: finds the ends of TLS records in the bytes of a connection."""
+
+from __future__ import annotations
+
+HEADER_BYTES = 5
+"""Type, version and length of a record, which are not encrypted."""
+
+
+class Records:
+    def __init__(self) -> None:
+        self._header = b""
+        """Beginning of a header whose other bytes have not come."""
+        self._left = 0
+        """Number of bytes to come of the record whose header has been read."""
+
+    def measure(self, data: memoryview, most: int) -> int:
+        """Return the number of bytes of `data` up to the end of so many records, or all. The next call
+        continues behind them.
+        """
+        at = 0
+        for _ in range(most):
+            if not self._left:
+                begun = len(self._header)
+                header = self._header + data[at : at + HEADER_BYTES - begun]
+                at += len(header) - begun
+                if len(header) < HEADER_BYTES:
+                    self._header = header
+                    return at
+                self._header = b""
+                self._left = int.from_bytes(header[-2:], "big")
+            end = at + self._left
+            if end > len(data):
+                self._left = end - len(data)
+                return len(data)
+            at, self._left = end, 0
+        return at

@@ -1,0 +1,42 @@
+"""Records: their ends are found however their bytes come."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from carousel.server.http.tls.records import Records
+
+LENGTHS = [0, 1, 5, 22, 300, 16_640, 0, 0, 7]
+STREAM = b"".join(b"\x17\x03\x03" + length.to_bytes(2, "big") + bytes(length) for length in LENGTHS)
+
+
+def ends() -> list[int]:
+    found = [0]
+    for length in LENGTHS:
+        found.append(found[-1] + 5 + length)
+    return found
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 100])
+def test_so_many_whole_records_are_measured(most: int) -> None:
+    records, at, cuts = Records(), 0, [0]
+    while at < len(STREAM):
+        at += records.measure(memoryview(STREAM)[at:], most)
+        cuts.append(at)
+    assert cuts == [*ends()[:-1:most], len(STREAM)]
+
+
+def test_the_ends_are_the_same_however_the_bytes_come() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        records, at, cuts = Records(), 0, [0]
+        while at < len(STREAM):
+            come = memoryview(STREAM)[at : at + rng.choice([1, 2, 3, 7, 30, 20_000])]
+            size = records.measure(come, 1)
+            assert 0 < size <= len(come)
+            at += size
+            if size < len(come):
+                cuts.append(at)
+        assert set(cuts) <= set(ends())
