@@ -13,6 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from msgspec.structs import replace
+
 from grammar_proc.backend import BackendVocabulary, Matcher
 from grammar_proc.branches import Branches
 from grammar_proc.compile_child import Compiled
@@ -159,7 +161,10 @@ class GrammarLoop:
         except RequestError as error:
             self._refuse(message.handle, error_info(error))
             return
-        self._waits.setdefault(key, {})[message.handle] = message
+        waiting = self._waits.setdefault(key, {})
+        if waiting:  # one copy of the guide for all
+            message = replace(message, guide=next(iter(waiting.values())).guide)
+        waiting[message.handle] = message
         self._waiting_for[message.handle] = key
 
     def _close(self, handle: bytes) -> None:

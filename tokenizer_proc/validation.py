@@ -36,6 +36,8 @@ RETRY_AFTER_S = 1.0
 EXTRA_ID_BYTES = 8
 MAX_PREDICTION_CHARS = 1 << 16
 """Maximum number of characters of a prediction, which take 50 ms to encode."""
+MAX_GUIDE_COPIES = 1 << 20
+"""Maximum number of characters of a request's guide, times the sequences that it is sent with."""
 READ_ONLY = frozenset(("server_info", "iteration_stats", "request_stats"))
 """Operations on the ring that change nothing."""
 
@@ -178,6 +180,13 @@ class Validator:
         if len(sequence_handles(request)) < num_sequences:
             raise InvalidRequest(
                 f"n: there are no indexes for {num_sequences} sequences behind the handle's own", param="n"
+            )
+        size = 0 if request.guide is None else len(request.guide.text)
+        if num_sequences > 1 and num_sequences * size > MAX_GUIDE_COPIES:
+            raise InvalidRequest(
+                f"n: {num_sequences} sequences with a guide of {size} characters are more than "
+                f"{MAX_GUIDE_COPIES} characters together; ask for fewer at a time",
+                param="n",
             )
         if request.resume is not None and num_sequences > 1:
             raise InvalidRequest(

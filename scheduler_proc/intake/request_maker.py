@@ -10,7 +10,6 @@ from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.handle import CLIENT_BYTES
 from runtime.wire.messages import TokenizedRequest
 from runtime.wire.plan import NO_LORA, AdapterRef, RowProcessing
-from runtime.wire.retention import Retention
 from scheduler_proc.cache.pages.retained_pages import RetainedPages, retained_pages
 from scheduler_proc.capacity.inline_store import InlineStore
 from scheduler_proc.core.lifecycle import Lifecycle
@@ -18,6 +17,7 @@ from scheduler_proc.core.request import FeatureFactory, Request, StopIds
 from scheduler_proc.features.base import Cost, RequestFeature, combined_cost
 from scheduler_proc.intake.adapter_ids import AdapterIds
 from scheduler_proc.intake.limits import Limits
+from scheduler_proc.intake.shared_parts import SharedParts
 from scheduler_proc.intake.tenant_limits import TenantLimiter
 
 
@@ -46,12 +46,14 @@ class RequestMaker:
         )
         self._lifecycle = lifecycle
         self._adapter_ids = AdapterIds()
+        self._shared = SharedParts()
         self._eos = StopIds(limits.eos_ids)
         self._never = StopIds(frozenset())
         self._num_requests = 0
 
     def make(self, message: TokenizedRequest, key: bytes, now: float, cached_tokens: int) -> Request:
         """Return the request if it can run and there is room for it. Raises RequestError otherwise."""
+        message = self._shared.share(message)
         limits, sampling = self.limits, message.sampling
         is_search = sampling.use_beam_search and sampling.num_beams > 1
         priority = message.priority
@@ -91,8 +93,7 @@ class RequestMaker:
             message.guide,
             message.trace,
         )
-        if message.retention is not None:
-            req.retained = self._retained(message.retention, num_prompt)
+        req.retained = self._retained(message, num_prompt)
         if message.processors:
             req.processing = RowProcessing(req.seq, message.label, message.processors, is_search)
         if message.adapter is not None or message.prompt_table is not None:
@@ -143,8 +144,10 @@ class RequestMaker:
         own = frozenset(sampling.stop_token_ids)
         return StopIds(own if sampling.ignore_eos else own | self.limits.eos_ids)
 
-    def _retained(self, wanted: Retention, num_prompt: int) -> tuple[RetainedPages, ...]:
-        kv = self._lifecycle.kv
+    def _retained(self, message: TokenizedRequest, num_prompt: int) -> tuple[RetainedPages, ...]:
+        kv, wanted = self._lifecycle.kv, message.retention
+        if wanted is None:
+            return ()
         if not kv.cache.shares:
             raise InvalidRequest(
                 "kv_cache_retention_config: this server keeps no KV (disable_radix_cache)",

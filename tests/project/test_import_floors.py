@@ -138,7 +138,7 @@ FLOORS: dict[str, set[str]] = {
 # Inside a package: part -> the parts that stand below it and that it may import.
 SCHEDULER_ORDER = [
     {"adapter_ids", "chunk_costs", "executor", "limits", "port"}
-    | {"row_columns", "samples", "sorted_requests", "tombstones"},
+    | {"row_columns", "samples", "shared_parts", "sorted_requests", "tombstones"},
     {"account", "guesses", "scheduled_row"},
     {"request"},
     {"rows"},

@@ -358,6 +358,23 @@ def test_a_tenant_cannot_tell_by_the_time_what_guides_another_has_used(vocabular
     assert len(set(trial.tried)) == len({key for _, key in trial.tried}) == 3
 
 
+def test_sequences_that_wait_for_a_guide_keep_one_copy_of_it(vocabulary: GrammarVocabulary) -> None:
+    """A thousand of a guide of 120 KB took 120 MB."""
+    messages = [OpenMatcher(number.to_bytes(16), Guide("regex", f"{'a' * 99}")) for number in range(3)]
+    assert messages[0].guide is not messages[1].guide
+    received = list[Any](messages)
+    inbox: Any = SimpleNamespace(drain=lambda _: [received.pop() for _ in list(received)])
+    outbox: Any = SimpleNamespace(send=lambda _: True)
+    trial: Any = SimpleNamespace(
+        files=[], is_busy=True, refusal=lambda _: None, begin=lambda *_: None, poll=list[Any]
+    )
+    grammar_loop = loop.GrammarLoop(inbox, outbox, outbox, vocabulary, trial)
+    grammar_loop.turn()
+    (waiting,) = grammar_loop._waits.values()
+    assert len(waiting) == 3
+    assert len({id(message.guide) for message in waiting.values()}) == 1
+
+
 def test_compiled_guides_are_forgotten_when_the_process_has_grown(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:

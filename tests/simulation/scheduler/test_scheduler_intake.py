@@ -18,6 +18,7 @@ from scheduler_proc.intake.tombstones import TOMBSTONE_S, Tombstones
 from tests.harness.scheduler.scheduler_parts import SETTING, message, run_until_idle, running
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.sim_system import System
+from tests.harness.simulation.sim_traffic import stream_open
 
 PROMPT = [1, 2, 3, 4, 6]
 
@@ -382,4 +383,25 @@ def test_control_requests_are_answered_by_their_number() -> None:
         assert body["num_pages"] == SETTING.num_pages
         assert body["num_cached_pages"] == 3
         assert msgspec.msgpack.decode(flushed.body) == {"num_freed_pages": 3, "num_pages_in_use": 0}
+        system.check_empty()
+
+
+def test_sequences_of_a_request_that_wait_keep_one_prompt() -> None:
+    """128 sequences of a long prompt took 128 times its size."""
+    handles = [make_handle(1, 1, index) for index in range(8)]
+    tokens, asked = PROMPT * 3, message(1, PROMPT * 3)
+    sent = [
+        msgspec.structs.replace(
+            asked, handle=handle, input_ids=pack_ids(tokens), stream_open=stream_open(handle, len(tokens))
+        )
+        for handle in handles
+    ]
+    with running(max_rows=1) as system:
+        for request in sent:
+            assert system.inbox.send(request)
+        system.step()
+        waiting = [each.parked for each in system.lifecycle.requests.values() if each.row < 0]
+        assert len(waiting) == 7
+        assert len({id(parked) for parked in waiting}) == 1
+        run_until_idle(system)
         system.check_empty()

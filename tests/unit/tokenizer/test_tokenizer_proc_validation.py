@@ -11,6 +11,7 @@ import pytest
 from runtime.base.errors import InvalidRequest, Overloaded
 from runtime.wire.error_info import error_info
 from runtime.wire.format import MAX_TEMPLATE_VALUES, pack_ids
+from runtime.wire.guide import Guide
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import ChatMessage, GenerateRequest, Resume
 from runtime.wire.sampling_params import SamplingParams
@@ -80,6 +81,18 @@ def test_a_value_out_of_range_is_refused_with_its_field(fields: dict[str, Any], 
 def test_no_messages_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="at least one"):
         VALIDATOR.check_messages(request(messages=()))
+
+
+@pytest.mark.parametrize(("n", "size", "ok"), [(1, 1 << 18, True), (8, 1 << 17, True), (9, 1 << 17, False)])
+def test_a_guide_is_sent_with_only_so_many_sequences(n: int, size: int, ok: bool) -> None:
+    """Eight requests for 128 sequences each with a guide of 120 KB took the grammar process 170 MB."""
+    asked = request(text="x", sampling=SamplingParams(seed=1, n=n), guide=Guide("regex", "a" * size))
+    if ok:
+        assert VALIDATOR.check_request(asked) == "text"
+        return
+    error = refusal(asked)
+    assert error.param == "n"
+    assert "ask for fewer" in error.message
 
 
 @pytest.mark.parametrize("more", [{}, {"b": {}}, {"b": [1, [2, 3]]}])
