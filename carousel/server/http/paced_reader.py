@@ -45,7 +45,7 @@ class PacedReader(asyncio.BufferedProtocol):
         self._protocol: HttpProtocol | None = None
         self._tls: TlsWriter | None = None
         self.below: Below | None = None
-        """What reads the connection below TLS, if it has TLS."""
+        """Reader of the connection below TLS, if it has TLS."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if has_left(transport):  # before the connection was accepted

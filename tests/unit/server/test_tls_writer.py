@@ -63,7 +63,7 @@ class Below(asyncio.Transport):
 
 
 class Reader:
-    """What reads for the transport below."""
+    """Reader for the transport below."""
 
     is_paused = False
 

@@ -29,7 +29,7 @@ each look, and their maximum. A look takes 2 us, and thousands of callers may re
 
 
 class Below(Protocol):
-    """What reads the connection below TLS."""
+    """Reader of the connection below TLS."""
 
     def pause_reading(self) -> None: ...
 
