@@ -512,6 +512,7 @@ FIELD_TABLES: dict[type, FieldTable] = {
         {
             **{name: hint.replace("sampling_params.", "called ") for name, hint in _GENERATE_HINTS.items()},
             **{name: f"send it as {name}, beside sampling_params" for name in GenerateBody.__struct_fields__},
+            "stream_interval": "the launch chooses it, with --stream-interval",
         },
         _GENERATING,
     ),

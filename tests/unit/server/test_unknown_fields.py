@@ -214,6 +214,12 @@ def test_what_the_sdks_send_and_changes_nothing_is_taken(policy: Any) -> None:
         (GenerateBody, {"text": "x", "temperature": 0}, "temperature", "sampling_params.temperature"),
         (
             GenerateBody,
+            {"text": "x", "sampling_params": {"stream_interval": 4}},
+            "sampling_params.stream_interval",
+            "--stream-interval",
+        ),
+        (
+            GenerateBody,
             {"text": "x", "sampling_params": {"seed": 1}},
             "sampling_params.seed",
             "sampling_seed",
