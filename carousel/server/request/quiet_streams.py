@@ -67,6 +67,8 @@ class QuietStreams:
         if self._streams:
             delay_s = 0.0 if self._left else self._look_s
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
+        else:
+            self._left.clear()
 
 
 def _look_at(stream: QuietStream) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from contextlib import ExitStack
 from typing import cast
 
@@ -56,6 +57,24 @@ async def _end_one_of_two() -> None:
         while other.num_lines < num_lines[1] + 2:
             await asyncio.sleep(0)
     assert ended.num_lines == num_lines[0]
+
+
+def test_streams_that_have_ended_are_let_go() -> None:
+    asyncio.run(_end_within_a_round())
+
+
+async def _end_within_a_round() -> None:
+    quiet, writers = QuietStreams(SHORT_S), [Writer() for _ in range(3 * AT_ONCE)]
+    seen = [weakref.ref(each) for each in writers]
+    with ExitStack() as stack:
+        for each in writers:
+            stack.enter_context(quiet.watched(writer_of(each), b"x"))
+        while not any(each.num_lines for each in writers):
+            await asyncio.sleep(0)
+    del stack, each
+    writers.clear()
+    await asyncio.sleep(5 * SHORT_S)
+    assert not [each for each in seen if each() is not None]
 
 
 def test_a_turn_of_the_loop_serves_a_few_streams() -> None:
