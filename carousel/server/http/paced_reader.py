@@ -9,14 +9,10 @@ import socket
 from collections.abc import Callable
 
 from carousel.server.http.connection_turns import ConnectionTurns
+from carousel.server.http.piece_writer import PieceWriter
 from carousel.server.http.protocol import HttpProtocol
 from carousel.server.http.tls.tls_writer import Below, TlsWriter
 
-UNREAD_BYTES = 4 << 10
-"""Unread bytes of a connection, beyond those that the kernel holds, from which on they count and its answers
-wait. Each of 8,192 connections may have so many uncounted. Who reads never has as many, so that a larger
-number would make nothing faster.
-"""
 READ_BYTES = 64 << 10
 """Maximum number of bytes that are read at a time."""
 CROWDED_READ_BYTES = 4 << 10
@@ -43,7 +39,7 @@ class PacedReader(asyncio.BufferedProtocol):
         self._buffer = buffer
         self._crowded_buffer = buffer[:CROWDED_READ_BYTES]
         self._protocol: HttpProtocol | None = None
-        self._tls: TlsWriter | None = None
+        self._writer: PieceWriter | None = None
         self.below: Below | None = None
         """Reader of the connection below TLS, if it has TLS."""
 
@@ -52,13 +48,12 @@ class PacedReader(asyncio.BufferedProtocol):
             transport.abort()
             return
         self._protocol = self._make_protocol()
-        if self.below is not None:
-            transport = self._tls = TlsWriter(
-                transport, self.below, self._protocol.pause_writing, self._protocol.resume_writing
-            )
+        pause, resume = self._protocol.pause_writing, self._protocol.resume_writing
+        if self.below is None:
+            self._writer = PieceWriter(transport, pause, resume)
         else:
-            transport.set_write_buffer_limits(high=UNREAD_BYTES)
-        self._protocol.connection_made(transport)
+            self._writer = TlsWriter(transport, self.below, pause, resume)
+        self._protocol.connection_made(self._writer)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer if self._turns.has_room() else self._crowded_buffer
@@ -67,31 +62,27 @@ class PacedReader(asyncio.BufferedProtocol):
         if self._protocol is not None:
             self._protocol.data_received(self._buffer[:nbytes])
 
-    def eof_received(self) -> None:
-        if self._protocol is not None:
-            self._protocol.eof_received()
-        if self._tls is not None:
-            self._tls.forget()
+    def eof_received(self) -> bool:
+        if self._protocol is None or self._writer is None:
+            return False
+        self._protocol.eof_received()
+        return self._writer.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._protocol is not None:
             self._protocol.connection_lost(exc)
-        if self._tls is not None:
-            self._tls.connection_lost()
+        if self._writer is not None:
+            self._writer.connection_lost()
         # The event loop's TLS, which they refer to, keeps this object's methods: a cycle for the collector.
-        self._protocol = self._tls = self.below = None
+        self._protocol = self._writer = self.below = None
 
     def pause_writing(self) -> None:
-        if self._tls is not None:
-            self._tls.pause_writing()
-        elif self._protocol is not None:
-            self._protocol.pause_writing()
+        if self._writer is not None:
+            self._writer.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._tls is not None:
-            self._tls.resume_writing()
-        elif self._protocol is not None:
-            self._protocol.resume_writing()
+        if self._writer is not None:
+            self._writer.resume_writing()
 
 
 def has_left(transport: asyncio.BaseTransport) -> bool:

@@ -12,11 +12,11 @@ from itertools import chain
 POOL_BYTES = 32 << 20
 GRACE_S = 5.0
 """Seconds that a caller has to begin to read. Its connection is not closed before."""
-SHORT_GRACE_S = 1.0
-"""The same while more than twice the limit is unread."""
+SHORT_GRACE_S = 0.25
+"""The same while half as much again as the limit is unread."""
 LEAST_RATE = 256 << 10
 """Bytes a second. A connection that is read this fast is not closed."""
-CHECK_S = 1.0
+CHECK_S = 0.25
 """Seconds between two looks at the connections while more than the limit is unread."""
 CLOSED_AT_ONCE = 64
 """Maximum number of connections that are closed in one turn of the event loop."""
@@ -176,7 +176,7 @@ class UnreadAnswers:
             reader.look()
             sums[reader.tenant] = sums.get(reader.tenant, 0) + reader.num_left
         self._num_bytes = sum(sums.values())
-        num_closed = self._close_slow(sums, 2 * self._size, min(SHORT_GRACE_S, GRACE_S), CLOSED_AT_ONCE)
+        num_closed = self._close_slow(sums, self._size * 3 // 2, min(SHORT_GRACE_S, GRACE_S), CLOSED_AT_ONCE)
         num_closed += self._close_slow(sums, self._size, GRACE_S, CLOSED_AT_ONCE - num_closed)
         if num_closed:
             logger.warning("closed %d connections that did not read: others need the memory", num_closed)

@@ -13,7 +13,8 @@ from unittest.mock import patch
 import pytest
 import uvloop
 
-from carousel.server.http.tls import tls_writer
+from carousel.server.http.piece_writer import PieceWriter
+from carousel.server.http.tls.tls_writer import TlsWriter
 from tests.harness.http.http_bare import BareServer, Complaints
 from tests.harness.http.http_grammar import make_stream
 from tests.harness.http.http_sockets import serve_streams
@@ -57,9 +58,9 @@ def fuzz(first: int, count: int) -> None:
 
 
 def fuzz_sockets(first: int, count: int, *, has_tls: bool = False) -> None:
-    """Serve so many connections of the grammar; over TLS, their answers go out in many pieces."""
+    """Serve so many connections of the grammar, whose answers go out in many pieces."""
     streams = ((seed, make_stream(seed)) for seed in range(first, first + count))
-    with without_complaints(), patch.object(tls_writer, "PIECE_BYTES", 16):
+    with without_complaints(), patch.object(TlsWriter if has_tls else PieceWriter, "piece_bytes", 16):
         kinds = serve_streams(streams, has_tls=has_tls)
     assert kinds.total() == count
     assert kinds["closed"]

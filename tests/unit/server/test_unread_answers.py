@@ -228,10 +228,10 @@ async def test_while_far_too_much_is_unread_callers_have_less_time_to_begin(
     monkeypatch.setattr(unread_answers, "GRACE_S", 3600.0)
     monkeypatch.setattr(unread_answers, "SHORT_GRACE_S", 0.05)
     unread = UnreadAnswers(SIZE)
-    transports = [paused(unread, "", 90) for _ in range(2)]
+    transports = [paused(unread, "", 60) for _ in range(2)]
     await asyncio.sleep(0.1)
     assert not any(each.is_closed for each in transports)
-    transports.append(paused(unread, "", 90))
+    transports.append(paused(unread, "", 60))
     await _end_of(transports[0])
     await asyncio.sleep(0.1)
     assert sum(each.is_closed for each in transports) == 1, "the others have their time"
