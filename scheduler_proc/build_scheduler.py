@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
@@ -50,6 +51,7 @@ def build_scheduler(
     profile_dir: Path | None = None,
     roster: Roster | None = None,
     suspects: Suspects = NO_SUSPECTS,
+    interrupted: Iterable[bytes] = (),
     grammar: GrammarClient | None = None,
     adapters: AdapterDevice | None = None,
     ranks: CalledRanks | None = None,
@@ -59,7 +61,7 @@ def build_scheduler(
 ) -> Scheduler:
     """Build a Scheduler. Raises ConfigError when a policy or a cache cannot be found.
 
-    - profile_dir, roster, suspects: as in StepProfile, Lifecycle and Intake.
+    - profile_dir, roster, suspects, interrupted: as in StepProfile, Lifecycle and Intake.
     - grammar: None where no guides are served. adapters: None where no adapters are served.
     - ranks: None where ranks cannot be called. decoders: None where beam searches have no text.
     - attention_span: as in ChunkCosts; 0 where all chunks of a prompt cost the same.
@@ -112,6 +114,7 @@ def build_scheduler(
         controls=controls,
         clock=port.now_s,
         suspects=suspects,
+        interrupted=interrupted,
         inline=inline,
         may_ask=features.may_ask,
     )

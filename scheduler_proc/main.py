@@ -16,7 +16,7 @@ from runtime.base.registry import resolve
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.ring.process import ProcessContext, run_process
-from runtime.ring.roster import Roster, Suspects
+from runtime.ring.roster import Roster, Seen, Suspects
 from runtime.ring.tenants import TenantsFile
 from runtime.settings.config import RuntimeConfig
 from runtime.text.codec import Decoders
@@ -114,6 +114,7 @@ def main(context: ProcessContext) -> None:
             memory = MaskMemory.create(num_sequences * width, 4 * -(-executor.limits.vocab_size // 32))
             slots = MaskSlots(memory, num_sequences, width)
         grammar = GrammarClient(to_grammar.send, port.grammar_news, port.now_s, slots)
+    interrupted = Seen.read(context.endpoints.roster_file).present
     scheduler = build_scheduler(
         config,
         eos_ids,
@@ -125,6 +126,7 @@ def main(context: ProcessContext) -> None:
             context.endpoints.roster_file, 2 * max_live(config, executor.limits), executor.limits.max_rows
         ),
         suspects=Suspects.read(context.endpoints.suspects_file),
+        interrupted=interrupted,
         grammar=grammar,
         adapters=executor if config.enable_lora else None,
         ranks=executor if _can_call_ranks(config) else None,

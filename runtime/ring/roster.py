@@ -157,6 +157,14 @@ class Seen:
     """Keys of the suspects that came further than where engines had died under them before."""
 
     @staticmethod
+    def read(path: Path) -> Seen:
+        """Return the content of a file; nothing if there is none."""
+        try:
+            return Seen.decode(path.read_bytes())
+        except FileNotFoundError:
+            return Seen()
+
+    @staticmethod
     def decode(data: bytes) -> Seen:
         if len(data) < _HEADER.size:
             return Seen()

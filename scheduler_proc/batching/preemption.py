@@ -43,7 +43,7 @@ class Preemption:
         from it.
         """
         waiting, rows = self._lifecycle.waiting, self._rows
-        if not len(waiting) or not rows.num_running or self._lifecycle.solitary:
+        if not len(waiting) or not rows.num_running or self._lifecycle.only_suspects_may_start:
             return
         lowest = rows.urgency[rows.running].min()
         if not self._wants_any(lowest):

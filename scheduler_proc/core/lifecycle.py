@@ -156,6 +156,11 @@ class Lifecycle:
             for req in self.room.tick():
                 self.finish(req, "error", error=self._patience.error())
 
+    @property
+    def only_suspects_may_start(self) -> bool:
+        """True while sequences under which the engine has died before go first, or run alone."""
+        return bool(self.solitary) or self.suspicions.going_first() is not None
+
     def _clear_suspects(self) -> None:
         for req in self.suspicions.past():
             self.suspicions.discard(req)

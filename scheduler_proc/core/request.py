@@ -168,6 +168,8 @@ class Request:
     """Name of its tenant; see runtime.ring.tenants."""
     is_again: bool = False
     """True if it was accepted before and is submitted again after a restart."""
+    is_paid: bool = False
+    """True if its tenant was charged for it before: this engine had it, or the one before."""
     guide: Guide | None = None
     """Structured-output guide, or None."""
     trace: TraceStamps | None = None
@@ -231,6 +233,8 @@ class Request:
     """Seconds that it has spent in the queue. Valid while it is not queued."""
     shows_hypotheses: bool = False
     """True for a beam search whose client wants to see hypotheses while it runs."""
+    goes_first: bool = False
+    """True if it waits before new requests, because it was further before a restart."""
     is_starved: bool = False
     """True once it has waited as long as a request may; it then goes before others."""
 

@@ -6,7 +6,7 @@ Knows no step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from runtime.base.errors import RequestError
 from runtime.ring.roster import NO_SUSPECTS, Suspects, tenant_mark
@@ -44,15 +44,19 @@ class Intake:
         controls: Controls,
         clock: Callable[[], float],
         suspects: Suspects = NO_SUSPECTS,
+        interrupted: Iterable[bytes] = (),
         inline: InlineStore | None = None,
         may_ask: Callable[[Request], bool] | None = None,
     ) -> None:
-        """Start without sequences. suspects: sequences under which earlier engines have died. inline,
-        may_ask: as in RequestMaker.
+        """Start without sequences. suspects: sequences under which earlier engines have died. interrupted:
+        keys of those that the engine before had accepted. inline, may_ask: as in RequestMaker.
         """
         self.maker = RequestMaker(lifecycle, limits, factories, clock=clock, inline=inline, may_ask=may_ask)
         self.suspects = suspects
-        lifecycle.suspicions.expect(suspects.watched)
+        self.interrupted = set(interrupted)
+        """Keys of sequences of the engine before that have not come again. Their tenants have paid for them.
+        """
+        lifecycle.suspicions.expect(self.interrupted & suspects.watched.keys())
         self._lifecycle = lifecycle
         self._controls = controls
         self._clock = clock
@@ -81,6 +85,10 @@ class Intake:
         handle, lifecycle = message.handle, self._lifecycle
         key = sequence_key(handle)
         earlier, cached_tokens = lifecycle.requests.get(key), -1
+        # To others who claim that a request is made again nothing is given.
+        is_known = key in self.interrupted if earlier is None else _has_come_from(message, earlier)
+        is_paid = message.is_again and is_known
+        has_begun = earlier is None or earlier.row >= 0 or earlier.num_retractions > 0
         if earlier is not None:
             # A caller who names another tenant's sequence must not replace it or end its stream.
             if attempt_of(earlier.handle) >= attempt_of(handle) or earlier.tenant != message.tenant:
@@ -98,15 +106,17 @@ class Intake:
             if key in self.suspects.guilty:
                 raise quarantined()
             self._check_suspension(message.tenant, now)
-            req = self.maker.make(message, key, now, cached_tokens)
+            req = self.maker.make(message, key, now, cached_tokens, is_paid=is_paid)
         except RequestError as error:
             lifecycle.refuse(handle, message.stream_open, "error", error_info(error), message.more_opens)
             return
+        req.goes_first = message.is_again and (message.tenant == OWNER or (is_paid and has_begun))
         if message.tenant != OWNER:
             limits = lifecycle.accounts.of(message.tenant).limits
             cache_share = None if limits is None else limits.cache_share
             lifecycle.kv.guard.shares.set(tenant_of(message.namespace), cache_share)
         lifecycle.add(req, message.stream_open, message.more_opens)
+        self.interrupted.discard(key)
         if key in self.suspects.watched:
             lifecycle.suspicions.add(req, self.suspects.watched[key])
         if key in self.suspects.alone:
@@ -164,3 +174,11 @@ class Intake:
     def _live(self, handle: bytes) -> Request | None:
         req = self._lifecycle.requests.get(sequence_key(handle))
         return req if req is not None and req.handle == handle else None
+
+
+def _has_come_from(message: TokenizedRequest, earlier: Request) -> bool:
+    """Return True if a request that is made again has nothing but tokens of the earlier attempt. Others would
+    be new ones that go under its name.
+    """
+    tokens = message.input_ids + (message.output_ids if earlier.group is None else b"")
+    return earlier.tokens.tobytes().startswith(tokens)

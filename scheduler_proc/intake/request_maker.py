@@ -51,15 +51,19 @@ class RequestMaker:
         self._never = StopIds(frozenset())
         self._num_requests = 0
 
-    def make(self, message: TokenizedRequest, key: bytes, now: float, cached_tokens: int) -> Request:
-        """Return the request if it can run and there is room for it. Raises RequestError otherwise."""
+    def make(
+        self, message: TokenizedRequest, key: bytes, now: float, cached_tokens: int, *, is_paid: bool = False
+    ) -> Request:
+        """Return the request if it can run and there is room for it. is_paid: as in Request. Raises
+        RequestError otherwise.
+        """
         message = self._shared.share(message)
         limits, sampling = self.limits, message.sampling
         is_search = sampling.use_beam_search and sampling.num_beams > 1
         priority = message.priority
         if message.tenant != OWNER:
             priority = self.tenant_limits.priority_of(message)
-        self._check_room(message)
+        self._check_room(message, is_paid=is_paid)
         num_prompt = limits.check(message)
         self._num_requests += 1
         tokens, num_delivered = message.input_ids, 0
@@ -90,6 +94,7 @@ class RequestMaker:
             cached_tokens,
             message.tenant,
             message.is_again,
+            is_paid,
             message.guide,
             message.trace,
         )
@@ -111,12 +116,12 @@ class RequestMaker:
         for contents in req.contents:
             self._check_adapter(contents)
 
-    def _check_room(self, message: TokenizedRequest) -> None:
+    def _check_room(self, message: TokenizedRequest, *, is_paid: bool) -> None:
         """Raise Overloaded if there are too many sequences, or too many of this tenant or client."""
         limits, lifecycle, is_new = self.limits, self._lifecycle, not message.is_again
         num_live = len(lifecycle.requests)
         if message.tenant != OWNER:
-            self.tenant_limits.check(message, num_live)
+            self.tenant_limits.check(message, num_live, is_paid=is_paid)
         # Sequences that the previous engine accepted are not refused because new ones have come first.
         max_live = limits.max_live * (1 if is_new else 2)
         if num_live >= max_live:

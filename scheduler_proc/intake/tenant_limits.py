@@ -13,7 +13,7 @@ from runtime.wire.messages import TokenizedRequest
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.intake.limits import QueueShare
-from scheduler_proc.waiting.account import Account
+from scheduler_proc.waiting.account import Account, TokenBucket
 from scheduler_proc.waiting.tenant_accounts import SETTLE_S, Accounts
 from scheduler_proc.waiting.waiting_room import WaitingRoom
 
@@ -39,14 +39,16 @@ class TenantLimiter:
         self._share = share
         self._clock = clock
 
-    def check(self, message: TokenizedRequest, num_live: int) -> None:
-        """Check a request against its tenant's limits. num_live: sequences of all tenants. Raises RateLimited
-        while the tenant has as much as it may, and InvalidRequest for a beam search that needs more rows than
-        the tenant may ever have.
+    def check(self, message: TokenizedRequest, num_live: int, *, is_paid: bool = False) -> None:
+        """Check a request against its tenant's limits. num_live: sequences of all tenants. is_paid: as in
+        Request. Raises RateLimited while the tenant has as much as it may, and InvalidRequest for a beam
+        search that needs more rows than the tenant may ever have.
         """
         account = self._accounts.of(message.tenant)
         if message.is_again:
             self._check_again(account)
+            if account.bucket is not None and not is_paid:
+                self._check_debt(account)
             return
         limits = account.limits
         if limits is not None and limits.max_running is not None:
@@ -84,6 +86,15 @@ class TenantLimiter:
         if self._share is not None and account.num_again >= self._most(account.limits, self._share.most):
             raise RateLimited("as many requests of this key are made again as it can have had")
 
+    def _check_debt(self, account: Account[Request]) -> None:
+        """Raise RateLimited if a tenant owes more than a minute's tokens and says of a request that nobody
+        here knows that it is made again. It may be true: what a process has lost on its way is not known.
+        """
+        self._settle(account)
+        assert account.bucket is not None
+        if account.bucket.level < -account.bucket.per_minute:
+            raise self._no_tokens(account.bucket)
+
     def _most(self, limits: TenantLimits | None, most: int) -> int:
         if limits is None or limits.max_waiting is None:
             return most
@@ -105,18 +116,26 @@ class TenantLimiter:
         together, because half of a request helps nobody.
         """
         now, request = self._clock(), handle[:REQUEST_BYTES]
-        self._accounts.settle(no_older_s=SETTLE_S)
-        account.close_books(now)
+        self._settle(account)
         assert account.bucket is not None
-        seconds = account.bucket.seconds_until_one()
-        if not seconds:
+        if not account.bucket.seconds_until_one():
             account.newest = (request, now)
             return
         newest, let_in_at = account.newest
         if request == newest and now - let_in_at < SIBLING_S:
             return
-        raise RateLimited(
-            f"this key has used its {account.bucket.per_minute} tokens a minute (tokens_per_minute);"
+        raise self._no_tokens(account.bucket)
+
+    def _settle(self, account: Account[Request]) -> None:
+        """Charge what has been used up to now, or nearly so."""
+        self._accounts.settle(no_older_s=SETTLE_S)
+        account.close_books(self._clock())
+
+    @staticmethod
+    def _no_tokens(bucket: TokenBucket) -> RateLimited:
+        seconds = bucket.seconds_until_one()
+        return RateLimited(
+            f"this key has used its {bucket.per_minute} tokens a minute (tokens_per_minute);"
             f" try again in {seconds:.1f} s",
             retry_after_s=seconds,
         )

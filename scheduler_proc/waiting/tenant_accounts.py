@@ -1,8 +1,9 @@
 """Accounts: number of each tenant's sequences, and the tokens that it uses. It only counts and decides
 nothing.
 
-A request is charged for its prompt when it is accepted, unless it is submitted again, and for its output in
-all of its rows when it ends. `settle` charges the output of running requests, so that no step has to count.
+A request is charged for its prompt when it is accepted, unless it is known to have been before, and for its
+output in all of its rows when it ends. `settle` charges the output of running requests, so that no step has
+to count.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Accounts:
         if req.is_again:
             account.num_again += 1
             account.num_again_of[client] += 1
-        else:
+        if not req.is_paid:
             account.num_used += num_tokens
 
     def discard(self, req: Request, num_tokens: int) -> None:

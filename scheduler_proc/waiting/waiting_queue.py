@@ -43,7 +43,7 @@ class WaitingQueue(SortedRequests[Request]):
         if req.is_starved:
             req.place = (-STARVED, False, req.waits_from_s, req.seq)
         else:
-            is_new = not req.num_retractions and not req.is_again
+            is_new = not req.num_retractions and not req.goes_first
             req.place = (-req.priority, is_new, self._sort_key(req), req.seq)
 
     def add(self, req: Request) -> None:

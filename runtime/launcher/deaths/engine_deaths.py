@@ -141,9 +141,5 @@ class EngineDeaths:
 
     def count(self, solitary: bytes, now_s: float) -> None:
         """Count a death of the engine, before the next one is started. Raises OSError."""
-        try:
-            seen = Seen.decode(self._endpoints.roster_file.read_bytes())
-        except FileNotFoundError:
-            return  # it died before it could take anything in
-        suspects = self._counts.count(seen, solitary, now_s)
+        suspects = self._counts.count(Seen.read(self._endpoints.roster_file), solitary, now_s)
         write_atomically(self._endpoints.suspects_file, suspects.encode())

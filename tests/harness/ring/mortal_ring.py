@@ -137,6 +137,8 @@ class MortalRing:
         """When what was killed is there again."""
         self._death_counts = DeathCounts()
         self._suspects = NO_SUSPECTS
+        self._interrupted: frozenset[bytes] = frozenset()
+        """Keys of the sequences that the engine before had."""
         self.peers = FakePeers()
         self._start_engine()
         self._start_tokenizer()
@@ -184,8 +186,9 @@ class MortalRing:
             self._lose_first(self.tokenizer_in)
             self._lose_last(self._scheduler_in)
         elif role == "engine":
+            seen = self.system.lifecycle.roster.read()
+            self._interrupted = frozenset(seen.present)
             if is_fault:
-                seen = self.system.lifecycle.roster.read()
                 self._suspects = self._death_counts.count(seen, self.status.solitary, self.now)
             self.system.executor.close()
             self._lose_first(self._scheduler_in)
@@ -228,6 +231,7 @@ class MortalRing:
             clock=lambda: self.now,
             epoch=self.epoch,
             suspects=self._suspects,
+            interrupted=self._interrupted,
             inbox=self._scheduler_in,
         )
         self.system.output._outbox = self._detokenizer_in  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -280,6 +280,10 @@ def draw_patience(rng: random.Random) -> Patience:
 ROSTER_PLACES = 2000
 
 
+def empty_roster(max_rows: int) -> Roster:
+    return Roster(bytearray(size_of(ROSTER_PLACES, max_rows)), ROSTER_PLACES, max_rows)
+
+
 class WatchedExecutor(FakeExecutor):
     """Shows every plan to `watch` before it runs."""
 
@@ -304,6 +308,13 @@ class WatchedExecutor(FakeExecutor):
         return super().launch(plan)
 
 
+def slots_of(setting: Setting, executor: FakeExecutor, port: Port) -> SlotPool:
+    """Device slots; with adapters one more, as a request may want two of them."""
+    if not setting.has_adapters:
+        return SlotPool(setting.num_slots)
+    return SlotPool(setting.num_slots + 1, executor, port.now_s, setting.max_passed)
+
+
 class System:
     """Its time passes by STEP_S with each step, unless it is given a clock."""
 
@@ -315,6 +326,7 @@ class System:
         clock: Callable[[], float] | None = None,
         epoch: int = FIRST_EPOCH,
         suspects: Suspects = NO_SUSPECTS,
+        interrupted: Iterable[bytes] = (),
         inbox: Inbox | None = None,
         grammar: GrammarClient | None = None,
     ) -> None:
@@ -338,21 +350,15 @@ class System:
         """Stays that gave back pages before their end."""
         self.output = make_output(port.outboxes, port.epoch)
         self.executor = WatchedExecutor.of(setting, self._check_plan)
-        # One more, as a request may want two of them.
-        self.slots = (
-            SlotPool(setting.num_slots + 1, self.executor, port.now_s, setting.max_passed)
-            if setting.has_adapters
-            else SlotPool(setting.num_slots)
-        )
+        self.slots = slots_of(setting, self.executor, port)
         policy = make_schedule_policy(setting.policy, port)
-        roster = Roster(bytearray(size_of(ROSTER_PLACES, setting.max_rows)), ROSTER_PLACES, setting.max_rows)
         self.lifecycle = Lifecycle(
             self.kv,
             self.slots,
             self.output,
             port.now_s,
             sort_key=sort_key_of(policy, self.kv),
-            roster=roster,
+            roster=empty_roster(setting.max_rows),
             patience=setting.patience,
         )
         limits = setting.step_limits()
@@ -388,6 +394,7 @@ class System:
             controls=controls,
             clock=port.now_s,
             suspects=suspects,
+            interrupted=interrupted,
             may_ask=None if factories or setting.speculation.has_ngram else may_by_what_it_brings,
         )
         builder = make_batch_builder(setting.who_is_in_a_step(limits), self.lifecycle, policy, port)

@@ -99,7 +99,7 @@ class TenantWatch:
             priority = None if account.limits is None else account.limits.max_priority
             assert priority is None or req.priority <= priority, "a priority that it may not have"
             self._newest[req.tenant] = request
-        self._charged[req.handle] = (req.tenant, 0 if req.is_again else req.num_tokens)
+        self._charged[req.handle] = (req.tenant, 0 if req.is_paid else req.num_tokens)
         self._add(req, stream_open, more)
 
     def _checked_refuse(

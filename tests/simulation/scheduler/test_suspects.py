@@ -4,6 +4,7 @@ requests are not served.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from runtime.ring.roster import ALWAYS_ALONE, Suspects, tenant_mark
 from runtime.wire.handle import NO_HANDLE, sequence_key
 from runtime.wire.messages import AbortRequest, TokenizedRequest
 from scheduler_proc.core.solitary import MAX_HOLD_S, RETURN_S
-from tests.harness.scheduler.scheduler_parts import message, run_until_idle, running
+from tests.harness.scheduler.scheduler_parts import SETTING, message, run_until_idle, running
 from tests.harness.scheduler.tenant_parts import a, b, error_of, limited, send
 from tests.harness.simulation.sim_system import STEP_S, System
 
@@ -130,6 +131,22 @@ def test_who_was_there_goes_first_in_a_new_engine() -> None:
         assert ends[new.handle] < min(ends[each.handle] for each in requests)
 
 
+def test_suspects_give_way_to_no_higher_priority_before_they_are_past() -> None:
+    """It could not start, so their rows would be taken back in each step."""
+    requests = [message(number, [1, 2, number], max_tokens=LONG) for number in range(4)]
+    with running(policy="priority", num_pages=256, max_len=96) as system:
+        system.scheduler.intake.suspects = Suspects(
+            watched={sequence_key(each.handle): REACHED for each in requests}
+        )
+        send(system, *requests)
+        send(system, message(9, [3, 4], max_tokens=4, priority=5))
+        while system.lifecycle.suspicions:
+            assert not system.lifecycle.num_retracted
+            system.step()
+        run_until_idle(system)
+        assert system.lifecycle.num_retracted == 1
+
+
 def test_nobody_is_waited_for_for_long() -> None:
     gone, slow, new = (message(number, [1, 2, number], max_tokens=80) for number in range(3))
     with running(num_pages=256, max_len=96) as system:
@@ -150,6 +167,17 @@ def test_nobody_is_waited_for_for_long() -> None:
             system.step()
         assert system.rows.num_running == 2
         run_until_idle(system)
+
+
+def test_those_of_a_death_long_ago_are_not_waited_for() -> None:
+    """The file of suspects stays as it is when an engine is ended from outside."""
+    old, there = (sequence_key(message(number, [1]).handle) for number in range(2))
+    suspects = Suspects(watched={old: REACHED, there: REACHED})
+    system = System(SETTING, random.Random(1), suspects=suspects, interrupted=[there])
+    try:
+        assert system.lifecycle.suspicions._missing == {there}
+    finally:
+        system.executor.close()
 
 
 # -- tenants -----------------------------------------------------------------------------------------------

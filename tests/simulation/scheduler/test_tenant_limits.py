@@ -322,9 +322,71 @@ def test_what_is_cached_is_charged_and_what_is_made_again_is_not() -> None:
         account.bucket = TokenBucket(1, 0.0)
         account.bucket.take(10**6, 0.0)
         again = a(3, [1] * 9, attempt=1, is_again=True)
+        system.scheduler.intake.interrupted.add(sequence_key(again.handle))
         run_until_idle(system, again)
         assert not refused(system, again)[0]
         assert account.num_used == 2 * (9 + 4) + 4
+        # An engine had each of them once.
+        run_until_idle(system, more := a(3, [1] * 9, attempt=2, is_again=True))
+        assert refused(system, more)[0]
+
+
+def test_who_says_that_requests_are_made_again_pays_for_them() -> None:
+    """A client can come back at any time, and claim that of requests that nobody has seen. What a tokenizer
+    has lost is not known here either, so a minute's tokens are given in advance.
+    """
+    with limited(tokens_per_minute=130) as system:
+        claimed = [a(number, [1] * 9, attempt=1, is_again=True) for number in range(60)]
+        for each in claimed:
+            run_until_idle(system, each)
+        taken = refused(system, *claimed).count(False)
+        assert 2 * 130 // (9 + 4) <= taken <= 2 * 130 // (9 + 4) + 2
+        account = system.lifecycle.accounts.of("a")
+        assert account.num_used == taken * (9 + 4)
+        error = error_of(system, claimed[-1])
+        assert error is not None
+        assert "tokens_per_minute" in error.message
+
+
+def test_another_prompt_under_the_name_of_one_that_runs_is_paid_for() -> None:
+    with limited(tokens_per_minute=1000) as system:
+        send(system, a(1, [1] * 9, max_tokens=20))
+        for attempt in range(1, 5):
+            send(system, a(1, [attempt + 1] * 9, max_tokens=20, attempt=attempt, is_again=True))
+        run_until_idle(system)
+        assert system.lifecycle.accounts.of("a").num_used >= 5 * 9 + 20
+
+
+def test_who_says_that_requests_are_made_again_does_not_come_before_others() -> None:
+    """Neither with such that nobody has seen, nor with such as wait here already."""
+    with limited(changes={"max_rows": 1}) as system:
+        send(system, b(1, max_tokens=5))
+        waiting = [a(number) for number in range(10, 13)]
+        send(system, *waiting, other := b(2))
+        claimed = [a(number, attempt=1, is_again=True) for number in range(20, 23)]
+        again = [a(number, attempt=1, is_again=True) for number in range(10, 13)]
+        send(system, *claimed, *again)
+        run_until_idle(system)
+        ends = list(system.detokenizer.closed)
+        assert ends.index(other.handle) <= 2, "behind one of each tenant at most"
+    with limited(changes={"max_rows": 1}) as system:
+        send(system, b(1, max_tokens=5), b(2))
+        was_there = a(20, attempt=1, is_again=True)
+        system.scheduler.intake.interrupted.add(sequence_key(was_there.handle))
+        send(system, was_there)
+        run_until_idle(system)
+        assert list(system.detokenizer.closed)[1] == was_there.handle
+
+
+def test_what_is_here_is_made_again_for_nothing() -> None:
+    """Its client has lost sight of it, since a detokenizer was replaced."""
+    with limited(tokens_per_minute=1000) as system:
+        send(system, a(1, [1] * 9, max_tokens=20))
+        for _ in range(3):
+            system.step()
+        run_until_idle(system, a(1, [1] * 9, max_tokens=20, attempt=1, is_again=True))
+        used = system.lifecycle.accounts.of("a").num_used
+        assert 9 + 20 <= used <= 9 + 20 + 5, "its prompt once, and the output that is made twice"
 
 
 def test_the_sequences_of_a_request_are_let_in_together_for_a_moment() -> None:
