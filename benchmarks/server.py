@@ -25,13 +25,14 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def launched(*arguments: str) -> Iterator[Server]:
-    """Context manager for launch.py with these arguments on a free port. Raises RuntimeError with its log if
-    it fails.
+def launched(*arguments: str, module: str = "") -> Iterator[Server]:
+    """Context manager for launch.py with these arguments on a free port. module: what to start instead of
+    launch.py. Raises RuntimeError with its log if it fails.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         run_dir, log = Path(folder) / "run", Path(folder) / "log"
-        command = [sys.executable, str(LAUNCHER), "--port", "0", "--run-dir", str(run_dir), *arguments]
+        program = ["-m", module] if module else [str(LAUNCHER)]
+        command = [sys.executable, *program, "--port", "0", "--run-dir", str(run_dir), *arguments]
         with log.open("wb") as out, Popen(command, stdin=DEVNULL, stdout=out, stderr=STDOUT) as process:
             try:
                 state = _wait_ready(process, run_dir / "state.json", log)

@@ -1,0 +1,1 @@
+"""Measurements of guides whose masks are slow."""
