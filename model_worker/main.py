@@ -28,6 +28,7 @@ from runtime.wire.plan import (
     CallRank,
     DropAdapter,
     LoadAdapter,
+    MasksAwaited,
     SampleMasks,
     WorkerCommand,
     WorkerFailed,
@@ -63,6 +64,8 @@ class WorkerLoop:
         self._waiter = Waiter([inbox.socket, self._news.fd, context.stop_wake.fd])
         self._steps: deque[WorkerStep] = deque()
         self._num_steps = 0
+        self._num_told = 0
+        """Number of the last step for which MasksAwaited was sent."""
         self._stopping = False
 
     def run(self) -> None:
@@ -89,7 +92,16 @@ class WorkerLoop:
         if self._outbox is not None and self._steps and not self._steps[0].awaits_masks:
             self._answer()
         else:
+            self._say_that_masks_are_awaited()
             self._waiter.wait(HEARTBEAT_S / 2)
+
+    def _say_that_masks_are_awaited(self) -> None:
+        """Tell the scheduler once that only the masks of the newest step are missing."""
+        if self._outbox is None or self._num_told == self._num_steps or not self._steps:
+            return
+        if self._steps[-1].waits_for_masks():
+            self._num_told = self._num_steps
+            self._send(self._outbox, MasksAwaited(self._num_steps))
 
     def _receive(self, message: ToRank) -> None:
         match message:

@@ -73,6 +73,10 @@ class WorkerStep:
     def done(self) -> bool:
         return self._copied is not None and self._copied.done()
 
+    def waits_for_masks(self) -> bool:
+        """Return True if the model is computed, and the masks have not been given."""
+        return self._forward is not None and self._forward.done()
+
     def result(self) -> StepResult:
         """Return the step's result, waiting for it. Raises ExecutorError if it failed, or its masks were
         never given.

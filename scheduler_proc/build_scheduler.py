@@ -121,7 +121,7 @@ def build_scheduler(
     builder = make_batch_builder(_batching(config, step_limits), lifecycle, policy, port)
     step_log = StepLog(kv, lifecycle.room, config.decode_log_interval, port.now_s)
     made = Scheduler(port, lifecycle, intake, builder, executor, step_log, controls, features.step_cost)
-    made.committer.mask_slots = None if grammar is None else grammar.slots
+    made.masks.source = grammar
     return made
 
 

@@ -1,16 +1,15 @@
-"""Committer: applies the masks and the results of a step to its requests. It launches nothing."""
+"""Committer: applies the results of a step to its requests. It launches nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
 from runtime.base.errors import RequestError
 from runtime.wire.error_info import error_info
 from runtime.wire.format import BoolArray, IntArray, unpack_ids
-from runtime.wire.plan import SampleMasks, StepResult
+from runtime.wire.plan import StepResult
 from scheduler_proc.cache.group_pages import advance_group
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.executor import StepHandle
@@ -19,22 +18,9 @@ from scheduler_proc.core.request import Request, RowGroup
 from scheduler_proc.core.results import LooseResults
 from scheduler_proc.core.row_columns import RowArray, all_of
 from scheduler_proc.core.samples import Sampled
-from scheduler_proc.core.scheduled_row import NoMask, ScheduledRow
+from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.observe.step_stats import StepStats
-
-
-class NumberedMasks(Protocol):
-    """Masks of a step's rows that are named by slot numbers."""
-
-    @property
-    def memory_name(self) -> str: ...
-
-    def note_launch(self, step: int) -> None:
-        """Record that a step is about to be launched with these slot numbers."""
-
-    def note_commit(self, step: int) -> None:
-        """Record that a step, and all before it, has been computed."""
 
 
 class Committer:
@@ -50,48 +36,13 @@ class Committer:
         self.step_log = step_log
         self.stats = stats
         self._now_s = now_s
-        self.mask_slots: NumberedMasks | None = None
         self._held: list[RowGroup] = []
         """Groups that have all their results, while it is not known yet how they continue."""
         self._complete: list[RowGroup] = []
         """Groups that got the last of their results in the step being committed."""
 
-    def masks(self, batch: ScheduleBatch) -> SampleMasks:
-        """Return the masks that a step waits for. A request whose mask is late is retracted, and the token
-        that is sampled for it is dropped. A request whose guide is complete, or fails, ends here.
-        """
-        masks: list[tuple[int, bytes | int]] = []
-        slots, memory = self.mask_slots, ""
-        if slots is not None:
-            slots.note_launch(batch.step)
-            memory = slots.memory_name
-        began_s = self._now_s()
-        masked = batch.masked()
-        for scheduled in masked:  # all of them, before the first wait
-            if scheduled.guesses and scheduled.note_guesses is not None:
-                scheduled.note_guesses(scheduled.guesses)
-        for scheduled in masked:
-            req, make_masks = scheduled.req, scheduled.make_masks
-            assert make_masks is not None
-            try:
-                made = make_masks(len(scheduled.guesses))
-            except RequestError as error:
-                self.lifecycle.finish(req, "error", error=error_info(error))
-                continue
-            if made is NoMask.COMPLETE:
-                self.lifecycle.finish(req, "stop")
-            elif made is NoMask.LATE:
-                self.stats.num_late_masks += 1
-                self.lifecycle.retract(req)
-            else:
-                masks += [(req.row, mask) for mask in made]
-        self.stats.mask_wait_s += self._now_s() - began_s
-        return SampleMasks(batch.step, tuple(masks), batch.processed(), memory)
-
     def commit(self, batch: ScheduleBatch, result: StepResult, handle: StepHandle) -> None:
         """Apply the result of a finished step. Tokens for a row whose request has left it are dropped."""
-        if self.mask_slots is not None:
-            self.mask_slots.note_commit(batch.step)
         tokens = unpack_ids(result.tokens)
         held = batch.still_held()
         n = len(batch.decodes) + len(batch.single)

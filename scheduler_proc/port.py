@@ -4,7 +4,8 @@
     inbox, outboxes    messages, and whether there was room for those that were sent
     results of steps   each with the time at which it came
     adapters           results of loading them
-    masks              from the grammar process, with the time after a wait for them
+    masks              from the grammar process, with the time after a wait for them; and if the worker
+                       waits for them, too
     readiness          True if a request's feature lets it start
     tenants, clients   the launcher's table of tenants; True if no more than one client is connected
     kept adapters      adapters whose weights came with requests, in the run directory
@@ -45,6 +46,8 @@ class LaunchedStep(Protocol):
 
     def result(self) -> StepResult: ...
 
+    def waits_for_masks(self) -> bool: ...
+
 
 class AnsweringRanks(Protocol):
     """Ranks of the worker; see CalledRanks."""
@@ -53,7 +56,7 @@ class AnsweringRanks(Protocol):
 
 
 class Readiness(Protocol):
-    """Condition that a request waits for; see RequestFeature."""
+    """Condition that a request or its row waits for; see RequestFeature."""
 
     def ready(self) -> bool: ...
 
@@ -130,6 +133,10 @@ class Port:
         self.read_time()
         return result
 
+    def waits_for_masks(self, handle: LaunchedStep) -> bool:
+        """Return True if the worker is known to have nothing to compute until the masks of this step come."""
+        return handle.waits_for_masks()
+
     def adapter_answers(self, device: AdapterDevice) -> Sequence[AdapterLoaded | AdapterFailed]:
         """Return the results of loading adapters since the last call."""
         return device.adapter_answers()
@@ -173,7 +180,7 @@ class Port:
         threading.Thread(target=shutil.rmtree, args=(gone, True), daemon=True).start()
 
     def is_ready(self, feature: Readiness) -> bool:
-        """Return True if this feature lets its waiting request start. Raises RequestError."""
+        """Return True if this feature lets its waiting request start, or go on. Raises RequestError."""
         return feature.ready()
 
     def is_client_alone(self) -> bool:

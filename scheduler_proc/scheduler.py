@@ -21,6 +21,7 @@ from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
+from scheduler_proc.mask_gatherer import MaskGatherer
 from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.port import Port
 
@@ -57,6 +58,7 @@ class Scheduler:
         self.rows = lifecycle.kv.rows
         self.output = lifecycle.output
         self.committer = Committer(lifecycle, step_log, self.stats, port.now_s)
+        self.masks = MaskGatherer(lifecycle, self.stats, port.now_s, port.is_ready)
         self.in_flight: deque[tuple[ScheduleBatch, StepHandle]] = deque()
         self.num_steps = 0
         """Number of steps launched since the start."""
@@ -111,6 +113,7 @@ class Scheduler:
 
     def _launch_and_commit(self) -> bool:
         worked = not self._is_pipeline and self.rows.must_commit_first and self._commit_down_to(0)
+        self.masks.sitting.look()
         self.committer.continue_held()
         self.lifecycle.solitary.is_settled = not self.in_flight
         batch, totals = self.builder.build(self.executor.feeds_back)
@@ -149,7 +152,8 @@ class Scheduler:
         batch.publish_prefills(self.kv)
         if plan.defer_sampling:
             self._commit_for_masks(batch)
-            self.executor.sample(handle, self.committer.masks(batch))
+            masks = self.masks.gather(batch, lambda: self.port.waits_for_masks(handle))
+            self.executor.sample(handle, masks)
         self.in_flight.append((batch, handle))
         self.profile.mark("launch", step=self.num_steps, num_rows=len(batch.order))
 
@@ -169,6 +173,7 @@ class Scheduler:
         if self.step_cost is not None:
             self._note_cost(batch, self.step_cost)
         num_before = self.step_log.num_tokens
+        self.masks.note_commit(batch.step)
         self.committer.commit(batch, result, handle)
         self.num_committed += 1
         self.stats.note_commit(batch, self.step_log.num_tokens - num_before)

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from runtime.wire.plan import AdapterFailed, AdapterLoaded, AdapterRef, LoadAdapter
-
-AdapterAnswer = AdapterLoaded | AdapterFailed
+from runtime.wire.plan import AdapterAnswer, AdapterFailed, AdapterLoaded, AdapterRef, LoadAdapter
 
 
 class _Load(NamedTuple):

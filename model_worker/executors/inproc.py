@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from model_worker.device import make_device
-from model_worker.executors.adapter_loads import AdapterAnswer, AdapterLoads
+from model_worker.executors.adapter_loads import AdapterLoads
 from model_worker.executors.ranks import Ranks
 from model_worker.load_worker import load_worker
 from model_worker.membership import join_ranks
@@ -20,7 +20,7 @@ from model_worker.rank_methods import RankMethods, RankView, load_methods
 from model_worker.worker import ModelWorker, WorkerStep
 from runtime.base.errors import ExecutorError
 from runtime.ring.process import ProcessContext
-from runtime.wire.plan import AdapterRef, BatchPlan, CallRank, RankAnswer, SampleMasks
+from runtime.wire.plan import AdapterAnswer, AdapterRef, BatchPlan, CallRank, RankAnswer, SampleMasks
 
 ROOM_POLL_MS = 10
 

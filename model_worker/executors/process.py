@@ -15,18 +15,20 @@ from typing import Any
 import msgspec
 import zmq
 
-from model_worker.executors.adapter_loads import AdapterAnswer, AdapterLoads
+from model_worker.executors.adapter_loads import AdapterLoads
 from model_worker.executors.ranks import Ranks
 from runtime.base.errors import ExecutorError
 from runtime.ring.nodes import open_answers_inbox
 from runtime.ring.process import ProcessContext
 from runtime.wire.plan import (
+    AdapterAnswer,
     AdapterFailed,
     AdapterLoaded,
     AdapterRef,
     BatchPlan,
     CallRank,
     DropAdapter,
+    MasksAwaited,
     RankAnswer,
     SampleMasks,
     StepResult,
@@ -53,6 +55,9 @@ class RemoteStep:
     def done(self) -> bool:
         self._executor.receive()
         return self._result is not None or self._executor.error is not None
+
+    def waits_for_masks(self) -> bool:
+        return self.done() or self._executor.awaiting_masks == self.step
 
     def result(self) -> StepResult:
         """Return the step's result, waiting for it. Raises ExecutorError when the worker failed or died."""
@@ -84,6 +89,8 @@ class ProcessExecutor:
         self.feeds_back = feeds_back
         self.limits = limits
         self.error: ExecutorError | None = None
+        self.awaiting_masks = 0
+        """Number of the last step for whose masks the worker has waited, once it has said so."""
         self._ranks = ranks
         self._results = results
         self._inboxes = [results] if from_others is None else [results, from_others]
@@ -136,6 +143,8 @@ class ProcessExecutor:
             message, frames = arrived if isinstance(arrived, Framed) else (arrived, ())
             if isinstance(message, StepResult):
                 self._take_result(message if source is self._results else _by_clock_here(message), frames)
+            elif isinstance(message, MasksAwaited):
+                self.awaiting_masks = message.step
             elif isinstance(message, AdapterLoaded | AdapterFailed):
                 self._loads.take(message)
             elif isinstance(message, RankAnswer):

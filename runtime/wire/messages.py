@@ -33,14 +33,14 @@ from runtime.wire.handle import MAX_ABORT_HANDLES
 from runtime.wire.hypotheses import BeamScore, BranchMatchers, BranchStates, HypothesisSoFar
 from runtime.wire.perf_metrics import RequestPerfMetrics, TraceStamps
 from runtime.wire.plan import (
-    AdapterFailed,
-    AdapterLoaded,
+    AdapterAnswer,
     AdapterPiece,
     AdapterRef,
     BatchPlan,
     CallRank,
     DropAdapter,
     LoadAdapter,
+    MasksAwaited,
     ProcessorCalls,
     RankAnswer,
     RankCall,
@@ -582,7 +582,7 @@ ToDetokenizer: TypeAlias = TokenBatch | RequestFailed | ControlReply | TensorBat
 FromClient: TypeAlias = Hello | Ping
 ToClient: TypeAlias = HelloAck | OutputBatch | ControlReply | Ping | RingStatus | TensorBatch
 ToRank: TypeAlias = BatchPlan | SampleMasks | LoadAdapter | DropAdapter | CallRank | WorkerCommand
-FromRank: TypeAlias = StepResult | AdapterLoaded | AdapterFailed | RankAnswer | WorkerReady | WorkerFailed
+FromRank: TypeAlias = StepResult | MasksAwaited | AdapterAnswer | RankAnswer | WorkerReady | WorkerFailed
 ToLauncher: TypeAlias = ProcessReady | ProcessFailed | ControlRequest
 
 UNIONS = {

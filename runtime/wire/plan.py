@@ -274,6 +274,14 @@ class SampleMasks(Message, frozen=True):
     """Name of the shared memory of masks; see runtime.base.mask_memory."""
 
 
+class MasksAwaited(Message, frozen=True):
+    """The model is computed for a plan with `defer_sampling`, and the rank has nothing to do until
+    SampleMasks arrives. Sent only if it has not arrived by then.
+    """
+
+    step: Count
+
+
 class AdapterRef(Record, frozen=True):
     """Reference to one version of an adapter's files."""
 
@@ -369,6 +377,9 @@ class AdapterFailed(Message, frozen=True):
     version: str
     message: ShortText
     number: Count = 0
+
+
+AdapterAnswer: TypeAlias = AdapterLoaded | AdapterFailed
 
 
 class RankCall(Record, frozen=True):

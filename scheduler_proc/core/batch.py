@@ -25,6 +25,8 @@ from scheduler_proc.core.rows import Rows
 from scheduler_proc.core.scheduled_row import FUTURE, ScheduledRow
 
 NO_ROWS: RowArray = np.empty(0, np.intp)
+NO_STAY = -1
+"""Number that no stay has."""
 NO_COUNTS: IntArray = np.empty(0, np.int32)
 
 
@@ -192,6 +194,10 @@ class ScheduleBatch:
         for scheduled in self._rest:
             if scheduled.is_prefill:
                 kv.publish_prefill(scheduled.req)
+
+    def leave_out(self, row: int) -> None:
+        """Drop what the step computes for a row, as for one that its request has left."""
+        self._stays[self.order == row] = NO_STAY
 
     def still_held(self) -> BoolArray:
         """Return a mask [len(order)] of the rows that still have the same holder as when the step was

@@ -29,6 +29,11 @@ class StepHandle(Protocol):
     def done(self) -> bool:
         """True if `result` would return at once."""
 
+    def waits_for_masks(self) -> bool:
+        """Return True if the worker is known to have nothing to compute until the masks of this step come.
+        Never blocks.
+        """
+
     @property
     def frames(self) -> tuple[Frame, ...]:
         """Return the raw logits that the result's `tensors` describe, one frame each. Valid once `result` has

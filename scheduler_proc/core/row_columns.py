@@ -51,9 +51,9 @@ class RowColumns:
         "_guesses_when_committed", "_handles", "_has_marked_many", "_pieces", "_planned_when_committed",
         "_row_bytes", "_running", "_token_bytes", "handle", "in_flight", "in_flight_of", "kv_len",
         "kv_len_of", "max_len", "max_len_of", "max_rows", "min_len", "min_len_of", "needs_python",
-        "needs_python_of", "num_accepted", "num_accepted_of", "num_given", "num_given_of", "num_stop_columns",
-        "num_tokens", "num_tokens_of", "only_guesses", "stay", "stay_of", "stop_ids", "timed", "token_s",
-        "token_step", "tokens", "urgency", "urgency_of",
+        "needs_python_of", "num_accepted", "num_accepted_of", "num_given", "num_given_of", "num_sitting",
+        "num_stop_columns", "num_tokens", "num_tokens_of", "only_guesses", "sits", "sits_of", "stay",
+        "stay_of", "stop_ids", "timed", "token_s", "token_step", "tokens", "urgency", "urgency_of",
     )  # fmt: skip
 
     def __init__(self, max_rows: int, max_len: int) -> None:
@@ -96,6 +96,10 @@ class RowColumns:
         # Number of this stay, never used twice; 0: the row is free.
         self.stay_of = array("q", [0]) * max_rows
         self.stay: StayArray = np.frombuffer(self.stay_of, np.int64)
+        # True for a row that takes part in no step for now; and the number of such rows.
+        self.sits_of = bytearray(max_rows)
+        self.sits: BoolArray = np.frombuffer(self.sits_of, np.bool_)
+        self.num_sitting = 0
         self._running: RowArray | None = None
         self._planned_when_committed: set[tuple[int, Hashable]] = set()
         # The same mark for rows whose guesses are made for many rows at once.
@@ -138,6 +142,16 @@ class RowColumns:
         return self._guesses_when_committed.item(row) or any(
             row == wanted for wanted, _ in self._planned_when_committed
         )
+
+    def sit_out(self, row: int) -> None:
+        """Plan no step with the row until it joins again, or is released."""
+        self.num_sitting += not self.sits_of[row]
+        self.sits_of[row] = True
+
+    def join_again(self, row: int) -> None:
+        """Plan steps with the row again."""
+        self.num_sitting -= self.sits_of[row]
+        self.sits_of[row] = False
 
     @property
     def must_commit_first(self) -> bool:
@@ -195,6 +209,8 @@ class RowColumns:
         ready = (predicted > self.kv_len[rows]) & (predicted < self.max_len[rows])
         if not feeds_back:
             ready &= in_flight == 0
+        if self.num_sitting:
+            ready &= ~self.sits[rows]
         return rows if all_of(ready) else rows[ready]
 
     def plain_decodes(self, rows: RowArray) -> BoolArray:

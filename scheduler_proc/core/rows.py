@@ -91,6 +91,17 @@ class Rows(RowColumns):
         req.num_given = num_tokens
         req.parked = b""
 
+    def undo(self, req: Request, start: int) -> None:
+        """Take the row back to before its last step, which began at position `start` and is the only one that
+        it is in. The next plan tells the device, which has sampled a token meanwhile.
+        """
+        row = req.row
+        self.kv_len_of[row] = start
+        self.in_flight_of[row] = 0
+        req.parked = self.packed(row, 0, self.num_tokens_of[row]).tobytes()
+        self._setups[row] = req.row_setup(row)
+        req.parked = b""
+
     def settle(self, req: Request) -> None:
         """Make the row a plain decode from now on, if the request's features agree. Called when the first
         token of a stay is there.
@@ -108,6 +119,7 @@ class Rows(RowColumns):
         if req.status is not FINISHED:
             req.parked = self.packed(row, 0, self.num_tokens_of[row]).tobytes()
         self.stay_of[row] = 0
+        self.join_again(row)
         self.holder[row] = None
         self.free.append(row)
         self._running = None

@@ -12,6 +12,7 @@ import msgspec
 from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.plan import ProcessedRow
 from scheduler_proc.core.row_columns import RowColumns
+from scheduler_proc.port import Readiness
 
 R = TypeVar("R")
 """Type of the request. Features see the row but not the type."""
@@ -25,8 +26,8 @@ class NoMask(Enum):
     """Reason why no mask is made for a row that needs one."""
 
     LATE = "late"
-    """The mask is not there in time. The token cannot be sampled now, so the row is retracted, and admitted
-    again when the feature is ready.
+    """The mask is not there in time. The token cannot be sampled now, so the row sits out until the feature
+    is ready, and computes the step again then.
     """
     COMPLETE = "complete"
     """No mask is needed: the output is already complete."""
@@ -71,6 +72,10 @@ class ScheduledRow(msgspec.Struct, Generic[R], eq=False, gc=False):
     """Called with the guesses that are verified, before masks are asked for. A row with masks has no guesses
     without it.
     """
+    masked_by: Readiness | None = None
+    """Tells whether the row's next masks are there. A row whose masks are late sits out until they are."""
+    sits_out: bool = False
+    """True if the row also sits out after a step whose masks were there in time."""
     unseen: Callable[[], ProcessedRow] | None = None
     """Returns the tokens that its logits processors have not seen. Called when masks are asked for. None: its
     processors are not called.

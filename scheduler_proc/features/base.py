@@ -2,6 +2,7 @@
 
     waiting      ready() ── cost() ──┐ ◄──────────────────────────┐
     running                row_opened() ─ plan_row() ─ accept() ─ row_lost()    (retracted: back to waiting)
+             where a mask is late:        plan_row() ─ step_undone() ─ ready()
              for each chunk of prefill:   plan_chunk() ─ accept_prompt(), if it wanted positions of it
     finished                                           closing(), row_lost(), release()
 
@@ -96,6 +97,11 @@ class RequestFeature:
         while it still holds its row. Not called when a higher attempt replaces it.
         """
         return closed
+
+    def step_undone(self) -> None:
+        """Called when the row was taken out of its last step, whose result will not arrive. The device is
+        told of all the row's tokens again.
+        """
 
     def row_lost(self) -> None:
         """Called when the request has lost its row, by retraction or its end. Results in flight for it will

@@ -1,8 +1,9 @@
 """Guided: makes the output of a sequence keep to its guide, token by token.
 
 The sequence waits for its guide before it gets a row. Then each of its tokens is sampled with a mask that the
-grammar process makes while the model computes. If a mask is late, the sequence loses its row until the mask
-is there. A row with guesses has a mask for each position at which one of its tokens may be sampled.
+grammar process makes while the model computes. If a mask is late, the sequence sits out until the mask is
+there, and for some tokens more it takes part in a step only with a mask that is there already. A row with
+guesses has a mask for each position at which one of its tokens may be sampled.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ BitArray: TypeAlias = npt.NDArray[np.uint8]
 WORD_BYTES = 4
 PAUSE = 64
 """Number of tokens for which a sequence makes no guesses after masks behind guesses were late."""
+CAUTION = 32
+"""Number of tokens after any other late mask for which no step waits for masks of the sequence."""
 
 
 class Guided(RequestFeature):
@@ -55,6 +58,8 @@ class Guided(RequestFeature):
         """Number of tokens of the step in flight that were sampled with a mask."""
         self._guesses_from = 0
         """Number of tokens, prompt included, from which on it may have guesses."""
+        self._overlaps_from = 0
+        """The same from which on it is planned before its mask is there."""
         client.open(self)
 
     @property
@@ -79,6 +84,8 @@ class Guided(RequestFeature):
 
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         row.make_masks = self._masks
+        row.masked_by = self
+        row.sits_out = self._req.num_tokens < self._overlaps_from
         if self._req.num_tokens >= self._guesses_from:
             row.note_guesses = self._tell
 
@@ -118,6 +125,8 @@ class Guided(RequestFeature):
         if not is_there or state is None or (num_guesses and state.is_short):
             if num_guesses:
                 self._guesses_from = self._req.num_tokens + PAUSE
+            else:
+                self._overlaps_from = self._req.num_tokens + CAUTION
             return NoMask.LATE
         masks: list[bytes | int] = []
         for mask, is_complete in islice(zip(state.masks, state.are_complete, strict=True), num_guesses + 1):

@@ -28,6 +28,9 @@ class Processed(RequestFeature):
     def row_opened(self, row: int) -> None:
         self._num_seen = self._req.num_tokens
 
+    def step_undone(self) -> None:
+        self._num_seen = self._req.num_tokens
+
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         row.unseen = self._unseen
 

@@ -58,7 +58,7 @@ class SearchGuide:
 
     def wait(self) -> bool:
         """Wait briefly for the masks of the current hypotheses. Returns False if they are late."""
-        return self._client.wait_for(self)
+        return self._client.wait_for_search(self)
 
     def begin_again(self) -> None:
         self.state = None

@@ -28,7 +28,7 @@ from runtime.wire.plan import SampleMasks
 from runtime.wire.status_page import StatusPage
 from scheduler_proc.main import ServingExecutor
 from tests.harness.models.plans import FEEDBACK, GREEDY, PlanWriter, Wanted, greedy_reference, tokens_of
-from tests.harness.ring.launched import SLACK
+from tests.harness.ring.launched import SLACK, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE_SIZE = 4
@@ -125,6 +125,8 @@ def check_contract(executor: ServingExecutor, reference: LlamaForCausalLM) -> No
     assert all(handle.done() for handle in handles)
     deferred = executor.launch(plans.plan(decodes=[(0, tokens[-1])], defer_sampling=True))
     allowed = (1 << 11).to_bytes(4, "little")
+    wait_until(deferred.waits_for_masks, 5.0, "the model is computed")
+    assert not deferred.done()
     executor.sample(deferred, SampleMasks(step=3, masks=((0, allowed),)))
     assert tokens_of(deferred.result()) == [11]
     check_raw_logits(executor, plans, reference)

@@ -5,12 +5,16 @@ tests.harness.mutants.mutant_table.
 from __future__ import annotations
 
 from scheduler_proc.batching.prefill_adder import PrefillAdder
-from scheduler_proc.committer import Committer
+from scheduler_proc.core.batch import ScheduleBatch
+from scheduler_proc.core.rows import Rows
+from scheduler_proc.core.sitting_rows import SittingRows
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.guided import Guided
+from scheduler_proc.features.logits_processors import Processed
 from scheduler_proc.features.mask_slots import MaskSlots
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.intake.intake import Intake
+from scheduler_proc.mask_gatherer import MaskGatherer
 from tests.harness.mutants.mutant_table import Mutant
 
 GUIDES = {"guided": 0.7, "late": 0.3, "max_iterations": 1}
@@ -21,7 +25,7 @@ GUIDE_MUTANTS = [
     Mutant(
         "the mask of an earlier token taken for that of the next",
         GrammarClient,
-        "wait_for",
+        "_wait",
         "return sequence.is_current",
         "return True",
         0,
@@ -29,12 +33,57 @@ GUIDE_MUTANTS = [
     ),
     Mutant(
         "a token drawn without its mask that is late",
-        Committer,
-        "masks",
-        "self.lifecycle.retract(req)",
+        MaskGatherer,
+        "gather",
+        "self.sitting.take_back(scheduled, batch)",
         "pass",
         0,
         changes=GUIDES,
+    ),
+    Mutant(
+        "what a row left out of a step has drawn kept on the device",
+        Rows,
+        "undo",
+        "self._setups[row] = req.row_setup(row)",
+        "pass",
+        1,
+        changes=GUIDES,
+    ),
+    Mutant(
+        "a result kept of a row that was left out of its step",
+        ScheduleBatch,
+        "leave_out",
+        "= NO_STAY",
+        "= self._stays[self.order == row]",
+        0,
+        changes=GUIDES,
+    ),
+    Mutant(
+        "pages of guesses kept that an undone step would have verified",
+        SittingRows,
+        "take_back",
+        "self._lifecycle.kv.give_back_rejected(np.array([row], np.intp))",
+        "pass",
+        1,
+        changes=GUESSED,
+    ),
+    Mutant(
+        "a row sits for the next one that holds it, too",
+        Rows,
+        "release",
+        "self.join_again(row)",
+        "pass",
+        0,
+        changes=GUIDES,
+    ),
+    Mutant(
+        "processors not told that a step was undone",
+        Processed,
+        "step_undone",
+        "self._num_seen = self._req.num_tokens",
+        "pass",
+        0,
+        changes=GUIDES | {"processed": 0.7},
     ),
     Mutant(
         "a matcher opened again without the output that there is",
@@ -60,7 +109,7 @@ GUIDE_MUTANTS = [
         "close",
         "self._outbox.send(CloseMatcher(handle))",
         "pass",
-        0,
+        1,
         changes=GUIDES,
     ),
     Mutant(
@@ -69,7 +118,7 @@ GUIDE_MUTANTS = [
         "let_go",
         "self._launched",
         "0",
-        0,
+        26,
         changes=GUIDES,
     ),
     Mutant(
@@ -78,7 +127,7 @@ GUIDE_MUTANTS = [
         "_open_again",
         "self._let_go(handle)",
         "self.slots._free.append(self._slot_of.pop(handle))",
-        0,
+        26,
         changes=GUIDES,
     ),
     Mutant(
@@ -105,7 +154,7 @@ GUIDE_MUTANTS = [
         "close",
         "self._let_go(handle)",
         "pass",
-        0,
+        1,
         changes=GUIDES,
     ),
     Mutant(
@@ -186,7 +235,7 @@ GUIDE_MUTANTS = [
         "_is_of_now",
         "state.guesses == self._told",
         "True",
-        18,
+        27,
         changes=GUESSED,
     ),
     Mutant(
@@ -196,7 +245,7 @@ GUIDE_MUTANTS = [
         "self._req.num_tokens + len(masks)",
         "self._req.num_tokens",
         16,
-        changes=GUESSED,
+        changes=GUESSED | {"late": 0.0},
     ),
     Mutant(
         "the refusal of a guide passed over",

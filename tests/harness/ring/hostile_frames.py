@@ -36,7 +36,7 @@ from runtime.wire.messages import (
     TokenizedRequest,
     TokenLogprobs,
 )
-from runtime.wire.plan import BatchPlan, RowSetup, SampleMasks, StepResult, WorkerReady
+from runtime.wire.plan import BatchPlan, MasksAwaited, RowSetup, SampleMasks, StepResult, WorkerReady
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import SCHEMA, MessageCodec
 
@@ -112,6 +112,7 @@ def samples() -> dict[str, list[Message]]:
         "rank_in": [_plan(), SampleMasks(STEP, ((1, packed),))],
         "step_results": [
             StepResult(STEP, pack_ids([5, 6]), pack_ids([1]), packed, 1, pack_ids([7]), packed),
+            MasksAwaited(STEP),
             WorkerReady(8, 16, 4, 64, 300),
         ],
         "launcher_in": [

@@ -183,6 +183,9 @@ class FakeHandle:
     def done(self) -> bool:
         return True
 
+    def waits_for_masks(self) -> bool:
+        return True
+
 
 @dataclass(slots=True)
 class FakeLoad:

@@ -157,16 +157,17 @@ class FakeGrammar:
         assert self.branches is not None, "a search without a grammar process that knows branches"
         states = self.branches.branch(self.start_of(self._guides[message.handle]), message)
         if states is not None:
-            self._answers.append((self.now_s() + self._delay_s(), states))
+            self._answers.append((self.now_s() + self.delay_s(message.handle), states))
 
-    def _delay_s(self) -> float:
+    def delay_s(self, handle: bytes) -> float:
+        """Return how long the next answer about a sequence takes: here it is drawn, for all alike."""
         is_late = self._rng.random() < self.late
         self.num_late += is_late
         return self._rng.uniform(0.0, MAX_DELAY_S) if is_late else 0.0
 
     def _answer(self, handle: bytes, guesses: bytes = b"") -> None:
         places, is_short = self._places(handle, guesses)
-        delay_s = self._delay_s()
+        delay_s = self.delay_s(handle)
         self.num_behind_guesses += len(places) - 1
         is_late, due_s = delay_s > 0.0, self.now_s() + delay_s
         for earlier_s, earlier in self._answers:  # what was asked first is answered first

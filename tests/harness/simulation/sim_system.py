@@ -402,7 +402,7 @@ class System:
         self.scheduler = Scheduler(
             port, self.lifecycle, intake, builder, self.executor, step_log, controls, step_cost
         )
-        self.scheduler.committer.mask_slots = None if grammar is None else grammar.slots
+        self.scheduler.masks.source = grammar
         self.begin(clock)
 
     def begin(self, clock: Callable[[], float]) -> None:

@@ -89,6 +89,7 @@ SAMPLES: list[Message] = [
     plan.DropAdapter(2),
     plan.WorkerCommand("shutdown"),
     plan.StepResult(0, pack_ids([1]), num_top=2, top_ids=pack_ids([1, 2])),
+    plan.MasksAwaited(7),
     plan.AdapterLoaded(0, 2, "version", 1 << 40, 0.5),
     plan.AdapterFailed(0, 2, "version", "why"),
     plan.WorkerReady(10, 16, 4, 2048, 4096, "cpu"),

@@ -1,0 +1,116 @@
+"""MaskGatherer: gathers the masks of a launched step, and decides what becomes of rows without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from runtime.base.errors import RequestError
+from runtime.wire.error_info import error_info
+from runtime.wire.plan import SampleMasks
+from scheduler_proc.core.batch import ScheduleBatch
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.scheduled_row import NoMask
+from scheduler_proc.core.sitting_rows import SittingRows
+from scheduler_proc.observe.step_stats import StepStats
+from scheduler_proc.port import Readiness
+
+
+class NumberedMasks(Protocol):
+    """Masks of a step's rows that are named by slot numbers."""
+
+    @property
+    def memory_name(self) -> str: ...
+
+    def note_launch(self, step: int) -> None:
+        """Record that a step is about to be launched with these slot numbers."""
+
+    def note_commit(self, step: int) -> None:
+        """Record that a step, and all before it, has been computed."""
+
+
+class StepPatience(Protocol):
+    """Limit of the time for which a step waits for masks; see MaskPatience."""
+
+    def begin(
+        self, now_s: float, num_masks: int, is_idle: Callable[[], bool], *, has_others: bool
+    ) -> None: ...
+
+    def end(self, now_s: float) -> None: ...
+
+
+class MaskSource(Protocol):
+    """Source of masks; see GrammarClient."""
+
+    @property
+    def slots(self) -> NumberedMasks | None: ...
+
+    @property
+    def patience(self) -> StepPatience: ...
+
+
+class MaskGatherer:
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        stats: StepStats,
+        now_s: Callable[[], float],
+        is_ready: Callable[[Readiness], bool],
+    ) -> None:
+        """now_s, is_ready: as in Port."""
+        self._lifecycle = lifecycle
+        self._stats = stats
+        self._now_s = now_s
+        self.sitting = SittingRows(lifecycle, is_ready)
+        self.source: MaskSource | None = None
+        """Set where guides are served."""
+
+    def gather(self, batch: ScheduleBatch, is_idle: Callable[[], bool]) -> SampleMasks:
+        """Return the masks that a step waits for. A row whose mask is late is taken back out of the step, and
+        sits out. A request whose guide is complete, or fails, ends here. is_idle: as in StepPatience.
+        """
+        masks: list[tuple[int, bytes | int]] = []
+        source, memory = self.source, ""
+        if source is not None and source.slots is not None:
+            source.slots.note_launch(batch.step)
+            memory = source.slots.memory_name
+        began_s = self._now_s()
+        masked = batch.masked()
+        if masked and source is not None:
+            num_masks = len(masked) + sum(len(scheduled.guesses) for scheduled in masked)
+            tenants = {scheduled.req.tenant for scheduled in masked}
+            has_others = len(batch.order) > len(masked) or len(tenants) > 1
+            source.patience.begin(began_s, num_masks, is_idle, has_others=has_others)
+        for scheduled in masked:  # all of them, before the first wait
+            if scheduled.guesses and scheduled.note_guesses is not None:
+                scheduled.note_guesses(scheduled.guesses)
+        for scheduled in masked:
+            req, make_masks = scheduled.req, scheduled.make_masks
+            assert make_masks is not None
+            try:
+                made = make_masks(len(scheduled.guesses))
+            except RequestError as error:
+                self._lifecycle.finish(req, "error", error=error_info(error))
+                continue
+            if made is NoMask.COMPLETE:
+                self._lifecycle.finish(req, "stop")
+            elif made is NoMask.LATE:
+                self._stats.num_late_masks += 1
+                if scheduled.is_prefill or scheduled.masked_by is None:
+                    self._lifecycle.retract(req)  # results for the prompt would be lost with the step
+                else:
+                    self.sitting.take_back(scheduled, batch)
+            else:
+                masks += [(req.row, mask) for mask in made]
+                if scheduled.sits_out:
+                    self.sitting.add(scheduled)
+        now_s = self._now_s()
+        self._stats.mask_wait_s += now_s - began_s
+        if masked and source is not None:
+            source.patience.end(now_s)
+        return SampleMasks(batch.step, tuple(masks), batch.processed(), memory)
+
+    def note_commit(self, step: int) -> None:
+        """Record that a step, and all before it, has been computed."""
+        if self.source is not None and self.source.slots is not None:
+            self.source.slots.note_commit(step)
