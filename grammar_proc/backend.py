@@ -1,6 +1,7 @@
 """Backend of the grammar process: makes grammars of guides, matchers of grammars, and masks of matchers.
 
---grammar-backend ──► open_vocabulary ──► BackendVocabulary: grammar_of, compile, after_one, masks, timed_mask
+--grammar-backend ──► open_vocabulary ──► BackendVocabulary: grammar_of, compile, follow, after_one, masks,
+                                              timed_mask
 """
 
 from __future__ import annotations
@@ -45,9 +46,14 @@ class BackendVocabulary(Protocol[M]):
         guide may take any time, so this runs in processes that may be killed. Raises InvalidRequest.
         """
 
-    def compile(self, grammar: str) -> M:
-        """Return a matcher at the start of a grammar. Callers check `is_error`. Other threads
-        run meanwhile.
+    def compile(self, grammar: str, *, anew: bool = False) -> M:
+        """Return a matcher at the start of a grammar. `anew`: it will follow outputs that have begun. Callers
+        check `is_error`. Other threads run meanwhile.
+        """
+
+    def follow(self, start: M, ids: Sequence[int]) -> M:
+        """Return a copy of a matcher from `compile` that has followed an output. It is in error if the
+        grammar does not allow it.
         """
 
     def after_one(self, matcher: M) -> M:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grammar_proc.backend import BackendVocabulary, Matcher
-from grammar_proc.matchers import FAIR_STEP_S, MAX_EXCESS_S, GuideBroken
-from grammar_proc.vocabulary import reason_of
+from grammar_proc.matchers import FAIR_STEP_S, MAX_EXCESS_S, GuideBroken, cause_of, too_complex
+from grammar_proc.vocabulary import is_used_up, reason_of
 from runtime.wire.format import unpack_ids
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates
 
@@ -23,6 +23,14 @@ class _Search:
     matchers: list[Matcher] = field(default_factory=list)
     excess_s: float = 0.0
     """CPU time beyond the allowance of its tokens."""
+
+
+class BranchBroken(GuideBroken):
+    """Raised when the matcher of a hypothesis cannot go on."""
+
+    def __init__(self, handle: bytes, matcher: Matcher) -> None:
+        super().__init__(handle, too_complex(reason_of(matcher)))
+        self.is_used_up = is_used_up(matcher)
 
 
 class Branches:
@@ -38,37 +46,45 @@ class Branches:
 
     def branch(self, start: Matcher, message: BranchMatchers) -> BranchStates | None:
         """Make matchers and masks of these hypotheses of a search, whose matcher is `start`. Returns None if
-        they continue hypotheses that only an earlier grammar process had. Raises GuideBroken if one cannot go
-        on.
+        they continue hypotheses that are not there any more, or only in an earlier grammar process. Raises
+        BranchBroken if one cannot go on.
         """
         search = self._searches.setdefault(message.handle, _Search())
         matchers, masks, are_complete = [], [], []
         for parent, packed in message.entries:
             if parent >= len(search.matchers):
                 return None
-            before = start if parent == FROM_THE_START else search.matchers[parent]
-            matcher, mask = self._go_on(search, before, packed)
+            before = None if parent == FROM_THE_START else search.matchers[parent]
+            matcher, mask = self._go_on(search, start, before, packed)
             if matcher.is_error() or search.excess_s > MAX_EXCESS_S:
-                reason = reason_of(matcher) or "it takes too long to find what may come next"
-                raise GuideBroken(message.handle, f"the guide is too complex: {reason}")
+                raise BranchBroken(message.handle, cause_of(self._vocabulary, start, matcher))
             matchers.append(matcher)
             masks.append(mask)
             are_complete.append(matcher.is_accepting())
         search.matchers = matchers
         return BranchStates(message.handle, message.num_tokens, tuple(masks), tuple(are_complete))
 
-    def close(self, handle: bytes) -> None:
-        self._searches.pop(handle, None)
+    def close(self, handle: bytes) -> bool:
+        """Drop the hypotheses of a search. Returns False if there are none."""
+        return self._searches.pop(handle, None) is not None
 
     def clear(self) -> None:
         self._searches.clear()
 
-    def _go_on(self, search: _Search, before: Matcher, packed: bytes) -> tuple[Matcher, bytes]:
+    def _go_on(
+        self, search: _Search, start: Matcher, before: Matcher | None, packed: bytes
+    ) -> tuple[Matcher, bytes]:
+        """Return the matcher and the mask after some ids, which come after `before`, or `start` if it is
+        None.
+        """
         self._on_progress()
         began = time.thread_time()
         ids: list[int] = unpack_ids(packed).tolist()
-        matcher = before.deep_copy()
-        matcher.consume_tokens(ids)  # a failure sets the error of the matcher
+        if before is None:
+            matcher = self._vocabulary.follow(start, ids)
+        else:
+            matcher = before.deep_copy()
+            matcher.consume_tokens(ids)  # a failure sets the error of the matcher
         mask, _ = self._vocabulary.timed_mask(matcher)
         search.excess_s += max(0.0, time.thread_time() - began - FAIR_STEP_S * len(ids))
         return matcher, mask.tobytes() if mask.any() else b""

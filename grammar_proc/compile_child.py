@@ -23,9 +23,10 @@ import msgspec
 
 from grammar_proc.backend import BackendVocabulary
 from grammar_proc.guide_grammar import refused
+from grammar_proc.guides.guide_memory import allocated_bytes
 from grammar_proc.open_backend import open_vocabulary
 from grammar_proc.vocabulary import reason_of
-from runtime.base.errors import RequestError
+from runtime.base.errors import InvalidRequest, RequestError
 from runtime.base.parent import die_with_parent
 from runtime.wire.error_info import error_info
 from runtime.wire.format import Record
@@ -34,6 +35,8 @@ from runtime.wire.messages import ErrorInfo
 
 LENGTH = struct.Struct("<I")
 PID = struct.Struct("<I")
+MAX_GUIDE_BYTES = 64 << 20
+"""Memory of a compiled guide at most, in the grammar process. The largest found had 16 MiB."""
 MAX_MEMORY = 4 << 30
 """Address space beyond that of the vocabulary and its library. A guide that needs more is refused."""
 
@@ -43,6 +46,8 @@ class Compiled(Record, frozen=True):
 
     grammar: str = ""
     error: ErrorInfo | None = None
+    num_bytes: int = 0
+    """Bytes of memory that it takes, compiled."""
 
 
 def try_guide(guide: Guide, vocabulary: BackendVocabulary[Any]) -> Compiled:
@@ -50,16 +55,24 @@ def try_guide(guide: Guide, vocabulary: BackendVocabulary[Any]) -> Compiled:
     try:
         guide.validate()
         grammar = vocabulary.grammar_of(guide)
+        before = allocated_bytes()
         matcher = vocabulary.compile(grammar)
+        num_bytes = max(0, allocated_bytes() - before)
         if not matcher.is_error():
             matcher = vocabulary.after_one(matcher)
         if matcher.is_error():
             raise refused(guide.kind, reason_of(matcher))
+        if num_bytes > MAX_GUIDE_BYTES:
+            raise InvalidRequest(
+                f"the guide is too large: it takes {num_bytes >> 20} MiB of memory, and "
+                f"{MAX_GUIDE_BYTES >> 20} at most are possible",
+                code="guide_too_large",
+            )
     except RequestError as error:
         return Compiled(error=error_info(error))
     except (ValueError, RecursionError, MemoryError) as error:
         return Compiled(error=error_info(refused(guide.kind, str(error) or type(error).__name__)))
-    return Compiled(grammar)
+    return Compiled(grammar, num_bytes=num_bytes)
 
 
 def frame(data: bytes) -> bytes:

@@ -11,20 +11,16 @@ long to end; nobody waits for that, but there are never more than twice as many 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
-import resource
 import select
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from grammar_proc.backend import Matcher
 from grammar_proc.children import CompileChild, Nursery
 from grammar_proc.compile_child import Compiled
 from runtime.base.errors import InvalidRequest, Overloaded
@@ -56,12 +52,6 @@ MAX_WAITING_OF_ALL = 64
 MAX_REMEMBERED = 256
 MAX_CHILDREN = 8
 RETRY_AFTER_S = 1.0
-POOL_BYTES = 256 << 20
-"""Bytes by which the process may grow before it forgets the guides that it keeps compiled."""
-MAX_READY = 256
-"""Number of guides that are kept compiled."""
-MAX_READY_CHARS = 1 << 21
-"""Characters of the grammars that are kept compiled. Each takes 60 to 320 bytes of memory."""
 
 
 def key_of(guide: Guide, tenant: str = "") -> bytes:
@@ -335,94 +325,3 @@ def _not_now(why: str) -> Compiled:
 def _too_much(why: str) -> Compiled:
     error = InvalidRequest(f"the guide is too large: {why}", code="guide_too_large")
     return Compiled(error=error_info(error))
-
-
-class _Ready(NamedTuple):
-    start: Matcher
-    tenant: str
-    num_chars: int
-
-
-class ReadyGuides:
-    """Recently compiled guides, by their keys, limited in number and memory."""
-
-    def __init__(self) -> None:
-        self._watch = MemoryWatch()
-        self._guides: OrderedDict[bytes, _Ready] = OrderedDict()
-        self._num_chars: Counter[str] = Counter()
-        """Characters of the grammars of each tenant."""
-
-    def __len__(self) -> int:
-        return len(self._guides)
-
-    def forget_if_large(self) -> None:
-        """Forget all guides if they have made the process large."""
-        if self._guides and self._watch.is_large():
-            self._guides.clear()
-            self._num_chars.clear()
-            self._watch.begin_again()
-
-    def get(self, key: bytes) -> Matcher | None:
-        """Return a matcher at the start of a guide; None if it is not kept."""
-        if key not in self._guides:
-            return None
-        self._guides.move_to_end(key)
-        return self._guides[key].start
-
-    def add(self, key: bytes, start: Matcher, num_chars: int, tenant: str = "") -> None:
-        """Keep a compiled guide; `num_chars` is the length of its grammar. Of the tenant with the most, in
-        number or characters, the least recently used is dropped; the newest stays.
-        """
-        self._guides[key] = _Ready(start, tenant, num_chars)
-        self._num_chars[tenant] += num_chars
-        while len(self._guides) > MAX_READY:
-            self._drop_of(Counter(each.tenant for each in self._guides.values()), key)
-        while self._num_chars.total() > MAX_READY_CHARS and len(self._guides) > 1:
-            self._drop_of(self._num_chars, key)
-
-    def forget(self, key: bytes) -> None:
-        """Keep a guide no longer."""
-        gone = self._guides.pop(key, None)
-        if gone is None:
-            return
-        self._num_chars[gone.tenant] -= gone.num_chars
-        if not self._num_chars[gone.tenant]:
-            del self._num_chars[gone.tenant]
-
-    def _drop_of(self, amounts: Counter[str], newest: bytes) -> None:
-        """Drop the least recently used guide of the tenant with the largest amount that has another one than
-        the newest.
-        """
-        most = max(amounts[each.tenant] for key, each in self._guides.items() if key != newest)
-        key = next(
-            key for key, each in self._guides.items() if key != newest and amounts[each.tenant] == most
-        )
-        self.forget(key)
-
-
-def resident_bytes() -> int:
-    """Return the bytes of physical memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def give_back() -> None:
-    """Return freed memory to the system."""
-    ctypes.CDLL(None).malloc_trim(0)
-
-
-class MemoryWatch:
-    """Compares the size of the process with its size at the start. What is left after the guides were
-    forgotten, because sequences use it, does not count again.
-    """
-
-    def __init__(self, size: Callable[[], int] = resident_bytes) -> None:
-        self._size = size
-        self._limit = size() + POOL_BYTES
-
-    def is_large(self) -> bool:
-        return self._size() > self._limit
-
-    def begin_again(self) -> None:
-        """Return freed memory to the system, and set the limit for what comes."""
-        give_back()
-        self._limit = max(self._limit, self._size() + POOL_BYTES // 4)

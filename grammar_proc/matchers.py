@@ -1,11 +1,13 @@
 """Matchers: the position of each guided sequence's output in its guide.
 
-The state of a matcher follows from the guide and the ids alone, so it can be made again from these. Tenants
-share the time for masks: the one that has had the least is next.
+The state of a matcher follows from the guide and the ids alone, so it can be made again from these: when a
+process is replaced, and when a sequence moves to another copy of its guide. Tenants share the time for masks:
+the one that has had the least is next.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grammar_proc.backend import BackendVocabulary, Matcher
-from grammar_proc.vocabulary import WORD_BITS, reason_of
+from grammar_proc.guides.guide_memory import GuideCopy, HeapMeter
+from grammar_proc.vocabulary import WORD_BITS, is_used_up, reason_of
 from runtime.base.errors import InvalidRequest
 from runtime.base.mask_memory import MaskMemory
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
@@ -31,19 +34,36 @@ MAX_EXCESS_S = 0.5
 """CPU seconds beyond FAIR_STEP_S that the tokens of a sequence may take together. Its guesses have as much,
 counted separately.
 """
+LONG_OUTPUT = 64
+"""Number of ids from which an output that has to be followed from its start is followed by itself."""
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    matcher: Matcher
-    num_tokens: int
+    copy: GuideCopy | None
+    """The guide that it follows; None: it waits for another copy."""
+    ids: bytearray
+    """Output, packed."""
     place: MaskPlace | None
     """Slots in which its masks are written; None: masks are sent."""
     tenant: str = ""
+    matcher: Matcher | None = None
+    """None: the output has yet to be followed."""
+    is_due: bool = False
+    """True if its state has to be sent as soon as it has a copy."""
+    num_moves: int = 0
     excess_s: float = 0.0
     guesses: bytes = b""
     """Ids [n] int32, packed: the guesses that a step verifies after its tokens."""
     guess_excess_s: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids) // TOKEN_BYTES
+
+    @property
+    def is_long_to_follow(self) -> bool:
+        return self.matcher is None and self.num_tokens >= LONG_OUTPUT
 
 
 class MaskPlace(NamedTuple):
@@ -92,20 +112,32 @@ class _TimeShares:
 class GuideBroken(InvalidRequest):
     """Raised when a matcher cannot go on."""
 
-    def __init__(self, handle: bytes, message: str) -> None:
-        super().__init__(message, code="guide_too_complex")
+    def __init__(self, handle: bytes, error: InvalidRequest) -> None:
+        super().__init__(error.message, code=error.code, param=error.param)
         self.handle = handle
+
+
+class GuideUsedUp(NamedTuple):
+    """Copy of a guide that can be followed no more because of all that was followed in it. Its outputs go on
+    in another copy.
+    """
+
+    copy: GuideCopy
 
 
 class Matchers:
     """The matchers of all guided sequences, by handle."""
 
     def __init__(
-        self, vocabulary: BackendVocabulary[Any], on_progress: Callable[[], None] = lambda: None
+        self,
+        vocabulary: BackendVocabulary[Any],
+        on_progress: Callable[[], None] = lambda: None,
+        meter: HeapMeter | None = None,
     ) -> None:
         """`on_progress` is called before operations that may take long."""
         self._vocabulary = vocabulary
         self._on_progress = on_progress
+        self._meter = meter or HeapMeter()
         self._entries: dict[bytes, _Entry] = {}
         self._changed: dict[bytes, None] = {}
         """Handles of sequences whose state has to be sent."""
@@ -127,62 +159,103 @@ class Matchers:
     def open(
         self,
         handle: bytes,
-        start: Matcher,
+        copy: GuideCopy,
         output_ids: bytes,
         place: MaskPlace | None = None,
         tenant: str = "",
     ) -> None:
-        """Open a matcher of a tenant at `start`, and follow the output so far. `place` is where masks are
+        """Open a matcher of a tenant, which will follow the output so far. `place` is where masks are
         written; None: they are sent. Raises InvalidRequest.
         """
-        ids = _ids(output_ids)
-        if ids is None:
-            self.close(handle)
-            raise _not_resumable()
-        entry = _Entry(start.deep_copy(), len(ids), place, tenant)
-        if ids and not self._consume(entry, ids):
-            self.close(handle)
-            raise _not_resumable()
         self.close(handle)
-        self._entries[handle] = entry
+        if _ids(output_ids) is None:
+            raise _not_resumable()
+        self._entries[handle] = _Entry(None, bytearray(output_ids), place, tenant, is_due=True)
         self._num_of[tenant] += 1
-        self._changed[handle] = None
+        self.resume(handle, copy)
 
     def advance(self, news: MatcherNews) -> None:
         """Follow new ids. News for an earlier matcher of the handle has no effect."""
         entry, ids = self._entries.get(news.handle), _ids(news.ids)
         if entry is None or ids is None or entry.num_tokens + len(ids) != news.num_tokens:
             return
-        entry.num_tokens, entry.guesses = news.num_tokens, news.guesses
-        if ids:
+        entry.ids += news.ids
+        entry.guesses = news.guesses
+        if ids and entry.matcher is not None:
             self._consume(entry, ids)  # a failure sets the error of the matcher
-        self._changed[news.handle] = None
+        if entry.copy is None:
+            entry.is_due = True
+        else:
+            self._changed[news.handle] = None
 
-    def start_of(self, handle: bytes) -> Matcher | None:
-        """Return the matcher of a sequence, which must not be changed; None if it has none."""
+    def copy_of(self, handle: bytes) -> GuideCopy | None:
+        """Return the copy of its guide that a sequence follows."""
         entry = self._entries.get(handle)
-        return None if entry is None else entry.matcher
+        return None if entry is None else entry.copy
+
+    def copies(self) -> dict[GuideCopy, None]:
+        """Return the copies of guides that are followed, in the order in which their first sequences came."""
+        return {entry.copy: None for entry in self._entries.values() if entry.copy is not None}
+
+    def num_moves(self, handle: bytes) -> int:
+        return self._entries[handle].num_moves
+
+    def leave(self, handle: bytes, *, is_move: bool = True, is_due: bool = False) -> None:
+        """Have a sequence follow its copy no longer, until `resume`. `is_move`: the copy is used up.
+        `is_due`: its state has to be sent again in any case.
+        """
+        entry = self._entries[handle]
+        self._leave(handle, entry)
+        entry.num_moves += is_move
+        entry.is_due |= is_due or handle in self._changed
+        self._changed.pop(handle, None)
+
+    def resume(self, handle: bytes, copy: GuideCopy) -> None:
+        """Have a sequence follow another copy of its guide, from the start of its output."""
+        entry = self._entries[handle]
+        entry.copy = copy
+        copy.handles[handle] = None
+        copy.num_served += 1
+        if entry.is_due:
+            entry.is_due = False
+            self._changed[handle] = None
+
+    def is_waiting(self, handle: bytes) -> bool:
+        """Return True if a sequence has left its copy and follows no other one yet."""
+        entry = self._entries.get(handle)
+        return entry is not None and entry.copy is None
+
+    @staticmethod
+    def _leave(handle: bytes, entry: _Entry) -> None:
+        if entry.copy is not None:
+            entry.copy.handles.pop(handle, None)
+        entry.copy = entry.matcher = None
 
     def close(self, handle: bytes) -> None:
         entry = self._entries.pop(handle, None)
         self._changed.pop(handle, None)
         if entry is not None:
+            self._leave(handle, entry)
             self._num_of[entry.tenant] -= 1
             if not self._num_of[entry.tenant]:
                 del self._num_of[entry.tenant]
 
     def clear(self) -> None:
-        self._entries.clear()
-        self._num_of.clear()
-        self._changed.clear()
+        for handle in list(self._entries):
+            self.close(handle)
 
-    def news(self, most: int) -> Iterator[MatcherState | GuideBroken]:
+    def news(self, most: int) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
         """Yield the states of up to `most` sequences that have changed; those that cannot go on are closed.
-        Sequences without guesses come first and by themselves, because the others take longer. If there are
-        several tenants, those of one come, and no more than probably take FAIR_STEP_S.
+        Sequences without guesses come first and by themselves, because the others take longer, and so do long
+        outputs that have to be followed from their start. If there are several tenants, those of one come,
+        and no more than probably take FAIR_STEP_S.
         """
-        plain = [handle for handle in self._changed if not self._entries[handle].guesses]
-        handles = plain or list(self._changed)
+        most = min(most, self._meter.num_masks_at_once)
+        quick = [handle for handle in self._changed if not self._entries[handle].is_long_to_follow]
+        plain = [handle for handle in quick if not self._entries[handle].guesses]
+        handles = plain or quick
+        if not handles:
+            handles, most = list(self._changed), 1
         if len(self._num_of) < 2:
             yield from self._states(handles[:most])
             return
@@ -193,19 +266,47 @@ class Matchers:
         yield from self._states(handles)
         self._shares.spend(tenant, time.monotonic() - began, len(handles))
 
-    def _states(self, handles: Sequence[bytes]) -> Iterator[MatcherState | GuideBroken]:
+    def _states(self, handles: Sequence[bytes]) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
+        self._meter.read()  # what has come before is not theirs
         entries = [self._entries[handle] for handle in handles]
+        refusals = [self._follow(entry) for entry in entries]
         masks = self._masks(entries)
-        for handle, entry, mask in zip(handles, entries, masks, strict=True):
+        for handle, entry, mask, refusal in zip(handles, entries, masks, refusals, strict=True):
             del self._changed[handle]
+            assert entry.matcher is not None
+            assert entry.copy is not None
+            cause = cause_of(self._vocabulary, entry.copy.start, entry.matcher)
+            if is_used_up(cause) and not entry.copy.is_for_one:
+                if entry.copy.num_served == 1:
+                    entry.guess_excess_s = math.inf  # it was the guesses
+                entry.is_due = True
+                yield GuideUsedUp(entry.copy)
+                continue
             if entry.matcher.is_error() or entry.excess_s > MAX_EXCESS_S:
+                error = too_complex(reason_of(cause)) if is_used_up(cause) or refusal is None else refusal
                 self.close(handle)
-                reason = reason_of(entry.matcher) or "it takes too long to find what may come next"
-                yield GuideBroken(handle, f"the guide is too complex: {reason}")
+                yield GuideBroken(handle, error)
                 continue
             yield self._state(handle, entry, mask)
+        self._meter.touch(entry.copy for entry in entries if entry.copy is not None)
+        self._meter.read()
+
+    def _follow(self, entry: _Entry) -> InvalidRequest | None:
+        """Follow the output of a sequence that has no matcher. Returns the error if the guide does not allow
+        it.
+        """
+        if entry.matcher is not None:
+            return None
+        assert entry.copy is not None
+        self._meter.touch((entry.copy,))
+        self._on_progress()
+        began = time.thread_time()
+        entry.matcher = self._vocabulary.follow(entry.copy.start, _ids(bytes(entry.ids)) or [])
+        entry.excess_s += max(0.0, time.thread_time() - began - FAIR_STEP_S * entry.num_tokens)
+        return _not_resumable() if entry.matcher.is_error() else None
 
     def _state(self, handle: bytes, entry: _Entry, mask: IntArray) -> MatcherState:
+        assert entry.matcher is not None
         masks, are_complete = [_kept(mask, entry.place)], [entry.matcher.is_accepting()]
         is_short = False
         if entry.guesses:
@@ -225,6 +326,8 @@ class Matchers:
 
         This time never ends a sequence, because the guesses may be wrong.
         """
+        assert entry.matcher is not None
+        assert entry.copy is not None
         matcher, began = entry.matcher.deep_copy(), time.thread_time()
         for guess in _ids(entry.guesses) or ():
             if not _allows(mask, guess):
@@ -234,6 +337,7 @@ class Matchers:
                 yield None
                 return
             self._on_progress()
+            entry.copy.has_followed_guesses = True
             is_right = matcher.consume_token(guess)
             mask, _ = self._vocabulary.timed_mask(matcher)
             entry.guess_excess_s += max(0.0, time.thread_time() - began - spent_s - FAIR_STEP_S)
@@ -243,6 +347,9 @@ class Matchers:
             yield _Behind(mask, matcher.is_accepting())
 
     def _consume(self, entry: _Entry, ids: list[int]) -> bool:
+        assert entry.matcher is not None
+        assert entry.copy is not None
+        self._meter.touch((entry.copy,))
         self._on_progress()
         began = time.thread_time()
         matches = entry.matcher.consume_tokens(ids)
@@ -251,6 +358,10 @@ class Matchers:
 
     def _masks(self, entries: Sequence[_Entry]) -> Sequence[IntArray]:
         self._on_progress()
+        for entry in entries:
+            if entry.copy is not None:
+                entry.copy.num_masks += 1
+        self._meter.touch(entry.copy for entry in entries if entry.copy is not None)
         if not self._times_each:
             began = time.monotonic()
             masks = self._vocabulary.masks([entry.matcher for entry in entries])
@@ -281,6 +392,23 @@ def _kept(mask: IntArray, place: MaskPlace | None, number: int = 0) -> bytes | i
 def _allows(mask: IntArray, token: int) -> bool:
     word, bit = divmod(token, WORD_BITS)
     return word < len(mask) and bool(mask.item(word) >> bit & 1)
+
+
+def cause_of(vocabulary: BackendVocabulary[Any], start: Matcher, matcher: Matcher) -> Matcher:
+    """Return the matcher that says why this one is in error: if its guide is used up, it may say that a token
+    does not match.
+    """
+    if matcher.is_error() and not is_used_up(matcher):
+        other = start.deep_copy()
+        vocabulary.masks([other])
+        return other if is_used_up(other) else matcher
+    return matcher
+
+
+def too_complex(reason: str) -> InvalidRequest:
+    """Return the error of a guide that cannot be followed any further."""
+    reason = reason or "it takes too long to find what may come next"
+    return InvalidRequest(f"the guide is too complex: {reason}", code="guide_too_complex")
 
 
 def _not_resumable() -> InvalidRequest:

@@ -19,6 +19,8 @@ from runtime.wire.guide import Guide
 WORD_BITS = 32
 STATE_SIGN = "\n<"
 """Beginning of the parser's state, which follows the text of an error."""
+STATES_SIGN = "lexer error"
+"""Words of an error about the states that all matchers of a compiled guide share."""
 MAX_THREADS = 8
 MAX_STEP_ITEMS = 10_000
 """Limit on the work for one mask. With llguidance's own, 50,000, one mask of a two-line grammar whose texts
@@ -29,7 +31,15 @@ MAX_LEXER_STATES = 1 << 16
 llguidance's own, 250,000, eight patterns of 80 characters took 636 MB. An object of 60 texts of 50 to 110
 characters needs more than 8,000, and all such objects together more than 32,768.
 """
+STEP_FUEL = 200_000
+"""Limit on the expressions that are made for one mask. In the middle of an output a mask may need expressions
+that the masks before it had made, 1.5 times as much in all: a guide that is compiled anew has twice as much.
+"""
 MAX_PROBES = 16
+TOKENS_A_MASK = 8
+"""Tokens of an output that are followed with what is left of a mask: all of it was enough for 40 to 60 tokens
+of the most costly guides.
+"""
 
 
 class GrammarVocabulary:
@@ -44,8 +54,14 @@ class GrammarVocabulary:
         """Read the tokenizer of a directory. Raises ModelError."""
         self._tokenizer, self.special = read_tokenizer(directory)
         self._num_words = -(-self._tokenizer.vocab_size // WORD_BITS)
-        self._limits = llguidance.LLParserLimits(
-            step_max_items=MAX_STEP_ITEMS, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
+        self._limits, self._limits_anew = (
+            llguidance.LLParserLimits(
+                step_max_items=MAX_STEP_ITEMS,
+                max_lexer_states=MAX_LEXER_STATES,
+                step_lexer_fuel=fuel,
+                verbose_errors=False,
+            )
+            for fuel in (STEP_FUEL, 2 * STEP_FUEL)
         )
         self._executor = llguidance.LLExecutor(num_threads)
         self._others = others_of(self._tokenizer)
@@ -53,13 +69,30 @@ class GrammarVocabulary:
     def grammar_of(self, guide: Guide) -> str:
         return grammar_of(guide, self.special)
 
-    def compile(self, grammar: str) -> llguidance.LLMatcher:
-        """Return a matcher at the start of a grammar that was tried. Callers check `is_error`. Other threads
-        run meanwhile.
+    def compile(self, grammar: str, *, anew: bool = False) -> llguidance.LLMatcher:
+        """Return a matcher at the start of a grammar that was tried. `anew`: it will follow outputs that have
+        begun. Callers check `is_error`. Other threads run meanwhile.
         """
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # warms up what all matchers of the grammar share
+        limits = self._limits_anew if anew else self._limits
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            return matcher
+        first = matcher.deep_copy()
+        first.compute_bitmask()  # warms up what all matchers of the grammar share
+        return first if first.is_error() else matcher  # one that has made no mask, for `follow`
+
+    def follow(self, start: llguidance.LLMatcher, ids: Sequence[int]) -> llguidance.LLMatcher:
+        """Return a copy of a matcher from `compile` that has followed an output. It is in error if the
+        grammar does not allow it.
+
+        What tokens may take is what the last mask of the grammar has left, so masks are made in between.
+        Those of the start cost little, and nothing is kept of them.
+        """
+        matcher = start.deep_copy()
+        for at in range(0, len(ids), TOKENS_A_MASK):
+            self.masks([start.deep_copy()])
+            if not matcher.consume_tokens(list(ids[at : at + TOKENS_A_MASK])):
+                break
         return matcher
 
     def after_one(self, matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
@@ -134,3 +167,11 @@ def reason_of(matcher: Matcher) -> str:
     """Return the reason for which a matcher is in error."""
     words = matcher.get_error().partition(STATE_SIGN)[0].strip()
     return "no output can match it" if words.startswith("NoExtension") else words
+
+
+def is_used_up(matcher: Matcher) -> bool:
+    """Return True if a matcher cannot go on because of the states of its guide: there are too many, or a step
+    had to make too many. All matchers of a compiled guide share them, so none of these can go on, while one
+    of the same guide compiled anew may.
+    """
+    return matcher.is_error() and STATES_SIGN in matcher.get_error().partition(STATE_SIGN)[0]

@@ -76,12 +76,20 @@ class XGrammarVocabulary:
     def grammar_of(self, guide: Guide) -> str:
         return ebnf_of(guide, self.special)
 
-    def compile(self, grammar: str) -> XGrammarMatcher:
+    def compile(self, grammar: str, *, anew: bool = False) -> XGrammarMatcher:
         try:
             compiled = self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(grammar))
         except RuntimeError as error:
             return XGrammarMatcher(None, _reason(error))
         return XGrammarMatcher(xgrammar.GrammarMatcher(compiled))
+
+    def follow(self, start: XGrammarMatcher, ids: Sequence[int]) -> XGrammarMatcher:
+        """Return a copy of a matcher that has followed an output. It is in error if the grammar does not
+        allow it.
+        """
+        matcher = start.deep_copy()
+        matcher.consume_tokens(list(ids))
+        return matcher
 
     def after_one(self, matcher: XGrammarMatcher) -> XGrammarMatcher:
         (mask,) = self.masks([matcher])

@@ -16,12 +16,13 @@ import torch
 
 from grammar_proc.branches import Branches
 from grammar_proc.compile_child import try_guide
-from grammar_proc.matchers import GuideBroken, Matchers
+from grammar_proc.guides.guide_memory import GuideCopy
+from grammar_proc.matchers import Matchers
 from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import Message
-from runtime.wire.guide import Guide
+from runtime.wire.guide import Guide, MatcherState
 from runtime.wire.handle import next_sibling
 from runtime.wire.hypotheses import BranchMatchers
 from runtime.wire.messages import (
@@ -91,10 +92,11 @@ class NearGrammar:
     def send(self, message: Message) -> bool:
         if isinstance(message, OpenMatcher):
             self.num_opened += 1
-            self._matchers.open(message.handle, vocabulary().compile(grammar_for(message.guide)), b"")
+            opened = GuideCopy(vocabulary().compile(grammar_for(message.guide)))
+            self._matchers.open(message.handle, opened, b"")
         elif isinstance(message, BranchMatchers):
-            start = self._matchers.start_of(message.handle)
-            states = None if start is None else self._branches.branch(start, message)
+            copy = self._matchers.copy_of(message.handle)
+            states = None if copy is None else self._branches.branch(copy.start, message)
             if states is not None:
                 self._answers.append(states)
         elif isinstance(message, AdvanceMatchers):
@@ -104,7 +106,7 @@ class NearGrammar:
             self._matchers.close(message.handle)
             self._branches.close(message.handle)
         for state in self._matchers.news(64):
-            assert not isinstance(state, GuideBroken)
+            assert isinstance(state, MatcherState)
             self._answers.append(MatcherStates((state,)))
         return True
 

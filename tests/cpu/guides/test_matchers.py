@@ -8,23 +8,21 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from grammar_proc import branches as branching
-from grammar_proc import compiler, loop
 from grammar_proc import matchers as matching
 from grammar_proc.backend import BackendVocabulary
 from grammar_proc.branches import Branches
-from grammar_proc.compile_child import Compiled, try_guide
-from grammar_proc.compiler import POOL_BYTES, MemoryWatch, resident_bytes
-from grammar_proc.matchers import GuideBroken, MaskPlace, Matchers
+from grammar_proc.compile_child import try_guide
+from grammar_proc.guides import ready_guides
+from grammar_proc.guides.guide_memory import GuideCopy, HeapMeter, resident_bytes
+from grammar_proc.guides.ready_guides import ReadyGuides
+from grammar_proc.matchers import GuideBroken, GuideUsedUp, MaskPlace, Matchers
 from grammar_proc.open_backend import open_vocabulary
 from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.base.mask_memory import MaskMemory
@@ -32,7 +30,8 @@ from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import pack_ids
 from runtime.wire.guide import Guide, MatcherNews, MatcherState
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers
-from runtime.wire.messages import AdvanceMatchers, MatcherStates, OpenMatcher
+from runtime.wire.messages import OpenMatcher
+from tests.harness.guides.grammar_ring import GrammarRing, ids_in, states_of
 
 AMBIGUOUS = Guide("lark", "start: a\na: /[a-z]/ a a | /[a-z]/ a | /[a-z]/ | /[a-z]/ a a a")
 """Texts of it can be read in more ways with each letter."""
@@ -61,12 +60,6 @@ def id_of(token: str) -> int:
     return token_id
 
 
-def ids_in(mask: bytes | int) -> list[int]:
-    assert isinstance(mask, bytes)
-    ids: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
-    return ids
-
-
 class Followed:
     """Sequences whose tokens are drawn among those that their masks allow."""
 
@@ -80,10 +73,11 @@ class Followed:
             compiled = try_guide(guide, vocabulary)
             assert compiled.error is None, compiled.error
             self.ids[name.encode()] = []
-            self.matchers.open(name.encode(), vocabulary.compile(compiled.grammar), b"")
+            self.matchers.open(name.encode(), GuideCopy(vocabulary.compile(compiled.grammar)), b"")
 
     def step(self) -> None:
         for state in self.matchers.news(64):
+            assert not isinstance(state, GuideUsedUp)
             if isinstance(state, GuideBroken):
                 self.broken[state.handle] = state.message
                 self.states.pop(state.handle, None)
@@ -150,7 +144,7 @@ def test_masks_behind_guesses_are_those_of_the_guessed_ids(either: BackendVocabu
     start = either.compile(try_guide(Guide("regex", "a(b|c){2}(dz)?"), either).grammar)
     a, b, c, d, z = map(id_of, "abcdz")
     matchers = Matchers(either)
-    matchers.open(b"s", start, b"")
+    matchers.open(b"s", GuideCopy(start), b"")
     first = state_of(matchers)
     assert (first.are_complete, first.guesses) == ((False,), b"")
 
@@ -184,7 +178,7 @@ def test_masks_behind_guesses_lie_side_by_side_and_those_beyond_are_sent(
     a, b = map(id_of, "ab")
     memory = MaskMemory.create(6, 4 * -(-4096 // 32))
     matchers = Matchers(vocabulary)
-    matchers.open(b"s", start, b"", MaskPlace(memory, 3, 3))
+    matchers.open(b"s", GuideCopy(start), b"", MaskPlace(memory, 3, 3))
     assert state_of(matchers).masks == (3,)
     matchers.advance(MatcherNews(b"s", 0, guesses=pack_ids([a, b, a, b])))
     state = state_of(matchers)
@@ -201,12 +195,9 @@ def test_who_makes_no_guesses_does_not_wait_for_the_masks_behind_those_of_others
     ids = pack_ids([id_of("a")] * 8)
     matchers = Matchers(vocabulary)
     for name in (b"p", b"q"):
-        matchers.open(name, start, b"")
+        matchers.open(name, GuideCopy(start), b"")
     matchers.advance(MatcherNews(b"p", 0, guesses=ids))
-    assert [state.handle for state in matchers.news(64)] == [b"q"]
-    assert matchers.has_news
-    assert [state.handle for state in matchers.news(64)] == [b"p"]
-    assert not matchers.has_news
+    assert list(states_of(matchers)) == [b"q", b"p"]
 
 
 def test_guesses_that_take_too_long_are_given_up_and_their_sequence_goes_on(
@@ -215,7 +206,7 @@ def test_guesses_that_take_too_long_are_given_up_and_their_sequence_goes_on(
     start = vocabulary.compile(try_guide(Guide("regex", "[ab]{90}"), vocabulary).grammar)
     ids = [id_of("a")] * 8
     matchers = Matchers(vocabulary)
-    matchers.open(b"s", start, b"")
+    matchers.open(b"s", GuideCopy(start), b"")
     state_of(matchers)
     monkeypatch.setattr(matching, "FAIR_STEP_S", 1e-6)
     matchers.advance(MatcherNews(b"s", 0, guesses=pack_ids(ids)))
@@ -234,21 +225,28 @@ def test_guesses_that_take_too_long_are_given_up_and_their_sequence_goes_on(
 def test_guides_that_are_kept_are_bounded_in_number_and_size(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler, "MAX_READY", 3)
-    monkeypatch.setattr(compiler, "MAX_READY_CHARS", 100)
+    monkeypatch.setattr(ready_guides, "MAX_READY", 3)
+    monkeypatch.setattr(ready_guides, "MAX_READY_CHARS", 100)
     start = vocabulary.compile(try_guide(Guide("regex", "a"), vocabulary).grammar)
-    ready = compiler.ReadyGuides()
-    for key in (b"a", b"b", b"c"):
-        ready.add(key, start, 10)
-    assert ready.get(b"a") is start
-    ready.add(b"d", start, 10)
+    ready = ReadyGuides()
+
+    def add(key: bytes, num_chars: int) -> GuideCopy:
+        copy = GuideCopy(start, "x" * num_chars)
+        ready.add(key, copy)
+        return copy
+
+    a, _, _ = (add(key, 10) for key in (b"a", b"b", b"c"))
+    assert ready.get(b"a") is a
+    add(b"d", 10)
     assert [ready.get(key) is None for key in (b"a", b"b", b"c", b"d")] == [False, True, False, False]
-    ready.add(b"large", start, 85)
+    add(b"large", 85)
     assert [ready.get(key) is None for key in (b"a", b"c", b"d", b"large")] == [True, True, False, False]
-    ready.add(b"larger", start, 200)
-    assert (len(ready), ready.get(b"larger")) == (1, start)
-    ready.add(b"e", start, 10)
-    assert (len(ready), ready.get(b"e")) == (1, start)
+    larger = add(b"larger", 200)
+    assert (len(ready), ready.get(b"larger")) == (1, larger)
+    e = add(b"e", 10)
+    assert (len(ready), ready.get(b"e")) == (1, e)
+    ready.forget(b"e", larger)
+    assert len(ready) == 1, "another copy of it"
 
 
 def test_masks_of_a_tenant_with_slow_guides_come_after_those_of_another(
@@ -268,8 +266,8 @@ def test_masks_of_a_tenant_with_slow_guides_come_after_those_of_another(
     monkeypatch.setattr(matchers, "_states", states)
     monkeypatch.setattr("grammar_proc.matchers.time.monotonic", lambda: clock)
     for number in range(40):
-        matchers.open(b"alice%d" % number, start, b"", None, "alice")
-        matchers.open(b"bob%d" % number, start, b"", None, "bob")
+        matchers.open(b"alice%d" % number, GuideCopy(start), b"", None, "alice")
+        matchers.open(b"bob%d" % number, GuideCopy(start), b"", None, "bob")
     order: list[Any] = []
     while sum(each.startswith(b"bob") for each in order) < 40:
         order.extend(matchers.news(64))
@@ -277,120 +275,50 @@ def test_masks_of_a_tenant_with_slow_guides_come_after_those_of_another(
     for _ in range(5):
         (one,) = matchers.news(64)
         assert one.startswith(b"alice"), "no more than probably take FAIR_STEP_S"
-    matchers.open(b"bob0", start, b"", None, "bob")
+    matchers.open(b"bob0", GuideCopy(start), b"", None, "bob")
     assert list(matchers.news(64)) == [b"bob0"], "it is next"
     for handle in list(matchers._entries):
         if handle.startswith(b"bob"):
             matchers.close(handle)
-    assert len(list(matchers.news(64))) > 30, "alone it has all that there are"
+    assert len(list(matchers.news(64))) == HeapMeter().num_masks_at_once, "alone it has all that there are"
 
 
 def test_compiled_guides_of_a_flood_take_the_place_of_its_own(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = vocabulary.compile(try_guide(Guide("regex", "a"), vocabulary).grammar)
-    monkeypatch.setattr(compiler, "MAX_READY", 4)
-    monkeypatch.setattr(compiler, "MAX_READY_CHARS", 100)
-    ready = compiler.ReadyGuides()
-    ready.add(b"of bob", start, 10, "bob")
+    monkeypatch.setattr(ready_guides, "MAX_READY", 4)
+    monkeypatch.setattr(ready_guides, "MAX_READY_CHARS", 100)
+    ready = ReadyGuides()
+    ready.add(b"of bob", of_bob := GuideCopy(start, "x" * 10, "bob"))
     for number in range(20):
-        ready.add(b"%d" % number, start, 10, "alice")
-    assert (len(ready), ready.get(b"of bob")) == (4, start)
-    ready.add(b"large", start, 85, "alice")
-    assert (len(ready), ready.get(b"of bob")) == (2, start)
-    ready.add(b"larger", start, 200, "alice")
-    assert (len(ready), ready.get(b"larger")) == (1, start), "the newest stays"
-
-
-class _Trial:
-    """Takes the place of GuideCompiler: notes what is tried, and finds all of it right."""
-
-    def __init__(self, vocabulary: GrammarVocabulary) -> None:
-        self.files: list[int] = []
-        self._vocabulary = vocabulary
-        self.is_busy = False
-        self.tried: list[tuple[str, bytes]] = []
-        self._done: list[bytes] = []
-
-    def refusal(self, key: bytes) -> None: ...
-
-    def begin(self, key: bytes, guide: Guide, tenant: str) -> None:
-        self.tried.append((tenant, key))
-        self._done.append(key)
-        self.grammar = try_guide(guide, self._vocabulary).grammar
-
-    def poll(self) -> list[tuple[bytes, Compiled]]:
-        done, self._done = self._done, []
-        return [(key, Compiled(self.grammar)) for key in done]
-
-
-def asking_of(
-    vocabulary: GrammarVocabulary, trial: _Trial
-) -> tuple[loop.GrammarLoop, Callable[[str, int], None]]:
-    """A loop, and a function that opens a sequence of a tenant in the same guide and waits for its mask."""
-    sent, received = list[Any](), list[Any]()
-
-    def send(message: Any) -> bool:
-        sent.append(message)
-        return True
-
-    inbox: Any = SimpleNamespace(drain=lambda _: [received.pop() for _ in list(received)])
-    outbox: Any = SimpleNamespace(send=send)
-    grammar_loop = loop.GrammarLoop(inbox, outbox, outbox, vocabulary, cast(Any, trial))
-
-    def ask(tenant: str, number: int) -> None:
-        handle = number.to_bytes(16)
-        received.append(OpenMatcher(handle, Guide("choice", '["a", "b"]'), tenant=tenant))
-        deadline_s = time.monotonic() + 30.0
-        while not any(isinstance(each, MatcherStates) and each.states[0].handle == handle for each in sent):
-            assert time.monotonic() < deadline_s
-            grammar_loop.turn()
-
-    return grammar_loop, ask
+        ready.add(b"%d" % number, GuideCopy(start, "x" * 10, "alice"))
+    assert (len(ready), ready.get(b"of bob")) == (4, of_bob)
+    ready.add(b"large", GuideCopy(start, "x" * 85, "alice"))
+    assert (len(ready), ready.get(b"of bob")) == (2, of_bob)
+    ready.add(b"larger", larger := GuideCopy(start, "x" * 200, "alice"))
+    assert (len(ready), ready.get(b"larger")) == (1, larger), "the newest stays"
 
 
 def test_a_tenant_cannot_tell_by_the_time_what_guides_another_has_used(vocabulary: GrammarVocabulary) -> None:
-    trial = _Trial(vocabulary)
-    _, ask = asking_of(vocabulary, trial)
+    ring = GrammarRing(vocabulary)
     for number, tenant in enumerate(["alice", "alice", "bob", "", "bob"]):
-        ask(tenant, number)
-    assert [tenant for tenant, _ in trial.tried] == ["alice", "bob", ""]
-    assert len(set(trial.tried)) == len({key for _, key in trial.tried}) == 3
+        ring.open(number.to_bytes(16), Guide("choice", '["a", "b"]'), 1, tenant=tenant)
+        ring.run()
+    assert [tenant for tenant, _ in ring.trial.tried] == ["alice", "bob", ""]
+    assert len(set(ring.trial.tried)) == len({key for _, key in ring.trial.tried}) == 3
 
 
 def test_sequences_that_wait_for_a_guide_keep_one_copy_of_it(vocabulary: GrammarVocabulary) -> None:
     """A thousand of a guide of 120 KB took 120 MB."""
     messages = [OpenMatcher(number.to_bytes(16), Guide("regex", f"{'a' * 99}")) for number in range(3)]
     assert messages[0].guide is not messages[1].guide
-    received = list[Any](messages)
-    inbox: Any = SimpleNamespace(drain=lambda _: [received.pop() for _ in list(received)])
-    outbox: Any = SimpleNamespace(send=lambda _: True)
-    trial: Any = SimpleNamespace(
-        files=[], is_busy=True, refusal=lambda _: None, begin=lambda *_: None, poll=list[Any]
-    )
-    grammar_loop = loop.GrammarLoop(inbox, outbox, outbox, vocabulary, trial)
-    grammar_loop.turn()
-    (waiting,) = grammar_loop._waits.values()
+    ring = GrammarRing(vocabulary)
+    for message in messages:
+        ring.loop._receive(message)
+    (waiting,) = ring.loop._guides._waits.values()
     assert len(waiting) == 3
-    assert len({id(message.guide) for message in waiting.values()}) == 1
-
-
-def test_compiled_guides_are_forgotten_when_the_process_has_grown(
-    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each grows with the texts that have been followed in it, up to 50 MB."""
-    size = 100 << 20
-    monkeypatch.setattr(compiler, "MemoryWatch", lambda: MemoryWatch(lambda: size))
-    trial = _Trial(vocabulary)
-    grammar_loop, ask = asking_of(vocabulary, trial)
-    ask("alice", 0)
-    ask("alice", 1)
-    size += POOL_BYTES + 1
-    grammar_loop.turn()
-    for number in (2, 3):  # what is left then belongs to the sequences
-        ask("alice", number)
-        grammar_loop.turn()
-    assert len(trial.tried) == 2
+    assert len({id(message.guide) for message in waiting.values() if message is not None}) == 1
 
 
 def test_a_guide_has_only_so_many_states(
@@ -418,22 +346,11 @@ def test_many_objects_of_many_texts_follow_one_guide(
     start = vocabulary.compile(try_guide(guide, vocabulary).grammar)
     for number in range(6):
         followed.ids[handle := b"%d" % number] = []
-        followed.matchers.open(handle, start, b"")
+        followed.matchers.open(handle, GuideCopy(start), b"")
     followed.step()
     while followed.states:
         followed.step()
     assert not followed.broken
-
-
-def test_a_guide_whose_states_others_have_used_up_is_compiled_anew(vocabulary: GrammarVocabulary) -> None:
-    """All texts that are followed in it add to them: five outputs had it refused for good."""
-    trial = _Trial(vocabulary)
-    grammar_loop, ask = asking_of(vocabulary, trial)
-    ask("alice", 0)
-    grammar_loop._receive(AdvanceMatchers((MatcherNews(bytes(16), 1, pack_ids([id_of("z")])),)))
-    grammar_loop.turn()
-    ask("alice", 1)
-    assert len(trial.tried) == 2
 
 
 def test_the_thread_that_compiles_gives_way_and_no_other_does() -> None:
@@ -441,8 +358,8 @@ def test_the_thread_that_compiles_gives_way_and_no_other_does() -> None:
         return os.getpriority(os.PRIO_PROCESS, 0)
 
     before = niceness()
-    with ThreadPoolExecutor(1, initializer=loop._give_way) as executor:
-        assert executor.submit(niceness).result() == max(before, loop.COMPILE_NICENESS)
+    with ThreadPoolExecutor(1, initializer=ready_guides._give_way) as executor:
+        assert executor.submit(niceness).result() == max(before, ready_guides.COMPILE_NICENESS)
     assert niceness() == before
 
 

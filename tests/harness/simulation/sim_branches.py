@@ -39,6 +39,9 @@ class FakeMatcher:
 
 
 class _Vocabulary:
+    def follow(self, start: FakeMatcher, ids: Sequence[int]) -> FakeMatcher:
+        return FakeMatcher(start.guide, [*start.ids, *ids])
+
     def timed_mask(self, matcher: FakeMatcher) -> tuple[IntArray, float]:
         bits = np.zeros(VOCAB_SIZE, np.uint8)
         bits[place_in(matcher.guide, matcher.ids).allowed] = 1
