@@ -24,13 +24,9 @@ class ConnectionTurns:
     def __init__(self) -> None:
         self._line: deque[Callable[[], None]] = deque()
         self._spent = 0
+        """Cost of the work done in this turn."""
         self._is_due = False
         """True if the next turn is scheduled."""
-
-    @property
-    def spent(self) -> int:
-        """Return the cost of the work done in this turn."""
-        return self._spent
 
     def has_room(self) -> bool:
         """Return True if a connection may do one more thing in this turn, whatever it costs."""

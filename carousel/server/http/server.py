@@ -19,7 +19,7 @@ from carousel.server.http.connection_turns import ConnectionTurns
 from carousel.server.http.paced_reader import READ_BYTES, PacedReader
 from carousel.server.http.protocol import HttpProtocol
 from carousel.server.http.tls.handshake_turns import HandshakeTurns
-from carousel.server.http.tls.tls_reader import RECORD_READ_BYTES, TlsReader
+from carousel.server.http.tls.tls_reader import TlsReader
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 
 RETRY_S = 1.0
@@ -68,7 +68,7 @@ class HttpServer(uvicorn.Server):
         self._body_pace = body_pace
         self._unread = unread
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._tls_buffer = memoryview(bytearray(RECORD_READ_BYTES))
+        self._tls_buffer = memoryview(bytearray(READ_BYTES))
         # Called like a protocol class.
         protocol = cast(type[HttpProtocol], self._read_connection)
         super().__init__(uvicorn.Config(app, http=protocol, **settings))

@@ -21,12 +21,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
 from tests.harness.http.http_grammar import make_stream
+from tests.harness.http.key_updates import KeyUpdates
+from tests.harness.http.raw_tls import client_hello
 
 NUM_CONNECTIONS = 16
 MANY_CONNECTIONS = 150
@@ -85,13 +86,14 @@ LARGE = (
 SHAPES = cycle(LARGE)
 HALF_BODY = body_of(b" " * BODY_BYTES)[:-10]
 NUM_PIPELINED = 8000
+OTHER_ADDRESS = "127.0.0.2"
 
 
 class Attack:
     """State that the connections of one attack share."""
 
     def __init__(self, port: int, seconds: float, most_opened: int) -> None:
-        self._port = port
+        self.port = port
         self._most_opened = most_opened
         self._end_s = time.monotonic() + seconds
         self._trust = ssl.create_default_context(cafile=TRUST) if TRUST else None
@@ -102,10 +104,10 @@ class Attack:
     def is_over(self) -> bool:
         return time.monotonic() >= self._end_s or self.num_opened > self._most_opened
 
-    def open(self, *, has_tls: bool = True) -> socket.socket:
-        """Open a connection, over TLS unless it is to have none of its own."""
+    def open(self, *, has_tls: bool = True, address: str = "127.0.0.1") -> socket.socket:
+        """Open a connection from an address, over TLS unless it is to have none of its own."""
         self.num_opened += 1
-        connection = socket.create_connection(("127.0.0.1", self._port), timeout=HELD_S)
+        connection = socket.create_connection(("127.0.0.1", self.port), HELD_S, (address, 0))
         if self._trust is not None and has_tls:
             connection = self._trust.wrap_socket(connection, server_hostname="localhost")
         connection.setblocking(False)
@@ -308,14 +310,34 @@ def hellos(attack: Attack, number: int) -> None:
     attack.send(drip() if number % 2 else iter([hello]), stays_s=0.1 * (number % 4 == 0), has_tls=False)
 
 
-@cache
-def client_hello() -> bytes:
-    """The first message of a TLS client, for which a server makes and signs a key."""
-    sent = ssl.MemoryBIO()
-    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
-    with suppress(ssl.SSLWantReadError):
-        client.do_handshake()
-    return sent.read()
+def answered_hellos(attack: Attack, _: int) -> None:
+    """Have the server make and sign a key, by the same bytes each time, and leave when it has answered. They
+    come from another address than callers do.
+    """
+    with attack.open(has_tls=False, address=OTHER_ADDRESS) as connection:
+        connection.sendall(client_hello())
+        attack.num_bytes += len(client_hello())
+        select.select([connection], [], [], HELD_S)
+
+
+def short_records(attack: Attack, _: int) -> None:
+    """A body with a TLS record for each of its bytes."""
+    with attack.open() as connection:
+        connection.settimeout(HELD_S)
+        connection.sendall(HALF_BODY[:-BODY_BYTES])
+        while not attack.is_over:
+            connection.sendall(b" ")
+            attack.num_bytes += 1
+
+
+def key_updates(attack: Attack, _: int) -> None:
+    """Records that change the keys, and ask the server to change its own."""
+    attack.num_opened += 1
+    with socket.create_connection(("127.0.0.1", attack.port), timeout=HELD_S) as connection:
+        connection.setblocking(True)
+        with KeyUpdates(connection) as updates:
+            while not attack.is_over:
+                attack.num_bytes += updates.send()
 
 
 KINDS: tuple[Callable[[Attack, int], None], ...] = (
@@ -345,6 +367,10 @@ ATTACKS: dict[str, tuple[Callable[[Attack, int], None], int]] = {
 TLS_ATTACKS: dict[str, tuple[Callable[[Attack, int], None], int]] = {
     "hellos": (hellos, NUM_CONNECTIONS),
     "many_hellos": (hellos, MANY_CONNECTIONS),
+    "answered_hellos": (answered_hellos, NUM_CONNECTIONS),
+    "many_answered_hellos": (answered_hellos, MANY_CONNECTIONS),
+    "short_records": (short_records, NUM_CONNECTIONS),
+    "key_updates": (key_updates, NUM_CONNECTIONS),
 }
 """By name: what one connection does, and on how many."""
 

@@ -22,10 +22,14 @@ def ends() -> list[int]:
 @pytest.mark.parametrize("most", [1, 2, 5, 100])
 def test_so_many_whole_records_are_measured(most: int) -> None:
     records, at, cuts = Records(), 0, [0]
+    numbers: list[int] = []
     while at < len(STREAM):
-        at += records.measure(memoryview(STREAM)[at:], most)
+        size, number = records.measure(memoryview(STREAM)[at:], most)
+        at += size
         cuts.append(at)
+        numbers.append(number)
     assert cuts == [*ends()[:-1:most], len(STREAM)]
+    assert sum(numbers) == len(LENGTHS)
 
 
 def test_the_ends_are_the_same_however_the_bytes_come() -> None:
@@ -34,7 +38,7 @@ def test_the_ends_are_the_same_however_the_bytes_come() -> None:
         records, at, cuts = Records(), 0, [0]
         while at < len(STREAM):
             come = memoryview(STREAM)[at : at + rng.choice([1, 2, 3, 7, 30, 20_000])]
-            size = records.measure(come, 1)
+            size, _ = records.measure(come, 1)
             assert 0 < size <= len(come)
             at += size
             if size < len(come):

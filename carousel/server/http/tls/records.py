@@ -13,24 +13,23 @@ class Records:
         self._left = 0
         """Number of bytes to come of the record whose header has been read."""
 
-    def measure(self, data: memoryview, most: int) -> int:
-        """Return the number of bytes of `data` up to the end of so many records, or all. The next call
-        continues behind them.
+    def measure(self, data: memoryview, most: int) -> tuple[int, int]:
+        """Return the number of bytes of `data` up to the end of so many records, or all, and how many records
+        these are or begin. The next call continues behind them.
         """
-        at = 0
-        for _ in range(most):
+        at = number = 0
+        while number < most and at < len(data):
+            number += 1
             if not self._left:
                 begun = len(self._header)
                 header = self._header + data[at : at + HEADER_BYTES - begun]
                 at += len(header) - begun
                 if len(header) < HEADER_BYTES:
                     self._header = header
-                    return at
+                    break
                 self._header = b""
                 self._left = int.from_bytes(header[-2:], "big")
-            end = at + self._left
-            if end > len(data):
-                self._left = end - len(data)
-                return len(data)
-            at, self._left = end, 0
-        return at
+            size = min(self._left, len(data) - at)
+            self._left -= size
+            at += size
+        return at, number

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from typing import Any, cast
 
 from carousel.server.http.connection_count import ConnectionCount
-from carousel.server.http.connection_turns import ConnectionTurns
+from carousel.server.http.connection_turns import BYTES_PER_COST, ConnectionTurns
 from carousel.server.http.paced_reader import CROWDED_READ_BYTES, PacedReader, has_left
 from carousel.server.http.tls.handshake_turns import HandshakeTurns
 from carousel.server.http.tls.records import Records
 
-RECORD_READ_BYTES = 17 << 10
-"""Maximum number of bytes that are read at a time: one record of the largest size."""
 MAX_RECORDS = 32
-"""Maximum number of records that are passed on in one piece. One that tells of new keys has 27 bytes and
-takes 25 us (2026-11), and only TLS can tell which these are.
+"""Maximum number of records that are passed on in one piece."""
+RECORD_COST = 20
+"""Cost of a record that tells of new keys, the most that one can (19 us, 2026-11). Only TLS can tell which
+these are.
 """
 HANDSHAKE_TIMEOUT_S = 10.0
 """Longest time for a client's TLS handshake, the same as for the head of a request."""
@@ -42,9 +41,9 @@ class TlsReader(asyncio.BufferedProtocol):
         turns: ConnectionTurns,
         buffer: memoryview,
     ) -> None:
-        """`reader` is the protocol above TLS. `count`, `handshakes`, `turns` and `buffer`, of
-        RECORD_READ_BYTES, are shared by all connections of this process. `count` counts this one during its
-        handshake. No data stays in `buffer` after a read.
+        """`reader` is the protocol above TLS. `count`, `handshakes`, `turns` and `buffer`, of READ_BYTES,
+        are shared by all connections of this process. `count` counts this one during its handshake. No data
+        stays in `buffer` after a read.
         """
         self._reader: PacedReader | None = reader
         self._context = context
@@ -52,7 +51,7 @@ class TlsReader(asyncio.BufferedProtocol):
         self._handshakes = handshakes
         self._turns = turns
         self._buffer = buffer
-        self._hello_buffer = buffer[:CROWDED_READ_BYTES]
+        self._crowded_buffer = buffer[:CROWDED_READ_BYTES]
         self._address = ""
         self._tls: asyncio.BufferedProtocol | None = None
         """Protocol of the event loop's TLS."""
@@ -110,7 +109,7 @@ class TlsReader(asyncio.BufferedProtocol):
                 self._wait()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer if self._is_secure else self._hello_buffer
+        return self._buffer if self._is_secure and self._turns.has_room() else self._crowded_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         data = self._buffer[:nbytes]
@@ -174,14 +173,11 @@ class TlsReader(asyncio.BufferedProtocol):
     def _pass_on(self, data: memoryview) -> int:
         """Pass on no more than MAX_RECORDS, and return their size."""
         assert self._tls is not None
-        began_s, spent = time.thread_time(), self._turns.spent
-        size = self._records.measure(data, MAX_RECORDS)
+        size, num_records = self._records.measure(data, MAX_RECORDS)
         cast(Any, self._tls.get_buffer(size))[:size] = data[:size]
         self._tls.buffer_updated(size)
         if self._is_secure:
-            # What the connection did with its data has been counted.
-            cost = int(1e6 * (time.thread_time() - began_s)) - (self._turns.spent - spent)
-            self._turns.spend(max(1, cost))
+            self._turns.spend(num_records * RECORD_COST + size // BYTES_PER_COST)
         return size
 
     def eof_received(self) -> bool | None:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from carousel.server.garbage import GarbageWatch
+from carousel.server.http.paced_reader import READ_BYTES
 from carousel.server.http.protocol import MAX_PIPELINED, HttpProtocol
 from carousel.server.http.tls import tls_reader
 from carousel.server.tenancy import unread_answers
@@ -171,7 +172,7 @@ def test_little_is_taken_of_what_comes_while_a_connection_is_not_read(
         with pytest.raises(TimeoutError):
             caller.sendall(bytes(4 * MIB))
         (transport,) = made
-        assert transport.get_read_buffer_size() <= tls_reader.RECORD_READ_BYTES
+        assert transport.get_read_buffer_size() <= READ_BYTES
 
 
 @pytest.mark.parametrize(("settings", "num_bytes", "num_objects"), [({}, 6 << 10, 24), (FILES, 42 << 10, 44)])
