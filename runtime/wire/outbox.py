@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 class KeepingOutbox(Generic[T]):
     """Outbox that sends in order, never blocks, and keeps what the other end has no room for. Any thread may
-    add messages; one thread flushes.
+    add messages; one thread at a time flushes.
     """
 
     __slots__ = ("_kept", "_send")

@@ -1,10 +1,12 @@
 """Connection: the I/O thread behind a client, and its sockets. Knows messages; knows no result.
 
-    caller ── submit ──► deque ── I/O thread ──► PUSH to each tokenizer
-    on_message ◄──────── I/O thread ◄─────────── a lane from each detokenizer (pings each second both ways)
+    caller ── submit ──► deque ── caller or I/O thread ──► PUSH to each tokenizer
+    on_message ◄──────────────────────── I/O thread ◄───── a lane from each detokenizer
 
-Callers never touch a socket and never wait for one: they append to a deque and wake the thread. The thread
-alone decides that the ring is gone, and then says so exactly once.
+Pings pass each second on each lane, both ways.
+
+Callers never wait for a socket: they append to a deque and send what is in it, or wake the thread if the
+socket is in use or has no room. The thread alone decides that the ring is gone, and says so exactly once.
 
 While a process of the ring is being replaced nothing is sent; once it is ready `on_restart` says so, and that
 comes after everything that the old one had sent.
@@ -149,8 +151,10 @@ class Connection:
     def _enqueue(self, message: ToTokenizer, number: int) -> None:
         frame = self._encode(message)
         self._check_usable()
-        self._tokenizers[self.tokenizer_of(number)].unsent.add(frame)
-        self._wake()
+        tokenizer = self._tokenizers[self.tokenizer_of(number)]
+        tokenizer.unsent.add(frame)
+        if not tokenizer.send_now():
+            self._wake()
 
     def _check_usable(self) -> None:
         if self.error is not None:
@@ -197,6 +201,8 @@ class Connection:
                 RingClosed(f"the connection to the runtime has failed: {type(error).__name__}: {error}")
             )
         finally:
+            for tokenizer in self._tokenizers:
+                tokenizer.hold()
             context.destroy(linger=FAREWELL_LINGER_MS)
             self._watch.close()
 
@@ -258,11 +264,14 @@ class Connection:
                 if lane.socket in ready:
                     self._receive(lane)
             now = time.monotonic()
-            for tokenizer in self._tokenizers:
-                blocked = ring.is_whole(now) and not tokenizer.try_send()
-                poller.register(tokenizer.socket, zmq.POLLOUT if blocked else 0)
             if ring.is_due(now):
                 self._tick(now)
+            is_whole = ring.is_whole(now)
+            for tokenizer in self._tokenizers:
+                if not is_whole:
+                    tokenizer.hold()
+                blocked = is_whole and not tokenizer.try_send()
+                poller.register(tokenizer.socket, zmq.POLLOUT if blocked else 0)
         for tokenizer in self._tokenizers:
             tokenizer.try_send()
 
@@ -305,8 +314,7 @@ class Connection:
             elif isinstance(command, ReplaceLane):
                 self._replace_lane(command.index)
             elif isinstance(command, RetryLink):
-                if link := self._tokenizers[command.index].link:
-                    link.retry()
+                self._tokenizers[command.index].retry_link()
             else:
                 self._lanes[command.index].ping()
 

@@ -1,10 +1,11 @@
 """Sockets of a connection: a Lane to each detokenizer, and a TokenizerOutbox to each tokenizer. Only the I/O
-thread uses them.
+thread uses the lanes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from typing import Any, TypeAlias
 
@@ -190,8 +191,8 @@ class Lane:
 
 
 class TokenizerOutbox:
-    """Queue of callers' messages for one tokenizer. Callers' threads append to it, and the I/O
-    thread sends.
+    """Queue of callers' messages for one tokenizer. A caller sends its message itself if nothing stands in
+    its way, which saves it a change of threads; the I/O thread sends what is left.
     """
 
     def __init__(self, context: zmq.Context[Any], target: Target, address: str, codec: MessageCodec) -> None:
@@ -202,16 +203,45 @@ class TokenizerOutbox:
         at once.
         """
         self._codec = codec
+        # A socket may be used by several threads, one at a time.
+        self._in_use = threading.Lock()
+        self._is_open = False
+        """True while callers may send. Otherwise only the I/O thread uses the socket."""
+
+    def send_now(self) -> bool:
+        """Send waiting messages in a caller's thread. Returns False if the I/O thread has to send them."""
+        # Never waits: a destructor may have interrupted the thread that holds the lock.
+        if not self._in_use.acquire(blocking=False):
+            return False
+        try:
+            self._is_open = self._is_open and self.unsent.flush()
+            return self._is_open
+        finally:
+            self._in_use.release()
 
     def try_send(self) -> bool:
-        """Send waiting messages, aborts after the requests that they end. Returns False if the other end has
-        no room for the rest.
+        """Send waiting messages, aborts after the requests that they end, and let callers send from then on.
+        Returns False if the other end has no room for the rest. Then no caller uses the socket until the next
+        call, so it may be polled. For the I/O thread.
         """
         while self.aborts:
             count = min(len(self.aborts), MAX_ABORT_HANDLES)
             handles = tuple(self.aborts.popleft() for _ in range(count))
             self.unsent.add(self._codec.encode(AbortRequest(handles)))
-        return self.unsent.flush()
+        with self._in_use:
+            self._is_open = self.unsent.flush()
+        return self._is_open
+
+    def hold(self) -> None:
+        """Let no caller send until the next `try_send`."""
+        with self._in_use:
+            self._is_open = False
+
+    def retry_link(self) -> None:
+        """Connect again if the tokenizer did not know our key."""
+        if self.link is not None:
+            with self._in_use:
+                self.link.retry()
 
     def _send(self, message: EncodedMessage) -> bool:
         try:
