@@ -260,11 +260,14 @@ class Connection:
             ready = dict(poller.poll(int(ring_state.TICK_S * 1000)))
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)
+            arrived: list[Any] = []
             for lane in list(self._lanes):
                 if lane.socket in ready:
-                    self._receive(lane)
+                    arrived += self._receive(lane)
             now = time.monotonic()
             if ring.is_due(now):
+                self._take_all(arrived)  # before a restart that is seen now
+                arrived = []
                 self._tick(now)
             is_whole = ring.is_whole(now)
             for tokenizer in self._tokenizers:
@@ -272,25 +275,28 @@ class Connection:
                     tokenizer.hold()
                 blocked = is_whole and not tokenizer.try_send()
                 poller.register(tokenizer.socket, zmq.POLLOUT if blocked else 0)
+            # Last, because the threads that this wakes need the interpreter, which the next wait frees.
+            self._take_all(arrived)
         for tokenizer in self._tokenizers:
             tokenizer.try_send()
 
-    def _receive(self, lane: Lane) -> None:
+    def _receive(self, lane: Lane) -> list[Any]:
+        """Return the messages of a lane that have arrived."""
         if not lane.is_open:
             if lane.read_ack() is not None:
                 self._carry_out(self._ring.hear(lane.index, time.monotonic()))
-            return
+            return []
         messages = lane.receive()
         if messages:
             self._ring.hear(lane.index, time.monotonic())
-        for message in messages:
-            self._take(message)
+        return messages
 
-    def _take(self, message: Any) -> None:
-        if isinstance(message, OutputBatch | ControlReply | Framed):
-            self._on_message(message)
-        elif isinstance(message, RingStatus):
-            self._watch.hear(message)
+    def _take_all(self, messages: Sequence[Any]) -> None:
+        for message in messages:
+            if isinstance(message, OutputBatch | ControlReply | Framed):
+                self._on_message(message)
+            elif isinstance(message, RingStatus):
+                self._watch.hear(message)
 
     def _tick(self, now: float) -> None:
         watch, ring = self._watch, self._ring
@@ -321,8 +327,7 @@ class Connection:
     def _replace_lane(self, index: int) -> None:
         old = self._lanes[index]
         if old.is_open:
-            for message in old.receive():  # its last messages may say that the ring ends
-                self._take(message)
+            self._take_all(old.receive())  # its last messages may say that the ring ends
         self._poller.unregister(old.socket)
         old.close()
         lane = Lane(self._context, self._target, index, self._bad_frames, old.client_id)
