@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 from starlette.responses import Response
@@ -22,6 +22,7 @@ from carousel.client.core.request_builder import RequestOptions, Submission
 from carousel.client.core.result import Completion, Delta, aborted_completion, respelled
 from carousel.client.core.streams import AsyncResultStream
 from carousel.server.admin.metrics import EndReason, RequestTimer
+from carousel.server.departure import run_until_disconnect
 from carousel.server.http.errors import as_request_error
 from carousel.server.request.labels import held
 from carousel.server.request.merged_stream import merged
@@ -35,8 +36,6 @@ from runtime.ring.tenants import THE_OWNER
 from runtime.wire.sampling_params import SamplingParams
 
 ABORT_RETRY_S = 0.01
-LEAVE_S = 1.0
-"""Seconds to wait for the end of sequences whose caller has left, for their trace."""
 DELTAS_AT_ONCE = 128
 """Number of events of one step that are spelled before other tasks of the event loop run: about 2 ms."""
 LARGE_DELTA = 8
@@ -66,7 +65,6 @@ class Format(Protocol):
         """
 
 
-@runtime_checkable
 class StreamFormat(Format, Protocol):
     """Format of an endpoint that can stream."""
 
@@ -180,9 +178,9 @@ class Generation(Response):
         )
         self._trace = self._server.begin_trace(asked)
         if self._submissions[0].stream:
-            assert isinstance(self._answer, StreamFormat)
-            writer = self._writer(scope, send, partial(_num_kept_bytes, self._answer, self._open))
-            work = self._stream(writer, self._answer)
+            answer = cast(StreamFormat, self._answer)
+            writer = self._writer(scope, send, partial(_num_kept_bytes, answer, self._open))
+            work = self._stream(writer, answer)
         else:
             work = self._complete(scope, receive, send)
         failure: BaseException | None = None
@@ -447,39 +445,3 @@ async def all_results(calls: Collection[Coroutine[Any, Any, T]]) -> list[T]:
         finally:
             del failure, tasks
     return [task.result() for task in tasks]
-
-
-async def run_until_disconnect(
-    receive: Receive, work: Coroutine[Any, Any, None], leave: Callable[[], None] | None = None
-) -> None:
-    """Run `work` to its end, or cancel it as soon as the HTTP client disconnects. With `leave`, which makes
-    it end early, it is cancelled only after LEAVE_S.
-    """
-    watch = asyncio.create_task(_disconnected(receive))
-    # If the caller left while the request waited for this process, that is known now, and nothing is begun.
-    await asyncio.sleep(0)
-    if watch.done():
-        work.close()
-        return
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if leave is not None and not task.done():
-            leave()
-            await asyncio.wait((task,), timeout=LEAVE_S)
-            if task.done() and not task.cancelled():
-                task.exception()  # the caller is gone, so the error is dropped
-                return
-    finally:
-        watch.cancel()
-        if not task.done():
-            task.cancel()
-        await asyncio.wait((task, watch))
-    if not task.cancelled():
-        task.result()
-
-
-async def _disconnected(receive: Receive) -> None:
-    message: Any = {"type": ""}
-    while message["type"] != "http.disconnect":
-        message = await receive()
