@@ -33,15 +33,25 @@ class PacedLine:
         else:
             self._lanes.setdefault(lane, deque()).append((waiter, cost))
 
+    def try_pass(self, cost: int) -> bool:
+        """Count work that goes on at once, without a waiter. Returns False if it has to wait for its turn."""
+        if self._lanes or not self._has_room(cost):
+            return False
+        self._spend(cost)
+        return True
+
     def _has_room(self, cost: int) -> bool:
         return not self._spent or self._spent + cost <= self._turn_budget
 
     def _wake_now(self, waiter: asyncio.Future[None], cost: int) -> None:
         if not waiter.done():
-            if not self._spent:
-                waiter.get_loop().call_soon(self._begin_turn)
-            self._spent += cost
+            self._spend(cost)
             waiter.set_result(None)
+
+    def _spend(self, cost: int) -> None:
+        if not self._spent:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._spent += cost
 
     def _begin_turn(self) -> None:
         self._spent = 0

@@ -7,12 +7,15 @@ the sampler applies them is in docs/sampling.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
+from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from runtime.base.errors import InvalidRequest
+from runtime.base.random_ids import random_id
 from runtime.sampling.kinds import MAX_STOP_CHARS, MAX_TOKEN_ID, MAX_WORD_IDS, IdKind
 from runtime.sampling.table import GREEDY_BELOW, MAX_TOKENS_LIMIT, PARAMETERS, SEEDS
 
@@ -21,7 +24,8 @@ WordIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_WORD_IDS)]
 StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 
 
-WITH_TOKEN_IDS = tuple((p.name, p.kind.token_ids) for p in PARAMETERS if isinstance(p.kind, IdKind))
+_WITH_TOKEN_IDS = tuple((p.name, p.kind.token_ids) for p in PARAMETERS if isinstance(p.kind, IdKind))
+_token_ids_of = attrgetter(*[name for name, _ in _WITH_TOKEN_IDS])
 
 WITHOUT_BEAMS = (
     *(("length_penalty", (None, 1.0)), ("early_stopping", (None, 0, 1))),
@@ -313,17 +317,20 @@ class SamplingParams(
         wrong field.
         """
         values = msgspec.structs.astuple(self)
-        for value, neutral, parameter in zip(values, _NEUTRAL, PARAMETERS, strict=True):
-            # An argument that was not given is mostly the default object itself.
-            if value is not neutral and (type(value) is not type(neutral) or value != neutral):
+        # An argument that was not given is mostly the default object itself. A loop over all would take ten
+        # bytecodes for each.
+        given = compress(zip(values, _NEUTRAL, PARAMETERS, strict=True), map(is_not, values, _NEUTRAL))
+        for value, neutral, parameter in given:
+            if type(value) is not type(neutral) or value != neutral:
                 parameter.check(value)
         self._check_together()
         self.check_truncation()
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Check the token ids against the model. Raises InvalidRequest."""
-        for name, token_ids in WITH_TOKEN_IDS:
-            for token in token_ids(getattr(self, name)):
+        values = _token_ids_of(self)
+        for (name, token_ids), value in compress(zip(_WITH_TOKEN_IDS, values, strict=True), values):
+            for token in token_ids(value):
                 if token >= vocab_size:
                     raise InvalidRequest(
                         f"{name}: token id {token} is not below the vocabulary size {vocab_size}", param=name
@@ -431,3 +438,8 @@ _NEUTRAL = tuple(
     for default, p in zip(msgspec.structs.astuple(SamplingParams()), PARAMETERS, strict=True)
 )
 """Neutral values, as the very objects that fields which are not given have."""
+
+
+def drawn_seed() -> int:
+    """Return a random seed."""
+    return int(random_id(), 16) % SEEDS

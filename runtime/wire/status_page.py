@@ -144,7 +144,8 @@ class StatusPage:
             epoch, pid, state, *others = _FIELDS.unpack_from(self._map, _copy_at(at, before))
             (after,) = _COUNTER.unpack_from(self._map, at)
             if before == after:
-                return ProcessStatus(epoch, pid, STATES[state], *others)
+                # The same as a call with so many arguments, which takes longer.
+                return ProcessStatus._make((epoch, pid, STATES[state], *others))
 
     def close(self) -> None:
         self._map.close()

@@ -8,11 +8,11 @@ are checked here, so that a mistake is an error at the call.
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, is_not
 from typing import Any, TypeAlias, TypedDict, cast, get_args
 
 import msgspec
@@ -33,7 +33,7 @@ from runtime.wire.format import MAX_LABEL_CHARS, MAX_PRIORITY, MAX_PROMPT_TOKENS
 from runtime.wire.guide import Guide
 from runtime.wire.messages import ChatMessage, GenerateRequest, Task
 from runtime.wire.plan import PROCESSORS, AdapterRef, ProcessorCall, ProcessorCalls, check_calls
-from runtime.wire.sampling_params import WITHOUT_BEAMS, SamplingParams
+from runtime.wire.sampling_params import WITHOUT_BEAMS, SamplingParams, drawn_seed
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 Prompt: TypeAlias = str | TokenIds | Conversation
@@ -58,8 +58,9 @@ REWRITTEN = tuple(
     or (isinstance(p.kind, Number) and p.nullable)
 )
 """Parameters that callers may write in several forms."""
-_REWRITTEN = tuple((p.name, p.kind.accept, getattr(SamplingParams(), p.name)) for p in REWRITTEN)
+_REWRITTEN = tuple((p.name, p.kind.accept) for p in REWRITTEN)
 _rewritten_of = attrgetter(*[p.name for p in REWRITTEN])
+_DEFAULTS = _rewritten_of(SamplingParams())
 NUMBERS = tuple(p for p in PARAMETERS if isinstance(p.kind, Number) and not p.nullable)
 _numbers_of = attrgetter(*[p.name for p in NUMBERS])
 _FIELD_NAMES = {"text": "prompt", "processors": PROCESSORS}
@@ -383,17 +384,16 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
         raise InvalidRequest(
             f"sampling_params must be SamplingParams, got {type(sampling).__name__}", param="sampling_params"
         )
-    changes = {
-        name: accept(name, value)
-        for (name, accept, default), value in zip(_REWRITTEN, _rewritten_of(sampling), strict=True)
-        if value is not default  # most are the default: None, or the one empty tuple
-    }
+    values = _rewritten_of(sampling)
+    # Most are the default: None, or the one empty tuple.
+    given = compress(zip(_REWRITTEN, values, strict=True), map(is_not, values, _DEFAULTS))
+    changes = {name: accept(name, value) for (name, accept), value in given}
     numbers = _numbers_of(sampling)
     if set(map(type, numbers)) != {float}:  # in most requests all are floats
         changes |= {p.name: p.kind.accept(p.name, each) for p, each in zip(NUMBERS, numbers, strict=True)}
     seed = sampling.seed
     if seed is None or seed == -1:
-        changes["seed"] = secrets.randbits(63)
+        changes["seed"] = drawn_seed()
     elif isinstance(seed, int) and not isinstance(seed, bool) and -SEEDS <= seed < 2 * SEEDS:
         changes["seed"] = seed % SEEDS
     sampling = msgspec.structs.replace(sampling, **changes)

@@ -91,8 +91,12 @@ class SequenceState:
         """Bytes of output and prompt logprobs that had arrived when its newest attempt was submitted."""
         # -- received by the caller
         self.token_ids: list[int] = []
-        self.logprobs: LogprobColumns[TokenLogprob] = LogprobColumns()
-        self.prompt_logprobs: LogprobColumns[TokenLogprob | None] = LogprobColumns()
+        self._wants_logprobs = wants_logprobs
+        self._wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
+        self.logprobs: LogprobColumns[TokenLogprob] = LogprobColumns() if wants_logprobs else NO_LOGPROBS
+        self.prompt_logprobs: LogprobColumns[TokenLogprob | None] = (
+            LogprobColumns() if self._wants_prompt_logprobs else NO_LOGPROBS
+        )
         self._num_prompt_received = 0
         """Number of entries of the prompt's logprobs so far."""
         self._num_noted = 0
@@ -110,10 +114,8 @@ class SequenceState:
         # The server does not say which ids it has kept.
         is_cut = request.sampling.truncate_prompt_tokens is not None
         self._prompt_ids = None if is_cut else request.input_ids
-        self._wants_logprobs = wants_logprobs
         self._prompt_logprobs_start = request.sampling.prompt_logprobs_start
         self._outputs = request.sampling.additional_outputs
-        self._wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
         num_top = request.sampling.logprobs if wants_logprobs else None
         num_prompt_top = request.sampling.prompt_logprobs if self._wants_prompt_logprobs else None
         self._per_token = (_num_entries(num_top), _num_entries(num_prompt_top))

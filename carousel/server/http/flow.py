@@ -59,8 +59,8 @@ class Flow(FlowControl):
 
 def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
     """Return the application with shortcuts past the middleware in the scope's state: `send_body`, the
-    innermost `send`; `write_chunk`, which does not wait; `can_write`; `has_left`; and the connection's
-    `transport`.
+    innermost `send`; `write_chunk`, which does not wait; `can_write`; `has_left`; `has_whole_body`; and the
+    connection's `transport`.
     """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,6 +71,7 @@ def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
         state["write_chunk"] = partial(write_chunk, cycle)
         state["can_write"] = partial(can_write, cycle)
         state["has_left"] = partial(has_left, cycle)
+        state["has_whole_body"] = partial(has_whole_body, cycle)
         state["transport"] = cycle.transport
         try:
             await app(scope, receive, send)
@@ -115,6 +116,11 @@ def write_chunk(cycle: RequestResponseCycle, chunk: bytes) -> bool:
 def can_write(cycle: RequestResponseCycle) -> bool:
     """Return True if `send` would not wait."""
     return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
+
+
+def has_whole_body(cycle: RequestResponseCycle) -> bool:
+    """Return True if all of the request's body has arrived, so that nobody waits for it."""
+    return not cycle.more_body
 
 
 def has_left(cycle: RequestResponseCycle) -> bool:

@@ -198,7 +198,7 @@ def delta_pieces(delta: Delta) -> Iterator[Delta]:
     """Split a delta of many tokens with their logprobs. The first part has all the text, and the last one the
     end of the sequence. Most deltas are one part.
     """
-    num_top = num_top_of(delta.logprobs)
+    num_top = num_top_of(delta.logprobs) if delta.logprobs else 0
     if len(delta.logprobs) * (num_top + 1) <= PIECE_ENTRIES:
         yield delta
         return

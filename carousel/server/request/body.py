@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from carousel.server.http.body_pool import MAX_BODY_BYTES, BodyShare
@@ -104,33 +103,32 @@ def _turns_of_pieces(server: ServerState, tenant: str) -> Wait:
 
 async def read_optional_body(request: Request, kind: type[T]) -> T:
     """Return what `read_body` does; a missing body stands for the defaults. Raises RequestError."""
-    headers = request.headers
-    is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+    headers = _fields(request)
+    is_empty = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
     # Without a CORS preflight, a web page cannot send JSON's type, and without a type it always sends its
     # origin.
-    if is_empty and (_is_json(headers) or ("origin" not in headers and "content-type" not in headers)):
+    if is_empty and (_is_json(headers) or not headers.keys() & {b"origin", b"content-type"}):
         return kind()
     return await read_body(request, kind)
 
 
 async def _read_bytes(request: Request, share: BodyShare) -> BodyBytes:
-    headers = request.headers
+    headers = _fields(request)
     # A web page can send any other type to this server without a CORS preflight.
     if not _is_json(headers):
         raise RequestError("Content-Type must be application/json", code="unsupported_media_type", status=415)
-    if headers.get("content-encoding", "identity").lower() != "identity":
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise RequestError("Content-Encoding is not supported", code="unsupported_encoding", status=415)
-    length = headers.get("content-length", "")
-    if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > MAX_BODY_BYTES:
         raise _too_large()
     body = BodyBytes()
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for part in request.stream():
-                if len(body) + len(part) > MAX_BODY_BYTES:
-                    raise _too_large()
-                await share.grow_to(len(body) + len(part))
-                body.append(part)
+        if request.state.has_whole_body():  # as most have, which then need no timer
+            await _receive_all(request, share, body)
+        else:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                await _receive_all(request, share, body)
     except TimeoutError:
         raise RequestError(
             f"the body took longer than {BODY_TIMEOUT_S:.0f} s", code="timeout", status=408
@@ -140,8 +138,23 @@ async def _read_bytes(request: Request, share: BodyShare) -> BodyBytes:
     return body
 
 
-def _is_json(headers: Headers) -> bool:
-    return headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+async def _receive_all(request: Request, share: BodyShare, body: BodyBytes) -> None:
+    async for part in request.stream():
+        if not part:
+            continue
+        if len(body) + len(part) > MAX_BODY_BYTES:
+            raise _too_large()
+        await share.grow_to(len(body) + len(part))
+        body.append(part)
+
+
+def _fields(request: Request) -> dict[bytes, bytes]:
+    """Return the header fields; of several with a name the first."""
+    return dict(reversed(request.scope["headers"]))
+
+
+def _is_json(headers: Mapping[bytes, bytes]) -> bool:
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == b"application/json"
 
 
 def _too_large() -> RequestError:

@@ -33,7 +33,6 @@ from carousel.server.tenancy.places import HeldPlaces
 from carousel.server.tracing.tracing import EndedSequence, RequestTrace, TracedRequest
 from runtime.base.errors import RequestError
 from runtime.ring.tenants import THE_OWNER
-from runtime.wire.sampling_params import SamplingParams
 
 ABORT_RETRY_S = 0.01
 DELTAS_AT_ONCE = 128
@@ -251,7 +250,7 @@ class Generation(Response):
             ]
             completions = await all_results(calls)
         # Encoding long texts or comparing vectors takes long; other callers' tokens must not wait for it.
-        is_long = self._submissions[0].options.get("task") == "embed" or _is_long(self._sampling)
+        is_long = self._submissions[0].options.get("task") == "embed" or _is_long(self._submissions[0])
         num_bytes = sum(each.num_packed_bytes for each in completions) if is_long else 0
         num_chars = _num_chars(completions)
         pieces = iter(self._answer.pieces(completions))
@@ -334,7 +333,7 @@ class Generation(Response):
         """Write the result of each step in one piece, or a large one in several, so that other tasks of the
         event loop can run in between.
         """
-        has_logprobs = _has_logprobs(self._sampling)
+        has_logprobs = _has_logprobs(self._submissions[0])
         with ExitStack() as stack:
             timers = [
                 stack.enter_context(RequestTimer(self._server.metrics, self._received_s, self._num_sequences))
@@ -400,10 +399,11 @@ def labelled(submission: Submission, label: str) -> Submission:
     )
 
 
-def _is_long(sampling: SamplingParams) -> bool:
+def _is_long(submission: Submission) -> bool:
     """Return True if the answer has more than text and ids."""
+    sampling = submission.sampling
     wants_logits = sampling.return_context_logits or sampling.return_generation_logits
-    return _has_logprobs(sampling) or wants_logits or bool(sampling.additional_outputs)
+    return _has_logprobs(submission) or wants_logits or bool(sampling.additional_outputs)
 
 
 def _num_chars(completions: Sequence[Completion]) -> int:
@@ -411,7 +411,8 @@ def _num_chars(completions: Sequence[Completion]) -> int:
     return sum(len(each.text) + len(each.token_ids) for one in completions for each in one.outputs)
 
 
-def _has_logprobs(sampling: SamplingParams) -> bool:
+def _has_logprobs(submission: Submission) -> bool:
+    sampling = submission.sampling
     return sampling.logprobs is not None or sampling.prompt_logprobs is not None
 
 

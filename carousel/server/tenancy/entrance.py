@@ -9,8 +9,7 @@ disconnection is noticed. A piece of each of twenty large answers would do so fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from weakref import WeakValueDictionary
 
 from runtime.base.paced_line import PacedLine
@@ -29,6 +28,8 @@ LARGE_BYTES = 1 << 20
 takes memory of three times its size.
 """
 
+_AT_ONCE = nullcontext()
+
 
 class Entrance:
     """Queue of one event loop. The requests of one tenant keep their order, and tenants take turns."""
@@ -40,23 +41,24 @@ class Entrance:
 
     async def enter(self, num_bytes: int, tenant: str = OWNER) -> None:
         """Wait until a tenant's work for so many bytes may go on. Without a crowd it does not wait."""
-        await self._wait(max(num_bytes, LEAST_BYTES), tenant)
+        cost = max(num_bytes, LEAST_BYTES)
+        if not self._line.try_pass(cost):
+            await self._wait(cost, tenant)
 
     async def take_turn(self, tenant: str = OWNER) -> None:
         """Wait, within a tenant's large piece of work, for its next turn."""
         await self.enter(TURN_BYTES, tenant)
 
-    @asynccontextmanager
-    async def alone(self, num_bytes: int, tenant: str = OWNER) -> AsyncIterator[None]:
-        """Let the block be the tenant's only one for a large body while it runs. Small bodies do not wait."""
+    def alone(self, num_bytes: int, tenant: str = OWNER) -> AbstractAsyncContextManager[None]:
+        """Return a context manager whose block is the tenant's only one for a large body while it runs. Small
+        bodies do not wait.
+        """
         if num_bytes <= LARGE_BYTES:
-            yield
-            return
+            return _AT_ONCE
         lock = self._large.get(tenant)
         if lock is None:
             lock = self._large[tenant] = asyncio.Lock()
-        async with lock:
-            yield
+        return lock
 
     async def go_on(self, num_bytes: int, tenant: str = OWNER) -> None:
         """Wait until so many further bytes of a large body may be processed: half as many in a turn."""
