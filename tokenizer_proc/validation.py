@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from runtime.base.errors import ConfigError, InvalidRequest, Overloaded, RateLimited
 from runtime.ring.tenants import OWNER, Tenant
@@ -194,6 +195,8 @@ class Validator:
             )
 
     def _check_guesses(self, request: GenerateRequest) -> None:
+        if not (request.draft_ids or request.prediction):
+            return
         num_drafts = len(self._ids("draft_token_ids", request.draft_ids))
         if num_drafts > MAX_DRAFT_TOKENS:
             raise InvalidRequest(
@@ -225,8 +228,9 @@ class Validator:
             raise InvalidRequest(f"{field}: {len(packed)} bytes are not whole int32 ids", param=field)
         ids = unpack_ids(packed)
         end = self.vocab_size + num_virtual
-        outside = ids[(ids < 0) | (ids >= end)]
-        if len(outside):
+        # As an unsigned number, a negative id is above all others.
+        if len(ids) and ids.view(np.uint32).max() >= end:
+            outside = ids[(ids < 0) | (ids >= end)]
             raise InvalidRequest(
                 f"{field}: token id {outside[0]} is not between 0 and {end - 1}", param=field
             )
