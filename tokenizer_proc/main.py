@@ -75,6 +75,7 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenant
         config.chat_template,
         context.endpoints.tokenizer_file,
         allow_special_tokens=config.allow_special_tokens,
+        has_tenants=config.may_have_tenants,
     )
     if config.default_chat_template_kwargs and tokenizer.is_template_open:
         check_template_defaults(tokenizer, config.template_defaults)

@@ -101,6 +101,7 @@ class ServerState:
             config.chat_template,
             config.context_length,
             allow_special_tokens=config.allow_special_tokens,
+            has_tenants=config.may_have_tenants,
             is_divided=self._has_several_tenants,
         )
         self.quiet = QuietStreams(config.sse_keep_alive_interval)

@@ -96,6 +96,11 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
         return bool(self.api_key or self.api_key_file or self.api_keys)
 
     @property
+    def may_have_tenants(self) -> bool:
+        """True if there may be several keys, now or when they are read again."""
+        return bool(self.api_keys or self.curve_dir or "," in (self.api_key or ""))
+
+    @property
     def has_key_files(self) -> bool:
         """True if keys are read from files, which SIGHUP reads again."""
         return bool(self.api_key_file or self.api_keys)

@@ -16,8 +16,10 @@ def open_tokenizer(
     prepared: Path | None = None,
     *,
     allow_special_tokens: bool = False,
+    has_tenants: bool = False,
 ) -> Codec:
-    """Open the tokenizer of a resolved configuration. directory: empty for none. Other arguments: see
+    """Open the tokenizer of a resolved configuration. directory: empty for none. has_tenants: True if it
+    encodes texts of several tenants, which must not learn of each other's. Other arguments: see
     runtime.text.tokenizer.load. Raises ModelError when a file is missing or cannot be read.
     """
     if not directory:
@@ -25,12 +27,15 @@ def open_tokenizer(
     from runtime.text.tokenizer import load
 
     template = Path(chat_template) if chat_template else None
-    return load(
+    tokenizer = load(
         Path(directory),
         chat_template=template,
         prepared=prepared,
         allow_special_tokens=allow_special_tokens,
     )
+    if has_tenants:
+        tokenizer.fill_word_cache()
+    return tokenizer
 
 
 def open_decoders(tokenizer: Codec) -> Decoders:

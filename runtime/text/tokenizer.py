@@ -23,6 +23,7 @@ from runtime.text.plain_encoder import PlainEncoder
 from runtime.text.special_text import Shield, ShieldedText
 from runtime.text.spelling import ByteLevelSpelling, spelling_of
 from runtime.text.token_lengths import max_token_chars
+from runtime.text.word_cache import filling_texts
 from runtime.wire.format import IntArray
 
 if TYPE_CHECKING:
@@ -77,6 +78,12 @@ class Tokenizer:
         padding.
         """
         return max(self.vocabulary) + 1
+
+    def fill_word_cache(self) -> None:
+        """Fill the library's cache of words, so that times tell nobody what others have sent."""
+        with _panics_as_errors():
+            for text in filling_texts(self.vocabulary.values()):
+                self._backend.encode(text, add_special_tokens=False)
 
     @property
     def is_template_open(self) -> bool:

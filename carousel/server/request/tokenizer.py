@@ -167,14 +167,16 @@ class ServerTokenizer:
         context_length: int,
         *,
         allow_special_tokens: bool = False,
+        has_tenants: bool = False,
         is_divided: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take settings of a resolved configuration; the first two may be empty. `is_divided` returns True if
-        there are several tenants.
+        """Take settings of a resolved configuration; the first two may be empty. has_tenants: as in
+        open_tokenizer. `is_divided` returns True if there are several tenants.
         """
         self._tokenizer_dir = tokenizer_dir
         self._chat_template = chat_template
         self._allow_special_tokens = allow_special_tokens
+        self._has_tenants = has_tenants
         self._context_length = context_length
         self._threads = FairThreads(NUM_THREADS, "tokenizer", is_divided)
         self._tool_thread = FairThreads(1, "tokenize", is_divided)
@@ -274,7 +276,10 @@ class ServerTokenizer:
         with _kept():
             return Vocabulary(
                 open_tokenizer(
-                    self._tokenizer_dir, self._chat_template, allow_special_tokens=self._allow_special_tokens
+                    self._tokenizer_dir,
+                    self._chat_template,
+                    allow_special_tokens=self._allow_special_tokens,
+                    has_tenants=self._has_tenants,
                 )
             )
 
