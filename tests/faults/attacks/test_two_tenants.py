@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from runtime.base.mask_memory import MaskMemory
+from runtime.wire.format import pack_ids, unpack_ids
+from runtime.wire.plan import BatchPlan, SampleMasks
 from tests.faults.attacks.tenant_attempts import ADMIN_PATHS, PATHS, attempts
 from tests.faults.attacks.two_tenants import MIN_P, SETTINGS, key_file, measure_warm, same_distribution
 from tests.harness.ring.launched import launched
+from tests.harness.ring.sleeping_worker import TOKEN, SameToken
 
 NUM_SAMPLES = 200
 NUM_DRAWS = 300
@@ -43,6 +47,16 @@ def test_the_attempts_reach_every_path_that_there_is() -> None:
     assert not missing
     assert {"/v1/messages", "/v1/messages/count_tokens", "/v1/responses"} <= asked
     assert {"/update_weights_from_disk", "/snapshot", "/load_lora_adapter"} <= set(ADMIN_PATHS)
+
+
+def test_the_worker_that_sleeps_keeps_to_guides() -> None:
+    """Else attempts with guides would end in errors, and cost nothing."""
+    ids = pack_ids([1, 1, 1])
+    plan = BatchPlan(1, (), (), b"", b"", 3, pack_ids([4, 2, 3]), ids, ids, defer_sampling=True)
+    memory = MaskMemory.create(1, 16)
+    memory.write(0, (1 << 7 | 1 << 9).to_bytes(16, "little"))
+    masks = SampleMasks(1, ((2, 0), (4, (1 << TOKEN | 1).to_bytes(16, "little"))), memory=memory.name)
+    assert unpack_ids(SameToken().step(plan, masks).tokens).tolist() == [TOKEN, 7, TOKEN]
 
 
 @pytest.mark.full

@@ -20,7 +20,7 @@ import numpy as np
 from runtime.ring.process import ProcessContext
 from runtime.text.tokenizer import Tokenizer, load
 from runtime.wire.format import pack_ids, unpack_ids
-from runtime.wire.plan import BatchPlan, StepResult
+from runtime.wire.plan import BatchPlan, SampleMasks, StepResult
 from tests.harness.ring.sleeping_worker import launch_with, serve
 
 SCRIPT_FILE = "CAROUSEL_TEST_SCRIPT"
@@ -44,7 +44,8 @@ class ScriptedModel:
         self._prompts: dict[int, list[int]] = {}
         self._answers: dict[int, list[int]] = {}
 
-    def step(self, plan: BatchPlan) -> StepResult:
+    def step(self, plan: BatchPlan, masks: SampleMasks | None) -> StepResult:
+        """Say what the scripts say, which keep to their guides by themselves."""
         for setup in plan.setups:
             self._num_prompt[setup.row] = setup.num_prompt
             self._prompts[setup.row] = [END] * setup.num_prompt
