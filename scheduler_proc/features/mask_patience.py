@@ -23,13 +23,17 @@ MAX_COMPUTING_S = 1.0
 """Seconds after which the worker is taken to be idle in any case. Nothing else is done while a step waits."""
 
 
+def _always() -> bool:
+    return True
+
+
 class MaskPatience:
     """Limit of the time for which steps wait for masks that some of their rows do not need. Time in which
     nobody had to wait for long adds to it.
     """
 
     def __init__(self) -> None:
-        self._is_idle: Callable[[], bool] = lambda: True
+        self._is_idle: Callable[[], bool] = _always
         self._began_s = 0.0
         self._idle_s: float | None = None
         """Time from which on the worker waits for the current step's masks; None while it computes."""
@@ -64,3 +68,4 @@ class MaskPatience:
         if self._idle_s is not None:
             excess_s = now_s - self._idle_s - self._usual_s
             self._credit_s = max(0.0, self._credit_s - max(0.0, excess_s))
+        self._is_idle = _always  # what was asked may hold a step, with its results
