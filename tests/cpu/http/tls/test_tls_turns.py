@@ -30,6 +30,7 @@ LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 NUM_CALLERS = 48
 MOST_IN_TURN = 4
 """Handshakes that a turn may make whose time is over at once. The turns are counted by another chain."""
+NUM_WAITING = 200
 NUM_SENDERS = 4
 RECORDS = (b"POST /live HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n", *[b"x"] * 2000)
 MOST_READ = 4 * MAX_RECORDS
@@ -214,6 +215,20 @@ def test_renegotiation_is_off(front: Front, monkeypatch: pytest.MonkeyPatch) -> 
     with front.open_client() as http:
         assert http.get("/live").status_code == 200
     assert ssl.OP_NO_RENEGOTIATION in seen[0]
+
+
+def test_many_connections_wait_to_be_accepted(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than 128 did. Others were not noticed, and came a second later, when TCP tries again."""
+    turns = NotedTurns(monkeypatch, ssl.SSLObject, "do_handshake")
+    with front.open_client() as http:
+        assert http.get("/live").status_code == 200
+    with ExitStack() as held:
+        with turns.held():
+            for _ in range(NUM_WAITING):
+                connection = held.enter_context(socket.socket())
+                connection.settimeout(0.9)
+                connection.connect(("127.0.0.1", front.port))
+        turns.is_over = True
 
 
 def test_connections_of_an_address_count_from_their_first_moment(tmp_path: Path) -> None:
