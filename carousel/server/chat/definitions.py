@@ -14,8 +14,10 @@ from runtime.wire.messages import MAX_TOOLS_BYTES
 from runtime.wire.transport import DECODE_ERRORS
 
 MAX_TOOLS = 1024
-MAX_PARTS = 1 << 17
-"""Maximum number of parts in all definitions, counted as brackets and commas in their JSON: 20 ms of work."""
+MAX_PARTS = 1 << 16
+"""Maximum number of parts in all definitions, counted as brackets and commas in their JSON: 10 ms of work
+before an answer, and 15 ms at its first call.
+"""
 
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$(?!\n)")]
 

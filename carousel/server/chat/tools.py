@@ -10,6 +10,20 @@ import msgspec
 ANY = frozenset[str]()
 TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 
+MAX_CHOICES, MAX_CHOICE_DEPTH = 256, 4
+"""Maximum number of alternatives of a schema that are looked at, and of their levels. With more it may have
+any type.
+"""
+
+
+class _Schema(msgspec.Struct):
+    """The parts of a JSON Schema that name types."""
+
+    type: Any = None
+    any_of: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="anyOf")
+    one_of: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="oneOf")
+    enum: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
 
 class ToolSet:
     def __init__(self, parameters: Mapping[str, bytes] = {}, strict: Collection[str] = ()) -> None:
@@ -49,7 +63,7 @@ class ToolSet:
             schema = self._schemas[name].get(parameter)
             if schema is None:
                 return None
-            types = self._types[name, parameter] = _types_in(msgspec.json.decode(schema))
+            types = self._types[name, parameter] = _types_in(schema, [MAX_CHOICES])
         return types
 
 
@@ -64,18 +78,30 @@ def _schemas_of(schema: bytes) -> dict[str, msgspec.Raw]:
         return {}
 
 
-def _types_in(schema: Any) -> frozenset[str]:
-    if not isinstance(schema, dict):
+def _types_in(schema: msgspec.Raw, num_left: list[int], depth: int = 0) -> frozenset[str]:
+    """Return the types that a schema names. Only these parts of it are decoded: all of it may take 40 ms.
+    `num_left` holds how many more alternatives may be looked at.
+    """
+    read = _decoded(schema, _Schema)
+    if read is None or depth > MAX_CHOICE_DEPTH:
         return ANY
-    given = schema.get("type")
+    given = read.type
     if isinstance(given, str | list):
         named = {given} if isinstance(given, str) else {each for each in given if isinstance(each, str)}
         return frozenset(named) if named <= TYPES else ANY
-    choices = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(choices, list) and choices:
-        types = [_types_in(each) for each in choices]
+    choices = _decoded(read.any_of, list[msgspec.Raw]) or _decoded(read.one_of, list[msgspec.Raw])
+    if choices:
+        num_left[0] -= len(choices)
+        if num_left[0] < 0:
+            return ANY
+        types = [_types_in(each, num_left, depth + 1) for each in choices]
         return frozenset().union(*types) if all(types) else ANY
-    values = schema.get("enum")
-    if isinstance(values, list) and values and all(isinstance(each, str) for each in values):
-        return frozenset({"string"})
-    return ANY
+    return frozenset({"string"}) if _decoded(read.enum, list[str]) else ANY
+
+
+def _decoded(data: msgspec.Raw, kind: Any) -> Any:
+    """Return a decoded part of a schema; None if it is absent or of another kind."""
+    try:
+        return msgspec.json.decode(data, type=kind) if len(data) else None
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None

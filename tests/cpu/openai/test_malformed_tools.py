@@ -138,13 +138,19 @@ MEGABYTES = {
         definition(f"f{n}", parameters=properties(40, {"type": "string"})) for n in range(700)
     ],
     "one tool of many properties": [definition("f", parameters=properties(31_000, {"type": "string"}))],
-    "numbers": [definition("f", parameters={**properties(1, {}), "x": [1.5] * 120_000})],
+    "alternatives": [
+        definition("f", parameters=properties(1, {"anyOf": [{"type": ["integer", "null"]}] * 16_000}))
+    ],
+    "levels": [
+        definition("f", parameters=properties(1, {"anyOf": [{"anyOf": [{"anyOf": [{}] * 100}] * 20}] * 10}))
+    ],
+    "numbers": [definition("f", parameters={**properties(1, {}), "x": [1.5] * 60_000})],
 }
 
 
 @pytest.mark.parametrize("name", MEGABYTES)
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_coder"])
-def test_tools_of_a_megabyte_hold_the_event_loop_for_less_than_50_ms(name: str, parser: str) -> None:
+def test_tools_of_a_megabyte_hold_the_event_loop_for_less_than_20_ms(name: str, parser: str) -> None:
     """All that is done of them at one time, before an answer and at its first call."""
     data = json.dumps(MEGABYTES[name], separators=(",", ":")).encode()
     assert len(data) <= 1 << 20
@@ -160,4 +166,4 @@ def test_tools_of_a_megabyte_hold_the_event_loop_for_less_than_50_ms(name: str, 
         began_s = time.thread_time()
         tools.types_of(first, "p0")
         times_s.append(max(before_s, time.thread_time() - began_s))
-    assert min(times_s) < 0.05
+    assert min(times_s) < 0.02
