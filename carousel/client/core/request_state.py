@@ -63,6 +63,7 @@ class SequenceState:
         "ids",
         "index",
         "is_open",
+        "keeps_logprobs",
         "logprobs",
         "num_chars",
         "num_noted_chars",
@@ -97,12 +98,14 @@ class SequenceState:
         self.prompt_logprobs: LogprobColumns[TokenLogprob | None] = (
             LogprobColumns() if self._wants_prompt_logprobs else NO_LOGPROBS
         )
+        self.keeps_logprobs = True
+        """False if its reader forgets the logprobs of each delta: its output has none then."""
         self._num_prompt_received = 0
         """Number of entries of the prompt's logprobs so far."""
         self._num_noted = 0
         """Number of logprobs that have arrived."""
         self._num_forgotten = 0
-        """Number of logprobs that were received and are no longer kept."""
+        """Number of logprobs that were received and forgotten."""
         self.finish: Finish | None = None
         self.num_chars = 0
         """Number of characters of its text."""
@@ -139,12 +142,10 @@ class SequenceState:
         """Number of bytes of its logprobs that are kept: all that have arrived and were not forgotten."""
         return LOGPROB_BYTES * (self._num_noted - self._num_forgotten)
 
-    def forget_logprobs(self) -> None:
-        """Drop the logprobs that were received."""
+    def forget_logprobs(self, num_output: int, num_prompt: int) -> None:
+        """Count the logprobs of so many tokens no longer: those of a delta that has been read."""
         of_output, of_prompt = self._per_token
-        num_prompt = len(self.prompt_logprobs) - self.prompt_logprobs.num_none
-        self._num_forgotten += of_output * len(self.logprobs) + of_prompt * num_prompt
-        self.logprobs, self.prompt_logprobs = LogprobColumns(), LogprobColumns()
+        self._num_forgotten += of_output * num_output + of_prompt * num_prompt
 
     @property
     def is_with_scheduler(self) -> bool:
@@ -223,7 +224,8 @@ class SequenceState:
         logprobs: LogprobColumns[TokenLogprob] = NO_LOGPROBS
         if output.logprobs and self._wants_logprobs:
             logprobs = LogprobColumns(output.token_ids, output.logprobs, output.top_ids, output.top_logprobs)
-            self.logprobs.extend(logprobs)
+            if self.keeps_logprobs:
+                self.logprobs.extend(logprobs)
         prompt_logprobs = self._next_prompt_logprobs(output) if self._wants_prompt_logprobs else NO_LOGPROBS
         finish, num_prompt = output.finish, output.num_prompt_tokens
         if finish is None:
@@ -313,7 +315,8 @@ class SequenceState:
             output.prompt_ranks,
             num_none=num_none,
         )
-        self.prompt_logprobs.extend(new)
+        if self.keeps_logprobs:
+            self.prompt_logprobs.extend(new)
         self._num_prompt_received += len(new)
         return new
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Self, TypeAlias
 
+from carousel.client.core.logprobs import packed_logprobs
 from carousel.client.core.mailbox import Mailbox
 from carousel.client.core.puts import put, put_async
 from carousel.client.core.request_builder import Submission
@@ -44,11 +46,13 @@ class _Stream:
         state = self.state
         return 0 if state is None else sum(each.num_logprob_bytes for each in state.sequences)
 
-    def forget_logprobs(self) -> None:
-        """Drop the logprobs of deltas that have been read. The completion has none then."""
-        if self.state is not None:
-            for sequence in self.state.sequences:
-                sequence.forget_logprobs()
+    def done_with_logprobs(self, delta: Delta) -> Callable[[], None]:
+        """Return a function by which the reader says that it keeps a delta's logprobs no longer. Until then
+        they count. The function does not keep the delta.
+        """
+        assert self.state is not None
+        num_prompt = len(delta.prompt_logprobs) - packed_logprobs(delta.prompt_logprobs).num_none
+        return partial(self.state.sequences[delta.index].forget_logprobs, len(delta.logprobs), num_prompt)
 
     def _abandon(self) -> None:
         self._closed = True
@@ -138,6 +142,10 @@ class AsyncResultStream(_Stream):
         self._deadline: float | None = None
         self._mailbox: Mailbox | None = None
         self._is_awaited = False
+        self.keeps_logprobs = True
+        """Set to False before the iteration by a reader who forgets the logprobs of each delta, so that they
+        are kept once. The completion has none then.
+        """
 
     @property
     def has_news(self) -> bool:
@@ -185,6 +193,8 @@ class AsyncResultStream(_Stream):
             self._check_open()
             self._session = session
             self.state, self._mailbox = session.open_request(self._submission)
+            for sequence in self.state.sequences:
+                sequence.keeps_logprobs = self.keeps_logprobs
         if self.state.error is None:
             items = await self._mailbox.take_async()
             self._deltas.extend(self.state.receive(items))

@@ -202,8 +202,10 @@ def delta_pieces(delta: Delta) -> Iterator[Delta]:
     if len(delta.logprobs) * (num_top + 1) <= PIECE_ENTRIES:
         yield delta
         return
-    text, num_taken = delta.text, 0
-    for piece in in_pieces(delta.logprobs, num_top):
+    text, num_taken, num_all = delta.text, 0, len(delta.logprobs)
+    pieces = in_pieces(delta.logprobs, num_top)
+    while num_taken < num_all:
+        piece = next(pieces)
         part = msgspec.structs.replace(
             delta,
             text=text,
@@ -211,8 +213,10 @@ def delta_pieces(delta: Delta) -> Iterator[Delta]:
             logprobs=piece,
         )
         num_taken += len(piece)
-        if num_taken < len(delta.logprobs):
+        if num_taken < num_all:
             part = msgspec.structs.replace(part, finish_reason=None, matched_stop=None, usage=None)
+        else:
+            del delta, pieces  # the events at the end wait, and need no more of them than the last part
         yield part
         text = ""
 

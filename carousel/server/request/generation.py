@@ -135,6 +135,8 @@ class Generation(Response):
         """Prompts whose answers were aborted."""
         self._open: dict[int, AsyncResultStream] = {}
         """Open streams by the number of the prompt."""
+        self._shown: list[EndedSequence] = []
+        """Sequences for the trace, once the answer has all that it needs of them."""
 
     def abort(self, prompts: Collection[int]) -> None:
         """End the answers to these prompts early: the caller gets the output so far. Prompts that have not
@@ -191,14 +193,16 @@ class Generation(Response):
             raise respelled(error, self._param_names) from None
         finally:
             if self._trace.traceparent is not None:
-                self._trace.end(self._ended(), failure)
+                self._trace.end(self._shown or self._ended(), failure)
                 if self._server.http_spans is not None:
                     self._server.http_spans.note(self._labels, self._received_s, time.perf_counter())
             self._open.clear()
             failure = None
 
     def _ended(self) -> list[EndedSequence]:
-        """Return the sequences that have ended, for the request's trace."""
+        """Return the sequences that have ended, for the request's trace, if it has one."""
+        if self._trace.traceparent is None:
+            return []
         has_content = self._trace.has_content
         return [
             EndedSequence(prompt, sequence.index, sequence.finish, sequence.text if has_content else "")
@@ -264,8 +268,8 @@ class Generation(Response):
             first = make_first()
         # From here on the answer has what it needs of them.
         del completions, calls
-        for stream in self._open.values():
-            stream.forget_logprobs()
+        self._shown = self._ended()
+        self._open.clear()
         writer = self._writer(scope, send, lambda: num_bytes)
         last = await writer.write_pieces(first, pieces)
         if writer.has_begun:
@@ -340,6 +344,8 @@ class Generation(Response):
                 for _ in submissions
             ]
             streams = [self._client.open(submission) for submission in submissions]
+            for stream in streams:
+                stream.keeps_logprobs = False
             self._open.update(enumerate(streams))
 
             async def begin(number: int) -> None:
@@ -349,7 +355,9 @@ class Generation(Response):
             async with aclosing(merged(streams, begin)) as batches:
                 async for batch in batches:
                     data, quiet.is_between = b"", False
-                    for position, (prompt, delta) in enumerate(batch, 1):
+                    batch.reverse()
+                    for position in range(1, len(batch) + 1):
+                        prompt, delta = batch.pop()  # it goes as soon as its events have what they need
                         if not position % DELTAS_AT_ONCE or _is_large(delta):
                             await self._server.entrance.take_turn(self._tenant.name)
                         timers[prompt].note_delta(delta)
@@ -361,7 +369,10 @@ class Generation(Response):
                             delta = msgspec.structs.replace(delta, finish_reason=None, usage=None)
                         if delta.finish_reason is not None:
                             places.give_back(1)
-                        for number, events in enumerate(answer.events(prompt, delta)):
+                        is_done = streams[prompt].done_with_logprobs(delta) if has_logprobs else _nothing
+                        spelled = answer.events(prompt, delta)
+                        del delta
+                        for number, events in enumerate(spelled):
                             data = data + events if data else events
                             if number:
                                 await self._server.entrance.take_turn(self._tenant.name)
@@ -371,8 +382,7 @@ class Generation(Response):
                                 cost = answer.write_cost * len(data)
                                 await self._server.pace.spend(self._tenant.name, cost)
                                 data = b""
-                        if has_logprobs:
-                            streams[prompt].forget_logprobs()
+                        is_done()
                         if is_early:
                             if data:
                                 await writer.write(data)
@@ -423,6 +433,10 @@ def _num_kept_bytes(answer: StreamFormat, streams: Mapping[int, AsyncResultStrea
 
 def _is_large(delta: Delta) -> bool:
     return len(delta.logprobs) + len(delta.prompt_logprobs) > LARGE_DELTA
+
+
+def _nothing() -> None:
+    pass
 
 
 def _aborted() -> RequestError:

@@ -145,8 +145,9 @@ class AnswerWriter:
             data += piece
             num_unturned += len(piece)
             if len(data) >= LARGE_WRITE_BYTES:
-                await self.write(bytes(data))
-                data.clear()
+                large, data, piece = bytes(data), bytearray(), b""  # one copy is kept while it waits
+                await self.write(large)
+                del large
             if num_unturned >= UNTURNED_BYTES:
                 num_unturned = 0
                 await self._entrance.take_turn(self._kept.tenant)

@@ -90,12 +90,15 @@ class ResponsesFormat:
     def events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
         data = b"" if self._num_events else self._first_events()
         self._usage.add(prompt, delta)
-        if delta.finish_reason is not None:
+        is_last = delta.finish_reason is not None
+        if is_last:
             self._finish_reason = delta.finish_reason
         elif self._plain and delta.text and self._reader.is_plain(delta.text):
             yield data + self._plain_event(delta.text)
             return
-        for part in self._parts(delta):
+        parts = self._parts(delta)
+        del delta  # the items have its logprobs while the last events wait
+        for part in parts:
             told = self._reader.read(part.text, part.token_ids, part.logprobs, part.finish_reason)
             for each in told:
                 if each is not None:
@@ -106,7 +109,8 @@ class ResponsesFormat:
             if data:
                 yield from self._written(data)
                 data = b""
-        if delta.finish_reason is not None:
+        del parts
+        if is_last:
             response = self._ended(self._usage.body())
             kind = "completed" if response.status == "completed" else "incomplete"
             yield from self._written(self._sse(f"response.{kind}", response=response))

@@ -15,7 +15,7 @@ from itertools import chain
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from carousel.client.core.logprobs import LogprobColumns, PromptLogprobs, packed_logprobs
+from carousel.client.core.logprobs import NO_LOGPROBS, LogprobColumns, PromptLogprobs, packed_logprobs
 from carousel.client.core.result import Completion, CompletionOutput, Delta
 from carousel.server.request.sse import DoneEvents
 from carousel.server.request.tokenizer import Vocabulary
@@ -121,6 +121,10 @@ class GenerateFormat(DoneEvents):
         number = prompt * self._view.num_choices + delta.index
         for _ in self._take(prompt, number, delta):
             yield b""
+        if (
+            delta.logprobs or delta.prompt_logprobs
+        ):  # they have been taken, and what follows may wait for long
+            delta = msgspec.structs.replace(delta, logprobs=NO_LOGPROBS, prompt_logprobs=NO_LOGPROBS)
         if delta.finish_reason is not None:
             for _ in self._complete_input(prompt):
                 yield b""
@@ -304,8 +308,9 @@ def _batched(parts: Iterable[bytes | bytearray]) -> Iterator[bytes]:
     for part in parts:
         data += part
         if len(data) >= EVENT_PIECE_BYTES:
-            yield bytes(data)
-            data = bytearray()
+            batch, data, part = bytes(data), bytearray(), b""  # one copy is kept while it is written
+            yield batch
+            del batch
     if data:
         yield bytes(data)
 

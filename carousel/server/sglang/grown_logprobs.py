@@ -16,6 +16,8 @@ from carousel.server.spelling.token_table import TokenTable
 
 ROOM_BYTES = 16 << 20
 SLICE_BYTES = 64 << 10
+MANY_ENTRIES = 256
+"""Number of entries that come together, from which on they are kept as they are and not joined to others."""
 COST_OF_SPELLING = 4
 """Time that spelling takes beside writing what was spelled, which counts as one."""
 
@@ -57,6 +59,9 @@ class GrownLogprobs:
 
     def add(self, ids: Sequence[int], entries: PromptLogprobs) -> Iterator[None]:
         """Append entries. Yields between the pieces of many, so that other tasks may run."""
+        if len(entries) >= MANY_ENTRIES and (self._rest or self._room.num_left <= 0):
+            self.hold(ids, entries)  # without a copy
+            return
         start = 0
         for piece in in_pieces(packed_logprobs(entries), self._num_top):
             of_piece = ids[start : start + len(piece)]
@@ -72,7 +77,7 @@ class GrownLogprobs:
             yield
 
     def hold(self, ids: Sequence[int], entries: PromptLogprobs) -> None:
-        """Append entries that are spelled when they are written. They must not grow."""
+        """Append entries that are spelled when they are written. They must not grow: they are not copied."""
         if entries:
             self._rest.append((array("i", ids), packed_logprobs(entries)))
 
@@ -96,7 +101,7 @@ class GrownLogprobs:
                 start += len(piece)
 
     def _pack(self, ids: Sequence[int], entries: LogprobColumns[Any]) -> None:
-        if not self._rest or entries.num_none:
+        if not self._rest or entries.num_none or len(self._rest[-1][0]) >= MANY_ENTRIES:
             self._rest.append((array("i"), LogprobColumns()))
         known, columns = self._rest[-1]
         known.extend(ids)

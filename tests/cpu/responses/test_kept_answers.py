@@ -7,7 +7,7 @@ import json
 import socket
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -251,18 +251,25 @@ def test_logprobs_count_from_when_they_come_until_they_are_written(
 ) -> None:
     """Those that waited did not count once the sequence had ended, and those written counted below zero."""
     counts: list[tuple[int, int]] = []
-    forget = AsyncResultStream.forget_logprobs
+    done_with = AsyncResultStream.done_with_logprobs
 
-    def noted(self: AsyncResultStream) -> None:
-        before = self.num_logprob_bytes
-        forget(self)
-        counts.append((before, self.num_logprob_bytes))
+    def noted(self: AsyncResultStream, delta: Delta) -> Callable[[], None]:
+        forget = done_with(self, delta)
+        assert self.state is not None
+        assert not any(each.logprobs for each in self.state.sequences), "they are kept once"
+
+        def forget_noted() -> None:
+            before = self.num_logprob_bytes
+            forget()
+            counts.append((before, self.num_logprob_bytes))
+
+        return forget_noted
 
     def in_two_parts(request: GenerateRequest) -> list[SequenceOutput]:
         (last,) = with_logprobs(request)
         return [msgspec.structs.replace(last, finish=None), last]
 
-    monkeypatch.setattr(AsyncResultStream, "forget_logprobs", noted)
+    monkeypatch.setattr(AsyncResultStream, "done_with_logprobs", noted)
     with http_front(tmp_path, in_two_parts, context_length=2048) as front:
         front.post("/v1/responses", stream=True, **RESPONSE)
     assert max(before for before, _ in counts) >= PACKED_BYTES
