@@ -161,6 +161,8 @@ class FollowedGuides:
                 tenant = next(each.tenant for each in self._waits[key].values() if each is not None)
                 self._maker.make(key, ToMake(compiled.grammar, tenant, compiled.num_bytes))
             return
+        if key in self._maker:
+            return  # sequences that move have it compiled anew, and those that are new wait for the same
         for handle in self._end_wait(key):
             self._refuse(handle, compiled.error)
 
@@ -238,13 +240,18 @@ class FollowedGuides:
             return
         self._ready.forget_unused()
         self._meter.read(now=True)
-        while self._meter.num_bytes > POOL_BYTES and (copies := self._matchers.copies()):
-            self._shrink(largest(copies), list(copies))
-            self._meter.read(now=True)
+        while self._meter.num_bytes > POOL_BYTES and self._shrink():
+            self._meter.read(now=True)  # nothing here may hold what has been left
         give_back()
 
-    def _shrink(self, copy: GuideCopy, copies: list[GuideCopy]) -> None:
-        """Have a copy of a guide take less, or another one of its tenant."""
+    def _shrink(self) -> bool:
+        """Have the largest copy of a guide take less, or another one of its tenant. Returns False if none is
+        followed.
+        """
+        copies = list(self._matchers.copies())
+        if not copies:
+            return False
+        copy = largest(copies)
         own = [each for each in copies if each.tenant == copy.tenant]
         handles = list(copy.handles)
         if copy.num_bytes - copy.num_fresh_bytes >= REBUILD_BYTES:
@@ -264,6 +271,7 @@ class FollowedGuides:
             error = too_complex(f"it takes more memory than there is ({POOL_BYTES >> 20} MiB)")
             self.give_up(handles[0], error)
             self._matchers.close(handles[0])
+        return True
 
     def _hold(self, copy: GuideCopy, handles: list[bytes]) -> None:
         """Have sequences wait for memory."""

@@ -104,6 +104,29 @@ def test_a_tenant_whose_guides_grow_disturbs_those_of_no_other(
     assert (len(bob.ids), bob.error) == (400, None)
 
 
+def test_no_more_guides_are_compiled_anew_than_have_to_be(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory was read while the first one was still held, so the next one had to give way, too. If that
+    was the last, its sequence was ended.
+    """
+    limit(monkeypatch, 3 << 20)
+    ring = GrammarRing(vocabulary)
+    bob = ring.open(b"bob", Guide("regex", "[a-z ]{4000}"), 400, tenant="bob")
+    alice = ring.open(b"alice", large(0), 50, tenant="alice")
+    shrunk: list[str] = []
+
+    def note(copies: list[GuideCopy]) -> GuideCopy:
+        shrunk.append(largest(copies).tenant)
+        return largest(copies)
+
+    monkeypatch.setattr(followed_guides, "largest", note)
+    ring.run()
+    assert set(shrunk) == {"alice"}
+    assert (len(bob.ids), bob.error) == (400, None)
+    assert (len(alice.ids), alice.error) == (50, None)
+
+
 class Counted:
     """Loop in which each guide that is followed takes a MiB, and for which there are `most`."""
 

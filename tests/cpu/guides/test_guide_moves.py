@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from grammar_proc import vocabulary as limits
-from grammar_proc.compile_child import try_guide
+from grammar_proc.compile_child import Compiled, try_guide
 from grammar_proc.guides.guide_memory import GuideCopy
 from grammar_proc.matchers import GuideUsedUp, Matchers
 from grammar_proc.vocabulary import GrammarVocabulary
@@ -16,7 +16,7 @@ from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.guide import Guide, MatcherNews, MatcherState
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates
-from runtime.wire.messages import MatcherStates, OpenMatcher
+from runtime.wire.messages import ErrorInfo, MatcherStates, OpenMatcher
 from tests.cpu.guides.test_matchers import id_of
 from tests.harness.guides.grammar_ring import GrammarRing, ids_in, states_of
 
@@ -130,6 +130,27 @@ def test_ids_that_come_while_a_sequence_moves_are_followed_after_it(vocabulary: 
     matchers.advance(MatcherNews(b"told", 3, b + b))
     state = states_of(matchers)[b"told"]
     assert (state.num_tokens, ids_in(state.masks[0])) == (3, unpack_ids(z).tolist())
+
+
+def test_sequences_that_move_do_not_end_because_their_guide_cannot_be_tried_again(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = GrammarRing(vocabulary)
+    guide, handle = Guide("regex", "[a-z]{60}"), b"a" * 16
+    one = ring.open(handle, guide, 60)
+    while len(one.ids) < 5:
+        ring.turn()
+    guides, copy = ring.loop._guides, ring.loop._matchers.copy_of(handle)
+    assert copy is not None
+    guides._ready.forget(guides._guide_of[handle])  # so the next one has it tried again
+    refused = Compiled(error=ErrorInfo("no process was free", "overloaded", None, 503))
+    monkeypatch.setattr("tests.harness.guides.grammar_ring.try_guide", lambda *_: refused)
+    other = ring.open(b"b" * 16, guide, 60, 1)
+    ring.loop._receive(ring.received.pop())
+    guides.move(copy)
+    ring.run()
+    assert (one.error, other.error) == (None, None)
+    assert min(len(one.ids), len(other.ids)) > 5
 
 
 def test_a_search_begins_its_hypotheses_again_when_its_guide_is_used_up(
