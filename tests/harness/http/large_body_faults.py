@@ -33,7 +33,9 @@ async def most_in_a_turn() -> int:
             yield part
             turns.append(num_faults() - before)
 
-    request: Any = SimpleNamespace(headers={"content-type": "application/json"}, stream=stream)
+    scope = {"headers": [(b"content-type", b"application/json")]}
+    state = SimpleNamespace(has_whole_body=lambda: False)
+    request: Any = SimpleNamespace(scope=scope, state=state, stream=stream)
     share = BodyPool(lambda: False).share("")
     assert len(await _read_bytes(request, share)) == MAX_BODY_BYTES
     return max(turns)
