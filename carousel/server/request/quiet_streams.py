@@ -57,13 +57,18 @@ class QuietStreams:
             self._streams.pop(stream, None)
 
     def _look(self) -> None:
+        self._timer = None
         if not self._left:
             self._left.extend(self._streams)
-        for _ in range(min(AT_ONCE, len(self._left))):
-            stream = self._left.popleft()
-            if stream in self._streams:
-                _look_at(stream)
-        self._timer = None
+        try:
+            for _ in range(min(AT_ONCE, len(self._left))):
+                stream = self._left.popleft()
+                if stream in self._streams:
+                    _look_at(stream)
+        finally:  # the others get their lines when that of one fails
+            self._look_again()
+
+    def _look_again(self) -> None:
         if self._streams:
             delay_s = 0.0 if self._left else self._look_s
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)

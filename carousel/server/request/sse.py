@@ -123,18 +123,24 @@ class AnswerWriter:
 
     def write_now(self, data: bytes) -> None:
         """Send a part of the answer, and before the first one the head, without waiting. Nothing is sent if
-        the client does not read. No other call may be waiting.
+        the client does not read, and only the head if it takes no more. No other call may be waiting.
         """
         if not self._can_write():
             return
-        sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
+        sending = self._send_what_fits(data)
         try:
             sending.send(None)
         except StopIteration:
+            return
+        sending.close()
+        raise RuntimeError("a connection that takes output made its writer wait")
+
+    async def _send_what_fits(self, data: bytes) -> None:
+        if not self.has_begun:
+            await self._begin()
+        if self._can_write():
+            await self._send_body({"type": "http.response.body", "body": data, "more_body": True})
             self._kept.note(len(data))
-        else:
-            sending.close()
-            raise RuntimeError("a connection that takes output made its writer wait")
 
     async def write_pieces(self, first: bytes, pieces: Iterable[bytes]) -> bytes:
         """Send an answer as its caller reads it, while other tasks of the event loop run between its pieces.
@@ -159,6 +165,9 @@ class AnswerWriter:
 
     async def _send(self, message: dict[str, Any]) -> None:
         if not self.has_begun:
-            self.has_begun = True
-            await self._send_head({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await self._begin()
         await self._send_body(message)
+
+    async def _begin(self) -> None:
+        self.has_begun = True
+        await self._send_head({"type": "http.response.start", "status": 200, "headers": self._headers})

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import weakref
 from contextlib import ExitStack
-from typing import cast
+from typing import Any, cast
 
 from carousel.server.request.quiet_streams import AT_ONCE, QuietStreams
-from carousel.server.request.sse import AnswerWriter
+from carousel.server.request.sse import EVENT_HEADERS, AnswerWriter
+from carousel.server.tenancy.entrance import Entrance
+from carousel.server.tenancy.unread_answers import UnreadAnswers
 
 SHORT_S = 0.002
+WAIT_S = 10.0
 
 
 class Writer:
@@ -20,6 +23,33 @@ class Writer:
 
     def write_now(self, line: bytes) -> None:
         self.num_lines += 1
+
+
+class Caller:
+    """Caller whose connection takes the head of an answer and then, until `reads` is set, nothing more."""
+
+    def __init__(self) -> None:
+        self.received: list[str] = []
+        self.reads = asyncio.Event()
+
+    def can_write(self) -> bool:
+        return not self.received or self.reads.is_set()
+
+    async def send(self, message: Any) -> None:
+        if not self.can_write():
+            await self.reads.wait()
+        self.received.append(message["type"])
+
+    def writer(self) -> AnswerWriter:
+        state = {"send_body": self.send, "write_chunk": lambda _: False, "can_write": self.can_write}
+        kept = UnreadAnswers().kept(cast(asyncio.Transport, None), "", lambda: 0)
+        return AnswerWriter(self.send, state, kept, cast(Entrance, None), EVENT_HEADERS)
+
+
+class Failing(Writer):
+    def write_now(self, line: bytes) -> None:
+        super().write_now(line)
+        raise ValueError("a fault of this stream")
 
 
 def writer_of(fake: Writer) -> AnswerWriter:
@@ -57,6 +87,39 @@ async def _end_one_of_two() -> None:
         while other.num_lines < num_lines[1] + 2:
             await asyncio.sleep(0)
     assert ended.num_lines == num_lines[0]
+
+
+def test_a_caller_who_takes_the_head_alone_gets_the_line_later() -> None:
+    asyncio.run(asyncio.wait_for(_keep_open_without_room(), WAIT_S))
+
+
+async def _keep_open_without_room() -> None:
+    quiet, caller, other = QuietStreams(SHORT_S), Caller(), Writer()
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    with quiet.watched(caller.writer(), b"x"), quiet.watched(writer_of(other), b"x"):
+        while other.num_lines < 3:
+            await asyncio.sleep(SHORT_S)
+        assert caller.received == ["http.response.start"]
+        caller.reads.set()
+        while len(caller.received) < 2:
+            await asyncio.sleep(SHORT_S)
+    assert not faults
+    assert set(caller.received[1:]) == {"http.response.body"}
+
+
+def test_others_are_looked_at_when_the_line_of_one_fails() -> None:
+    asyncio.run(asyncio.wait_for(_fail_beside_another(), WAIT_S))
+
+
+async def _fail_beside_another() -> None:
+    quiet, failing, other = QuietStreams(SHORT_S), Failing(), Writer()
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    with quiet.watched(writer_of(failing), b"x"), quiet.watched(writer_of(other), b"x"):
+        while other.num_lines < 3:
+            await asyncio.sleep(SHORT_S)
+    assert len(faults) == failing.num_lines
 
 
 def test_streams_that_have_ended_are_let_go() -> None:
