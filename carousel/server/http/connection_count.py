@@ -43,6 +43,10 @@ class ConnectionCount:
         self._num_by_address[address] += 1
         return not self._most_per_address or self._num_by_address[address] <= self._most_per_address
 
+    def has_far_too_many(self, address: str) -> bool:
+        """Return True if an address has more than twice its connections: further ones get no refusal."""
+        return 0 < 2 * self._most_per_address < self._num_by_address[address]
+
     def remove(self, address: str) -> None:
         self._num_by_address[address] -= 1
         if not self._num_by_address[address]:

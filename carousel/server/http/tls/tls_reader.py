@@ -71,7 +71,8 @@ class TlsReader(asyncio.BufferedProtocol):
         self._address = str((transport.get_extra_info("peername") or ("",))[0])
         self._is_counted = True
         self._count.add(self._address)
-        if has_left(transport):
+        # The refusal of one too many is sent after its handshake, for which an address may let many wait.
+        if self._count.has_far_too_many(self._address) or has_left(transport):
             transport.abort()
             return
         loop = asyncio.get_running_loop()

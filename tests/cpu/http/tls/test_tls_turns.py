@@ -248,6 +248,28 @@ def test_connections_of_an_address_count_from_their_first_moment(tmp_path: Path)
             wait_until(lambda: http.get("/live").status_code == 200, 5.0, "its place is free")
 
 
+def test_an_address_that_begins_no_handshake_has_few_connections(tmp_path: Path) -> None:
+    """It could have all for ten seconds: a refusal is sent after the handshake."""
+    with (
+        http_front(tmp_path, spell("a"), max_connections_per_address=2, **FILES) as front,
+        ExitStack() as held,
+    ):
+        connections = [held.enter_context(front.connect()) for _ in range(12)]
+        for connection in connections:
+            connection.setblocking(False)
+        wait_until(lambda: sum(map(is_closed, connections)) == 8, 5.0, "all but twice as many are closed")
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Return True if the server has closed a connection, on which it has sent nothing."""
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
 def test_what_reads_below_tls_is_let_go_with_its_connection(front: Front) -> None:
     """In a cycle with the connection above it would wait for a full collection."""
 
