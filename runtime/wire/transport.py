@@ -8,6 +8,7 @@ logged at most once a second, and dropped.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -337,8 +338,10 @@ class Waiter:
             self._poller.register(socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until something can be read. Returns False after timeout_s."""
-        return bool(self._poller.poll(max(0, int(timeout_s * 1000))))
+        """Wait until something can be read. Returns False after timeout_s, which is rounded up to whole
+        milliseconds: a caller that waits for the rest of a time would poll without a pause.
+        """
+        return bool(self._poller.poll(max(0, math.ceil(timeout_s * 1000))))
 
 
 def with_frames(message: Message, frames: Sequence[Frame]) -> Message | Framed:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -211,3 +213,15 @@ def test_joined_inboxes_keep_each_ones_order_and_starve_none() -> None:
     rest = [each for each in received if each.num_tokens < 200]
     assert rest == [message(n) for n in range(len(rest))]
     assert len(joined.drain()) == 100 - len(rest)
+
+
+def test_a_wait_for_less_than_a_millisecond_is_a_wait() -> None:
+    """Whoever waits for what is left of a time polled without a pause during its last millisecond."""
+    reader, writer = os.pipe()
+    began = time.monotonic()
+    assert not Waiter([reader]).wait(0.0009)
+    assert time.monotonic() - began >= 0.0009
+    os.write(writer, b"1")
+    assert Waiter([reader]).wait(0.0009)
+    os.close(reader)
+    os.close(writer)
