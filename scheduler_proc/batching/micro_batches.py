@@ -63,11 +63,15 @@ class MicroBatches:
         self._turn_of[rows] = self._num_turns
 
     def _share(self) -> int:
-        """Return how many rows may decode in one step: 1/P of all decoding rows, rounded up."""
+        """Return how many rows may decode in one step: 1/P of all decoding rows, rounded up. Rows that
+        sit out are not among them.
+        """
         rows = self._rows
         running = rows.running
         predicted = rows.num_tokens[running] + rows.in_flight[running]
         decodes = (rows.kv_len[running] >= rows.num_given[running]) & (predicted < rows.max_len[running])
+        if rows.num_sitting:
+            decodes &= ~rows.sits[running]
         return -(-int(np.count_nonzero(decodes)) // self.num_stages)
 
     def _are_in_two_steps(self, ready: RowArray) -> BoolArray:

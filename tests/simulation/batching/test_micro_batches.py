@@ -151,3 +151,29 @@ def test_rows_that_lack_pages_keep_no_other_from_going_on(
             assert list(system.detokenizer.closed) == [last.handle]
         run_until_idle(system)
         assert len(system.detokenizer.closed) == num_rows
+
+
+def test_rows_that_sit_out_do_not_make_the_shares_of_others_larger() -> None:
+    with running(num_stages=2, depth=2, max_rows=8, num_pages=400) as system:
+        pipe = piped(system, 2, 0.0)
+        for number in range(8):
+            system.inbox.send(message(number, [number + 1] * 4, max_tokens=80))
+            if number == 3:
+                while pipe.now < 10:
+                    system.step()
+                for row in system.rows.running.tolist():
+                    system.rows.sit_out(row)
+        sizes: list[int] = []
+        watch = system.executor.watch
+
+        def note(plan: BatchPlan) -> None:
+            sizes.append(plan.num_decodes)
+            watch(plan)
+
+        system.executor.watch = note
+        while pipe.now < 60:
+            system.step()
+        assert set(sizes[-20:]) == {2}
+        for row in system.rows.running.tolist():
+            system.rows.join_again(row)
+        run_until_idle(system)
