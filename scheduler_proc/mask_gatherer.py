@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from runtime.base.errors import RequestError
@@ -10,7 +10,8 @@ from runtime.wire.error_info import error_info
 from runtime.wire.plan import SampleMasks
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.lifecycle import Lifecycle
-from scheduler_proc.core.scheduled_row import NoMask
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.scheduled_row import NoMask, ScheduledRow
 from scheduler_proc.core.sitting_rows import SittingRows
 from scheduler_proc.observe.step_stats import StepStats
 from scheduler_proc.port import Readiness
@@ -48,6 +49,9 @@ class MaskSource(Protocol):
     @property
     def patience(self) -> StepPatience: ...
 
+    def send_news(self) -> None:
+        """Ask for the masks behind all tokens and guesses that are known."""
+
 
 class MaskGatherer:
     def __init__(
@@ -61,7 +65,7 @@ class MaskGatherer:
         self._lifecycle = lifecycle
         self._stats = stats
         self._now_s = now_s
-        self.sitting = SittingRows(lifecycle, is_ready)
+        self.sitting = SittingRows(lifecycle, is_ready, now_s)
         self.source: MaskSource | None = None
         """Set where guides are served."""
 
@@ -77,13 +81,16 @@ class MaskGatherer:
         began_s = self._now_s()
         masked = batch.masked()
         if masked and source is not None:
-            num_masks = len(masked) + sum(len(scheduled.guesses) for scheduled in masked)
-            tenants = {scheduled.req.tenant for scheduled in masked}
-            has_others = len(batch.order) > len(masked) or len(tenants) > 1
-            source.patience.begin(began_s, num_masks, is_idle, has_others=has_others)
+            # The masks of rows that sit out are there.
+            awaited = [scheduled for scheduled in masked if scheduled.guesses or not scheduled.sits_out]
+            num_masks = len(awaited) + sum(len(scheduled.guesses) for scheduled in awaited)
+            source.patience.begin(began_s, num_masks, is_idle, has_others=self._has_others(batch, masked))
         for scheduled in masked:  # all of them, before the first wait
             if scheduled.guesses and scheduled.note_guesses is not None:
                 scheduled.note_guesses(scheduled.guesses)
+        if masked and source is not None:
+            source.send_news()
+            self._lifecycle.output.flush()  # what has come does not wait for masks, too
         for scheduled in masked:
             req, make_masks = scheduled.req, scheduled.make_masks
             assert make_masks is not None
@@ -109,6 +116,18 @@ class MaskGatherer:
         if masked and source is not None:
             source.patience.end(now_s)
         return SampleMasks(batch.step, tuple(masks), batch.processed(), memory)
+
+    def _has_others(self, batch: ScheduleBatch, masked: Sequence[ScheduledRow[Request]]) -> bool:
+        """Return True if a running row needs no mask, or is of another tenant than the rows with masks. It
+        waits, too, wherever it is: sitting out, or in another step of a pipeline.
+        """
+        tenant = masked[0].req.tenant
+        if len(batch.order) > len(masked) or any(each.req.tenant != tenant for each in masked):
+            return True
+        rows = self._lifecycle.kv.rows
+        return len(rows.running) > len(masked) and any(
+            req.guide is None or req.tenant != tenant for req in rows.running_requests()
+        )
 
     def note_commit(self, step: int) -> None:
         """Record that a step, and all before it, has been computed."""

@@ -17,6 +17,11 @@ from scheduler_proc.core.request import Request
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.port import Readiness
 
+MAX_SIT_S = 1.0
+"""Seconds for which a row that could go on but for its masks keeps its place. Then it is retracted, so that
+others do not wait for its pages while the grammar process is dead.
+"""
+
 
 class Sitting(NamedTuple):
     """A row that sits out in a stay, and what it waits for."""
@@ -24,14 +29,19 @@ class Sitting(NamedTuple):
     req: Request
     stay: int
     masked_by: Readiness
+    until_s: float
+    """Time up to which it keeps its place; by then its tokens are committed."""
 
 
 class SittingRows:
-    def __init__(self, lifecycle: Lifecycle, is_ready: Callable[[Readiness], bool]) -> None:
-        """is_ready: as in Port."""
+    def __init__(
+        self, lifecycle: Lifecycle, is_ready: Callable[[Readiness], bool], now_s: Callable[[], float]
+    ) -> None:
+        """is_ready, now_s: as in Port."""
         self._lifecycle = lifecycle
         self._rows = lifecycle.kv.rows
         self._is_ready = is_ready
+        self._now_s = now_s
         self._sitting: list[Sitting] = []
 
     def add(self, scheduled: ScheduledRow[Request]) -> None:
@@ -39,7 +49,8 @@ class SittingRows:
         row = scheduled.row
         assert scheduled.masked_by is not None
         self._rows.sit_out(row)
-        self._sitting.append(Sitting(scheduled.req, self._rows.stay_of[row], scheduled.masked_by))
+        until_s = self._now_s() + MAX_SIT_S
+        self._sitting.append(Sitting(scheduled.req, self._rows.stay_of[row], scheduled.masked_by, until_s))
 
     def take_back(self, scheduled: ScheduledRow[Request], batch: ScheduleBatch) -> None:
         """Take a row out of the step that was launched last, the only one that it is in. The step's result
@@ -54,7 +65,9 @@ class SittingRows:
         self.add(scheduled)
 
     def look(self) -> None:
-        """Let the rows continue that can. Called once a turn, before the next step is built."""
+        """Let the rows continue that can, and retract those that sit for too long. Called once a turn, before
+        the next step is built.
+        """
         if not self._sitting:
             return
         sitting, self._sitting = self._sitting, []
@@ -63,9 +76,13 @@ class SittingRows:
             if row < 0 or self._rows.stay_of[row] != each.stay:
                 continue
             try:
-                if self._rows.in_flight_of[row] or not self._is_ready(each.masked_by):
+                if self._rows.in_flight_of[row]:
+                    self._sitting.append(each._replace(until_s=self._now_s() + MAX_SIT_S))
+                elif self._is_ready(each.masked_by):
+                    self._rows.join_again(row)
+                elif self._now_s() < each.until_s:
                     self._sitting.append(each)
                 else:
-                    self._rows.join_again(row)
+                    self._lifecycle.retract(each.req)
             except RequestError as error:
                 self._lifecycle.finish(each.req, "error", error=error_info(error))

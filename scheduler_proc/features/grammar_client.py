@@ -146,7 +146,7 @@ class GrammarClient:
             self.take_news()
 
     def take_news(self, wait_s: float = 0.0) -> None:
-        self._send_ids()
+        self.send_news()
         for message in self._news(wait_s):
             if isinstance(message, GrammarStarted):
                 self._open_again()
@@ -186,7 +186,7 @@ class GrammarClient:
         return self._wait(search, lambda now_s: self._search_until - now_s)
 
     def _wait(self, sequence: GuidedSequence, left_s_at: Callable[[float], float]) -> bool:
-        self._send_ids()
+        self.send_news()
         while not sequence.is_current:
             left_s = left_s_at(self._clock())
             self.take_news(max(left_s, 0.0))
@@ -194,7 +194,8 @@ class GrammarClient:
                 return sequence.is_current
         return True
 
-    def _send_ids(self) -> None:
+    def send_news(self) -> None:
+        """Send the new ids and guesses of all sequences."""
         if self._news_to_send:
             self._outbox.send(AdvanceMatchers(tuple(self._news_to_send)))
             self._news_to_send.clear()

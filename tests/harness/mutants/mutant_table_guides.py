@@ -64,7 +64,7 @@ GUIDE_MUTANTS = [
         "take_back",
         "self._lifecycle.kv.give_back_rejected(np.array([row], np.intp))",
         "pass",
-        1,
+        5,
         changes=GUESSED,
     ),
     Mutant(
@@ -118,7 +118,7 @@ GUIDE_MUTANTS = [
         "let_go",
         "self._launched",
         "0",
-        26,
+        32,
         changes=GUIDES,
     ),
     Mutant(
@@ -127,7 +127,7 @@ GUIDE_MUTANTS = [
         "_open_again",
         "self._let_go(handle)",
         "self.slots._free.append(self._slot_of.pop(handle))",
-        26,
+        32,
         changes=GUIDES,
     ),
     Mutant(
@@ -136,7 +136,7 @@ GUIDE_MUTANTS = [
         "_open_again",
         "sequence.begin_again()",
         "pass",
-        14,
+        16,
         changes=GUIDES,
     ),
     Mutant(
@@ -160,7 +160,7 @@ GUIDE_MUTANTS = [
     Mutant(
         "ids of a step not told",
         GrammarClient,
-        "_send_ids",
+        "send_news",
         "tuple(self._news_to_send)",
         "tuple(self._news_to_send[:1])",
         5,
@@ -235,8 +235,8 @@ GUIDE_MUTANTS = [
         "_is_of_now",
         "state.guesses == self._told",
         "True",
-        27,
-        changes=GUESSED,
+        4,
+        changes=GUESSED | {"late": 0.15},
     ),
     Mutant(
         "the end allowed behind guesses as before them",

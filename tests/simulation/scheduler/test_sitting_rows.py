@@ -1,0 +1,117 @@
+"""Costs to other requests of rows that sit out, and of steps that wait for masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from runtime.wire.messages import FromGrammar
+from scheduler_proc.core.sitting_rows import MAX_SIT_S
+from scheduler_proc.features.mask_patience import (
+    LEAST_S,
+    MAX_CREDIT_S,
+    SHARE,
+    USUAL_S,
+    MaskPatience,
+)
+from tests.harness.scheduler.scheduler_parts import run_until_idle
+from tests.harness.simulation.sim_grammar import FakeGrammar
+from tests.harness.simulation.sim_system import System
+from tests.simulation.scheduler.test_guided_rows import delay, request, serving
+
+
+def test_rows_whose_masks_never_come_leave_their_places_to_others() -> None:
+    """They kept rows and pages until the grammar process was back, and nobody else could begin."""
+    guided = [request(number, "long", max_tokens=40) for number in range(3)]
+    with serving() as (alone, _):
+        run_until_idle(alone, *guided)
+        expected = [alone.detokenizer.tokens[each.handle] for each in guided]
+    with serving(depth=2, max_rows=3) as (system, grammar):
+        for each in guided:
+            system.inbox.send(each)
+        for _ in range(8):
+            system.step()
+        grammar.is_dead = True
+        plain = request(3, "", max_tokens=10)
+        system.inbox.send(plain)
+        began = system.now
+        while plain.handle not in system.detokenizer.closed:
+            system.step()
+            assert system.now - began < MAX_SIT_S + 2.0
+        grammar.start()
+        run_until_idle(system)
+        assert [system.detokenizer.tokens[each.handle] for each in guided] == expected
+
+
+def test_a_row_that_sits_for_a_moment_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    guided, plain = request(0, "long", max_tokens=10), request(3, "", max_tokens=200)
+    delay(monkeypatch, {guided.handle: 0.8 * MAX_SIT_S})
+    with serving(depth=2, max_len=256) as (system, _):
+        run_until_idle(system, guided, plain, max_steps=2000)
+        assert system.stats.num_late_masks > 0
+        assert system.lifecycle.num_retracted == 0
+
+
+@pytest.mark.parametrize("other", ["plain", "guided"])
+def test_a_step_does_not_hold_up_rows_that_are_in_other_ones(
+    monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """In a pipeline of two stages each of these two rows has steps of its own, and only the rows of the step
+    counted. So each step of the first waited for the most, and the second row with it.
+    """
+    slow = request(0, "long", max_tokens=40)
+    held_up = request(2, "long" if other == "guided" else "", max_tokens=60)
+    held_up = msgspec.structs.replace(held_up, tenant="another")
+    delay(monkeypatch, {slow.handle: 0.035})
+    with serving(depth=2, num_stages=2) as (system, _):
+        began = system.now
+        run_until_idle(system, slow, held_up, max_steps=2000)
+        took_s = system.now - began
+        assert system.stats.mask_wait_s <= MAX_CREDIT_S + SHARE * took_s + 5 * (LEAST_S + USUAL_S)
+        assert [len(system.detokenizer.tokens[each.handle]) for each in (slow, held_up)] == [40, 60]
+
+
+def test_masks_that_are_there_give_those_that_are_late_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that sit out take part with masks that are there; they added to the usual time of each step."""
+    slow = [request(number, "long", max_tokens=30) for number in range(3)]
+    plain = request(3, "", max_tokens=150)
+    delay(monkeypatch, {each.handle: 0.07 for each in slow})
+    begin, numbers = MaskPatience.begin, list[int]()
+
+    def begun(patience: MaskPatience, now_s: float, num_masks: int, *rest: Any, **options: Any) -> None:
+        numbers.append(num_masks)
+        begin(patience, now_s, num_masks, *rest, **options)
+
+    monkeypatch.setattr(MaskPatience, "begin", begun)
+    with serving(depth=2, max_len=256) as (system, _):
+        run_until_idle(system, *slow, plain, max_steps=2000)
+        assert system.stats.num_late_masks == 3
+    assert numbers[0] == 3
+    assert max(numbers[5:]) == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_tokens_are_on_their_way_before_a_step_waits_for_masks(
+    monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """With a long model step, they waited for the masks of the next one for up to a second."""
+    guided, plain = request(0, "long", max_tokens=20), request(3, "", max_tokens=40)
+    delay(monkeypatch, {guided.handle: 0.03})
+    news, systems, num_waits = FakeGrammar.news, list[System](), 0
+
+    def waits(grammar: FakeGrammar, wait_s: float) -> list[FromGrammar]:
+        nonlocal num_waits
+        if wait_s > 0.0:
+            num_waits += 1
+            systems[0].deliver()
+            for req in systems[0].lifecycle.requests.values():
+                assert len(systems[0].detokenizer.tokens.get(req.handle, ())) == req.num_output
+        return news(grammar, wait_s)
+
+    monkeypatch.setattr(FakeGrammar, "news", waits)
+    with serving(depth=depth) as (system, _):
+        systems.append(system)
+        run_until_idle(system, guided, plain)
+        assert num_waits > 0
