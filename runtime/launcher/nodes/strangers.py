@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,10 @@ import zmq
 CONNECTIONS = Path("/proc/net/tcp")
 CLOSED_HERE_STATES = ("04", "05", "06", "0B")
 """TCP states (of /proc/net/tcp) of connections that this side closed first."""
+LISTED_S = 0.5
+"""Longest time from ZMQ's report of an attempt, just before it closes the connection, until the kernel lists
+the connection as closed here.
+"""
 FAILURES = frozenset(
     {
         zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
@@ -35,9 +40,8 @@ class Strangers:
         self._local = f"{_as_listed(host)}:{port:04X}"
         self._seen: set[str] = set()
         self._num_waiting = 0
-        """Number of attempts whose address the kernel did not list yet. ZMQ reports an attempt just before it
-        closes the connection.
-        """
+        """Number of attempts whose address the kernel did not list yet."""
+        self._wait_until = 0.0
         self._knocks: Counter[str] = Counter()
         """Number of attempts by address; the empty address counts those that the kernel never listed."""
 
@@ -46,13 +50,15 @@ class Strangers:
         return self._knocks[address] + (self._knocks[""] if address else 0)
 
     def look(self) -> list[str]:
-        """Return the addresses from which a wrong key was used since the last call. Call it again soon for
-        attempts that the kernel has not listed yet.
+        """Return the addresses from which a wrong key was used since the last call. For an attempt that the
+        kernel does not list it is the address with the most attempts, or an empty one. Call it again soon
+        for attempts that are not listed yet.
         """
         # Imported here, because it would bring zmq's asyncio parts into the launcher.
         from zmq.utils.monitor import recv_monitor_message
 
         was_waiting, num_knocks, num_failed = self._num_waiting > 0, self._num_waiting, 0
+        now = time.monotonic()
         while self._monitor.poll(0):
             told = recv_monitor_message(self._monitor)
             num_failed += told["event"] in FAILURES
@@ -61,12 +67,16 @@ class Strangers:
             return []
         new = self._closed() - self._seen
         self._seen |= new
-        self._num_waiting = 0 if new or was_waiting else num_knocks
+        if not was_waiting:
+            self._wait_until = now + LISTED_S
+        self._num_waiting = 0 if new or now >= self._wait_until else num_knocks
         if not num_knocks or self._num_waiting:
             return []
         came = Counter(map(_as_written, new)) or Counter({"": num_knocks})
         for address, count in came.items():
             self._knocks[address] += min(count, num_knocks)
+        if not new and (listed := self._knocks.keys() - {""}):
+            return [max(listed, key=self._knocks.__getitem__)]
         return sorted(came)
 
     def _closed(self) -> set[str]:
