@@ -54,6 +54,27 @@ def test_a_flood_of_one_address_is_not_before_another_address() -> None:
     assert first == ["flood 0", "other", "third"]
 
 
+def test_one_that_waits_again_goes_on_behind_what_it_has_scheduled() -> None:
+    """It went on in the same turn, before the connection above had been made."""
+    made: list[str] = []
+
+    async def serve() -> None:
+        turns = HandshakeTurns(clock=lambda: 0.0)
+
+        def make() -> None:
+            turns.wait("192.0.2.1", lambda: made.append("rest"))
+            turns.wait("192.0.2.3", lambda: made.append("other"))
+            asyncio.get_running_loop().call_soon(made.append, "secure")
+
+        turns.wait("192.0.2.1", make)
+        turns.wait("192.0.2.2", lambda: turns.wait("192.0.2.2", lambda: made.append("first")))
+        await asyncio.sleep(0.01)
+
+    asyncio.run(serve())
+    assert made[0] == "secure"
+    assert sorted(made[1:]) == ["first", "other", "rest"]
+
+
 def test_a_turn_that_fails_leaves_the_others_theirs() -> None:
     made: list[str] = []
 

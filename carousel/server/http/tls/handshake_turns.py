@@ -26,21 +26,27 @@ class HandshakeTurns:
         self._clock = clock
         self._lines: dict[str, deque[Callable[[], None]]] = {}
         """By network; the first one is next."""
+        self._new: list[tuple[str, Callable[[], None]]] = []
+        """Network of each that has come since the last turn began."""
         self._is_due = False
-        """True if the next turn is scheduled."""
+        """True if the next turn is scheduled, or in a turn."""
 
     def wait(self, address: str, go_on: Callable[[], None]) -> None:
-        """Call `go_on` in a later turn. `address` is the client's."""
-        self._lines.setdefault(network_of(address), deque()).append(go_on)
+        """Call `go_on` in a later turn, behind what the turn that runs now schedules on the event loop.
+        `address` is the client's.
+        """
+        self._new.append((network_of(address), go_on))
         self._make_due()
 
     def _make_due(self) -> None:
-        if self._lines and not self._is_due:
+        if (self._new or self._lines) and not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
-        self._is_due = False
+        for network, go_on in self._new:
+            self._lines.setdefault(network, deque()).append(go_on)
+        self._new.clear()
         end_s = self._clock() + TURN_S
         try:
             while self._lines:
@@ -48,6 +54,7 @@ class HandshakeTurns:
                 if self._clock() >= end_s:
                     break
         finally:
+            self._is_due = False
             self._make_due()
 
     def _pop_next(self) -> Callable[[], None]:

@@ -174,6 +174,24 @@ def test_records_of_a_connection_that_was_not_read_are_decrypted_a_few_in_a_turn
         assert most_in_turn(turns, before, len(RECORDS) - before) <= MOST_READ
 
 
+def test_short_records_that_come_with_the_end_of_a_handshake_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind the first 32 were lost, and the request never came to its end."""
+    monkeypatch.setattr(handshake_turns, "TURN_S", 10.0)
+    with http_front(tmp_path, spell("a"), **FILES) as front, front.connect() as connection:
+        caller = RawTls()
+        connection.sendall(caller.flight())
+        last = caller.flight(connection.recv(1 << 16))
+        assert caller.is_secure
+        records = caller.records(*[bytes([byte]) for byte in LIVE], *[LIVE])
+        connection.sendall(last + records)
+        connection.settimeout(5.0)
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 2:
+            received += caller.receive(connection)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_client_that_leaves_in_its_handshake_is_no_connection(
     front: Front, monkeypatch: pytest.MonkeyPatch, version: ssl.TLSVersion
