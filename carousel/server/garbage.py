@@ -11,6 +11,7 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 NEW_OBJECTS = 2000
@@ -35,6 +36,8 @@ REST_S = 1.0
 use.
 """
 STATM = Path("/proc/self/statm")
+STATM_BYTES = 256
+"""Number of bytes that hold its seven numbers."""
 
 
 def collect_new_objects_alone() -> None:
@@ -46,8 +49,16 @@ def collect_new_objects_alone() -> None:
     gc.set_threshold(NEW_OBJECTS, NEW_COLLECTIONS, NEVER)
 
 
+@cache
+def _statm() -> int:
+    """Return the descriptor of this process's STATM. It stays open: to open the file for each look, 20 times
+    a second, cost a process without requests a quarter of its CPU time.
+    """
+    return os.open(STATM, os.O_RDONLY | os.O_CLOEXEC)
+
+
 def resident_bytes() -> int:
-    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(os.pread(_statm(), STATM_BYTES, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class GarbageWatch:

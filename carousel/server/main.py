@@ -37,6 +37,8 @@ from runtime.settings.config import RuntimeConfig
 # Interval of checks for the end of the launch. The launcher kills the process a second after asking it to
 # end.
 TICK_S = 0.05
+TENANTS_S = 0.125
+"""Seconds between checks for a new table of keys, as in the scheduler."""
 SHUTDOWN_S = 0.8
 FLUSH_S = 0.2
 """Part of SHUTDOWN_S for traces that wait to be sent."""
@@ -136,7 +138,7 @@ async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> No
     listener = _listening_socket(context.listener_fd, config.slow_reader_timeout)
     serving = asyncio.create_task(server.serve([listener]))
     connecting = asyncio.create_task(client.connect())
-    watching = asyncio.create_task(tenants.watch(TICK_S))
+    watching = asyncio.create_task(tenants.watch(TENANTS_S))
     has_tls = bool(config.ssl_certfile)
     num_bytes = CONNECTION_BYTES + TLS_BYTES * has_tls
     num_objects = CONNECTION_OBJECTS + TLS_OBJECTS * has_tls
@@ -169,7 +171,7 @@ async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> No
         # Every caller gets an answer before the connections are closed.
         error = RequestError("the server is shutting down", code="shutting_down", status=503)
         await client.aclose(client.error or error)
-        server.should_exit = True
+        server.stop()
         await asyncio.wait((serving,), timeout=SHUTDOWN_S - FLUSH_S)
         state.tracing.close(FLUSH_S)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import NoReturn
 
 from runtime.ring.tenants import Tenant, Tenants, TenantsFile
 
@@ -26,9 +25,9 @@ class TenantTable:
         """Return the holder of this API key; None if there is none."""
         return self._tenants.of_key(key)
 
-    async def watch(self, interval_s: float) -> NoReturn:
-        """Check for a new table again and again."""
-        while True:
+    async def watch(self, interval_s: float) -> None:
+        """Check for a new table again and again, if there are keys."""
+        while self._file is not None:
             await asyncio.sleep(interval_s)
             await self.look()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import time
@@ -12,14 +13,17 @@ from typing import Any
 
 import pytest
 
+from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.http.paced_reader import PacedReader
 from carousel.server.http.protocol import HttpProtocol
 from carousel.server.http.rare_warnings import LOGGERS
+from carousel.server.http.server import DATE_S, HttpServer
 from carousel.server.main import main, without_query
+from carousel.server.tenancy.unread_answers import UnreadAnswers
 from tests.harness.http.http_front import Front, http_front, raw_request
 from tests.harness.http.noted_turns import NotedTurns
-from tests.harness.ring.fake_ring import spell
+from tests.harness.ring.fake_ring import WAIT_S, spell
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 MOST = 4
@@ -213,3 +217,29 @@ def test_bodies_that_have_waited_for_the_same_are_refused_a_few_in_a_turn(
     refused_in = Counter(turns.calls[before:])
     assert refused_in.total() == 64
     assert max(refused_in.values()) <= 16, refused_in
+
+
+class CountingServer(HttpServer):
+    def __init__(self) -> None:
+        super().__init__(
+            None, max_connections=1, max_per_address=0, body_pace=BodyPace(lambda: 0), unread=UnreadAnswers()
+        )
+        self.num_ticks = 0
+
+    async def on_tick(self, counter: int) -> bool:
+        self.num_ticks += 1
+        return await super().on_tick(counter)
+
+
+def test_an_idle_server_wakes_once_a_second_and_ends_when_it_is_told() -> None:
+    async def main() -> None:
+        server = CountingServer()
+        running = asyncio.create_task(server.main_loop())
+        await asyncio.sleep(DATE_S / 2)
+        assert server.num_ticks == 1
+        assert dict(server.server_state.default_headers)[b"date"]
+        server.stop()
+        await asyncio.wait_for(running, WAIT_S)
+        assert server.num_ticks == 2
+
+    asyncio.run(main())

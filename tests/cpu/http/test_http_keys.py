@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Iterator
@@ -80,6 +81,11 @@ def routes() -> list[tuple[str, str]]:
     server: Any = Server()
     found = [route for route in make_app(server).routes if isinstance(route, Route)]
     return [(method, route.path) for route in found for method in sorted((route.methods or set()) - {"HEAD"})]
+
+
+def test_without_keys_nobody_looks_for_a_new_table() -> None:
+    """Twenty times a second, in a process that may be idle."""
+    asyncio.run(asyncio.wait_for(TenantTable().watch(60), 5))
 
 
 def refused(response: httpx.Response, status: int) -> str:

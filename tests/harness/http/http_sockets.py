@@ -135,7 +135,7 @@ class SocketServer:
                         group.create_task(self._take_all(streams))
                 await self._settle()
             finally:
-                self._http.should_exit = True
+                self._http.stop()
                 await serving
 
     async def _take_all(self, streams: Iterator[tuple[int, Stream]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from carousel.server.garbage import (
     REST_S,
     GarbageWatch,
     collect_new_objects_alone,
+    resident_bytes,
 )
 
 # A tenth of a server's, and so is what the tests make.
@@ -146,3 +148,22 @@ def test_where_collections_are_off_for_a_while_there_is_none(process: Process) -
     finally:
         gc.enable()
     assert process.looks_after(REST_S)
+
+
+def test_a_look_opens_no_file_and_sees_the_memory_of_this_process() -> None:
+    """A process that is idle looks twenty times a second."""
+    watch = GarbageWatch(lambda: 0)
+    opened: list[str] = []
+    is_noted = True
+
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if is_noted and event == "open":
+            opened.append(str(args[0]))
+
+    sys.addaudithook(note)
+    watch.look()
+    is_noted = False
+    assert not opened
+    before = resident_bytes()
+    body = b"x" * GROWN_BYTES
+    assert resident_bytes() - before > len(body) // 2
