@@ -208,16 +208,20 @@ class TokenizerOutbox:
         self._is_open = False
         """True while callers may send. Otherwise only the I/O thread uses the socket."""
 
+    @property
+    def is_in_use(self) -> bool:
+        """Return True while a thread uses the socket."""
+        return self._in_use.locked()
+
     def send_now(self) -> bool:
         """Send waiting messages in a caller's thread. Returns False if the I/O thread has to send them."""
-        # Never waits: a destructor may have interrupted the thread that holds the lock.
-        if not self._in_use.acquire(blocking=False):
+        # A destructor may have interrupted the thread that uses it.
+        if self._in_use.locked():
             return False
-        try:
+        # Not by `acquire(blocking=False)`: nobody would release it if an interrupt came before the `try`.
+        with self._in_use:
             self._is_open = self._is_open and self.unsent.flush()
             return self._is_open
-        finally:
-            self._in_use.release()
 
     def try_send(self) -> bool:
         """Send waiting messages, aborts after the requests that they end, and let callers send from then on.

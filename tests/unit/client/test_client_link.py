@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from carousel.client.connection.lane import Link
+from carousel.client.connection.lane import Link, TokenizerOutbox
+from carousel.client.connection.target import RunDirTarget
+from runtime.wire.messages import ToTokenizer
+from runtime.wire.transport import MessageCodec
 from tests.harness.ring.launched import wait_until
 
 WAIT_S = 20.0
+NUM_INTERRUPTIONS = 500
+FIRST_S = 1e-4
 
 
 @pytest.fixture
@@ -106,3 +114,32 @@ def test_a_connection_that_was_refused_is_made_again_only_when_we_ask(
     for socket in (client, server):
         socket.close(linger=0)
     authenticator.stop()
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(*_: object) -> None:
+    raise Interrupted
+
+
+def test_a_caller_who_is_interrupted_while_it_sends_leaves_the_socket_to_others(
+    context: zmq.Context[Any], tmp_path: Path
+) -> None:
+    """By Ctrl-C in a notebook, say, whose client is used further. The I/O thread waits for the socket."""
+    codec = MessageCodec(ToTokenizer, 0)
+    outbox = TokenizerOutbox(context, RunDirTarget(tmp_path), "inproc://tokenizer", codec)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        assert outbox.try_send()
+        for number in range(NUM_INTERRUPTIONS):
+            with contextlib.suppress(Interrupted):
+                signal.setitimer(signal.ITIMER_REAL, FIRST_S + number % 50 * 1e-6)
+                while True:
+                    outbox.send_now()
+            assert not outbox.is_in_use, number
+        assert outbox.send_now()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
