@@ -19,15 +19,14 @@ async def run_until_disconnect(
     it end early, it is cancelled only after LEAVE_S, and its error is dropped.
     """
     watch = asyncio.create_task(_disconnected(receive))
-    # If the caller left while the request waited for this process, that is known now, and nothing is begun.
-    await asyncio.sleep(0)
-    if watch.done():
-        work.close()
-        return
-    # The work runs in the request's own task: another one would cost as much as fifty lines of Python.
     departure = _Departure(leave)
-    watch.add_done_callback(departure.begin)
     try:
+        # If the caller left while the request waited for this process, that is known now: nothing is begun.
+        await asyncio.sleep(0)
+        if watch.done():
+            return
+        watch.add_done_callback(departure.begin)
+        # In the request's own task: another one would cost as much as fifty lines of Python.
         await work
     except asyncio.CancelledError:
         if not departure.is_its_doing():
@@ -39,6 +38,7 @@ async def run_until_disconnect(
         departure.end()
         watch.remove_done_callback(departure.begin)
         watch.cancel()
+        work.close()  # if it was not begun
 
 
 class _Departure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import re
 import socket
@@ -322,6 +323,28 @@ def is_held(front: Front, connection: socket.socket) -> bool:
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     of_nobody = "0"
     return any((row[1][8:], row[2][8:]) == ends and row[9] != of_nobody for row in rows)
+
+
+def test_a_request_that_is_cancelled_before_it_begins_leaves_nothing_behind() -> None:
+    """As when the server ends in that turn of its loop."""
+
+    async def main() -> None:
+        async def never() -> Any:
+            await asyncio.Event().wait()
+
+        async def work() -> None:
+            raise AssertionError("it has begun")
+
+        begun = work()
+        asked = asyncio.create_task(run_until_disconnect(never, begun))
+        asyncio.get_running_loop().call_soon(asked.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
 
 
 def test_a_client_that_does_not_read_loses_its_request_and_its_connection(front: Front) -> None:
