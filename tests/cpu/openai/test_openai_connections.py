@@ -326,7 +326,7 @@ def is_held(front: Front, connection: socket.socket) -> bool:
 
 
 def test_a_request_that_is_cancelled_before_it_begins_leaves_nothing_behind() -> None:
-    """As when the server ends in that turn of its loop."""
+    """The end of the server may come in that turn of its loop."""
 
     async def main() -> None:
         async def never() -> Any:
