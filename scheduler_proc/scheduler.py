@@ -174,6 +174,7 @@ class Scheduler:
             self._note_cost(batch, self.step_cost)
         num_before = self.step_log.num_tokens
         self.masks.note_commit(batch.step)
+        self.lifecycle.roster.note_step_end()
         self.committer.commit(batch, result, handle)
         self.num_committed += 1
         self.stats.note_commit(batch, self.step_log.num_tokens - num_before)
@@ -191,6 +192,7 @@ class Scheduler:
 
     def fail_all(self, error: ErrorInfo) -> None:
         """End every live request with an error, without waiting for steps in flight."""
+        self.lifecycle.roster.note_step_end(len(self.in_flight))
         self.in_flight.clear()
         self.stats.forget_in_flight()
         for req in list(self.lifecycle.requests.values()):

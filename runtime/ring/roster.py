@@ -13,6 +13,7 @@ import hashlib
 import mmap
 import os
 import struct
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,7 +26,9 @@ from runtime.ring.tenants import OWNER
 from runtime.wire.handle import HANDLE_BYTES, KEY_BYTES, sequence_key
 
 MARK_BYTES = 8
-PLACE_BYTES = KEY_BYTES + MARK_BYTES
+PLACE_BYTES = KEY_BYTES + MARK_BYTES + 1
+"""Bytes of a place: the key, the tenant's mark, and one that is LEFT for a sequence that has ended early."""
+LEFT = 1
 OWNER_MARK = bytes(MARK_BYTES)
 ALWAYS_ALONE = (1 << 31) - 1
 """Position that no sequence passes, so that one stays alone until its end."""
@@ -65,6 +68,10 @@ class Roster:
         self._layout = _Layout(num_places, num_rows)
         self._num_past = 0
         self._copies: tuple[tuple[slice, memoryview], ...] = ()
+        self._num_launched = self._num_ended = 0
+        """Number of steps."""
+        self._left: deque[tuple[int, int]] = deque()
+        """Places of those that have ended early, each with the number of the last step that may have it."""
         if num_places:
             memory[: _HEADER.size] = _HEADER.pack(num_places, num_rows)
 
@@ -87,14 +94,29 @@ class Roster:
         if self._free:
             place = self._place_of[key] = self._free.pop()
             at = _HEADER.size + place * PLACE_BYTES
-            self._memory[at : at + PLACE_BYTES] = key + tenant_mark(tenant)
+            self._memory[at : at + PLACE_BYTES] = key + tenant_mark(tenant) + b"\0"
 
     def discard(self, key: bytes) -> None:
         place = self._place_of.pop(key, None)
         if place is not None:
-            at = _HEADER.size + place * PLACE_BYTES
-            self._memory[at : at + KEY_BYTES] = _EMPTY
-            self._free.append(place)
+            self._clear(place)
+
+    def leave(self, key: bytes) -> None:
+        """Record that a sequence with a row has ended early. It is forgotten when the steps in flight, which
+        may end the engine because of it, have ended.
+        """
+        if self._num_launched == self._num_ended:
+            self.discard(key)
+            return
+        place = self._place_of.pop(key, None)
+        if place is not None:
+            self._memory[_HEADER.size + (place + 1) * PLACE_BYTES - 1] = LEFT
+            self._left.append((self._num_launched, place))
+
+    def _clear(self, place: int) -> None:
+        at = _HEADER.size + place * PLACE_BYTES
+        self._memory[at : at + KEY_BYTES] = _EMPTY
+        self._free.append(place)
 
     def watch(self, rows: RowViews) -> None:
         """Repeat these rows from now on, if the file has places for them."""
@@ -108,9 +130,16 @@ class Roster:
 
     def note_step(self) -> None:
         """Repeat who holds a row, and how far each has come with the step that is launched now."""
+        self._num_launched += 1
         memory = self._memory
         for part, column in self._copies:
             memory[part] = column
+
+    def note_step_end(self, num_steps: int = 1) -> None:
+        """Record that the oldest steps in flight have ended."""
+        self._num_ended += num_steps
+        while self._left and self._left[0][0] <= self._num_ended:
+            self._clear(self._left.popleft()[1])
 
     def note_past(self, key: bytes) -> None:
         """Record that a sequence has come further than where an engine died under it."""
@@ -151,6 +180,8 @@ class Seen:
 
     present: Mapping[bytes, bytes] = field(default_factory=dict)
     """Mark of the tenant of each sequence that was live, by key."""
+    left: Mapping[bytes, bytes] = field(default_factory=dict)
+    """The same of each that had ended early while steps that may have had it were in flight."""
     running: Mapping[bytes, int] = field(default_factory=dict)
     """Number of tokens up to which steps had computed each of those that held a row, by key."""
     past: frozenset[bytes] = frozenset()
@@ -169,9 +200,12 @@ class Seen:
         if len(data) < _HEADER.size:
             return Seen()
         layout = _Layout(*_HEADER.unpack_from(data))
-        places = range(_HEADER.size, layout.handles, PLACE_BYTES)
-        present = {data[at : at + KEY_BYTES]: data[at + KEY_BYTES : at + PLACE_BYTES] for at in places}
-        present.pop(_EMPTY, None)
+        present: dict[bytes, bytes] = {}
+        left: dict[bytes, bytes] = {}
+        for at in range(_HEADER.size, layout.handles, PLACE_BYTES):
+            place = data[at : at + PLACE_BYTES]
+            if (key := place[:KEY_BYTES]) != _EMPTY:
+                (left if place[-1] == LEFT else present)[key] = place[KEY_BYTES:-1]
         running: dict[bytes, int] = {}
         for row in range(layout.num_rows):
             at = layout.handles + row * HANDLE_BYTES
@@ -181,7 +215,7 @@ class Seen:
                 reached = int.from_bytes(data[at : at + 4], "little")
                 running[key] = max(reached, running.get(key, 0))
         past = {data[at : at + KEY_BYTES] for at in range(layout.past, layout.end, KEY_BYTES)}
-        return Seen(present, running, frozenset(past - {_EMPTY}))
+        return Seen(present, left, running, frozenset(past - {_EMPTY}))
 
 
 class Suspects(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

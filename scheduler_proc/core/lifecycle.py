@@ -137,7 +137,7 @@ class Lifecycle:
         closed = Closed(req.handle, reason, stop_token, cached_tokens, error, weight_version=version)
         for feature in req.features:
             closed = feature.closing(closed)
-        self._remove(req)
+        self._remove(req, is_early=reason not in CAME_TO_AN_END)
         self.num_terminated += 1
         self.output.close(closed)
 
@@ -193,7 +193,7 @@ class Lifecycle:
         self.num_retracted += 1
         self.room.enter(req)
 
-    def _remove(self, req: Request) -> None:
+    def _remove(self, req: Request, *, is_early: bool = False) -> None:
         if req.status is WAITING:
             self.room.leave(req)
             if req.num_retractions:
@@ -213,7 +213,10 @@ class Lifecycle:
             if account.queued is not None:
                 self.room.note_row_free(account)
         del self.requests[req.key]
-        self.roster.discard(req.key)
+        if is_early and row >= 0:
+            self.roster.leave(req.key)
+        else:
+            self.roster.discard(req.key)
         if self.solitary.requests:
             self.solitary.discard(req)
         if self.suspicions:

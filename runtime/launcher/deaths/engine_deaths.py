@@ -82,10 +82,11 @@ class DeathCounts:
         return self._suspects(strikes)
 
     def _new_death(self, seen: Seen, now_s: float) -> _Death:
-        blamed = dict(seen.running) or dict.fromkeys(seen.present, 0)
+        blamed = {**dict.fromkeys(seen.left, 0), **seen.running} or dict.fromkeys(seen.present, 0)
         for key in blamed:
             self._times[key] = self._times.pop(key, 0) + 1
-        return _Death(now_s, blamed, {key: seen.present[key] for key in blamed})
+        tenant_of = {**seen.left, **seen.present}
+        return _Death(now_s, blamed, {key: tenant_of[key] for key in blamed})
 
     def _strikes(self, now_s: float) -> dict[bytes, int]:
         """Return each tenant's strikes. One is taken back when a sequence comes past the death after all."""

@@ -205,3 +205,20 @@ def test_the_only_tenant_is_not_suspended() -> None:
         request = message(1, [1, 2, 3], max_tokens=2)
         run_until_idle(system, request)
         assert system.detokenizer.closed[request.handle].error is None
+
+
+def test_an_abort_during_a_step_leaves_the_sequence_in_the_roster_until_its_end() -> None:
+    requests = [message(number, [1, 2, number], max_tokens=LONG) for number in range(3)]
+    with running(depth=4, feeds_back=True, num_pages=256, max_len=96) as system:
+        send(system, *requests)
+        for _ in range(8):
+            system.step()
+        assert system.scheduler.in_flight
+        roster, key = system.lifecycle.roster, sequence_key(requests[0].handle)
+        system.lifecycle.finish(system.lifecycle.requests[key], "abort")
+        seen = roster.read()
+        assert seen.left.keys() == {key}
+        assert key not in seen.present
+        run_until_idle(system)
+        assert roster.read().left == {}
+        system.check_empty()

@@ -35,13 +35,15 @@ class Engines:
         running: dict[bytes, str],
         *,
         waiting: dict[bytes, str] | None = None,
+        left: dict[bytes, str] | None = None,
         past: Iterable[bytes] = (),
         alone: bytes = NO_HANDLE,
         after_s: float = 1.0,
     ) -> Suspects:
         self.now_s += after_s
         present = {key: tenant_mark(tenant) for key, tenant in (running | (waiting or {})).items()}
-        seen = Seen(present, dict.fromkeys(running, REACHED), frozenset(past))
+        gone = {key: tenant_mark(tenant) for key, tenant in (left or {}).items()}
+        seen = Seen(present, gone, dict.fromkeys(running, REACHED), frozenset(past))
         return self.deaths.count(seen, alone, self.now_s)
 
 
@@ -99,6 +101,17 @@ def test_a_tenant_whose_requests_end_the_engine_and_are_never_seen_again_is_susp
         assert not suspects.alone.keys() & set(KEYS[:3]), "of the others nobody runs alone"
         assert bool(suspects.suspended) == (number == 6)
     assert suspects.suspended == {ATTACKER: engines.now_s + engine_deaths.SUSPENSION_S}
+
+
+def test_who_hangs_up_while_the_fatal_step_is_computed_is_suspended_and_nobody_else() -> None:
+    """Also if the only other tenant's sequences never come again: it may have been either then."""
+    engines = Engines()
+    for number in range(6):
+        beside = of(KEYS[number : number + 1], "victim")
+        assert not engines.die(beside, left=of(KEYS[number + 10 : number + 11], "attacker")).suspended
+    for number in range(6, 10):
+        suspects = engines.die({}, left=of(KEYS[number : number + 1], "attacker"), past=KEYS[:6])
+    assert suspects.suspended.keys() == {ATTACKER}
 
 
 def test_one_guilty_sequence_suspends_nobody_and_two_do() -> None:

@@ -55,6 +55,29 @@ def test_a_roster_repeats_the_rows_of_the_newest_step(tmp_path: Path) -> None:
     assert shown.read().running == {}
 
 
+def test_one_that_ends_early_is_shown_until_the_steps_that_may_have_it_have_ended(tmp_path: Path) -> None:
+    """A caller who hangs up while the fatal step is computed is neither forgotten nor waited for."""
+    shown = Roster.create(tmp_path / "roster", 3)
+    for key in KEYS[:3]:
+        shown.add(key, "alice")
+    shown.leave(KEYS[2])
+    assert shown.read() == Seen(dict.fromkeys(KEYS[:2], tenant_mark("alice"))), "no step is in flight"
+    shown.note_step()
+    shown.leave(KEYS[0])
+    shown.note_step()
+    shown.leave(KEYS[1])
+    shown.add(KEYS[0], "alice")
+    both = dict.fromkeys(KEYS[:2], tenant_mark("alice"))
+    seen = Seen.decode((tmp_path / "roster").read_bytes())
+    assert (seen.present, seen.left) == ({KEYS[0]: tenant_mark("alice")}, both)
+    shown.note_step_end()
+    assert shown.read().left.keys() == {KEYS[1]}
+    shown.add(KEYS[3], "bob")
+    assert shown.read().present == {KEYS[0]: tenant_mark("alice"), KEYS[3]: tenant_mark("bob")}
+    shown.note_step_end()
+    assert shown.read().left == {}
+
+
 def test_rows_that_the_file_has_no_places_for_are_left_out(tmp_path: Path) -> None:
     shown = Roster.create(tmp_path / "roster", 2, num_rows=1)
     shown.watch(RowViews(memoryview(bytes(32)), memoryview(bytes(8)), memoryview(bytes(16))))
