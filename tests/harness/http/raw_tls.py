@@ -55,9 +55,9 @@ class RawTls:
     def receive(self, connection: socket.socket) -> bytes:
         """Return what comes next, at most 16 KiB of it."""
         while True:
-            self._received.write(connection.recv(READ_BYTES))
-            with suppress(ssl.SSLWantReadError):
+            with suppress(ssl.SSLWantReadError):  # a record may have come with the one before
                 return self._tls.read(READ_BYTES)
+            self._received.write(connection.recv(READ_BYTES))
 
 
 @cache
