@@ -113,7 +113,7 @@ def test_no_more_guides_are_compiled_anew_than_have_to_be(
     limit(monkeypatch, 3 << 20)
     ring = GrammarRing(vocabulary)
     bob = ring.open(b"bob", Guide("regex", "[a-z ]{4000}"), 400, tenant="bob")
-    alice = ring.open(b"alice", large(0), 50, tenant="alice")
+    alice = ring.open(b"alice", large(0), 80, tenant="alice")
     shrunk: list[str] = []
 
     def note(copies: list[GuideCopy]) -> GuideCopy:
@@ -124,7 +124,7 @@ def test_no_more_guides_are_compiled_anew_than_have_to_be(
     ring.run()
     assert set(shrunk) == {"alice"}
     assert (len(bob.ids), bob.error) == (400, None)
-    assert (len(alice.ids), alice.error) == (50, None)
+    assert (len(alice.ids), alice.error) == (80, None)
 
 
 class Counted:
