@@ -177,7 +177,7 @@ def test_records_of_a_connection_that_was_not_read_are_decrypted_a_few_in_a_turn
 def test_short_records_that_come_with_the_end_of_a_handshake_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those behind the first 32 were lost, and the request never came to its end."""
+    """Those behind the first ones were lost, and the request never came to its end."""
     monkeypatch.setattr(handshake_turns, "TURN_S", 10.0)
     with http_front(tmp_path, spell("a"), **FILES) as front, front.connect() as connection:
         caller = RawTls()
