@@ -99,7 +99,7 @@ class GuideCopy:
 
 
 class HeapMeter:
-    """Reads how much memory is allocated, and lays what has come to the guides that were worked on."""
+    """Reads how much memory is allocated, and attributes new memory to the guides that were worked on."""
 
     def __init__(self, read: Callable[[], int] = allocated_bytes) -> None:
         self._read = read

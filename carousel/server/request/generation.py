@@ -79,7 +79,7 @@ class StreamFormat(Format, Protocol):
 
     @property
     def keeps_open(self) -> bytes:
-        """Return what is written where there is no event for long, and has no meaning."""
+        """Return the line, without a meaning, that keeps a connection open while there is no event."""
 
     def last_events(self) -> bytes:
         """Return the events after the end of all sequences, except `done`."""

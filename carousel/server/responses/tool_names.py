@@ -86,8 +86,8 @@ def arguments_of(text: str) -> str:
 
 
 def text_of(arguments: str) -> str:
-    """Return the text of a call from its arguments; the arguments themselves if they are no text alone,
-    because the model has written something else.
+    """Return the only string in the arguments of a free-text tool's call. Arguments of another form, which
+    the model has written of itself, are returned as they are.
     """
     try:
         values = list(decode(arguments, type=dict[str, str]).values())
