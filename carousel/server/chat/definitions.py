@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,7 +20,8 @@ MAX_PARTS = 1 << 16
 before an answer, and 15 ms at its first call.
 """
 
-ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$(?!\n)")]
+MAX_NAME_CHARS = 256
+ToolName = Annotated[str, Meta(pattern=rf"^[a-zA-Z0-9_.:/-]{{1,{MAX_NAME_CHARS}}}$(?!\n)")]
 
 
 class FunctionDefinition(Struct):
@@ -34,6 +36,10 @@ class FunctionDefinition(Struct):
 class ToolDefinition(Struct):
     function: FunctionDefinition
     type: Literal["function"]
+
+
+class _Kind(Struct):
+    type: str
 
 
 class _Schema(Struct):
@@ -53,6 +59,20 @@ def definitions_of(tools: bytes | Raw) -> list[Raw]:
     if len(definitions) > MAX_TOOLS:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(definitions)}", param="tools")
     return definitions
+
+
+def check_kind(where: str, kind: str, known: Collection[str] = ("function",)) -> None:
+    """Check that tools of this kind exist here. Raises InvalidRequest."""
+    if kind in known:
+        return
+    advice = "this server runs no tools; define a function, and run it yourself"
+    if kind == "custom":
+        advice = "free text is for /v1/responses; define a function with one string"
+    raise InvalidRequest(
+        f"{where}.type: {kind:.100} is not supported: {advice}",
+        param=f"{where}.type",
+        code="unsupported_parameter",
+    )
 
 
 def check_reach(where: str, *, defer_loading: bool | None, allowed_callers: list[str] | None) -> None:
@@ -78,8 +98,10 @@ def read_tools(tools: bytes) -> ToolSet:
     parameters: dict[str, bytes] = {}
     strict: list[str] = []
     for number, definition in enumerate(definitions_of(tools)):
-        function = decode_part(definition, ToolDefinition, f"tools[{number}]").function
-        where = f"tools[{number}].function"
+        where = f"tools[{number}]"
+        check_kind(where, decode_part(definition, _Kind, where).type)
+        function = decode_part(definition, ToolDefinition, where).function
+        where += ".function"
         if function.name in parameters:
             raise InvalidRequest(f"{where}.name: {function.name} is there twice", param=f"{where}.name")
         if function.strict:

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw, Struct
 from msgspec.json import decode, encode
 
-from carousel.server.chat.definitions import check_reach, decode_part, definitions_of
+from carousel.server.chat.definitions import (
+    MAX_NAME_CHARS,
+    ToolName,
+    check_kind,
+    check_reach,
+    decode_part,
+    definitions_of,
+)
 from carousel.server.request.unknown_fields import joined
 from carousel.server.responses.types import ToolReference, ToolSelection
 from runtime.base.errors import InvalidRequest
 
+KINDS = ("function", "custom")
 SEPARATOR = "__"
 TOP_LEVEL = "functions"
 """Namespace of functions that have none, as models of OpenAI call it."""
@@ -30,13 +38,13 @@ OWN_FIELDS = ("type", "defer_loading", "allowed_callers")
 
 class _Tool(Struct):
     type: str
-    name: str = ""
+    name: ToolName = ""
     defer_loading: bool | None = None
     allowed_callers: list[str] | None = None
 
 
 class _Namespace(Struct):
-    name: Annotated[str, Meta(min_length=1)]
+    name: ToolName
     tools: Raw
     description: str | None = None
 
@@ -108,6 +116,12 @@ def read_tools_of(tools: Raw, choice: str | ToolSelection | None) -> ReadTools:
         tool: _Tool = decode_part(definition, _Tool, where)
         check_reach(where, defer_loading=tool.defer_loading, allowed_callers=tool.allowed_callers)
         name = name_in_chat(tool.name, None if namespace is None else namespace.name)
+        if len(name) > MAX_NAME_CHARS:
+            raise InvalidRequest(
+                f"{where}.name: {tool.name} has {len(name)} characters with its namespace, more than "
+                f"{MAX_NAME_CHARS}; shorten one of them",
+                param=f"{where}.name",
+            )
         names.add(name)
         if allowed is not None and name not in allowed:
             continue
@@ -139,24 +153,14 @@ def _each(tools: Raw) -> Iterator[tuple[str, Raw, _Namespace | None]]:
         where = f"tools[{number}]"
         tool: _Tool = decode_part(definition, _Tool, where)
         if tool.type != "namespace":
-            _check_type(tool, where, ("function", "custom"))
+            check_kind(where, tool.type, KINDS)
             yield where, definition, None
             continue
         namespace: _Namespace = decode_part(definition, _Namespace, where)
         for index, inner in enumerate(definitions_of(namespace.tools)):
             place = f"{where}.tools[{index}]"
-            _check_type(decode_part(inner, _Tool, place), place, ("function", "custom"))
+            check_kind(place, decode_part(inner, _Tool, place).type, KINDS)
             yield place, inner, namespace
-
-
-def _check_type(tool: _Tool, where: str, known: tuple[str, ...]) -> None:
-    if tool.type not in known:
-        raise InvalidRequest(
-            f"{where}.type: {tool.type:.100} is not supported by this server, which runs no tools; define a "
-            "function and run it yourself",
-            param=f"{where}.type",
-            code="unsupported_parameter",
-        )
 
 
 def _function(definition: Raw, where: str, name: str, about: str) -> bytes:

@@ -114,6 +114,21 @@ def test_there_are_enough_of_them_and_what_they_change_was_right(front: Front) -
     assert response.status_code == 200, response.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("custom", "free text is for /v1/responses; define a function with one string"),
+        ("web_search", "this server runs no tools; define a function, and run it yourself"),
+    ],
+)
+def test_the_refusal_of_another_kind_of_tool_says_what_to_use(front: Front, kind: str, said: str) -> None:
+    tool = {"type": kind, kind: {"name": "f"}}
+    response = front.post("/v1/chat/completions", messages=HISTORY, tools=[TOOL, tool])
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "tools[1].type")
+    assert error["message"] == f"tools[1].type: {kind} is not supported: {said}"
+
+
 @pytest.mark.parametrize(("place", "value"), CASES)
 def test_what_is_malformed_is_named(front: Front, place: str, value: Any) -> None:
     response = front.post("/v1/chat/completions", **body_with(place, value))

@@ -25,6 +25,7 @@ DOCS = {"type": "namespace", "name": "mcp__docs__", "description": "All docs.", 
 CRM = {"type": "namespace", "name": "crm", "description": "", "tools": [SEARCH]}
 PLAIN = {"type": "namespace", "name": "functions", "description": "", "tools": [{**SEARCH, "name": "find"}]}
 TOOLS: list[Any] = [DOCS, CRM, PLAIN, PATCH]
+LARK = "tools[0].format.syntax: lark is not supported"
 TEXT = '*** "Begin"\n+ä\\n'
 
 
@@ -172,7 +173,7 @@ def test_a_regex_is_kept_by_the_guide(front: Front, script: Script) -> None:
 @pytest.mark.parametrize(
     ("tools", "said"),
     [
-        ([{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "s"}}], "lark"),
+        ([{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "s"}}], LARK),
         ([{**PATCH, "format": {"type": "grammar", "syntax": "regex"}}], "tools[0].format.definition is"),
         ([{**PATCH, "format": {"type": "grammar", "definition": "a"}}], "tools[0].format.syntax is missing"),
         ([{**PATCH, "format": {"type": "xml"}}], "tools[0].format.type"),
@@ -181,12 +182,17 @@ def test_a_regex_is_kept_by_the_guide(front: Front, script: Script) -> None:
         ([{**DOCS, "tools": {}}], "tools"),
         ([{"type": "namespace", "name": "a"}], "tools[0].tools is missing"),
         ([CRM, {**SEARCH, "name": "crm__search"}], "tools[1].name: crm__search is there twice"),
-        ([{**CRM, "tools": [{**SEARCH, "name": "a b"}]}], "tools[0].tools[0].name"),
+        ([{**CRM, "tools": [{**SEARCH, "name": "a b"}]}], "tools[0].tools[0].name: Expected"),
+        ([{**CRM, "tools": [{**SEARCH, "name": ""}]}], "tools[0].tools[0].name: Expected"),
+        ([{**CRM, "name": "a b"}], "tools[0].name: Expected"),
+        ([{**CRM, "name": ""}], "tools[0].name: Expected"),
+        ([{**CRM, "name": "a" * 257}], "tools[0].name: Expected"),
+        ([SEARCH, {**CRM, "name": "a" * 249}], "tools[1].tools[0].name: search has 257 characters with"),
         ([{**CRM, "tools": [{**SEARCH, "defer_loading": True}]}], "tools[0].tools[0].defer_loading"),
     ],
 )
 def test_what_cannot_be_right_is_refused_at_its_place(front: Front, tools: list[Any], said: str) -> None:
-    assert said in refusal(front, tools=tools)
+    assert refusal(front, tools=tools).startswith(said)
 
 
 @pytest.mark.parametrize(
