@@ -34,7 +34,7 @@ from carousel.server.chat.answer import PIECE_CHARS, AnswerReader
 from carousel.server.chat.events import Event, ItemBegun, ItemDelta, ItemDone
 from carousel.server.http.errors import anthropic_error_body
 from carousel.server.openai.chat_format import ChatView
-from carousel.server.request.sse import TEXT_MARK, DoneEvents, TextEvent, sse_event
+from carousel.server.request.sse import COMMENT, TEXT_MARK, DoneEvents, TextEvent, sse_event
 from carousel.server.spelling.large_parts import WholeFormat
 from runtime.base.errors import RequestError
 from runtime.base.random_ids import random_id
@@ -45,11 +45,11 @@ UNSIGNED = "unsigned"
 NO_INPUT = msgspec.Raw(b"{}")
 NO_USAGE = Usage(0, 0, 0)
 DELTA = b"content_block_delta"
+PING = sse_event(PingEvent(), b"ping")
 
 
 class MessagesFormat(WholeFormat, DoneEvents):
     done = sse_event(MessageStop(), b"message_stop")
-    keeps_open = sse_event(PingEvent(), b"ping")
 
     def __init__(self, view: ChatView, max_tokens: int, request_id: str) -> None:
         self._id = f"msg_{random_id()}"
@@ -66,6 +66,11 @@ class MessagesFormat(WholeFormat, DoneEvents):
         """Event with text for the open block."""
 
     # -- a stream --------------------------------------------------------------------------------------------
+
+    @property
+    def keeps_open(self) -> bytes:
+        # Clients expect message_start before all other events, so a comment stands for those before it.
+        return PING if self._has_begun else COMMENT
 
     def events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
         data = b""

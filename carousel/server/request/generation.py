@@ -79,7 +79,7 @@ class StreamFormat(Format, Protocol):
 
     @property
     def keeps_open(self) -> bytes:
-        """Return the line, without a meaning, that keeps a connection open while there is no event."""
+        """Return the line, without a meaning, that keeps a connection open until there is another event."""
 
     def last_events(self) -> bytes:
         """Return the events after the end of all sequences, except `done`."""
@@ -389,7 +389,7 @@ class Generation(Response):
                             raise _aborted()
                     if data and not writer.try_write(data):
                         await writer.write(data)
-                    quiet.is_between = True
+                    quiet.is_between, quiet.line = True, answer.keeps_open
 
 
 def labelled(submission: Submission, label: str) -> Submission:

@@ -44,7 +44,10 @@ class DoneEvents:
     """Ends of streams in the form of OpenAI's completions."""
 
     done = DONE
-    keeps_open = COMMENT
+
+    @property
+    def keeps_open(self) -> bytes:
+        return COMMENT
 
     @property
     def num_kept_bytes(self) -> int:

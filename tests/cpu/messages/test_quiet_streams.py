@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,13 +62,12 @@ def end(front: Front, request: GenerateRequest, text: str = "a") -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_stream_without_a_token_gets_lines_and_then_its_events(front: Front, path: str) -> None:
-    line = PING if path == "/v1/messages" else COMMENT
     began_s = time.monotonic()
     blocks, request = begun(front, path)
-    assert [next(blocks) for _ in range(3)] == [line] * 3
+    assert [next(blocks) for _ in range(3)] == [COMMENT] * 3
     assert time.monotonic() - began_s >= 2 * INTERVAL_S, "lines come at the interval"
     end(front, request)
-    rest = [block for block in blocks if block != line]
+    rest = [block for block in blocks if block != COMMENT]
     assert "data: " in rest[0]
     assert '"error":{' not in "".join(rest)
 
@@ -82,6 +82,20 @@ def test_a_pause_between_tokens_gets_lines_too(front: Front) -> None:
     rest = [block for block in blocks if block != COMMENT]
     assert '"text":"b"' in rest[0]
     assert rest[-1] == "data: [DONE]"
+
+
+def test_a_message_is_pinged_behind_its_first_event_and_not_before(front: Front) -> None:
+    blocks, request = begun(front, "/v1/messages")
+    assert next(blocks) == COMMENT, "Anthropic's streams begin with message_start"
+    front.ring.send(output(request, "a", num_prompt_tokens=PROMPT_TOKENS))
+    names = [block.partition("\n")[0] for block in itertools.takewhile(lambda block: block != PING, blocks)]
+    assert [name for name in names if name != COMMENT] == [
+        "event: message_start",
+        "event: content_block_start",
+        "event: content_block_delta",
+    ]
+    end(front, request, "b")
+    assert COMMENT not in list(blocks)
 
 
 def test_a_refusal_after_a_line_is_an_event(front: Front) -> None:
