@@ -34,7 +34,7 @@ from runtime.launcher.nodes.agent import Agent
 from runtime.launcher.nodes.node_settings import with_nodes
 from runtime.launcher.nodes.ray_nodes import RayNodes
 from runtime.launcher.nodes.starters import with_starter
-from runtime.launcher.resolve import check_settings, resolve
+from runtime.launcher.resolved_config import check_settings, resolve_config
 from runtime.launcher.supervisor import Supervisor
 from runtime.launcher.weights.checks import with_weight_updates
 from runtime.ring.process import set_title
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = localize(config)
         model_path = Path(config.model) if config.model else DEMO_MODEL
         config, model = read_overridden(config, model_path)
-        config = resolve(
+        config = resolve_config(
             config,
             context_length=model.max_position_embeddings,
             dtype=model.dtype,

@@ -2,8 +2,8 @@
 
 They are declared by subject, in `model_settings`, `engine_settings` and `server_settings`: the settings of a
 subject are a struct that adds them to those of the subjects before, as a msgspec struct has one base.
-`runtime.launcher.resolve` fills in what depends on the model or the machine, once, in the launcher; the other
-processes read the result.
+`runtime.launcher.resolved_config` fills in what depends on the model or the machine, once, in the launcher;
+the other processes read the result.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ compiles the template with Jinja as transformers would; does not load the tokeni
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,21 @@ class _TokenizerConfig(msgspec.Struct):
     """The only key of tokenizer_config.json that is read here."""
 
     chat_template: str | list[_NamedTemplate] | None = None
+
+
+def check_tokenizer_settings(config: RuntimeConfig) -> None:
+    """Check the settings of a tokenizer, whose files are looked at elsewhere. Raises ConfigError."""
+    if config.chat_template and not os.path.isfile(config.chat_template):
+        raise ConfigError(f"chat_template: there is no file {config.chat_template}")
+    if config.tokenizer and not os.path.isdir(config.tokenizer):
+        raise ConfigError(f"tokenizer: there is no directory {config.tokenizer}")
+    if config.skip_tokenizer_init and (config.tokenizer or config.chat_template):
+        name = "tokenizer" if config.tokenizer else "chat_template"
+        raise ConfigError(f"{name}: skip_tokenizer_init loads no tokenizer; give only one of them")
+    if config.skip_tokenizer_init and config.allow_special_tokens:
+        raise ConfigError(
+            "allow_special_tokens: skip_tokenizer_init takes no messages; give only one of them"
+        )
 
 
 def check_tokenizer(config: RuntimeConfig) -> str:

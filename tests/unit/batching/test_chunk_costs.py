@@ -10,7 +10,7 @@ import pytest
 
 from runtime.base.errors import ConfigError
 from runtime.checkpoint.model_config import ModelConfig
-from runtime.launcher.resolve import resolve
+from runtime.launcher.resolved_config import resolve_config
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from scheduler_proc.batching.chunk_costs import LEAST_PART, ChunkCosts
 
@@ -81,4 +81,4 @@ def test_where_chunks_cannot_shrink_it_is_refused(
 ) -> None:
     config = RuntimeConfig(device="cpu", enable_dynamic_chunking=True, **settings)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"enable_dynamic_chunking: .*{says}"):
-        resolve(config, context_length=512, dtype="float32", model_path=DEMO_MODEL, has_spec=has_spec)
+        resolve_config(config, context_length=512, dtype="float32", model_path=DEMO_MODEL, has_spec=has_spec)

@@ -12,7 +12,7 @@ import pytest
 from runtime.base.errors import ConfigError, ModelError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.quantization import CheckpointQuantization, read_quantization
-from runtime.launcher.resolve import resolve
+from runtime.launcher.resolved_config import resolve_config
 from runtime.settings.config import RuntimeConfig
 
 _COMPRESSED: dict[str, Any] = {
@@ -155,7 +155,7 @@ def test_int8_is_refused_where_nothing_computes_it(
 ) -> None:
     wanted = RuntimeConfig(quantization="int8", device=device)
     with pytest.raises(ConfigError, match=f"quantization: {says}"):
-        resolve(wanted, context_length=64, dtype="bfloat16", model_path=tmp_path, has_spec=has_spec)
+        resolve_config(wanted, context_length=64, dtype="bfloat16", model_path=tmp_path, has_spec=has_spec)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_kv_cache_of_eight_bits_is_refused_where_nothing_reads_it(
     wanted = RuntimeConfig(kv_cache_dtype="fp8_e4m3", device=device, attention_backend=backend)
 
     def resolved() -> RuntimeConfig:
-        return resolve(wanted, context_length=64, dtype="bfloat16", model_path=tmp_path)
+        return resolve_config(wanted, context_length=64, dtype="bfloat16", model_path=tmp_path)
 
     if not says:
         assert resolved().kv_cache_dtype == "fp8_e4m3"

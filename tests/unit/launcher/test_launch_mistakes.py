@@ -22,8 +22,7 @@ import pytest
 
 from runtime.checkpoint.weight_files import INDEX_FILE
 from runtime.launcher import main as launcher
-from runtime.launcher import resolve
-from runtime.launcher.checks import device
+from runtime.launcher.checks import device, implementations
 from runtime.settings.config import RuntimeConfig
 from tests.harness.models.checkpoint_files import LFS_POINTER, safetensors_file, save_checkpoint
 from tests.harness.sources import ROOT
@@ -416,7 +415,7 @@ def test_a_grammar_backend_that_is_not_installed_names_its_extra(
 ) -> None:
     arguments = ["--device=cpu", f"--model={model}", "--grammar-backend=xgrammar"]
     assert launcher.main(arguments) == STARTED
-    monkeypatch.setattr(resolve, "find_spec", lambda name: None)
+    monkeypatch.setattr(implementations, "find_spec", lambda name: None)
     assert launcher.main(arguments) == BAD_SETTINGS
     assert "grammar_backend: xgrammar is not installed; pip install 'carousel[xgrammar]'" in (
         capfd.readouterr().err

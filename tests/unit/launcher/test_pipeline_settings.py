@@ -9,7 +9,7 @@ import pytest
 
 from runtime.base.errors import ConfigError
 from runtime.launcher.hosts.host import places
-from runtime.launcher.resolve import resolve
+from runtime.launcher.resolved_config import resolve_config
 from runtime.settings.config import RuntimeConfig
 
 PLACES: dict[str, Any] = {
@@ -37,11 +37,11 @@ def test_what_stages_do_not_do_is_refused_by_name(
     settings: dict[str, Any], has_spec: bool, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        resolve(RuntimeConfig(device="cpu", **settings), **PLACES, has_spec=has_spec)
+        resolve_config(RuntimeConfig(device="cpu", **settings), **PLACES, has_spec=has_spec)
 
 
 def test_each_rank_of_each_stage_is_a_process_with_its_share_of_the_cores() -> None:
-    config = resolve(RuntimeConfig(device="cpu", pp_size=4, tp_size=2), **PLACES, has_spec=True)
+    config = resolve_config(RuntimeConfig(device="cpu", pp_size=4, tp_size=2), **PLACES, has_spec=True)
     assert [place.index for place in places(config) if place.role == "worker"] == list(range(8))
     assert config.cpu_threads >= 1
     assert config.max_steps_in_flight == 5

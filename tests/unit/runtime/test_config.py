@@ -12,8 +12,10 @@ from carousel.server.endpoints import ENDPOINTS
 from model_worker.attention import ATTENTION_BACKENDS
 from runtime.base import cgroup
 from runtime.base.errors import ConfigError
+from runtime.launcher.checks.implementations import NAMES
+from runtime.launcher.checks.server_settings import OWN_PATHS
 from runtime.launcher.command_line import make_parser, parse_args
-from runtime.launcher.resolve import NAMES, OWN_PATHS, resolve
+from runtime.launcher.resolved_config import resolve_config
 from runtime.ring.endpoints import tcp_endpoints
 from runtime.settings.config import RuntimeConfig, from_values
 from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES
@@ -33,7 +35,7 @@ d+g9a7mLY1JlU/vazTlG5IFW4MyfB5bIVcPiwl2w31ORhsmJp1foOtJZlWbsRwE=
 
 
 def resolved(config: RuntimeConfig, tmp_path: Path) -> RuntimeConfig:
-    return resolve(config, context_length=2048, dtype="bfloat16", model_path=tmp_path)
+    return resolve_config(config, context_length=2048, dtype="bfloat16", model_path=tmp_path)
 
 
 def test_an_embedding_model_guesses_nothing(tmp_path: Path) -> None:
@@ -343,7 +345,7 @@ def test_deterministic_is_refused_where_it_cannot_be_promised(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"^deterministic: .*CUDA"):
         resolved(msgspec.structs.replace(wanted, device="cuda"), tmp_path)
     with pytest.raises(ConfigError, match="transformers"):
-        resolve(wanted, context_length=64, dtype="bfloat16", model_path=tmp_path, has_spec=False)
+        resolve_config(wanted, context_length=64, dtype="bfloat16", model_path=tmp_path, has_spec=False)
 
 
 @pytest.mark.parametrize(
@@ -447,10 +449,10 @@ def test_nobody_has_a_share_of_a_cache_that_all_share(tmp_path: Path) -> None:
 
 def test_the_implementation_is_resolved_and_only_a_spec_has_ranks(tmp_path: Path) -> None:
     places: dict[str, Any] = {"context_length": 64, "dtype": "float32", "model_path": tmp_path}
-    assert resolve(RuntimeConfig(), **places, has_spec=True).model_impl == "native"
-    assert resolve(RuntimeConfig(), **places, has_spec=False).model_impl == "transformers"
+    assert resolve_config(RuntimeConfig(), **places, has_spec=True).model_impl == "native"
+    assert resolve_config(RuntimeConfig(), **places, has_spec=False).model_impl == "transformers"
     with pytest.raises(ConfigError, match="tp_size: --model-impl transformers computes on one rank"):
-        resolve(RuntimeConfig(tp_size=2), **places, has_spec=False)
+        resolve_config(RuntimeConfig(tp_size=2), **places, has_spec=False)
 
 
 def test_names_that_can_be_chosen_are_those_of_the_tables() -> None:

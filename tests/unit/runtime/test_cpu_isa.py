@@ -13,7 +13,7 @@ import pytest
 from runtime.base import cpu_isa
 from runtime.base.errors import EXIT_CONFIG, ConfigError
 from runtime.launcher import main as launcher
-from runtime.launcher.resolve import resolve
+from runtime.launcher.resolved_config import resolve_config
 from runtime.settings.config import RuntimeConfig
 
 AVX2 = "fpu sse4_2 avx avx2 fma f16c bmi1 bmi2 abm movbe"
@@ -109,7 +109,7 @@ def test_a_launch_on_a_cpu_says_which_it_took(
     pretend(MACHINES["amx"], wanted)
     caplog.set_level(logging.INFO)
     settings = RuntimeConfig(device="cpu")
-    resolved = resolve(settings, context_length=8, dtype="bfloat16", model_path=tmp_path)
+    resolved = resolve_config(settings, context_length=8, dtype="bfloat16", model_path=tmp_path)
     assert resolved.cpu_isa == (wanted or "amx")
     assert caplog.messages[-1] == f"CPU kernels use instruction sets {says}"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.base.errors import ConfigError
-from runtime.launcher.resolve import resolve
+from runtime.launcher.resolved_config import resolve_config
 from runtime.settings.config import RuntimeConfig
 from runtime.settings.graph_sizes import graph_sizes
 
@@ -45,7 +45,7 @@ def test_settings_that_record_nothing_are_refused(
 ) -> None:
     config = RuntimeConfig(**{"device": "cuda", **settings})
     with pytest.raises(ConfigError, match=message):
-        resolve(config, context_length=64, dtype="bfloat16", model_path=tmp_path)
+        resolve_config(config, context_length=64, dtype="bfloat16", model_path=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,6 @@ def test_where_nothing_is_recorded_a_line_says_that_nothing_changes(
 ) -> None:
     caplog.set_level("INFO")
     config = RuntimeConfig(disable_cuda_graph=True, **settings)
-    resolve(config, context_length=64, dtype="bfloat16", model_path=tmp_path)
+    resolve_config(config, context_length=64, dtype="bfloat16", model_path=tmp_path)
     about_recording = [text for text in caplog.messages if not text.startswith("CPU kernels use")]
     assert [said in text for text in about_recording] == [True] * bool(said)

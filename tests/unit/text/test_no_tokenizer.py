@@ -10,7 +10,7 @@ import pytest
 
 from detokenizer_proc.text_stream import TextStream
 from runtime.base.errors import ConfigError, InvalidRequest
-from runtime.launcher.resolve import resolve
+from runtime.launcher.resolved_config import resolve_config
 from runtime.settings.config import RuntimeConfig
 from runtime.text.no_tokenizer import NoTextDecoders, NoTokenizer
 from runtime.text.selection import open_decoders, open_tokenizer
@@ -31,7 +31,7 @@ def ring() -> Ring:
 
 def resolved(**settings: Any) -> RuntimeConfig:
     config = RuntimeConfig(skip_tokenizer_init=True, **settings)
-    return resolve(config, context_length=2048, dtype="bfloat16", model_path=ROOT)
+    return resolve_config(config, context_length=2048, dtype="bfloat16", model_path=ROOT)
 
 
 def test_no_directory_means_no_tokenizer() -> None:
