@@ -351,24 +351,20 @@ class Supervisor:
         return child.is_ready or (slot.epoch == child.epoch and slot.state == "ready")
 
     def _restart(self, child: Child, code: int, failure: ProcessFailed) -> None:
-        config, unit, limit = self.config, child.place.unit, self._max_restarts_of(child.place)
+        unit, limit = child.place.unit, self._max_restarts_of(child.place)
         seen_at = time.monotonic()
         others = [other for other in self._children if other.place.unit == unit]
         if code > 0:
             self._wait_for_node_news(others)
         died_by_itself = self._deaths.may_be_a_request((child, *others), code)
         was_ready = all(map(self._was_ready, (child, *others)))
-        delay_s = self._deaths.spend_restart(unit, limit, by_itself=died_by_itself, was_ready=was_ready)
-        if delay_s is None:
-            self._records.event("budget_spent", unit=unit, restarts=limit)
-            when = f"in {config.restart_window:g} s before" if was_ready else "without getting ready"
-            spent = f"{failure.message}; restarted {limit} times {when}"
-            self._fail(ProcessFailed(failure.role, spent, EXIT_INTERNAL))
-            return
         self._end(others)
-        # Counted only now, when no process of the unit can change the roster any more.
-        if unit == ENGINE and died_by_itself and was_ready:
-            self._deaths.count_engine()
+        try:
+            delay_s = self._deaths.spend_restart(unit, limit, by_itself=died_by_itself, was_ready=was_ready)
+        except StartError as spent:
+            self._records.event("budget_spent", unit=unit, restarts=limit)
+            self._fail(ProcessFailed(failure.role, f"{failure.message}; {spent}", EXIT_INTERNAL))
+            return
         epoch = self._epoch + 1
         logger.warning("%s: %s; restarting %s (epoch %d)", failure.role, failure.message, unit, epoch)
         self._start_again(unit, failure.message, seen_at, delay_s)
@@ -417,8 +413,9 @@ class Supervisor:
         restart.
         """
         limit = self._max_restarts_of(place)
-        delay_s = self._deaths.spend_restart(place.unit, limit, by_itself=True, was_ready=False)
-        if delay_s is None:
+        try:
+            delay_s = self._deaths.spend_restart(place.unit, limit, by_itself=True, was_ready=False)
+        except StartError:
             self._fail(ProcessFailed(place.name, str(error), EXIT_INTERNAL))
         else:
             logger.warning("%s; tried again in %g s", error, delay_s)

@@ -32,7 +32,8 @@ LEFT = 1
 OWNER_MARK = bytes(MARK_BYTES)
 ALWAYS_ALONE = (1 << 31) - 1
 """Position that no sequence passes, so that one stays alone until its end."""
-_HEADER = struct.Struct("<II")
+_HEADER = struct.Struct("<II?")
+_SERVED_AT = 8
 _EMPTY = bytes(KEY_BYTES)
 
 
@@ -67,13 +68,14 @@ class Roster:
         self._place_of: dict[bytes, int] = {}
         self._layout = _Layout(num_places, num_rows)
         self._num_past = 0
+        self._has_served = False
         self._copies: tuple[tuple[slice, memoryview], ...] = ()
         self._num_launched = self._num_ended = 0
         """Number of steps."""
         self._left: deque[tuple[int, int]] = deque()
         """Places of those that have ended early, each with the number of the last step that may have it."""
         if num_places:
-            memory[: _HEADER.size] = _HEADER.pack(num_places, num_rows)
+            memory[: _HEADER.size] = _HEADER.pack(num_places, num_rows, False)
 
     @staticmethod
     def create(path: Path, num_places: int, num_rows: int = 0) -> Roster:
@@ -148,6 +150,12 @@ class Roster:
             self._memory[at : at + KEY_BYTES] = key
             self._num_past += 1
 
+    def note_served(self) -> None:
+        """Record that a sequence that had a row has come to its end."""
+        if not self._has_served and self._layout.num_places:
+            self._has_served = True
+            self._memory[_SERVED_AT] = 1
+
     def read(self) -> Seen:
         return Seen.decode(bytes(self._memory))
 
@@ -186,6 +194,8 @@ class Seen:
     """Number of tokens up to which steps had computed each of those that held a row, by key."""
     past: frozenset[bytes] = frozenset()
     """Keys of the suspects that came further than where engines had died under them before."""
+    has_served: bool = False
+    """True if a sequence that had a row came to its end."""
 
     @staticmethod
     def read(path: Path) -> Seen:
@@ -199,7 +209,8 @@ class Seen:
     def decode(data: bytes) -> Seen:
         if len(data) < _HEADER.size:
             return Seen()
-        layout = _Layout(*_HEADER.unpack_from(data))
+        num_places, num_rows, has_served = _HEADER.unpack_from(data)
+        layout = _Layout(num_places, num_rows)
         present: dict[bytes, bytes] = {}
         left: dict[bytes, bytes] = {}
         for at in range(_HEADER.size, layout.handles, PLACE_BYTES):
@@ -215,7 +226,7 @@ class Seen:
                 reached = int.from_bytes(data[at : at + 4], "little")
                 running[key] = max(reached, running.get(key, 0))
         past = {data[at : at + KEY_BYTES] for at in range(layout.past, layout.end, KEY_BYTES)}
-        return Seen(present, left, running, frozenset(past - {_EMPTY}))
+        return Seen(present, left, running, frozenset(past - {_EMPTY}), has_served)
 
 
 class Suspects(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

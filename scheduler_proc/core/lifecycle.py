@@ -137,6 +137,8 @@ class Lifecycle:
         closed = Closed(req.handle, reason, stop_token, cached_tokens, error, weight_version=version)
         for feature in req.features:
             closed = feature.closing(closed)
+        if req.row >= 0 and reason in CAME_TO_AN_END:
+            self.roster.note_served()
         self._remove(req, is_early=reason not in CAME_TO_AN_END)
         self.num_terminated += 1
         self.output.close(closed)

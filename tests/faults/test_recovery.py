@@ -158,3 +158,33 @@ def test_a_tenant_that_ends_the_engine_again_and_again_is_suspended(tmp_path: Pa
             assert [each.result() for each in victims] == [200] * 4
         events = map(json.loads, (launch.run_dir / "events.jsonl").read_text().splitlines())
         assert sum(event["event"] == "restart" for event in events) <= 5
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_callers_who_hang_up_and_send_another_request_that_ends_the_engine_end_no_launch() -> None:
+    """Two of them, without keys, for more deaths than the budget of a launch has restarts."""
+    num_deaths = 8
+    backend = "--attention-backend=tests.faults.attacks.poison:PoisonedAttention"
+    with faulty_launch(backend, "--restart-window=3600") as faulty, ThreadPoolExecutor(4) as pool:
+        stop = threading.Event()
+
+        def ask(prompt: list[int], length: int, timeout_s: float) -> int:
+            body = {"prompt": prompt, "max_tokens": length, "ignore_eos": True}
+            return httpx.post(f"{faulty.launch.url}/v1/completions", json=body, timeout=timeout_s).status_code
+
+        def attack(number: int) -> None:
+            while not stop.is_set():
+                with suppress(httpx.TimeoutException):
+                    ask([1, number, POISON_ID], 4, 0.5)
+
+        victims = [pool.submit(ask, [1, 7, number], 400, 12 * REQUEST_TIMEOUT_S) for number in (7, 8)]
+        attackers = [pool.submit(attack, number) for number in (7, 8)]
+        wait_until(
+            lambda: len(faulty.events("restart")) >= num_deaths, SLACK * 12 * REQUEST_TIMEOUT_S, "many deaths"
+        )
+        stop.set()
+        for attacker in attackers:
+            attacker.result()
+        assert [victim.result() for victim in victims] == [200, 200]
+        assert faulty.events("budget_spent") == []

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runtime.launcher.deaths.engine_deaths import EngineDeaths
-from runtime.launcher.deaths.restart_budget import RestartBudget
-from runtime.launcher.hosts.host import Child
+from runtime.launcher.deaths.restart_budget import RestartBudget, Verdict
+from runtime.launcher.hosts.host import ENGINE, Child
 from runtime.ring.endpoints import Endpoints
 from runtime.wire.status_page import StatusPage
 
@@ -84,22 +84,26 @@ class Deaths:
         codes = [code, *(child.poll() for child in unit[1:])]
         return self._causes.may_be_a_request([each for each in codes if each is not None], hung=hung)
 
-    def spend_restart(self, unit: str, limit: int, *, by_itself: bool, was_ready: bool) -> float | None:
-        """Return the seconds to wait before `unit` is started again; None if it has had its `limit` restarts.
-        by_itself: result of `may_be_a_request`.
+    def spend_restart(self, unit: str, limit: int, *, by_itself: bool, was_ready: bool) -> float:
+        """Return the seconds to wait before `unit` is started again. Raises StartError. by_itself: result
+        of `may_be_a_request`. Call it when no process of the unit lives that could change the roster.
         """
+        now_s, verdict = time.monotonic(), None
+        if unit == ENGINE and by_itself and was_ready:
+            verdict = self._judge_engine(now_s)
         return self._budget.spend(
-            unit, limit, time.monotonic(), from_outside=not by_itself, was_ready=was_ready
+            unit, limit, now_s, from_outside=not by_itself, was_ready=was_ready, verdict=verdict
         )
 
-    def count_engine(self) -> None:
+    def _judge_engine(self, now_s: float) -> Verdict | None:
         """Record the sequences that the engine held when it died, for its successor. Done by the caller and
         not in a thread: an engine that read the file too early would run the guilty request again.
         """
         try:
-            self._engine_deaths.count(self._page.read("scheduler").solitary, time.monotonic())
+            return self._engine_deaths.count(self._page.read("scheduler").solitary, now_s)
         except OSError as error:
             logger.warning("who was there when the engine died is not counted: %s", error)
+            return None
 
 
 def _counters(proc: Path, cgroups: Path) -> list[Path]:

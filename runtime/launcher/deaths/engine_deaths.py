@@ -4,6 +4,10 @@ A sequence that has come further than where the engine died under it is not to b
 death is laid to fewer and fewer. One that is there at two deaths runs alone for a while, and is guilty if the
 engine dies then. Where all that are left of a death belong to one tenant, the tenant gets a strike, since a
 caller who sends such a request and leaves shows up only once. A tenant with too many is suspended.
+
+A death is explained, and costs the launch no restart, as long as its culprit is known: a sequence that was
+found guilty, a tenant that is suspended, the only sequence that is left of it, or those that are left and
+have not come again. One that all have come past may be the machine's.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from runtime.launcher.deaths.restart_budget import Verdict
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.launch_state import write_atomically
 from runtime.ring.roster import ALWAYS_ALONE, OWNER_MARK, Seen, Suspects
@@ -57,6 +62,10 @@ class DeathCounts:
         """Time and tenant of each sequence that was found guilty."""
         self._suspended: dict[bytes, tuple[float, int]] = {}
         """Time until which each tenant is suspended, and how often it was."""
+        self._tenants: dict[bytes, None] = {}
+        """Marks of all tenants that were seen at deaths."""
+        self.verdict = Verdict({}, has_served=False)
+        """Judgement of the last death and those before it."""
 
     def count(self, seen: Seen, solitary: bytes, now_s: float) -> Suspects:
         """Count a death. solitary: handle of the sequence that ran alone, or NO_HANDLE. now_s: time of
@@ -65,21 +74,41 @@ class DeathCounts:
         for death in self._deaths:
             for key in seen.past & death.blamed.keys():
                 del death.blamed[key]
+        self._tenants |= dict.fromkeys([*seen.present.values(), *seen.left.values()])
         key = sequence_key(solitary)
-        is_explained = key in seen.present
-        if is_explained:
-            self._guilty[key] = None
-            self._guilts.append((now_s, seen.present[key]))
+        tenant = seen.present.get(key, seen.left.get(key))
         remaining = [death for death in self._deaths if death.blamed and key not in death.blamed]
-        if not is_explained:
+        explained = {
+            death.at_s: tenant is not None and key in death.blamed
+            for death in self._deaths
+            if not death.blamed or key in death.blamed
+        }
+        if tenant is not None:
+            self._guilty[key] = None
+            self._guilts.append((now_s, tenant))
+            explained[now_s] = True
+        else:
             remaining.append(self._new_death(seen, now_s))
         self._deaths = deque(remaining, MAX_DEATHS)
         strikes = self._strikes(now_s)
-        for counted in (self._times, self._guilty):
+        for counted in (self._times, self._guilty, self._tenants):
             while len(counted) > MAX_COUNTED:
                 del counted[next(iter(counted))]
         self._suspend(strikes, now_s)
+        explained |= {death.at_s: self._is_explained(death, seen, now_s) for death in self._deaths}
+        self.verdict = Verdict(explained, has_served=seen.has_served or bool(seen.past))
         return self._suspects(strikes)
+
+    def _is_explained(self, death: _Death, seen: Seen, now_s: float) -> bool:
+        """Return True if the culprit of a death that is laid to somebody is known. An only tenant is no
+        culprit: whatever happens is laid to it.
+        """
+        if len(death.blamed) == 1:
+            return True
+        until_s, _ = self._suspended.get(death.only_tenant(), (0.0, 0))
+        if until_s > now_s and len(self._tenants) > 1:
+            return True
+        return bool(death.blamed) and death.blamed.keys().isdisjoint(seen.present)
 
     def _new_death(self, seen: Seen, now_s: float) -> _Death:
         blamed = {**dict.fromkeys(seen.left, 0), **seen.running} or dict.fromkeys(seen.present, 0)
@@ -140,7 +169,8 @@ class EngineDeaths:
         self._endpoints = endpoints
         self._counts = DeathCounts()
 
-    def count(self, solitary: bytes, now_s: float) -> None:
+    def count(self, solitary: bytes, now_s: float) -> Verdict:
         """Count a death of the engine, before the next one is started. Raises OSError."""
         suspects = self._counts.count(Seen.read(self._endpoints.roster_file), solitary, now_s)
         write_atomically(self._endpoints.suspects_file, suspects.encode())
+        return self._counts.verdict

@@ -20,6 +20,7 @@ from carousel.client.core.request_state import RequestState
 from carousel.client.core.ring_state import RestartedRole
 from carousel.client.core.session import Session
 from runtime.base.errors import CarouselError, Overloaded, RequestError
+from runtime.launcher.deaths.restart_budget import RestartBudget
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import unpack_ids
 from runtime.wire.handle import NO_HANDLE
@@ -300,3 +301,49 @@ def test_a_request_that_kills_the_engine_runs_alone_and_is_then_refused(demo: To
     for one, other in zip(expected, others, strict=True):
         if not one.wish.is_aborted:
             assert result(one) == result(other)
+
+
+def test_callers_who_hang_up_and_send_another_request_that_kills_the_engine_end_no_launch(
+    demo: Tokenizer,
+) -> None:
+    """Two at a time, ten times. All others are answered, and the budget of restarts is not spent."""
+    rng = random.Random(6)
+    wishes = [draw(rng) for _ in range(12)]
+    for wish in wishes:
+        wish.is_aborted = False
+    expected, _ = serve(demo, wishes, random.Random(6), deaths=0.0)
+    ring, budget = MortalRing(demo, rng), RestartBudget(window_s=60.0)
+    try:
+        session = ring.connect()
+
+        def ask(wish: Wish) -> Asked:
+            submission = Submission(wish.prompt, wish.sampling, wish.stream)
+            return Asked(wish, session, *session.open_request(submission))
+
+        def ask_poison() -> list[Asked]:
+            sampling = SamplingParams(max_tokens=8, seed=1)
+            return [ask(Wish([3 + rng.randrange(20), POISON], sampling, stream=True)) for _ in range(2)]
+
+        asked, poison = list(map(ask, wishes)), ask_poison()
+        for _ in range(MAX_TURNS):
+            ring.turn()
+            for each in asked:
+                each.look()
+            running = [] if not ring.is_whole else ring.system.rows.running_requests()
+            if any(POISON in unpack_ids(req.tokens.tobytes())[: req.num_prompt] for req in running):
+                ring.kill("engine")
+                verdict = ring.death_counts.verdict
+                budget.spend("engine", 5, ring.now, from_outside=False, verdict=verdict)
+                for each in poison:
+                    session.forget(each.state.number)
+                poison = ask_poison() if ring.num_deaths["engine"] < 10 else []
+            if all(each.has_ended for each in asked) and ring.is_at_rest:
+                break
+        else:
+            raise AssertionError("no rest")
+        ring.check()
+    finally:
+        ring.close()
+    assert ring.num_deaths["engine"] == 10
+    for one, other in zip(expected, asked, strict=True):
+        assert result(one) == result(other)

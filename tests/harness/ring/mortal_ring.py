@@ -135,7 +135,7 @@ class MortalRing:
         self._num_peers = 0
         self._ready_at: dict[RestartedRole, float] = {}
         """When what was killed is there again."""
-        self._death_counts = DeathCounts()
+        self.death_counts = DeathCounts()
         self._suspects = NO_SUSPECTS
         self._interrupted: frozenset[bytes] = frozenset()
         """Keys of the sequences that the engine before had."""
@@ -189,7 +189,7 @@ class MortalRing:
             seen = self.system.lifecycle.roster.read()
             self._interrupted = frozenset(seen.present)
             if is_fault:
-                self._suspects = self._death_counts.count(seen, self.status.solitary, self.now)
+                self._suspects = self.death_counts.count(seen, self.status.solitary, self.now)
             self.system.executor.close()
             self._lose_first(self._scheduler_in)
             self._lose_last(self._detokenizer_in)

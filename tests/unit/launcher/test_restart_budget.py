@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from runtime.base.errors import StartError
 from runtime.launcher.deaths.restart_budget import BACK_OFF_S, RestartBudget
 
 
-def spend(budget: RestartBudget, unit: str, limit: int, now: float) -> float | None:
-    """Spend a restart on a death from outside."""
-    return budget.spend(unit, limit, now, from_outside=True)
+def spend(
+    budget: RestartBudget,
+    unit: str,
+    limit: int,
+    now: float,
+    *,
+    by_itself: bool = False,
+    was_ready: bool = True,
+) -> float | None:
+    """Spend a restart, by default on a death from outside. None: there is none left."""
+    try:
+        return budget.spend(unit, limit, now, from_outside=not by_itself, was_ready=was_ready)
+    except StartError:
+        return None
 
 
 def test_what_dies_by_itself_is_started_at_once_and_then_after_longer_and_longer() -> None:
     budget = RestartBudget(window_s=60.0)
-    delays = [budget.spend("api", 6, now, from_outside=False) for now in range(6)]
+    delays = [spend(budget, "api", 7, now, by_itself=True) for now in range(7)]
     assert delays == [*BACK_OFF_S, BACK_OFF_S[-1], BACK_OFF_S[-1]]
     assert BACK_OFF_S[0] == 0.0
 
@@ -20,7 +32,7 @@ def test_what_dies_by_itself_is_started_at_once_and_then_after_longer_and_longer
 def test_what_is_ended_from_outside_is_started_at_once_and_lengthens_no_pause() -> None:
     budget = RestartBudget(window_s=60.0)
     outside = (True, True, False, True, False)
-    delays = [budget.spend("api", 5, now, from_outside=each) for now, each in enumerate(outside)]
+    delays = [spend(budget, "api", 5, now, by_itself=not each) for now, each in enumerate(outside)]
     assert delays == [0.0, 0.0, BACK_OFF_S[0], 0.0, BACK_OFF_S[1]]
     assert spend(budget, "api", 5, 5.0) is None
 
@@ -38,7 +50,7 @@ def test_what_does_not_get_ready_is_not_started_for_ever_however_long_it_takes_t
     budget = RestartBudget(window_s=60.0)
     assert spend(budget, "engine", 3, 0.0) == 0.0
     loads = [
-        budget.spend("engine", 3, now, from_outside=False, was_ready=False) for now in (500.0, 1000.0, 1500.0)
+        spend(budget, "engine", 3, now, by_itself=True, was_ready=False) for now in (500.0, 1000.0, 1500.0)
     ]
     assert [delay is None for delay in loads] == [False, False, True]
     assert spend(budget, "engine", 3, 2000.0) == 0.0  # it has served meanwhile
