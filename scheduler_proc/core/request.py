@@ -235,6 +235,8 @@ class Request:
     """True for a beam search whose client wants to see hypotheses while it runs."""
     goes_first: bool = False
     """True if it waits before new requests, because it was further before a restart."""
+    num_made_again: int = 0
+    """Number of attempts that this engine had before this one."""
     is_starved: bool = False
     """True once it has waited as long as a request may; it then goes before others."""
 

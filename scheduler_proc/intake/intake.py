@@ -31,6 +31,11 @@ from scheduler_proc.intake.limits import Limits
 from scheduler_proc.intake.request_maker import RequestMaker
 from scheduler_proc.intake.tombstones import Tombstones
 
+MAX_MADE_AGAIN = 3
+"""Number of times that a sequence which this engine has may be made again for nothing and before new ones.
+A client over TCP can come back at any time, and would otherwise never give back the rows that it has.
+"""
+
 
 class Intake:
     """Receiver of the scheduler's messages: `receive` takes every message type of the socket."""
@@ -84,9 +89,13 @@ class Intake:
     def _receive_request(self, message: TokenizedRequest) -> None:
         handle, lifecycle = message.handle, self._lifecycle
         key = sequence_key(handle)
-        earlier, cached_tokens = lifecycle.requests.get(key), -1
+        earlier, cached_tokens, num_again = lifecycle.requests.get(key), -1, 0
         # To others who claim that a request is made again nothing is given.
-        is_known = key in self.interrupted if earlier is None else _has_come_from(message, earlier)
+        if earlier is None:
+            is_known = key in self.interrupted
+        else:
+            num_again = earlier.num_made_again + 1
+            is_known = num_again <= MAX_MADE_AGAIN and _has_come_from(message, earlier)
         is_paid = message.is_again and is_known
         has_begun = earlier is None or earlier.row >= 0 or earlier.num_retractions > 0
         if earlier is not None:
@@ -111,6 +120,7 @@ class Intake:
             lifecycle.refuse(handle, message.stream_open, "error", error_info(error), message.more_opens)
             return
         req.goes_first = message.is_again and (message.tenant == OWNER or (is_paid and has_begun))
+        req.num_made_again = num_again
         if message.tenant != OWNER:
             limits = lifecycle.accounts.of(message.tenant).limits
             cache_share = None if limits is None else limits.cache_share
@@ -177,8 +187,10 @@ class Intake:
 
 
 def _has_come_from(message: TokenizedRequest, earlier: Request) -> bool:
-    """Return True if a request that is made again has nothing but tokens of the earlier attempt. Others would
-    be new ones that go under its name.
+    """Return True if a request that is made again has nothing but tokens of the earlier attempt, and finds
+    them in the cache. Others would be new ones that go under its name.
     """
+    if message.namespace != earlier.namespace:
+        return False
     tokens = message.input_ids + (message.output_ids if earlier.group is None else b"")
     return earlier.tokens.tobytes().startswith(tokens)

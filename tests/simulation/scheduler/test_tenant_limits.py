@@ -12,6 +12,7 @@ from runtime.ring.roster import ALWAYS_ALONE, Suspects
 from runtime.ring.tenants import OWNER, Tenant, TenantLimits, Tenants
 from runtime.wire.handle import sequence_key, sibling
 from runtime.wire.messages import AbortRequest, ControlRequest, TokenizedRequest
+from scheduler_proc.intake.intake import MAX_MADE_AGAIN
 from scheduler_proc.intake.limits import QueueShare
 from scheduler_proc.intake.tenant_limits import SIBLING_S
 from scheduler_proc.waiting.account import MINUTE_S, TokenBucket
@@ -387,6 +388,29 @@ def test_what_is_here_is_made_again_for_nothing() -> None:
         run_until_idle(system, a(1, [1] * 9, max_tokens=20, attempt=1, is_again=True))
         used = system.lifecycle.accounts.of("a").num_used
         assert 9 + 20 <= used <= 9 + 20 + 5, "its prompt once, and the output that is made twice"
+
+
+def test_what_runs_keeps_others_out_only_so_often_by_being_made_again() -> None:
+    """A client may come back at any time, and make again what it has running just before that ends."""
+    with limited(tokens_per_minute=1000, changes={"max_rows": 2}) as system:
+        send(system, *(a(number, [number] * 40, max_tokens=20) for number in (1, 2)), waiting := b(3))
+        for attempt in range(1, 9):
+            for _ in range(15):
+                system.step()
+            send(system, *(a(n, [n] * 40, max_tokens=20, attempt=attempt, is_again=True) for n in (1, 2)))
+        assert waiting.handle in system.detokenizer.closed
+        run_until_idle(system)
+        used = system.lifecycle.accounts.of("a").num_used
+        assert used >= 2 * (9 - MAX_MADE_AGAIN) * 40, "the prompts of most attempts"
+
+
+def test_what_is_made_again_with_another_salt_is_paid_for() -> None:
+    """It is computed from the beginning."""
+    with limited(tokens_per_minute=1000) as system:
+        send(system, a(1, [1] * 40, max_tokens=20, namespace=b"a-one"))
+        system.step()
+        run_until_idle(system, a(1, [1] * 40, max_tokens=20, namespace=b"a-two", attempt=1, is_again=True))
+        assert system.lifecycle.accounts.of("a").num_used >= 2 * 40 + 20
 
 
 def test_the_sequences_of_a_request_are_let_in_together_for_a_moment() -> None:
