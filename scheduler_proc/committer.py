@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -22,13 +22,25 @@ from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.observe.step_stats import StepStats
 
+MAX_HOLD_S = 4.0
+"""Seconds for which a group whose masks are late keeps its places while others wait. It begins again when it
+gets places, and keeps them for twice as long then: its masks may always take that long.
+"""
+MOST_DOUBLINGS = 6
+
 
 class Committer:
     """Appends sampled tokens to requests, and ends those that are complete."""
 
     def __init__(
-        self, lifecycle: Lifecycle, step_log: StepLog, stats: StepStats, now_s: Callable[[], float]
+        self,
+        lifecycle: Lifecycle,
+        step_log: StepLog,
+        stats: StepStats,
+        now_s: Callable[[], float],
+        await_masks: Callable[[Sequence[RowGroup]], None],
     ) -> None:
+        """await_masks: called with the groups that have got all their results in a step."""
         self.lifecycle = lifecycle
         self.kv = lifecycle.kv
         self.rows = lifecycle.kv.rows
@@ -36,8 +48,11 @@ class Committer:
         self.step_log = step_log
         self.stats = stats
         self._now_s = now_s
-        self._held: list[RowGroup] = []
-        """Groups that have all their results, while it is not known yet how they continue."""
+        self._await_masks = await_masks
+        self._held: dict[RowGroup, float] = {}
+        """Groups that have all their results, while it is not known yet how they continue, and times up to
+        which they keep their places.
+        """
         self._complete: list[RowGroup] = []
         """Groups that got the last of their results in the step being committed."""
 
@@ -131,10 +146,15 @@ class Committer:
                 self.lifecycle.finish(scheduled.req.head, "error", error=error_info(error))
         if self._complete:
             complete, self._complete = self._complete, []
+            complete = [group for group in complete if group.has_all()]
             for group in complete:
-                if group.has_all():
-                    group.announce()
-            self._continue_groups(complete)
+                group.announce()
+            self._await_masks(complete)
+            now_s = self._now_s()
+            for group in complete:
+                if group.has_all() and not self._continues(group):
+                    num_doublings = min(group.head.num_retractions, MOST_DOUBLINGS)
+                    self._held[group] = now_s + MAX_HOLD_S * 2**num_doublings
 
     def _commit_member(self, member: Request, group: RowGroup, sampled: Sampled) -> None:
         """Keep the result of one row of a group. Once all rows have theirs, the group continues or ends."""
@@ -146,31 +166,35 @@ class Committer:
         if group.has_all():
             self._complete.append(group)
 
-    def _continue_group(self, group: RowGroup) -> None:
-        num_results, beams = len(group.beams), group.next_beams()
-        if beams is None:
-            self._held.append(group)
-            return
-        self.step_log.note_tokens(num_results)
-        if beams:
-            advance_group(self.kv, group, beams)
-        else:
-            self.lifecycle.finish(group.head, "stop")
+    def _continues(self, group: RowGroup) -> bool:
+        """Continue or end a group. Returns False if it is not known yet how it continues."""
+        try:
+            num_results, beams = len(group.beams), group.next_beams()
+            if beams is None:
+                return False
+            self.step_log.note_tokens(num_results)
+            if beams:
+                advance_group(self.kv, group, beams)
+            else:
+                self.lifecycle.finish(group.head, "stop")
+        except RequestError as error:
+            self.lifecycle.finish(group.head, "error", error=error_info(error))
+        return True
 
     def continue_held(self) -> None:
-        """Continue the held groups whose next beams are known by now. A group that has lost its rows
-        meanwhile starts again.
+        """Continue the held groups whose next beams are known by now, and retract those that are held for too
+        long. A group that has lost its rows meanwhile starts again.
         """
-        held, self._held = self._held, []
-        self._continue_groups(held)
-
-    def _continue_groups(self, groups: list[RowGroup]) -> None:
-        for group in groups:
-            if group.has_all():
-                try:
-                    self._continue_group(group)
-                except RequestError as error:
-                    self.lifecycle.finish(group.head, "error", error=error_info(error))
+        if not self._held:
+            return
+        held, self._held = self._held, {}
+        for group, until_s in held.items():
+            if not group.has_all() or self._continues(group):
+                continue
+            if self._now_s() < until_s or not len(self.lifecycle.waiting):
+                self._held[group] = until_s
+            else:
+                self.lifecycle.retract(group.head)
 
     def _commit_row(self, scheduled: ScheduledRow[Request], sampled: Sampled) -> None:
         req, row = scheduled.req, scheduled.row

@@ -10,7 +10,7 @@ from runtime.wire.error_info import error_info
 from runtime.wire.plan import SampleMasks
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.lifecycle import Lifecycle
-from scheduler_proc.core.request import Request
+from scheduler_proc.core.request import Request, RowGroup
 from scheduler_proc.core.scheduled_row import NoMask, ScheduledRow
 from scheduler_proc.core.sitting_rows import SittingRows
 from scheduler_proc.observe.step_stats import StepStats
@@ -124,10 +124,32 @@ class MaskGatherer:
         tenant = masked[0].req.tenant
         if len(batch.order) > len(masked) or any(each.req.tenant != tenant for each in masked):
             return True
-        rows = self._lifecycle.kv.rows
-        return len(rows.running) > len(masked) and any(
-            req.guide is None or req.tenant != tenant for req in rows.running_requests()
-        )
+        return len(self._lifecycle.kv.rows.running) > len(masked) and self._runs_beside(tenant)
+
+    def _runs_beside(self, tenant: str) -> bool:
+        """Return True if a running request has no guide, or is of another tenant."""
+        running = self._lifecycle.kv.rows.running_requests()
+        return any(req.guide is None or req.tenant != tenant for req in running)
+
+    def await_groups(self, groups: Sequence[RowGroup]) -> None:
+        """Wait for the masks of groups that have all their results, for all of them together. While its masks
+        are late a group is not planned, since its next tokens are not known. Nobody waits for those that were
+        late lately.
+        """
+        masked = [(group, group.masked_by) for group in groups if group.masked_by is not None]
+        awaited = [(group, masks) for group, masks in masked if masks.is_awaited and not masks.is_known()]
+        if not awaited or self.source is None:
+            return
+        num_masks = sum(len(group.beams) for group, _ in awaited)
+        has_others = self._runs_beside(awaited[0][0].head.tenant)
+        began_s = self._now_s()
+        self.source.patience.begin(began_s, num_masks, lambda: True, has_others=has_others)
+        self._lifecycle.output.flush()
+        for _, masks in awaited:
+            self._stats.num_late_masks += not masks.wait()
+        now_s = self._now_s()
+        self._stats.mask_wait_s += now_s - began_s
+        self.source.patience.end(now_s)
 
     def note_commit(self, step: int) -> None:
         """Record that a step, and all before it, has been computed."""

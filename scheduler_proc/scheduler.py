@@ -57,8 +57,8 @@ class Scheduler:
         self.kv: KVCacheManager = lifecycle.kv
         self.rows = lifecycle.kv.rows
         self.output = lifecycle.output
-        self.committer = Committer(lifecycle, step_log, self.stats, port.now_s)
         self.masks = MaskGatherer(lifecycle, self.stats, port.now_s, port.is_ready)
+        self.committer = Committer(lifecycle, step_log, self.stats, port.now_s, self.masks.await_groups)
         self.in_flight: deque[tuple[ScheduleBatch, StepHandle]] = deque()
         self.num_steps = 0
         """Number of steps launched since the start."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -65,6 +65,17 @@ class StopIds:
         self.column[: self.num_columns] = sorted(ids)[: self.num_columns]
 
 
+class GroupMasks(Protocol):
+    """Masks of a group's beams; see SearchGuide."""
+
+    @property
+    def is_awaited(self) -> bool: ...
+
+    def is_known(self) -> bool: ...
+
+    def wait(self) -> bool: ...
+
+
 class RowGroup:
     """Rows of one beam search, which get pages, are seated, retracted and ended together. Each row is held by
     a member. The first member is the request itself; the others are made for one stay.
@@ -83,6 +94,8 @@ class RowGroup:
         self.foresee = foresee
         self.plan_row: Callable[[ScheduledRow[Request]], None] | None = None
         """Called for each row that is about to sample, or None."""
+        self.masked_by: GroupMasks | None = None
+        """Masks without which its next beams are not known; None: it needs none."""
         self.members = [head]
         self.beams: list[Request] = []
         """Members whose rows run, the best first."""

@@ -22,7 +22,7 @@ from runtime.wire.messages import (
     OpenMatcher,
 )
 from runtime.wire.outbox import KeepingOutbox
-from scheduler_proc.features.mask_patience import MAX_WAIT_S, MaskPatience
+from scheduler_proc.features.mask_patience import MaskPatience
 from scheduler_proc.features.mask_slots import NO_SLOT, MaskSlots
 
 News: TypeAlias = Callable[[float], list[FromGrammar]]
@@ -80,8 +80,6 @@ class GrammarClient:
         self._slot_of: dict[bytes, int] = {}
         self._news_to_send: list[MatcherNews] = []
         self.patience = MaskPatience()
-        self._search_until = 0.0
-        """Time up to which a search waits for its masks."""
         self._looked_s = -1.0
         self._outbox.send(ForgetMatchers())
 
@@ -96,7 +94,6 @@ class GrammarClient:
     def branch(self, message: BranchMatchers) -> None:
         """Send the hypotheses of a search, whose masks are then made while the model computes."""
         self._outbox.send(message)
-        self._search_until = self._clock() + MAX_WAIT_S
 
     def _open(self, sequence: GuidedSequence) -> None:
         handle, tenant = sequence.handle, sequence.tenant
@@ -176,19 +173,12 @@ class GrammarClient:
         return isinstance(first, bytes) or first == self._slot_of.get(state.handle)
 
     def wait_for(self, sequence: GuidedSequence) -> bool:
-        """Wait until the answer about a sequence of the step that was launched last is current. Returns False
-        if it is late.
+        """Wait until the answer about a sequence or search is current, for as long as `patience` has been
+        told. Returns False if it is late.
         """
-        return self._wait(sequence, self.patience.left_s)
-
-    def wait_for_search(self, search: GuidedSearch) -> bool:
-        """Wait until the answer about the hypotheses of a search is current. Returns False if it is late."""
-        return self._wait(search, lambda now_s: self._search_until - now_s)
-
-    def _wait(self, sequence: GuidedSequence, left_s_at: Callable[[float], float]) -> bool:
         self.send_news()
         while not sequence.is_current:
-            left_s = left_s_at(self._clock())
+            left_s = self.patience.left_s(self._clock())
             self.take_news(max(left_s, 0.0))
             if left_s <= 0.0:
                 return sequence.is_current

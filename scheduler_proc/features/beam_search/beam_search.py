@@ -72,8 +72,6 @@ class BeamSearch(RequestFeature):
         self._has_logprobs = req.num_logprobs >= 0
         self._is_over = False
         self._guide = guide
-        self._is_late = False
-        """True if the masks of its hypotheses were not there when they were needed, in this stay."""
         self._num_wanted = search.num_wanted
         self._processors = None if req.processing is None else SearchProcessors(req)
         is_alone = guide is not None or self._processors is not None
@@ -87,6 +85,7 @@ class BeamSearch(RequestFeature):
         req.sampling = device_sampling(req.sampling, self._num_wanted, self._rules)
         req.min_len = 0
         req.group = RowGroup(req, search.width, self._choose, self._foresee)
+        req.group.masked_by = guide
         req.width = search.width
         if self._processors is not None:
             req.group.plan_row = self._processors.plan
@@ -109,7 +108,6 @@ class BeamSearch(RequestFeature):
 
     def row_opened(self, row: int) -> None:
         self._hypotheses = Hypotheses(self._search)
-        self._is_late = False
         if self._guide is not None:
             self._guide.begin()
         req = self._req
@@ -153,11 +151,8 @@ class BeamSearch(RequestFeature):
     def _choose(self, results: list[Sampled]) -> Sequence[tuple[int, int]] | None:
         assert self._req.group is not None
         guide = self._guide
-        if guide is not None:
-            is_known = guide.is_known() if self._is_late else guide.wait()
-            self._is_late = not is_known
-            if self._is_late:
-                return None
+        if guide is not None and not guide.is_known():
+            return None
         if self._processors is not None:
             self._processors.check(results[: self.num_beams])
         if guide is not None and (over := [beam for beam in range(self.num_beams) if guide.is_over(beam)]):

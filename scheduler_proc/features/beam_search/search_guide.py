@@ -17,7 +17,7 @@ from runtime.wire.guide import Guide, MatcherState
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates
 from scheduler_proc.core.request import Request
 from scheduler_proc.features.grammar_client import GrammarClient
-from scheduler_proc.features.guided import no_backend
+from scheduler_proc.features.guided import CAUTION, no_backend
 
 
 class SearchGuide:
@@ -35,6 +35,8 @@ class SearchGuide:
         self._min_tokens = req.sampling.min_tokens
         self._num_tokens = 0
         self._num_beams = 1
+        self._awaited_from = 0
+        """Number of output tokens from which on others wait for its masks."""
         self._branches: BranchStates | None = None
         client.open_search(self)
 
@@ -56,9 +58,17 @@ class SearchGuide:
             self._client.look()
         return self.is_current
 
+    @property
+    def is_awaited(self) -> bool:
+        """True if others wait for the masks of the current hypotheses: none were late lately."""
+        return self._num_tokens >= self._awaited_from
+
     def wait(self) -> bool:
         """Wait briefly for the masks of the current hypotheses. Returns False if they are late."""
-        return self._client.wait_for_search(self)
+        is_there = self._client.wait_for(self)
+        if not is_there:
+            self._awaited_from = self._num_tokens + CAUTION
+        return is_there
 
     def begin_again(self) -> None:
         self.state = None
@@ -66,6 +76,7 @@ class SearchGuide:
     def begin(self) -> None:
         """Begin with an empty output."""
         self._num_tokens, self._num_beams, self._branches = 0, 1, None
+        self._awaited_from = 0
 
     def follow(self, beams: Sequence[tuple[int, int]]) -> None:
         """Continue with the next beams, each given as (index of the current beam, token)."""

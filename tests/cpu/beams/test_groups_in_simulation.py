@@ -197,8 +197,8 @@ MUTANTS = [
         "late masks are not waited for",
         BeamSearch,
         "_choose",
-        "guide.is_known() if self._is_late else guide.wait()",
-        "True",
+        "not guide.is_known()",
+        "False",
         guided=1.0,
     ),
     mutant(

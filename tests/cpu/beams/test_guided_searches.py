@@ -33,7 +33,7 @@ from runtime.wire.messages import (
     MatcherStates,
     OpenMatcher,
 )
-from scheduler_proc.features import grammar_client
+from scheduler_proc.features import mask_patience
 from scheduler_proc.features.beam_search.search_guide import SearchGuide
 from scheduler_proc.features.grammar_client import GrammarClient
 from tests.cpu.beams.test_beams_against_transformers import checkpoint
@@ -199,7 +199,7 @@ def test_a_mask_that_is_late_and_a_grammar_process_that_dies_change_no_hypothesi
 ) -> None:
     some = asked(33, 8, NUM_TOKENS)
     wanted = run(GuidedRing(NearGrammar()), some)
-    monkeypatch.setattr(grammar_client, "MAX_WAIT_S", 0.0)
+    monkeypatch.setattr(mask_patience, "MAX_WAIT_S", 0.0)
     grammar = NearGrammar(late=0.7)
     assert run(GuidedRing(grammar), some) == wanted
     assert grammar.num_late > 20
@@ -226,7 +226,7 @@ def test_a_mask_that_is_late_and_a_grammar_process_that_dies_change_no_hypothesi
 def test_a_search_that_begins_again_waits_for_its_masks_as_if_none_had_been_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grammar_client, "MAX_WAIT_S", 0.0)
+    monkeypatch.setattr(mask_patience, "MAX_WAIT_S", 0.0)
     waited: list[int] = []
     wait = SearchGuide.wait
 
@@ -240,22 +240,26 @@ def test_a_search_that_begins_again_waits_for_its_masks_as_if_none_had_been_late
     ((draw, guide),) = asked(33, 1, NUM_TOKENS)
     try:
         ring.submit(draw.prompt, draw.sampling, guide=guide)
-        while len(waited) < 3:
+        for _ in range(5):
+            ring.scheduler.step([])
+        assert not waited, "masks that are there are waited for"
+        grammar.late = 1.0
+        for _ in range(8):
+            ring.scheduler.step([])
+        assert len(waited) == 1, "a mask that is late is waited for once"
+        ring.lifecycle.retract(*ring.lifecycle.kv.rows.running_requests())
+        grammar.late = 0.0
+        while not ring.lifecycle.kv.rows.running_requests():
             ring.scheduler.step([])
         grammar.late = 1.0
-        for _ in range(4):
+        for _ in range(8):
             ring.scheduler.step([])
-        num_waits = len(waited)
-        for _ in range(4):
-            ring.scheduler.step([])
-        assert len(waited) == num_waits, "a mask that is late is waited for once"
-        waited.clear()
+        assert len(waited) == 2, "it waits for no mask after one that was late in its last stay"
         grammar.late = 0.0
-        ring.lifecycle.retract(*ring.lifecycle.kv.rows.running_requests())
         ring.run()
     finally:
         ring.close()
-    assert waited[:3] == [0, 1, 2]
+    assert waited[0] > waited[1]
 
 
 def test_an_output_ends_before_its_min_tokens_only_where_nothing_may_follow() -> None:

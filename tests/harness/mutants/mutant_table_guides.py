@@ -25,7 +25,7 @@ GUIDE_MUTANTS = [
     Mutant(
         "the mask of an earlier token taken for that of the next",
         GrammarClient,
-        "_wait",
+        "wait_for",
         "return sequence.is_current",
         "return True",
         0,
