@@ -14,9 +14,9 @@ from carousel.lora import LoRARequest
 from carousel.server.admin.metrics import Metrics
 from carousel.server.admin.siblings import Siblings
 from carousel.server.admin.snapshot import SharedSnapshot
+from carousel.server.answer.quiet_streams import QuietStreams
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.body_pool import BodyPool
-from carousel.server.request.quiet_streams import QuietStreams
 from carousel.server.request.tokenizer import ServerTokenizer
 from carousel.server.request.unknown_fields import IgnoredLog
 from carousel.server.running import RunningRequests

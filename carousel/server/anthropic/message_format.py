@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from carousel.client.core.result import Completion, CompletionOutput, Delta
+from carousel.server.answer.sse import COMMENT, TEXT_MARK, DoneEvents, TextEvent, sse_event
 from carousel.server.anthropic.responses import (
     BlockDelta,
     BlockStart,
@@ -34,7 +35,6 @@ from carousel.server.chat.answer import PIECE_CHARS, AnswerReader
 from carousel.server.chat.events import Event, ItemBegun, ItemDelta, ItemDone
 from carousel.server.http.errors import anthropic_error_body
 from carousel.server.openai.chat_format import ChatView
-from carousel.server.request.sse import COMMENT, TEXT_MARK, DoneEvents, TextEvent, sse_event
 from carousel.server.spelling.large_parts import WholeFormat
 from runtime.base.errors import RequestError
 from runtime.base.random_ids import random_id

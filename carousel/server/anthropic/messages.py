@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from carousel.client.core.request_builder import Submission
 from carousel.client.core.result import respelled
+from carousel.server.answer.generation import Generation
 from carousel.server.anthropic.message_format import MessagesFormat
 from carousel.server.anthropic.responses import CountTokensResponse
 from carousel.server.anthropic.translation import RENAMED, Translation, translate
 from carousel.server.anthropic.types import CountTokensBody, MessagesBody
 from carousel.server.openai.chat import PreparedChat, prepare_chat
 from carousel.server.request.body import ignore_hints, read_body
-from carousel.server.request.generation import Generation
 from carousel.server.request.tokenizer import Vocabulary, num_chars
 from carousel.server.server_state import ServerState
 from carousel.server.sglang.tokenize import BYTES_PER_TOKEN, TokenLimits

@@ -13,13 +13,13 @@ from starlette.responses import Response
 
 from carousel.client.core.request_builder import RequestOptions, Submission
 from carousel.conversation import conversation
+from carousel.server.answer.generation import Generation
 from carousel.server.guides import asked_guide
 from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
 from carousel.server.openai.chat_plan import add_effort, plan_answer
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import ChatBody
 from carousel.server.request.body import ignore_hints, read_body
-from carousel.server.request.generation import Generation
 from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import (
     check_prompt_logprobs,

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.json import encode
 
 from carousel.client.core.result import Completion, CompletionOutput, Delta
+from carousel.server.answer.sse import TEXT_MARK, DoneEvents, TextEvent, sse_event
 from carousel.server.chat.answer import PIECE_CHARS, AnswerPlan
 from carousel.server.openai.logprobs import (
     TokenSpeller,
@@ -34,7 +35,6 @@ from carousel.server.openai.response_types import (
 )
 from carousel.server.openai.stop_reason import finish_reason_of, reason_with_calls, stop_reason_of
 from carousel.server.openai.usage import UsageCount, usage_of
-from carousel.server.request.sse import TEXT_MARK, DoneEvents, TextEvent, sse_event
 from carousel.server.request.tokenizer import Vocabulary
 from carousel.server.server_state import new_id
 from carousel.server.spelling.large_parts import LargeParts

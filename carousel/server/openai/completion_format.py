@@ -12,6 +12,7 @@ from msgspec.json import encode
 
 from carousel.client.core.logprobs import PromptLogprobs, packed_logprobs
 from carousel.client.core.result import Completion, CompletionOutput, Delta
+from carousel.server.answer.sse import TEXT_MARK, DoneEvents, TextEvent, sse_event
 from carousel.server.openai.logprobs import (
     CompletionColumns,
     NumChars,
@@ -30,7 +31,6 @@ from carousel.server.openai.response_types import (
 )
 from carousel.server.openai.stop_reason import finish_reason_of, stop_reason_of
 from carousel.server.openai.usage import UsageCount, usage_body, usage_of
-from carousel.server.request.sse import TEXT_MARK, DoneEvents, TextEvent, sse_event
 from carousel.server.server_state import new_id
 from carousel.server.spelling.large_parts import LargeParts
 

@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.client.core.request_builder import RequestOptions, Submission
+from carousel.server.answer.generation import Generation
 from carousel.server.guides import asked_guide
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import CompletionBody
 from carousel.server.request.body import read_body
-from carousel.server.request.generation import Generation
 from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import (
     check_prompt_logprobs,

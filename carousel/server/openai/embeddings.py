@@ -13,6 +13,7 @@ from starlette.responses import Response
 from carousel.client.core.embedding import embedding_of, embedding_params
 from carousel.client.core.request_builder import Prompt, RequestOptions, Submission
 from carousel.client.core.result import Completion
+from carousel.server.answer.generation import Generation
 from carousel.server.openai.embedding_types import (
     MAX_INPUTS,
     EmbeddingBody,
@@ -22,7 +23,6 @@ from carousel.server.openai.embedding_types import (
     VectorBody,
 )
 from carousel.server.request.body import read_body
-from carousel.server.request.generation import Generation
 from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import prompts_of, submissions_for
 from carousel.server.request.sampling import request_options

@@ -12,13 +12,13 @@ from msgspec import Raw
 
 from carousel.client.core.logprobs import TokenLogprob, packed_logprobs
 from carousel.client.core.result import Completion, Delta
+from carousel.server.answer.sse import COMMENT
 from carousel.server.chat.answer import PIECE_CHARS
 from carousel.server.chat.events import Event, ItemBegun, ItemDelta
 from carousel.server.openai.chat_format import ChatView
 from carousel.server.openai.logprobs import delta_pieces, item_pieces
 from carousel.server.openai.response_types import UsageBody
 from carousel.server.openai.usage import UsageCount, usage_of
-from carousel.server.request.sse import COMMENT
 from carousel.server.responses.item_reader import ItemReader
 from carousel.server.responses.output_items import GrowingItem, OutputItems
 from carousel.server.responses.tool_names import CalledTool, text_of

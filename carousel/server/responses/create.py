@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.client.core.result import respelled
+from carousel.server.answer.generation import Generation
 from carousel.server.openai.chat import PreparedChat, prepare_chat
 from carousel.server.request.body import ignore_hints, read_body
-from carousel.server.request.generation import Generation
 from carousel.server.responses.answer_format import ResponsesFormat
 from carousel.server.responses.chat_request import chat_request
 from carousel.server.responses.types import (

@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from carousel.client.core.request_builder import Prompt, RequestOptions, Submission
 from carousel.client.core.result import respelled
+from carousel.server.answer.generation import Generation
 from carousel.server.guides import asked_guide_of_sampling
 from carousel.server.request.body import read_body
-from carousel.server.request.generation import Generation
 from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import (
     check_logits,

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from carousel.client.core.logprobs import NO_LOGPROBS, LogprobColumns, PromptLogprobs, packed_logprobs
 from carousel.client.core.result import Completion, CompletionOutput, Delta
-from carousel.server.request.sse import DoneEvents
+from carousel.server.answer.sse import DoneEvents
 from carousel.server.request.tokenizer import Vocabulary
 from carousel.server.sglang.generate_types import FinishInfo, MetaInfo
 from carousel.server.sglang.grown_logprobs import COST_OF_SPELLING, GrownLogprobs, JsonRoom

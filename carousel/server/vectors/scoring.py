@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from carousel.client.core.embedding import embedding_of, similarities
 from carousel.client.core.result import Completion
+from carousel.server.answer.generation import Generation
 from carousel.server.openai.embedding_types import MAX_INPUTS
 from carousel.server.openai.embeddings import usage_of_prompts, vectors_asked
 from carousel.server.request.body import read_body
-from carousel.server.request.generation import Generation
 from carousel.server.server_state import ServerState, new_id
 from carousel.server.spelling.large_parts import WholeFormat
 from carousel.server.vectors.scoring_types import (

@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from carousel.client.core.puts import put_async
+from carousel.server.answer.generation import PROMPTS_AT_ONCE
 from carousel.server.http.body_pool import BodyPool
-from carousel.server.request.generation import PROMPTS_AT_ONCE
 from carousel.server.sglang import tokenize
 from carousel.server.tenancy import fair_threads
 from carousel.server.tenancy.entrance import Entrance

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from carousel.server.admin.metrics import Metrics
-from carousel.server.departure import run_until_disconnect
+from carousel.server.answer.departure import run_until_disconnect
 from carousel.server.server_state import ServerState
 from runtime.base.errors import RingClosed
 from runtime.checkpoint.checkpoint_config import SamplingDefaults

@@ -7,8 +7,8 @@ import weakref
 from contextlib import ExitStack
 from typing import Any, cast
 
-from carousel.server.request.quiet_streams import AT_ONCE, QuietStreams
-from carousel.server.request.sse import EVENT_HEADERS, AnswerWriter
+from carousel.server.answer.quiet_streams import AT_ONCE, QuietStreams
+from carousel.server.answer.sse import EVENT_HEADERS, AnswerWriter
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 

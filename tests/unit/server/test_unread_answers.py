@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from carousel.server.request.sse import AnswerWriter
+from carousel.server.answer.sse import AnswerWriter
 from carousel.server.tenancy import unread_answers
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.unread_answers import CLOSED_AT_ONCE, KeptAnswer, UnreadAnswers

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from carousel.server.request.sse import AnswerWriter
+from carousel.server.answer.sse import AnswerWriter
 
 AT_ONCE = 128
 """Streams that get a line in one turn of the event loop: about 2 ms."""

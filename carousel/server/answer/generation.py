@@ -22,11 +22,11 @@ from carousel.client.core.request_builder import RequestOptions, Submission
 from carousel.client.core.result import Completion, Delta, aborted_completion, respelled
 from carousel.client.core.streams import AsyncResultStream
 from carousel.server.admin.metrics import EndReason, RequestTimer
-from carousel.server.departure import run_until_disconnect
+from carousel.server.answer.departure import run_until_disconnect
+from carousel.server.answer.merged_stream import merged
+from carousel.server.answer.sse import EVENT_HEADERS, JSON_HEADERS, LARGE_WRITE_BYTES, AnswerWriter
 from carousel.server.http.errors import as_request_error
 from carousel.server.request.labels import held
-from carousel.server.request.merged_stream import merged
-from carousel.server.request.sse import EVENT_HEADERS, JSON_HEADERS, LARGE_WRITE_BYTES, AnswerWriter
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from carousel.server.tenancy.places import HeldPlaces
