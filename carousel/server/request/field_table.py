@@ -1,4 +1,4 @@
-"""FIELD_TABLES: the fields of OpenAI, vLLM, SGLang and TensorRT-LLM that the bodies here do not declare.
+"""FIELD_TABLES: the fields that each body here accepts or refuses beyond those that it declares.
 
 A field of a body is declared by its type, and has an effect; or accepted, because it changes no answer here;
 or refused, because it would change the answer but is unsupported, unless its value is neutral; or unknown. A
@@ -42,6 +42,17 @@ from carousel.server.openai.types import (
     StreamOptions,
     ToolChoiceBody,
 )
+from carousel.server.request.peer_fields import (
+    HINTS,
+    NO_CODE,
+    REFUSED,
+    RENAMED,
+    SAMPLING_REFUSED,
+    SHARED_HINTS,
+    TAKEN,
+    Items,
+    Object,
+)
 from carousel.server.responses import refusals
 from carousel.server.responses.types import (
     InputItem,
@@ -66,202 +77,7 @@ MAX_NEUTRAL_BYTES = 1 << 10
 
 NeutralValues: TypeAlias = Mapping[str, tuple[Any, ...]]
 """Neutral values besides null, by the field's name."""
-Object: TypeAlias = dict[str, msgspec.Raw]
-Items: TypeAlias = list[msgspec.Raw]
 
-# Labels for the operator, hints for other servers' caches and queues, and options of unsupported features.
-TAKEN: dict[str, Any] = {
-    # OpenAI
-    "metadata": Object,
-    "parallel_tool_calls": bool,
-    "prompt_cache_key": str,
-    "prompt_cache_options": Object,
-    "prompt_cache_retention": str,
-    "safety_identifier": str,
-    "service_tier": str,
-    "store": bool,
-    "user": str,
-    "verbosity": str,
-    # vLLM
-    "include_reasoning": bool,
-    "session_id": str,
-    # SGLang
-    "conversation_id": str,
-    "custom_labels": Object,
-    "external_trace_header": Object,
-    "no_logs": bool,
-    "received_time": float,
-    "routing_key": str,
-    "separate_reasoning": bool,
-    "stream_reasoning": bool,
-    # TensorRT-LLM
-    "arrival_time": float,
-    "label": str,
-    "pad_id": int,
-    # OpenRouter
-    "provider": Object,
-    "route": str,
-}
-REFUSED: dict[str, tuple[Any, ...]] = {
-    **{alias: neutral for p in PARAMETERS for alias, neutral in p.aliases.items()},
-    # OpenAI
-    "audio": (),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "max_output_tokens": (),
-    "modalities": (["text"], []),
-    "moderation": (),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "web_search_options": (),
-    # vLLM
-    "add_special_tokens": (False,),
-    "best_of": (1,),
-    "chat_template": (),
-    "documents": ([],),
-    "ec_transfer_params": ({},),
-    "echo": (False,),
-    "guided_choice": ([],),
-    "guided_decoding_backend": ("", "auto", "guidance", "llguidance"),
-    "guided_grammar": ("",),
-    "guided_json": (),
-    "guided_regex": ("",),
-    "guided_whitespace_pattern": ("",),
-    "kv_transfer_params": ({},),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "logprob_token_ids": ([],),
-    "lora_request": (),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "prompt_embeds": (),
-    "repetition_detection": (),
-    "request_id": (),
-    "return_perf_metrics": (False,),
-    "return_prompt_text": (False,),
-    "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
-    "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-    "flat_logprobs": (False,),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-    "watermarking": (False,),
-    # SGLang
-    "audio_data": ([],),
-    "background": (False,),
-    "bootstrap_host": (),
-    "bootstrap_pair_key": (),
-    "bootstrap_port": (),
-    "bootstrap_room": (),
-    "custom_logit_processor": ("",),
-    "custom_params": ({},),
-    "data_parallel_rank": (),
-    "decode_tp_size": (),
-    "disagg_prefill_dp_rank": (),
-    "ebnf": ("",),
-    "encoder_urls": ([],),
-    "extra_key": ("",),
-    "http_worker_ipc": (),
-    "image_data": ([],),
-    "image_max_dynamic_patch": (),
-    "images_config": ({},),
-    "input_embeds": (),
-    "json_schema": ("",),
-    "kv_router_hint": ({},),
-    "log_metrics": (True,),
-    "lora_id": ("",),
-    "lora_path": ("",),
-    "max_dynamic_patch": (),
-    "max_thinking_tokens": (),
-    "min_dynamic_patch": (),
-    "mm_content_hashes": ([],),
-    "mm_hashes": ([],),
-    "multi_item_delimiter_indices": ([],),
-    "need_wait_for_mm_inputs": (False,),
-    "ngram_corpus_id": ("",),
-    "no_stop_trim": (False,),
-    "num_items_assigned": ({},),
-    "positional_embed_overrides": (),
-    "regex": ("",),
-    "require_reasoning": (False,),
-    "return_bytes": (False,),
-    "return_cached_tokens_details": (False,),
-    "return_entropy": (False,),
-    "return_flat_raw_top_logprobs": (False,),
-    "return_flat_raw_top_logprobs_b64": (False,),
-    "return_indexer_topk": (False,),
-    "return_prompt_token_ids": (False,),
-    "return_routed_experts": (False,),
-    "return_sampling_mask": (False,),
-    "rid": (),
-    "routed_dp_rank": (),
-    "routed_experts_start_len": (0,),
-    "session_params": ({},),
-    "stop_regex": ("", []),
-    "token_ids_logprob": ([],),
-    "use_audio_in_video": (False,),
-    "video_config": ({},),
-    "video_data": ([],),
-    "video_max_dynamic_patch": (),
-    # TensorRT-LLM: sampling
-    "additional_model_outputs": ([],),
-    "apply_batched_logits_processor": (False,),
-    "bad": ("", []),
-    "bad_token_ids": ([],),
-    "beam_width": (1,),
-    "detokenize": (True,),
-    "early_stopping": (False, 1),
-    "len_penalty": (1, 1.0),
-    "embedding_bias": (),
-    "end_id": (),
-    "guided_decoding": (),
-    "lookahead_config": (),
-    "prompt_ignore_length": (0,),
-    "prompt_logprobs_start": (0,),
-    "return_context_logits": (False,),
-    "return_encoder_output": (False,),
-    "return_generation_logits": (False,),
-    "return_log_probs": (False,),
-    # TensorRT-LLM: requests
-    "allotted_time_ms": (),
-    "bad_words_list": ([],),
-    "client_id": (),
-    "disaggregated_params": (),
-    "exclude_input_from_output": (True,),
-    "external_draft_tokens_config": (),
-    "guided_decoding_params": (),
-    "logits_post_processor_name": ("",),
-    "logits_processor": (),
-    "lora_config": (),
-    "lora_task_id": (),
-    "prompt_embedding_table": (),
-    "multimodal_params": (),
-    "prompt_adapter_request": (),
-    "prompt_token_ids": (),
-    "prompt_tuning_config": (),
-    "query_token_ids": ([],),
-    "request_output_len": (),
-    "return_all_generated_tokens": (False,),
-    "stop_words_list": ([],),
-    "streaming": (False,),
-    # OpenRouter
-    "models": ([],),
-    "plugins": ([],),
-    "reasoning": ({"effort": "none"}, {"enabled": False}),
-    "transforms": ([],),
-    "usage": ({"include": False},),
-}
-SAMPLING_REFUSED: dict[str, tuple[Any, ...]] = {
-    **REFUSED,
-    "add_special_tokens": (True,),
-    "stream_interval": (1,),
-}
 MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": (),
@@ -279,57 +95,6 @@ PART_REFUSED = dict.fromkeys(
 INPUT_PART_REFUSED = dict.fromkeys(
     (*PART_REFUSED, "detail", "file_data", "file_id", "file_url", "filename"), ()
 )
-_RENAMED = {p.sglang for p in PARAMETERS if p.sglang and p.sglang not in REFUSED}
-_OTHER_LIMITS = ("max_completion_tokens", "max_output_tokens", "request_output_len")
-NO_CODE = "code never comes in a request: logits_processors names those of the launch"
-_SHARED_HINTS = {
-    "return_perf_metrics": "ask for it with the client library",
-    "prompt_logprobs_start": "ask for it with the client library",
-    "custom_logit_processor": NO_CODE,
-    "logits_processor": NO_CODE,
-    "logits_post_processor_name": "logits_processors has names and arguments",
-    "client_id": "send a name of the request as the header X-Request-Id",
-    "models": "one model is served; name it as model",
-    "allotted_time_ms": "time_limit is the same in seconds",
-    "streaming": "it is called stream here",
-    "lora_path": "name the adapter as model",
-    "lora_request": "name an adapter of the server's as model, or as lora_path of /generate",
-    "stop_words_list": "stop_words_ids has lists of ids",
-    "bad": "it is called bad_words here",
-    "len_penalty": "it is called length_penalty here",
-    "bad_token_ids": "bad_words_ids has lists of ids",
-    "bad_words_list": "bad_words_ids has lists of ids",
-    "embedding_bias": "logit_bias has biases by token id",
-    "additional_model_outputs": "sampling_params of /generate have additional_outputs",
-    "end_id": "set ignore_eos and name it in stop_token_ids",
-}
-HINTS = {
-    **_SHARED_HINTS,
-    **{p.sglang: f"it is called {p.name} here" for p in PARAMETERS if p.sglang in _RENAMED},
-    **{alias: f"it is called {p.name} here" for p in PARAMETERS for alias in p.aliases},
-    "transforms": "truncate_prompt_tokens cuts a prompt",
-    "usage": "an answer has it, a stream with stream_options.include_usage",
-    **dict.fromkeys(_OTHER_LIMITS, "it is called max_tokens here"),
-    "max_thinking_tokens": "chats have thinking_token_budget",
-    **dict.fromkeys(("prompt_token_ids", "text", "input_ids"), "it is called prompt here"),
-    "return_log_probs": "it is called logprobs here",
-    "return_context_logits": "/generate gives them",
-    "return_generation_logits": "/generate gives them",
-    "additional_outputs": "/generate gives them",
-    "gather_context": "/generate gives additional outputs",
-    "exclude_input_from_output": "completions have echo",
-    **dict.fromkeys(("rid", "request_id"), "send it as the header X-Request-Id"),
-    **dict.fromkeys(("return_logprob", "top_logprobs_num"), "logprobs asks for them"),
-    **dict.fromkeys(("functions", "function_call"), "chats have tools and tool_choice"),
-    "no_stop_trim": "it is called include_stop_str_in_output here",
-    "chat_template": "the launch names it, with --chat-template",
-    "documents": "write them into messages, or name them in chat_template_kwargs",
-    "guided_decoding_backend": "the launch chooses it, with --grammar-backend",
-    "stop_regex": "stop has texts that end the output, and a regex guide what all of it is",
-    "suffix": "write the model's own tokens for filling in the middle into the prompt",
-    "sampling_params": "its fields belong into the body itself here",
-}
-"""Advice about a refused field, by its name."""
 EXAMPLES = {
     "kv_cache_retention_config": '{"max_tokens": 1024}',
     "logits_processors": f'[{{"name": "NAME", "args": {{}}}}]; {NO_CODE}',
@@ -370,13 +135,13 @@ _GENERATING = _names(
     *(CompletionBody, ChatBody, ResponsesBody, GenerateBody, GenerateSampling, SamplingParams)
 )
 _GENERATE_HINTS = (
-    _SHARED_HINTS
+    SHARED_HINTS
     | {name: f"it is sampling_params.{name} here" for name in GenerateSampling.__struct_fields__}
     | {
         name: f"it is sampling_params.{p.sglang or p.name} here"
         for p in PARAMETERS
         for name in (p.name, *p.aliases)
-        if "sglang" in p.bodies and (p.sglang in _RENAMED or name != p.name)
+        if "sglang" in p.bodies and (p.sglang in RENAMED or name != p.name)
     }
     | {
         "max_completion_tokens": "it is sampling_params.max_new_tokens here",

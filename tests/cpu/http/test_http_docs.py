@@ -29,12 +29,8 @@ from carousel.server.endpoints import ENDPOINTS
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import ChatBody, CompletionBody, StreamOptions
 from carousel.server.openapi import OWN
-from carousel.server.request.field_table import (
-    FIELD_TABLES,
-    INPUT_PART_REFUSED,
-    REFUSED,
-    TAKEN,
-)
+from carousel.server.request.field_table import FIELD_TABLES, INPUT_PART_REFUSED
+from carousel.server.request.peer_fields import REFUSED, TAKEN
 from carousel.server.responses.types import (
     InputItem,
     InputPart,

@@ -14,9 +14,10 @@ from carousel.server.guides import asked_guide
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.request.decode import SMALL_BODY_BYTES, decode_body
-from carousel.server.request.field_table import FIELD_TABLES, REFUSED, TAKEN
+from carousel.server.request.field_table import FIELD_TABLES
 from carousel.server.request.large_fields import PromptLimits
 from carousel.server.request.large_json import BodyBytes
+from carousel.server.request.peer_fields import REFUSED, TAKEN
 from carousel.server.request.unknown_fields import MAX_LOGGED, MAX_UNKNOWN, FieldFilter, IgnoredLog, nearest
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import TokenizeBody
