@@ -19,6 +19,10 @@ from runtime.base.errors import RequestError
 LARGE_WRITE_BYTES = 64 << 10
 UNTURNED_BYTES = 16 << 10
 """Bytes of an answer that are spelled, in small parts, before other tasks of the event loop run."""
+UNTURNED_PIECES = 4
+"""Number of parts that are spelled before that, if they are short: a few milliseconds' work. Of many logprobs
+that are unpacked, few bytes may be shown.
+"""
 EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -149,16 +153,17 @@ class AnswerWriter:
         """Send an answer as its caller reads it, while other tasks of the event loop run between its pieces.
         Returns the last ones, which are not sent: all of most answers.
         """
-        data, num_unturned = bytearray(first), len(first)
+        data, num_unturned, num_pieces = bytearray(first), len(first), 0
         for piece in pieces:
             data += piece
             num_unturned += len(piece)
+            num_pieces += 1
             if len(data) >= LARGE_WRITE_BYTES:
                 large, data, piece = bytes(data), bytearray(), b""  # one copy is kept while it waits
                 await self.write(large)
                 del large
-            if num_unturned >= UNTURNED_BYTES:
-                num_unturned = 0
+            if num_unturned >= UNTURNED_BYTES or num_pieces >= UNTURNED_PIECES:
+                num_unturned = num_pieces = 0
                 await self._entrance.take_turn(self._kept.tenant)
         return bytes(data)
 

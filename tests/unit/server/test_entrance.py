@@ -1,13 +1,16 @@
-"""How many requests the HTTP server begins in one turn of its event loop."""
+"""How much the HTTP server does in one turn of its event loop: requests that begin, pieces of answers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, cast
 
 import pytest
 
+from carousel.server.answer.sse import AnswerWriter
 from carousel.server.tenancy.entrance import LEAST_BYTES, TURN_BYTES, Entrance
+from carousel.server.tenancy.unread_answers import UnreadAnswers
 from tests.harness.http.loop_turns import gone_on_in_turns
 
 PER_TURN = TURN_BYTES // LEAST_BYTES
@@ -63,3 +66,31 @@ def test_an_entrance_that_was_crowded_lets_the_next_ones_in_at_once() -> None:
                 entrance.enter(100).send(None)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("num_bytes", "most"), [(20, 8), (1 << 10, 8), (20 << 10, 2)])
+def test_a_turn_of_the_loop_makes_few_pieces_however_short_they_are(num_bytes: int, most: int) -> None:
+    """A turn unpacked 15 to 34 pieces of logprobs of which little was shown. The first does not wait."""
+    made_in_turn = [0]
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(60):
+            if not made_in_turn[-1]:
+                asyncio.get_running_loop().call_soon(made_in_turn.append, 0)
+            made_in_turn[-1] += 1
+            yield b"x" * num_bytes
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async def write() -> None:
+        state = {"send_body": send, "write_chunk": lambda _: False, "can_write": lambda: True}
+        kept = UnreadAnswers(1 << 20).kept(cast(Any, None), "", lambda: 0)
+        writer = AnswerWriter(send, state, kept, Entrance(), [])
+        await writer.end(await writer.write_pieces(b"first", pieces()))
+
+    sent: list[bytes] = []
+    asyncio.run(write())
+    assert b"".join(sent) == b"first" + b"x" * 60 * num_bytes
+    assert sum(made_in_turn) == 60
+    assert max(made_in_turn) <= most
