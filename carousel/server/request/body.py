@@ -57,9 +57,10 @@ async def _decoded(request: Request, data: BodyBytes, kind: type[T]) -> T:
     async with entrance.alone(len(data), tenant):
         if request.state.has_left():
             raise RequestAborted("the client has left")
-        fields = FieldFilter(server.config.unknown_fields)
+        wait = _turns_of_pieces(server, tenant)
+        fields = FieldFilter(server.config.unknown_fields, wait)
         limits = PromptLimits(server.max_ids, server.tokenizer.max_prompt_chars)
-        body = await decode_body(data, kind, limits, _turns_of_pieces(server, tenant), fields)
+        body = await decode_body(data, kind, limits, wait, fields)
         if names := fields.ignored:
             server.ignored.note(request.url.path, names)
             _name_in_answer(request, names)

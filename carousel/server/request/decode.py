@@ -57,7 +57,7 @@ async def decode_body(
     field.
     """
     if len(data) <= SMALL_BODY_BYTES:
-        return _decode(data.first_segment, kind, fields)
+        return await _decode(data.first_segment, kind, fields)
     try:
         return await _decode_large(LargeJson(data, wait), kind, limits, fields)
     except DECODE_ERRORS as error:
@@ -67,13 +67,15 @@ async def decode_body(
 async def _decode_large(large: LargeJson, kind: type[T], limits: PromptLimits, fields: FieldFilter) -> T:
     whole = await large.whole()
     if large.first(whole) != OBJECT:
-        return _decode(await large.read(Span(whole.start, min(whole.end, whole.start + 64))), kind, fields)
+        return await _decode(
+            await large.read(Span(whole.start, min(whole.end, whole.start + 64))), kind, fields
+        )
     large_fields = LARGE_FIELDS.get(kind, {})
     spans = await cut_fields(large, whole, kind, large_fields, SMALL_BODY_BYTES, fields)
     small = {name: await large.read(span) for name, span in spans.items() if name not in large_fields}
     _check_small(small)
     stand_ins = {name: field.stand_in for name, field in large_fields.items() if name in spans}
-    body = _decode(joined(small | stand_ins), kind, fields)
+    body = await _decode(joined(small | stand_ins), kind, fields)
     if getattr(body, "truncate_prompt_tokens", None) is not None:
         limits = PromptLimits(limits.max_ids)  # a text that does not fit is truncated
     hints = _hints_of(cast(Hashable, kind))
@@ -94,14 +96,14 @@ def _hints_of(kind: Hashable) -> dict[str, Any]:
     return get_type_hints(cast(type, kind), include_extras=True)
 
 
-def _decode(data: bytes | bytearray, kind: type[T], fields: FieldFilter) -> T:
+async def _decode(data: bytes | bytearray, kind: type[T], fields: FieldFilter) -> T:
     try:
         try:
             return msgspec.json.decode(data, type=kind)
         except msgspec.ValidationError as error:
             if not _is_for_filter(error, kind):
                 raise
-            return msgspec.json.decode(fields.clean(data, kind), type=kind)
+            return msgspec.json.decode(await fields.clean(data, kind), type=kind)
     except msgspec.ValidationError as error:
         raise field_error(str(error), kind) from None
     except DECODE_ERRORS as error:

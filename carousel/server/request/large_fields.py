@@ -227,7 +227,7 @@ async def decode_large(
     if span.size <= GROUP_BYTES or first != LIST:
         data = await _beginning(body, span)
         if field.items is not None and first == LIST:
-            return _cleaned(data, field.items.kind, name, "", 0, filter_)
+            return await _cleaned(data, field.items.kind, name, "", 0, filter_)
         return _whole(data, kind, "")
     if field.items is not None:
         return await _Conversation(name, body, limits, filter_).objects(span, field.items)
@@ -358,7 +358,7 @@ class _Conversation:
         """Decode consecutive objects, the first of which is number `number`."""
         data = await self._body.read(span)
         self._count(count_strings(data))
-        return _cleaned(b"[" + data + b"]", kind, self._name, where, number, self._filter)
+        return await _cleaned(b"[" + data + b"]", kind, self._name, where, number, self._filter)
 
     async def _large(self, in_list: str, number: int, span: Span, shape: Shape) -> Any:
         """Decode the object number `number` of the list `in_list`."""
@@ -389,7 +389,7 @@ class _Conversation:
                 fields[name] = await self._body.read(value)
         data = joined(fields | dict.fromkeys(made, b'""'))
         self._count(count_strings(data))
-        (item,) = _cleaned(b"[" + data + b"]", kind, self._name, in_list, number, self._filter)
+        (item,) = await _cleaned(b"[" + data + b"]", kind, self._name, in_list, number, self._filter)
         for name, text in made.items():
             setattr(item, name, text)
         return item
@@ -408,14 +408,16 @@ def _too_many(where: str, most: int) -> InvalidRequest:
     return InvalidRequest(f"{where}: at most {most} of them are taken", param=where)
 
 
-def _cleaned(data: bytes, kind: Any, name: str, where: str, number: int, filter_: FieldFilter) -> list[Any]:
+async def _cleaned(
+    data: bytes, kind: Any, name: str, where: str, number: int, filter_: FieldFilter
+) -> list[Any]:
     """Decode a list of objects, without fields that their type does not declare."""
     try:
         items: list[Any] = _decode(data, list[kind], where, number)
     except msgspec.ValidationError as error:
         if not has_unknown_field(error):
             raise
-        data = filter_.clean_list(data, kind, f"{name}{where}", number)
+        data = await filter_.clean_list(data, kind, f"{name}{where}", number)
         items = _decode(data, list[kind], where, number)
     return items
 

@@ -16,12 +16,15 @@ import msgspec
 from msgspec import inspect
 
 from carousel.server.request.field_table import FIELD_TABLES, FieldTable, check_refused, check_taken
+from carousel.server.request.large_json import PIECE_BYTES, Wait
 from runtime.base.errors import InvalidRequest
 
 MAX_FIELDS = 256
 """Maximum number of fields of one object, repeated ones included."""
 MAX_OBJECTS = 8192
 """Maximum number of objects of one body that are searched: 20 ms of work."""
+OBJECTS_AT_ONCE = 1024
+"""Number of objects that are searched before other tasks of the event loop run: 2 to 4 ms."""
 MAX_UNKNOWN = 64
 """Maximum number of names in one body that are in no table."""
 MAX_NAMES, MAX_NAME_CHARS = 16, 64
@@ -56,8 +59,10 @@ logger = logging.getLogger(__name__)
 class FieldFilter:
     """Removes unknown fields of one body, and corrects whole numbers."""
 
-    def __init__(self, policy: UnknownFields) -> None:
+    def __init__(self, policy: UnknownFields, wait: Wait) -> None:
+        """`wait` is called before each OBJECTS_AT_ONCE of many objects."""
         self._policy = policy
+        self._wait = wait
         self._ignored: dict[str, None] = {}
         self._num_objects = 0
         self._decided: set[tuple[type, str]] = set()
@@ -68,7 +73,7 @@ class FieldFilter:
         """Return the names of ignored fields for the answer: escaped, and only the first few."""
         return [_escaped(name) for name in list(self._ignored)[:MAX_NAMES]]
 
-    def clean(self, data: bytes | bytearray, kind: type, where: str = "") -> bytes:
+    async def clean(self, data: bytes | bytearray, kind: type, where: str = "") -> bytes:
         """Return the JSON of an object without undeclared fields of its type and of objects in it, and with
         16 for 16.0 where integers are expected. Anything but an object stays unchanged. `where` comes before
         names in errors.
@@ -84,6 +89,8 @@ class FieldFilter:
                 f"are looked for in {MAX_OBJECTS} objects at most; leave them out",
                 param=where.removesuffix("."),
             )
+        if not self._num_objects % OBJECTS_AT_ONCE:
+            await self._wait(PIECE_BYTES)
         given = _decode_fields(data)
         if len(given) > MAX_FIELDS:
             raise InvalidRequest(f"{where or 'the body '}has more than {MAX_FIELDS} fields")
@@ -95,20 +102,20 @@ class FieldFilter:
             if not self.keeps(kind, name, value, where):
                 continue
             if name in nested:
-                kept[name] = self._clean_inside(value, nested[name], f"{where}{name}")
+                kept[name] = await self._clean_inside(value, nested[name], f"{where}{name}")
             else:
                 value = whole(value) if name in integers else value
                 kept[name] = whole_list(value) if name in lists else value
         return joined(kept)
 
-    def clean_list(self, data: bytes, kind: type, where: str, number: int = 0) -> bytes:
+    async def clean_list(self, data: bytes, kind: type, where: str, number: int = 0) -> bytes:
         """Return the same for each object of a list, the first of which is number `number` of the list
         `where`.
         """
-        items = _decode_items(data)
-        cleaned = (
-            self.clean(bytes(each), kind, f"{where}[{index}].") for index, each in enumerate(items, number)
-        )
+        cleaned = [
+            await self.clean(bytes(each), kind, f"{where}[{index}].")
+            for index, each in enumerate(_decode_items(data), number)
+        ]
         return b"[" + b",".join(cleaned) + b"]"
 
     def keeps(self, kind: type, name: str, value: bytes, where: str) -> bool:
@@ -153,10 +160,10 @@ class FieldFilter:
             raise unknown_field(f"{where}{name:.100}", meant)
         self._ignored[_INDEX.sub("", where) + name] = None
 
-    def _clean_inside(self, value: bytes, kind: type, where: str) -> bytes:
+    async def _clean_inside(self, value: bytes, kind: type, where: str) -> bytes:
         if value[0] == LIST:
-            return self.clean_list(value, kind, where)
-        return self.clean(value, kind, f"{where}.")
+            return await self.clean_list(value, kind, where)
+        return await self.clean(value, kind, f"{where}.")
 
 
 class IgnoredLog:

@@ -99,7 +99,7 @@ def space(rng: random.Random) -> bytes:
 
 async def decoded(kind: Any, data: bytes, unknown: UnknownFields = "warn") -> Any:
     """Return what the server makes of it; None where it refuses."""
-    fields = FieldFilter(unknown)
+    fields = FieldFilter(unknown, Entrance().go_on)
     try:
         return checked(
             await decode_body(BodyBytes(data), kind, PromptLimits(1 << 16), Entrance().go_on, fields)
@@ -108,8 +108,16 @@ async def decoded(kind: Any, data: bytes, unknown: UnknownFields = "warn") -> An
         return None
 
 
+async def no_wait(_: int) -> None:
+    pass
+
+
 def at_once(kind: Any, data: bytes, unknown: UnknownFields = "warn") -> Any:
-    return decode._decode(data, kind, FieldFilter(unknown))
+    try:
+        decode._decode(data, kind, FieldFilter(unknown, no_wait)).send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits")
 
 
 def expected(kind: Any, data: bytes) -> Any:
@@ -175,7 +183,13 @@ def test_an_error_names_its_place_in_the_whole(messages: list[Any], place: str) 
     data = msgspec.json.encode({"messages": messages})
     with pytest.raises(InvalidRequest) as caught:
         asyncio.run(
-            decode_body(BodyBytes(data), ChatBody, PromptLimits(9), Entrance().go_on, FieldFilter("refuse"))
+            decode_body(
+                BodyBytes(data),
+                ChatBody,
+                PromptLimits(9),
+                Entrance().go_on,
+                FieldFilter("refuse", Entrance().go_on),
+            )
         )
     assert (caught.value.param or "").startswith(place)
 

@@ -93,6 +93,10 @@ def field_shapes() -> Iterator[Shape]:
     yield Shape(
         "just below 128 KiB: [[1], ...]", COMPLETIONS, b'{"prompt":%b}' % items(b"[1]", (128 << 10) - 64)
     )
+    part = b'{"messages":[{"role":"user","content":%b}],"max_tokens":1}'
+    for path, body in ((CHAT, part), (RESPONSES, b'{"input":%b}')):
+        label = "just below 128 KiB: unknown fields in many objects"
+        yield Shape(label, path, body % items(b'{"a":0}', (128 << 10) - 128))
     yield Shape("whitespace", COMPLETIONS, b'{"prompt":' + b" " * BODY_BYTES + b'"x"}')
     yield Shape("not JSON", COMPLETIONS, b"[" * BODY_BYTES)
     yield Shape("many fields", COMPLETIONS, b'{"prompt":"x",%b}' % full_of(b'"n":1'))
@@ -233,6 +237,8 @@ def answer_shapes() -> Iterator[Shape]:
         )
     body = as_json(prompt=[5] * 12_000, max_tokens=1, prompt_logprobs=20)
     yield Shape("prompt_logprobs of 12,000", COMPLETIONS, body)
+    body = as_json(prompt=[5] * 12_000, max_tokens=1, prompt_logprobs=20, logprobs=0, echo=True)
+    yield Shape("prompt_logprobs and echo of 12,000", COMPLETIONS, body)
     yield Shape("token_strs of 128 KiB", "/tokenize", as_json(prompt="ab " * 43_000, return_token_strs=True))
     yield Shape("65,536 ids", "/detokenize", as_json(tokens=[5] * 65_536))
 

@@ -49,7 +49,7 @@ def decoded(data: bytes, kind: Any, fields: FieldFilter) -> Any:
 
 def read(kind: Any, policy: Any = "warn", **body: Any) -> tuple[Any, list[str]]:
     """Return the body as it is decoded, and the fields that are named back."""
-    fields = FieldFilter(policy)
+    fields = FieldFilter(policy, no_wait)
     data = json.dumps(body).encode()
     return decoded(data, kind, fields), fields.ignored
 
@@ -107,7 +107,7 @@ def test_a_word_that_is_none_of_a_list_is_refused_with_the_list(
 @pytest.mark.parametrize("data", [b"null", b"[]", b'"text"', b"[" + b"1," * SMALL_BODY_BYTES + b"1]"])
 def test_what_is_no_object_at_all_is_called_the_body(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"^the body: Expected `object`, got "):
-        decoded(data, CompletionBody, FieldFilter("warn"))
+        decoded(data, CompletionBody, FieldFilter("warn", no_wait))
 
 
 def test_where_no_guide_or_two_are_given_those_that_there_are_are_named() -> None:
@@ -159,7 +159,7 @@ def test_one_policy_refuses_them_and_another_says_nothing(
 @pytest.mark.parametrize("blank", [" ", "\t", "\n", "\r"])
 @pytest.mark.parametrize("padding", ["", "x" * SMALL_BODY_BYTES], ids=["small", "large"])
 def test_blanks_before_an_object_change_nothing(blank: str, padding: str) -> None:
-    fields = FieldFilter("warn")
+    fields = FieldFilter("warn", no_wait)
     data = f'{blank * 70}{{"prompt": "x{padding}", "stream_options":{blank * 70}{{"odd": 1}}, "odd": 1}}'
     decoded(data.encode(), CompletionBody, fields)
     assert sorted(fields.ignored) == ["odd", "stream_options.odd"]
@@ -444,7 +444,7 @@ def test_what_is_bad_input_is_so_under_each_policy() -> None:
 
 def outcome(kind: Any, data: bytes, policy: Any) -> tuple[str | None, str | None]:
     try:
-        decoded(data, kind, FieldFilter(policy))
+        decoded(data, kind, FieldFilter(policy, no_wait))
     except InvalidRequest as error:
         return error.code, error.param
     return None, None
@@ -540,7 +540,7 @@ def test_arguments_that_are_nested_too_deeply_are_refused_in_plain_words() -> No
     call = '{"function": {"name": "f", "arguments": {"a": %s}}}' % ("[" * 20_000 + "]" * 20_000)
     data = f'{{"messages": [{{"role": "assistant", "tool_calls": [{call}]}}]}}'.encode()
     with pytest.raises(InvalidRequest, match="nested too deeply"):
-        decoded(data, ChatBody, FieldFilter("warn"))
+        decoded(data, ChatBody, FieldFilter("warn", no_wait))
 
 
 @pytest.mark.parametrize("padding", [0, SMALL_BODY_BYTES], ids=["small", "large"])

@@ -14,7 +14,7 @@ from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody
 from runtime.base.errors import InvalidRequest
-from tests.unit.server.test_unknown_fields import USER, decoded, read, refusal
+from tests.unit.server.test_unknown_fields import USER, decoded, no_wait, read, refusal
 
 
 @pytest.mark.parametrize("padding", ["", "x" * SMALL_BODY_BYTES], ids=["small", "large"])
@@ -45,7 +45,7 @@ def test_whole_numbers_with_a_point_are_integers(padding: str, unknown: Any) -> 
 def test_lists_of_token_ids_are_read_alike(padding: str, length: int) -> None:
     def read_ids(kind: Any, name: str, text: str, more: str = "") -> Any:
         data = f'{{"{name}": {padding}{text}{more}}}'.encode()
-        return getattr(decoded(data, kind, FieldFilter("warn")), name)
+        return getattr(decoded(data, kind, FieldFilter("warn", no_wait)), name)
 
     ids = [5, 2, 1000] + [7] * (length - 3)
     spelled = "[5, 2.0, 1e3" + ", 7.0" * (len(ids) - 3) + "]"
@@ -64,13 +64,15 @@ def test_lists_of_token_ids_are_read_alike(padding: str, length: int) -> None:
 def test_what_is_no_token_id_is_named(padding: str, wrong: str) -> None:
     data = b'{"input_ids": %b[5.0, %b]}' % (padding.encode(), wrong.encode())
     with pytest.raises(InvalidRequest) as caught:
-        decoded(data, GenerateBody, FieldFilter("warn"))
+        decoded(data, GenerateBody, FieldFilter("warn", no_wait))
     assert caught.value.param == "input_ids[1]"
 
 
 @pytest.mark.parametrize("spelled", ["9007199254740993.0", "1e3", "1.5e1", "1E+2", "-0.0", "0.0e0"])
 def test_whole_numbers_are_read_exactly(spelled: str) -> None:
-    body = decoded(b'{"prompt": "x", "seed": %b}' % spelled.encode(), CompletionBody, FieldFilter("warn"))
+    body = decoded(
+        b'{"prompt": "x", "seed": %b}' % spelled.encode(), CompletionBody, FieldFilter("warn", no_wait)
+    )
     assert type(body.seed) is int
     assert body.seed == Decimal(spelled)
 
@@ -80,7 +82,11 @@ def test_whole_numbers_are_read_exactly(spelled: str) -> None:
 )
 def test_what_is_no_whole_number_is_no_integer(spelled: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        decoded(b'{"prompt": "x", "max_tokens": %b}' % spelled.encode(), CompletionBody, FieldFilter("warn"))
+        decoded(
+            b'{"prompt": "x", "max_tokens": %b}' % spelled.encode(),
+            CompletionBody,
+            FieldFilter("warn", no_wait),
+        )
     assert caught.value.param == "max_tokens"
 
 
