@@ -16,7 +16,7 @@ from carousel.client.connection.connection import make_connector
 from carousel.client.core.control import documented_as
 from carousel.client.core.embedding import Embedding, embedding_of, embedding_params
 from carousel.client.core.labels import LabelBook
-from carousel.client.core.mailbox import Mailbox, call_in_loop, make_mailboxes
+from carousel.client.core.mailbox import Mailbox, Mailboxes, call_in_loop
 from carousel.client.core.request_builder import EmbedOptions, Prompt, RequestOptions, Submission, TokenIds
 from carousel.client.core.result import Completion
 from carousel.client.core.ring_state import CONNECT_TIMEOUT_S, RING_TIMEOUT_S
@@ -173,10 +173,12 @@ class AsyncClient(AsyncChatCalls):
         loop, link = asyncio.get_running_loop(), self._link
         if link.session is None:
             link.loop = loop
+            mailboxes = Mailboxes()
             link.session = Session(
                 self._make_connection,
-                make_mailboxes(),
+                mailboxes,
                 lambda function, argument: call_in_loop(loop, function, argument),
+                after_wakes=mailboxes.after_wakes,
                 labels=link.labels,
             )
         if loop is not link.loop:

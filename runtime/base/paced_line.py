@@ -23,6 +23,11 @@ class PacedLine:
         self._spent = 0
         """Part of the budget that was spent in this turn."""
 
+    @property
+    def is_empty(self) -> bool:
+        """True if no waiter has to wait for a later turn."""
+        return not self._lanes
+
     def wake(self, waiter: asyncio.Future[None], cost: int = 1, lane: str = "") -> None:
         """Give a waiter its result, now or in a later turn after those that came before it in its lane. cost:
         at least 1, in the budget's unit. A waiter that costs more than the budget has a turn of its own. A

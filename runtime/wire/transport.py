@@ -169,9 +169,10 @@ class ZmqInbox:
         bind(self.socket, address)
 
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
-        return receive_all(
+        messages, _ = receive_all(
             self.socket, self._codec, self.bad_frames, limit, any_epoch=self._any_epoch, stamp=self._stamp
         )
+        return messages
 
     def close(self) -> None:
         self.socket.close()
@@ -183,14 +184,18 @@ def receive_all(
     bad_frames: BadFrames,
     limit: int = HIGH_WATER_MARK,
     *,
+    max_bytes: int | None = None,
     any_epoch: bool = False,
     stamp: StampMessage | None = None,
-) -> list[Any]:
-    """Return the messages that have arrived at a socket, as Inbox.drain does."""
+) -> tuple[list[Any], int]:
+    """Return the messages that have arrived at a socket, as Inbox.drain does, and how many bytes they had.
+    `max_bytes` takes the place of MAX_DRAIN_BYTES.
+    """
+    most = MAX_DRAIN_BYTES if max_bytes is None else max_bytes
     messages: list[Any] = []
     num_bytes = 0
     for _ in range(limit):
-        if num_bytes >= MAX_DRAIN_BYTES:
+        if num_bytes >= most:
             break
         try:
             # Only a frame that is not copied knows its peer; for small ones a copy is faster.
@@ -209,7 +214,7 @@ def receive_all(
         except (ProtocolMismatch, *DECODE_ERRORS) as error:
             skip_more(socket)
             bad_frames.add(error)
-    return messages
+    return messages, num_bytes
 
 
 def key_of(frame: zmq.Frame) -> str:

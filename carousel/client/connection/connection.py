@@ -29,9 +29,11 @@ from typing import Any, TypeAlias
 
 import zmq
 
+from carousel.client.connection.handover import Handover
 from carousel.client.connection.lane import Lane, TokenizerOutbox
 from carousel.client.connection.target import Target, find_target
 from carousel.client.core import ring_state
+from carousel.client.core.mailbox import HandedOver
 from carousel.client.core.request_builder import no_text
 from carousel.client.core.ring_state import (
     RING_TIMEOUT_S,
@@ -53,7 +55,7 @@ MAX_UNSENT = HIGH_WATER_MARK
 FAREWELL_LINGER_MS = 200
 JOIN_TIMEOUT_S = 2.0
 
-OnMessage: TypeAlias = Callable[[OutputBatch | ControlReply | Framed], None]
+OnMessage: TypeAlias = Callable[[OutputBatch | ControlReply | Framed | HandedOver], None]
 
 
 class Connection:
@@ -84,6 +86,9 @@ class Connection:
         self._tokenizers: tuple[TokenizerOutbox, ...] = ()
         self._lanes: list[Lane] = []
         self._poller = zmq.Poller()
+        self._handover = Handover(self._wake)
+        self._is_held = False
+        """True while nothing is read, because what was read has not been passed on."""
         self._target = target
         self.run_dir = target.run_dir
         self._watch = target.open_watch()
@@ -257,13 +262,18 @@ class Connection:
         poller, ring = self._poller, self._ring
         poller.register(self._wake_fd, zmq.POLLIN)
         while not self._stop:
+            self._hold(is_held=self._handover.is_full)
             ready = dict(poller.poll(int(ring_state.TICK_S * 1000)))
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)
             arrived: list[Any] = []
+            num_bytes = 0
             for lane in list(self._lanes):
                 if lane.socket in ready:
-                    arrived += self._receive(lane)
+                    messages, size = self._receive(lane)
+                    arrived += messages
+                    num_bytes += size
+            messages = []  # nothing is kept until the next ones come
             now = time.monotonic()
             if ring.is_due(now):
                 self._take_all(arrived)  # before a restart that is seen now
@@ -277,19 +287,35 @@ class Connection:
                 poller.register(tokenizer.socket, zmq.POLLOUT if blocked else 0)
             # Last, because the threads that this wakes need the interpreter, which the next wait frees.
             self._take_all(arrived)
+            arrived = []
+            note = self._handover.add(num_bytes)
+            if note is not None:
+                self._on_message(note)
         for tokenizer in self._tokenizers:
             tokenizer.try_send()
 
-    def _receive(self, lane: Lane) -> list[Any]:
-        """Return the messages of a lane that have arrived."""
+    def _hold(self, *, is_held: bool) -> None:
+        """Read from no lane while `is_held`. The detokenizers keep what they cannot send."""
+        if is_held:
+            now = time.monotonic()
+            for lane in self._lanes:  # nobody is silent whom nobody hears
+                if lane.is_open:
+                    self._carry_out(self._ring.hear(lane.index, now))
+        if is_held != self._is_held:
+            self._is_held = is_held
+            for lane in self._lanes:
+                self._poller.register(lane.socket, 0 if is_held else zmq.POLLIN)
+
+    def _receive(self, lane: Lane) -> tuple[list[Any], int]:
+        """Return messages of a lane that have arrived, and their size in bytes."""
         if not lane.is_open:
             if lane.read_ack() is not None:
                 self._carry_out(self._ring.hear(lane.index, time.monotonic()))
-            return []
-        messages = lane.receive()
+            return [], 0
+        messages, num_bytes = lane.receive()
         if messages:
             self._ring.hear(lane.index, time.monotonic())
-        return messages
+        return messages, num_bytes
 
     def _take_all(self, messages: Sequence[Any]) -> None:
         for message in messages:
@@ -327,12 +353,13 @@ class Connection:
     def _replace_lane(self, index: int) -> None:
         old = self._lanes[index]
         if old.is_open:
-            self._take_all(old.receive())  # its last messages may say that the ring ends
-        self._poller.unregister(old.socket)
+            while messages := old.receive()[0]:  # its last ones may say that the ring ends
+                self._take_all(messages)
+        self._poller.register(old.socket, 0)
         old.close()
         lane = Lane(self._context, self._target, index, self._bad_frames, old.client_id)
         self._lanes[index] = lane
-        self._poller.register(lane.socket, zmq.POLLIN)
+        self._poller.register(lane.socket, 0 if self._is_held else zmq.POLLIN)
 
 
 def make_connector(

@@ -36,6 +36,12 @@ from runtime.wire.transport import (
 
 Socket: TypeAlias = zmq.Socket[Any]
 LONG_FRAME_BYTES = 256 << 10
+MAX_UNREAD = 64
+"""Maximum number of messages that ZMQ keeps for this process until they are read. The detokenizer combines
+what it cannot send, so a backlog takes less memory there, and is bounded here.
+"""
+DRAIN_BYTES = 1 << 20
+"""Number of bytes after which no further messages are received in one go."""
 EncodedMessage: TypeAlias = bytes | bytearray
 """Message in its form on the wire."""
 
@@ -164,9 +170,11 @@ class Lane:
         self._codec = MessageCodec(ToClient, ack.epoch)
         return ack
 
-    def receive(self) -> list[Any]:
-        """Return all messages that have arrived, as an Inbox does."""
-        return receive_all(self.socket, self._codec, self._bad_frames)
+    def receive(self) -> tuple[list[Any], int]:
+        """Return messages that have arrived, and their size in bytes, as an Inbox does. If there are more
+        than DRAIN_BYTES, the others come with the next call.
+        """
+        return receive_all(self.socket, self._codec, self._bad_frames, max_bytes=DRAIN_BYTES)
 
     @property
     def is_lost(self) -> bool:
@@ -262,7 +270,7 @@ def connect(context: zmq.Context[Any], kind: int, target: Target, address: str) 
     """
     socket: Socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     target.prepare(socket)
     link = Link(socket, address) if target.wants_status else None

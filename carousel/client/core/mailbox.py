@@ -17,6 +17,10 @@ WAKES_PER_TURN = 64
 """Waiters that are woken in one turn of the loop, among those for which a step has output: about 5 ms of work
 if each writes an event to its connection.
 """
+CHARS_PER_WAKE = 16 << 10
+"""Characters of an output that count as one more waiter."""
+ITEM_BYTES = 280
+"""Bytes that an output of one token has as objects, without logprobs."""
 
 
 class TensorPart(NamedTuple):
@@ -24,6 +28,14 @@ class TensorPart(NamedTuple):
 
     entry: TensorEntry
     data: Frame
+
+
+class HandedOver(NamedTuple):
+    """Note behind messages of so many bytes."""
+
+    num_bytes: int
+    give_back: Callable[[int], None]
+    """Function to be called with them once all waiters of these messages have been woken."""
 
 
 Item: TypeAlias = SequenceOutput | TensorPart | ControlReply | CarouselError
@@ -45,10 +57,16 @@ class Mailbox:
         self._line = line
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes of the items that wait, beside their texts and logprobs."""
+        return ITEM_BYTES * self._items.qsize()
+
     def put(self, item: Item) -> None:
         self._items.put(item)
         if self._waiter is not None and self._line is not None:
-            self._line.wake(self._waiter)
+            cost = 1 + len(item.text) // CHARS_PER_WAKE if isinstance(item, SequenceOutput) else 1
+            self._line.wake(self._waiter, cost)
             self._waiter = None
 
     def take_now(self) -> list[Item]:
@@ -73,10 +91,23 @@ class Mailbox:
         return [first] if self._items.empty() else [first, *self.take_now()]
 
 
-def make_mailboxes() -> Callable[[], Mailbox]:
-    """Return a factory of mailboxes for one event loop, which share its budget of wake-ups."""
-    line = PacedLine(WAKES_PER_TURN)
-    return lambda: Mailbox(line)
+class Mailboxes:
+    """Factory of mailboxes for one event loop, which share its budget of wake-ups."""
+
+    def __init__(self) -> None:
+        self._line = PacedLine(WAKES_PER_TURN)
+
+    def __call__(self) -> Mailbox:
+        return Mailbox(self._line)
+
+    def after_wakes(self, function: Callable[[], None]) -> None:
+        """Call a function once all waiters have been woken for whom there is output now."""
+        if self._line.is_empty:
+            function()
+            return
+        last = asyncio.get_running_loop().create_future()
+        last.add_done_callback(lambda _: function())
+        self._line.wake(last)
 
 
 def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: Any) -> None:

@@ -15,13 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from carousel.client.core.labels import LabelBook
-from carousel.client.core.mailbox import Item, Mailbox, Put, TensorPart
+from carousel.client.core.mailbox import HandedOver, Item, Mailbox, Put, TensorPart
 from carousel.client.core.request_builder import Submission, build_request
 from carousel.client.core.request_state import RequestState, SequenceState
 from carousel.client.core.result import error_from_info
@@ -113,6 +114,10 @@ def _call(function: Callable[[Any], None], argument: Any) -> None:
     function(argument)
 
 
+def _call_now(function: Callable[[], None]) -> None:
+    function()
+
+
 class OpenControl(NamedTuple):
     """A control call that has no answer yet."""
 
@@ -129,11 +134,13 @@ class Session(Generic[M]):
         new_mailbox: Callable[[], M],
         deliver_in_thread: Callable[[Callable[[Any], None], Any], None] = _call,
         *,
+        after_wakes: Callable[[Callable[[], None]], None] = _call_now,
         labels: LabelBook | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """connect: makes the connection to the ring from the callbacks. deliver_in_thread: called for each
         delivery; it runs a function in the thread where the mailboxes are used; default: the calling thread.
+        after_wakes: calls a function once all waiters are awake for whom there was output; default: at once.
         labels: book of labels in flight, if it is shared. Raises what `connect` does.
         """
         self._new_mailbox = new_mailbox
@@ -142,6 +149,7 @@ class Session(Generic[M]):
         self._sequences: dict[bytes, tuple[RequestState, SequenceState]] = {}
         """Sequences without a terminal message, by the handle of the newest attempt."""
         self._labels = LabelBook() if labels is None else labels
+        self._after_wakes = after_wakes
         self._controls: dict[int, OpenControl] = {}
         self._request_numbers = itertools.count()
         self._control_numbers = itertools.count()
@@ -298,9 +306,11 @@ class Session(Generic[M]):
 
     # -- what arrives ----------------------------------------------------------------------------------------
 
-    def _deliver(self, message: OutputBatch | ControlReply | Framed) -> None:
+    def _deliver(self, message: OutputBatch | ControlReply | Framed | HandedOver) -> None:
         if isinstance(message, OutputBatch):
             self._deliver_outputs(message.outputs)
+        elif isinstance(message, HandedOver):
+            self._after_wakes(partial(message.give_back, message.num_bytes))
         elif isinstance(message, ControlReply):
             control = self._controls.pop(message.number, None)
             if control is not None:

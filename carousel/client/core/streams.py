@@ -148,6 +148,14 @@ class AsyncResultStream(_Stream):
         """
 
     @property
+    def num_kept_bytes(self) -> int:
+        """Number of bytes that are kept: of logprobs, and of output that has come and was not received."""
+        if self.state is None or self._mailbox is None:
+            return 0
+        num_unread = sum(max(0, each.num_noted_chars - each.num_chars) for each in self.state.sequences)
+        return self._mailbox.num_bytes + num_unread + self.num_logprob_bytes
+
+    @property
     def has_news(self) -> bool:
         """Return True if the next delta is there, so that taking it does not wait."""
         return bool(self._deltas)

@@ -49,6 +49,8 @@ MANY_CHARS = 8192
 """Number of characters and ids from which on an answer is formatted beside the event loop. So many take up
 to 20 ms where they are tool calls.
 """
+MANY_COPIED_CHARS = 1 << 18
+"""The same for an answer whose text is not parsed. So many take 1 ms, and 4 ms with their ids."""
 CHARS_OF_WORK = 64
 """Number of characters of an answer that count as one where such answers wait for each other."""
 T = TypeVar("T")
@@ -56,6 +58,10 @@ T = TypeVar("T")
 
 class Format(Protocol):
     """Spelling of an endpoint's answers."""
+
+    @property
+    def is_parsed(self) -> bool:
+        """True if the text of an answer is parsed, for calls or reasoning, and not only copied."""
 
     def pieces(self, completions: Sequence[Completion]) -> Iterable[bytes]:
         """Yield the body of an answer that is not streamed, in pieces. Each is made when it is asked for,
@@ -259,7 +265,8 @@ class Generation(Response):
         num_chars = _num_chars(completions)
         pieces = iter(self._answer.pieces(completions))
         make_first = partial(next, pieces, b"")
-        if num_chars > MANY_CHARS:
+        # Of thousands that come together those in the thread's line would be kept, and nobody counts them.
+        if num_chars > (MANY_CHARS if self._answer.is_parsed else MANY_COPIED_CHARS):
             work = num_chars // CHARS_OF_WORK
             first = await self._server.long_answers.run(self._tenant.name, make_first, work)
         elif is_long:
@@ -427,8 +434,8 @@ def _has_logprobs(submission: Submission) -> bool:
 
 
 def _num_kept_bytes(answer: StreamFormat, streams: Mapping[int, AsyncResultStream]) -> int:
-    """Return the number of bytes of a stream's logprobs that are kept."""
-    return answer.num_kept_bytes + sum(stream.num_logprob_bytes for stream in streams.values())
+    """Return the number of bytes of a stream that are kept: of logprobs, and of output that has come."""
+    return answer.num_kept_bytes + sum(stream.num_kept_bytes for stream in streams.values())
 
 
 def _is_large(delta: Delta) -> bool:

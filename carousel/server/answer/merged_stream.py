@@ -10,6 +10,9 @@ from typing import TypeAlias
 from carousel.client.core.result import Delta
 from carousel.client.core.streams import AsyncResultStream
 
+DELTAS_OF_EACH = 2
+"""Number of deltas of each stream that wait for the reader here. Further ones wait where they are counted."""
+
 DeltaBatch: TypeAlias = list[tuple[int, Delta]]
 """Pairs of a stream's number and a delta: all that are there at one time."""
 
@@ -36,16 +39,19 @@ async def _of_one(stream: AsyncResultStream) -> AsyncGenerator[DeltaBatch]:
 async def _of_several(
     streams: Sequence[AsyncResultStream], begin: Callable[[int], Awaitable[None]]
 ) -> AsyncGenerator[DeltaBatch]:
-    news: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue()
+    news: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(DELTAS_OF_EACH * len(streams))
 
     async def pump(number: int, stream: AsyncResultStream) -> None:
         try:
             await begin(number)
             async for delta in stream:
-                news.put_nowait((number, delta))
-            news.put_nowait(None)
+                if news.full():
+                    await news.put((number, delta))
+                else:
+                    news.put_nowait((number, delta))
+            await news.put(None)
         except Exception as error:
-            news.put_nowait(error)
+            await news.put(error)
 
     async with AsyncExitStack() as stack:
         for stream in streams:

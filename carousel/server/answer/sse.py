@@ -54,6 +54,10 @@ class DoneEvents:
         return COMMENT
 
     @property
+    def is_parsed(self) -> bool:
+        return False
+
+    @property
     def num_kept_bytes(self) -> int:
         return 0
 

@@ -65,6 +65,10 @@ class MessagesFormat(WholeFormat, DoneEvents):
         self._text: TextEvent | None = None
         """Event with text for the open block."""
 
+    @property
+    def is_parsed(self) -> bool:
+        return self._answer is not None
+
     # -- a stream --------------------------------------------------------------------------------------------
 
     @property

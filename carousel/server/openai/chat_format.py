@@ -80,6 +80,10 @@ class ChatCompletionFormat(DoneEvents):
             self._usage.expect_prompts([len(view.prompt_ids)])
         self._is_plain = not (view.counts_continuously or view.shows_ids or view.shows_logprobs)
 
+    @property
+    def is_parsed(self) -> bool:
+        return bool(self._messages)
+
     def events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
         """Yield the events for a delta in OpenAI's form: the role comes first and alone, and the finish
         reason last and alone.

@@ -66,6 +66,8 @@ def _options(body: VectorBody) -> RequestOptions:
 class EmbeddingFormat:
     """Format of the answer, which is never streamed."""
 
+    is_parsed = False
+
     def __init__(self, body: EmbeddingBody, model: str) -> None:
         self._body = body
         self._model = model

@@ -45,6 +45,7 @@ class ResponsesFormat:
     done = b""
     keeps_open = COMMENT
     write_cost = 1
+    is_parsed = True
 
     def __init__(
         self, view: ChatView, head: ResponseBody, called: Mapping[str, CalledTool], *, skips_special: bool

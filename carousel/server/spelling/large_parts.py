@@ -31,6 +31,10 @@ _MARKS = re.compile(rf'"{_MARK}-(\d+)"'.encode())
 class WholeFormat(ABC):
     """Format of answers that are never large enough to be written in pieces; base class."""
 
+    @property
+    def is_parsed(self) -> bool:
+        return False
+
     @abstractmethod
     def response(self, completions: Sequence[Completion]) -> msgspec.Struct:
         """Return the body of an answer that is not streamed."""

@@ -18,6 +18,8 @@ LEAST_RATE = 256 << 10
 """Bytes a second. A connection that is read this fast is not closed."""
 CHECK_S = 0.25
 """Seconds between two looks at the connections while more than the limit is unread."""
+GROWTH_S = 1.0
+"""The same while less is unread: more output may come for streams whose callers do not read."""
 CLOSED_AT_ONCE = 64
 """Maximum number of connections that are closed in one turn of the event loop."""
 
@@ -131,6 +133,9 @@ class UnreadAnswers:
         self._num_bytes = 0
         """Number of unread bytes, or more: a reader counts for what it had when it was last looked at."""
         self._timer: asyncio.TimerHandle | None = None
+        """Next look at the connections; None while all callers read."""
+        self._is_above = False
+        """True if more than the limit was unread at the last look."""
 
     @property
     def num_bytes(self) -> int:
@@ -156,8 +161,10 @@ class UnreadAnswers:
         """Count what a caller has not read."""
         self._readers.setdefault(reader.transport, []).append(reader)
         self._num_bytes += reader.num_left
-        if self._num_bytes > self._size and self._timer is None:
+        if self._num_bytes > self._size and not self._is_above:
             self._look()
+        elif self._timer is None:
+            self._look_after(GROWTH_S)
 
     def remove(self, reader: _Unread) -> None:
         """Forget what was counted, unless its connection was closed."""
@@ -170,7 +177,9 @@ class UnreadAnswers:
 
     def _look(self) -> None:
         """Look at what has been read, and close connections if too much has not."""
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         sums: dict[str, int] = {}
         for reader in chain.from_iterable(self._readers.values()):
             reader.look()
@@ -180,9 +189,14 @@ class UnreadAnswers:
         num_closed += self._close_slow(sums, self._size, GRACE_S, CLOSED_AT_ONCE - num_closed)
         if num_closed:
             logger.warning("closed %d connections that did not read: others need the memory", num_closed)
-        if self._num_bytes > self._size:
-            delay_s = 0.0 if num_closed == CLOSED_AT_ONCE else CHECK_S
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
+        self._is_above = self._num_bytes > self._size
+        if self._is_above:
+            self._look_after(0.0 if num_closed == CLOSED_AT_ONCE else CHECK_S)
+        elif self._readers:
+            self._look_after(GROWTH_S)
+
+    def _look_after(self, delay_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
 
     def _close_slow(self, sums: dict[str, int], size: int, grace_s: float, most: int) -> int:
         """Close connections while more than `size` is unread, but no more than `most`. `sums` are the bytes

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from carousel.client.core.logprobs import LogprobColumns
+from carousel.client.core.mailbox import ITEM_BYTES
 from carousel.client.core.result import Delta
 from carousel.client.core.streams import AsyncResultStream
 from carousel.server.http.piece_writer import PieceWriter
@@ -28,6 +29,7 @@ from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
 from carousel.server.sglang.grown_logprobs import JsonRoom
 from carousel.server.spelling.token_table import MAX_KNOWN, TokenTable, TokenTables
 from carousel.server.tenancy import unread_answers
+from carousel.server.tenancy.fair_threads import FairThreads
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput, Usage
@@ -188,6 +190,7 @@ def counted_front(run_dir: Path, answer: Any, size: int) -> Iterator[tuple[Front
         patch.setattr(UnreadAnswers, "_close_slow", close_slow)
         patch.setattr(unread_answers, "GRACE_S", 0.2)
         patch.setattr(unread_answers, "CHECK_S", 0.02)
+        patch.setattr(unread_answers, "GROWTH_S", 0.05)
         with http_front(run_dir, answer, context_length=2048) as front:
             yield front, counted
 
@@ -305,6 +308,44 @@ def test_small_answers_that_nobody_reads_count_too(tmp_path: Path) -> None:
             time.sleep(0.02)
         assert max(counted) <= num_callers * 64 << 10, "the answers are larger than what is tested"
         assert max(counted) >= num_callers * PieceWriter.piece_bytes
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
+def test_long_plain_answers_wait_for_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Those of a thousand connections waited for one, with all their text, which nothing counted."""
+    monkeypatch.setattr(FairThreads, "run", None)
+    body: dict[str, Any] = {"text": "x"} if path == "/generate" else {"prompt": "x"}
+    if "chat" in path:
+        body = {"messages": [{"role": "user", "content": "x"}]}
+    with http_front(tmp_path, with_text) as front:
+        assert len(front.post(path, **body).content) > 140_000
+
+
+@pytest.mark.parametrize("prompt", ["x", ["x", "y"]])
+def test_output_that_comes_for_a_stream_that_nobody_reads_counts(tmp_path: Path, prompt: Any) -> None:
+    """It waited as objects, 280 bytes for a token, which nothing counted: streams that are not read took what
+    all their tokens take.
+    """
+    size, end, asked = 1 << 20, b"data: [DONE]\n\n", list[GenerateRequest]()
+
+    def begin(request: GenerateRequest) -> list[SequenceOutput]:
+        asked.append(request)
+        return [output(request, "x" * 500_000, token_ids=pack_ids([5]))]
+
+    with counted_front(tmp_path, begin, size) as (front, counted), ExitStack() as stack:
+        caller = slow_caller(stack, front, raw_request("/v1/completions", prompt=prompt, stream=True))
+        deadline_s = time.monotonic() + 30
+        while not counted:
+            assert time.monotonic() < deadline_s, "it does not wait for its caller"
+            time.sleep(0.02)
+        while CLOSED not in counted:
+            assert time.monotonic() < deadline_s, "what has come counts"
+            for _ in range(size // ITEM_BYTES // 20):
+                front.ring.send(output(asked[0], "x", token_ids=pack_ids([5])))
+            time.sleep(0.02)
+        assert ends_early(caller, end)
 
 
 def test_many_connections_are_looked_at_in_a_few_milliseconds() -> None:

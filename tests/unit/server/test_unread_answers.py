@@ -149,7 +149,10 @@ async def test_who_reads_little_of_an_answer_that_is_kept_is_closed() -> None:
     assert not fast.is_closed
 
 
-def test_who_reads_little_at_a_time_may_be_closed_whenever_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_a_loop
+async def test_who_reads_little_at_a_time_may_be_closed_whenever_it_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its waits counted from zero again and again, so that few of many looks found it slow."""
     now_s = 0.0
     monkeypatch.setattr(unread_answers, "_now_s", lambda: now_s)
