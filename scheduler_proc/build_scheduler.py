@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
+from runtime.ring.suspects.roster import NO_SUSPECTS, Roster, Suspects
 from runtime.settings.config import RuntimeConfig
 from runtime.text.codec import Decoders
 from runtime.wire.plan import WorkerReady

@@ -16,7 +16,7 @@ from runtime.base.registry import resolve
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.ring.process import ProcessContext, run_process
-from runtime.ring.roster import Roster, Seen, Suspects
+from runtime.ring.suspects.roster import Roster, Seen, Suspects
 from runtime.ring.tenants import TenantsFile
 from runtime.settings.config import RuntimeConfig
 from runtime.text.codec import Decoders

@@ -7,8 +7,6 @@ kept, and meanwhile nothing new is read, so clients notice the congestion.
 
 from __future__ import annotations
 
-import logging
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,22 +14,20 @@ from functools import partial
 import numpy as np
 
 from runtime.base.errors import Forbidden, RequestError
+from runtime.ring.suspects.in_hand import InHand
 from runtime.ring.tenants import THE_OWNER, Tenant
 from runtime.text.codec import PromptEncoder
 from runtime.wire.format import IntArray
-from runtime.wire.handle import describe
 from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest
 from runtime.wire.transport import Inbox, Outbox
 from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.admission import QueueAdmission
-from tokenizer_proc.arrivals import Arrivals, template_cost
+from tokenizer_proc.arrivals import Arrivals, Arrived, template_cost
 from tokenizer_proc.long_texts import LongPrompt, LongTexts
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.routes import Routes
 from tokenizer_proc.sequences import Job, JobMaker, SequenceMaker
 from tokenizer_proc.validation import PromptField, Validator, may_ask, template_message
-
-logger = logging.getLogger(__name__)
 
 MAX_DRAIN = 256
 # Sequences of a turn, which also limits the refusals in it, because the detokenizer reads them at its own
@@ -68,10 +64,11 @@ class TokenizerLoop:
         shares_prefixes: bool = False,
         tenant_named: Callable[[str], Tenant] = lambda _: THE_OWNER,
         adapters: AdapterTable | None = None,
+        in_hand: InHand | None = None,
         clock: Callable[[], Receipt] = Receipt.now,
     ) -> None:
         """detokenizers: in the order of their indexes. secret, shares_prefixes: as in SequenceMaker.
-        adapters: None if none are served.
+        adapters: None if none are served. in_hand: None if nobody is told what this process works on.
         """
         self._inbox = inbox
         self._routes = Routes(scheduler, detokenizers)
@@ -91,6 +88,11 @@ class TokenizerLoop:
         self._turn_chars = 0
         """Work of this turn, in characters to encode."""
         self._long = LongTexts()
+        self._in_hand = in_hand or InHand()
+        self._solitary: Arrived | None = None
+        """Message whose text is to be read while nothing else is in hand; no other is taken before."""
+        self._is_alone = False
+        """True while a thread may work on such a message."""
         self.num_received = 0
         """Number of clients' messages received since the start."""
 
@@ -107,7 +109,7 @@ class TokenizerLoop:
     @property
     def is_busy(self) -> bool:
         """True if there is work that no socket will signal."""
-        return bool(self._routes.is_keeping or self._long or self._arrivals)
+        return bool(self._routes.is_keeping or self._long or self._arrivals or self._solitary)
 
     def turn(self) -> bool:
         """Send kept messages; if none is left, read messages and handle some. Returns True if there is more
@@ -117,6 +119,8 @@ class TokenizerLoop:
         if not self._routes.flush():
             return False
         self._read()
+        if (self._solitary or self._is_alone) and not self._turn_alone():
+            return False
         self._turn_chars, num_sequences = 0, 0
         while self._arrivals and num_sequences < MAX_TURN_SEQUENCES and self._routes.flush():
             arrived = self._arrivals.take()
@@ -126,6 +130,9 @@ class TokenizerLoop:
                 self._encode_batch()
                 self._forward(message)
                 continue
+            if arrived.refusal is None and self._in_hand.must_be_alone(message):
+                self._solitary = arrived
+                break
             num_sequences += message.sampling.n
             if arrived.refusal is not None:
                 self._routes.refuse(message, arrived.refusal)
@@ -134,7 +141,23 @@ class TokenizerLoop:
             if self._turn_chars > MAX_BATCH_CHARS:
                 break
         self._encode_batch()
-        return bool(self._arrivals) and self._routes.flush()
+        has_more = bool(self._arrivals) if self._solitary is None else not self._long
+        return has_more and self._routes.flush()
+
+    def _turn_alone(self) -> bool:
+        """Take the message that is to be alone once no thread has another. Returns True if others may be
+        taken now.
+        """
+        if self._long:
+            return False
+        arrived, self._solitary = self._solitary, None
+        self._is_alone = False
+        if arrived is not None and isinstance(arrived.message, GenerateRequest):
+            self._receipt = arrived.receipt
+            self._guard(arrived.message, partial(self._take, arrived.message))
+            self._encode_batch()
+            self._is_alone = bool(self._long)
+        return not self._is_alone
 
     def _read(self) -> None:
         if not self._arrivals.may_read:
@@ -187,15 +210,10 @@ class TokenizerLoop:
         except RequestError as error:
             self._routes.refuse(request, error)
         except Exception as error:
-            # An exception's text may quote the prompt, so only its kind and its place are logged.
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            name = type(error).__name__
-            logger.error(
-                "%s failed: %s at %s:%s", describe(request.handle), name, place.filename, place.lineno
-            )
-            self._routes.refuse(request, "the tokenizer failed on this request")
+            self._routes.fail(request, error)
 
     def _take(self, request: GenerateRequest) -> None:
+        self._in_hand.take(request)
         field = self._validator.check_request(request)
         is_new = self._admission.is_new(request)
         if is_new:
@@ -242,6 +260,7 @@ class TokenizerLoop:
         opens_template: bool = False,
     ) -> None:
         self._admission.on_way.begin(job.request.tenant, len(job.handles))
+        encode = self._in_hand.later(job.request, encode)
         self._long.add(job, field, num_chars, encode, opens_template=opens_template)
 
     def _render_and_encode(self, job: Job, field: PromptField) -> IntArray:
@@ -297,6 +316,7 @@ class TokenizerLoop:
                 continue
             for prompt, ids in zip(prompts, encoded, strict=True):
                 self._guard(prompt.job.request, partial(self._pass_on, prompt.job, prompt.field, ids))
+        self._in_hand.end_turn()
 
     def _encode(self, prompts: Sequence[_TextPrompt]) -> list[IntArray]:
         """Return the ids of prompts that agree in add_special_tokens."""

@@ -10,6 +10,7 @@ from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.ring.adapters_file import AdaptersFile
 from runtime.ring.known_tenants import KnownTenants
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
+from runtime.ring.suspects.in_hand import InHand
 from runtime.ring.tcp_gate import TcpGate
 from runtime.text.selection import open_tokenizer
 from runtime.wire.messages import ToTokenizer
@@ -69,6 +70,10 @@ def _inbox_over_tcp(context: ProcessContext, gate: TcpGate) -> ZmqInbox:
 
 def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenants) -> TokenizerLoop:
     config = context.config
+
+    def has_tenants() -> bool:
+        return bool(config.curve_dir) or tenants.has_names
+
     others = [index for index in range(config.tokenizer_workers) if index != context.index]
     tokenizer = open_tokenizer(
         config.tokenizer,
@@ -103,8 +108,9 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenant
             epochs_elsewhere=lambda: tuple(context.status.read("tokenizer", index).epoch for index in others),
             is_draining=lambda: context.status.read("launcher").state == "draining",
             is_recovering=lambda: is_recovering(context.status, time.monotonic_ns()),
-            has_tenants=lambda: bool(config.curve_dir) or tenants.has_names,
+            has_tenants=has_tenants,
         ),
+        in_hand=InHand.open(context.endpoints, context.index, has_tenants),
         secret=context.secret,
         shares_prefixes=context.config.share_prefixes_across_keys,
         tenant_named=tenants.named,

@@ -4,6 +4,8 @@ for are kept.
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Sequence
 
 import msgspec
@@ -11,11 +13,13 @@ import msgspec
 from runtime.base.errors import RequestError
 from runtime.wire.error_info import error_info
 from runtime.wire.format import Message
-from runtime.wire.handle import client_of
+from runtime.wire.handle import client_of, describe
 from runtime.wire.messages import ControlReply, ControlRequest, ErrorInfo, GenerateRequest, RequestFailed
 from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.transport import Outbox
 from tokenizer_proc.sequences import sequence_handles
+
+logger = logging.getLogger(__name__)
 
 
 class Routes:
@@ -46,6 +50,14 @@ class Routes:
         route = self.to_client(client_of(request.handle))
         for handle in sequence_handles(request):
             route.send(RequestFailed(handle, info))
+
+    def fail(self, request: GenerateRequest, error: Exception) -> None:
+        """Answer every sequence of a request for which the tokenizer has raised an error of its own."""
+        # An exception's text may quote the prompt, so only its kind and its place are logged.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        name = type(error).__name__
+        logger.error("%s failed: %s at %s:%s", describe(request.handle), name, place.filename, place.lineno)
+        self.refuse(request, "the tokenizer failed on this request")
 
     def refuse_control(self, message: ControlRequest, error: RequestError) -> None:
         """Answer a control call with an error."""

@@ -360,7 +360,9 @@ class Supervisor:
         was_ready = all(map(self._was_ready, (child, *others)))
         self._end(others)
         try:
-            delay_s = self._deaths.spend_restart(unit, limit, by_itself=died_by_itself, was_ready=was_ready)
+            delay_s = self._deaths.spend_restart(
+                child.place, limit, by_itself=died_by_itself, was_ready=was_ready
+            )
         except StartError as spent:
             self._records.event("budget_spent", unit=unit, restarts=limit)
             self._fail(ProcessFailed(failure.role, f"{failure.message}; {spent}", EXIT_INTERNAL))
@@ -414,7 +416,7 @@ class Supervisor:
         """
         limit = self._max_restarts_of(place)
         try:
-            delay_s = self._deaths.spend_restart(place.unit, limit, by_itself=True, was_ready=False)
+            delay_s = self._deaths.spend_restart(place, limit, by_itself=True, was_ready=False)
         except StartError:
             self._fail(ProcessFailed(place.name, str(error), EXIT_INTERNAL))
         else:

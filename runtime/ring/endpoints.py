@@ -117,6 +117,15 @@ class Endpoints:
         """Return the file in which the launcher records the sequences that may have killed the engine."""
         return self.run_dir / "suspects"
 
+    def encoding_file(self, index: int) -> Path:
+        """Return the file in which a tokenizer records the requests that it works on."""
+        return self.run_dir / f"encoding{index}"
+
+    @property
+    def text_suspects_file(self) -> Path:
+        """Return the file in which the launcher records the requests that may have killed tokenizers."""
+        return self.run_dir / "text_suspects"
+
     @property
     def tenants_file(self) -> Path:
         """Return the file of the tenants' table: API keys and roles."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Raw
 
-from runtime.ring.roster import Roster
+from runtime.ring.suspects.roster import Roster
 from runtime.wire.handle import next_sibling
 from runtime.wire.messages import Closed, CloseReason, ErrorInfo
 from scheduler_proc.cache.group_pages import release_others

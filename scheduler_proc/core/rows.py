@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.ring.roster import RowViews
+from runtime.ring.suspects.roster import RowViews
 from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.handle import HANDLE_BYTES
 from runtime.wire.plan import RowSetup

@@ -12,32 +12,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from runtime.base.errors import InvalidRequest, RateLimited
 from runtime.wire.handle import NO_HANDLE
 
 if TYPE_CHECKING:
     from scheduler_proc.core.request import Request
-
-
-def quarantined() -> InvalidRequest:
-    """Return the error for a sequence under which the engine died while nothing else ran. Its status is 400,
-    so that clients do not retry.
-    """
-    return InvalidRequest(
-        "the engine has died several times with this request, the last time while it ran alone; it is not "
-        "tried again",
-        code="quarantined",
-    )
-
-
-def suspended(seconds: float) -> RateLimited:
-    """Return the error for all requests of a tenant whose requests have ended the engine several times."""
-    return RateLimited(
-        "requests of this key have ended the engine several times; none of this key is served for"
-        f" {seconds:.0f} s",
-        code="key_suspended",
-        retry_after_s=seconds,
-    )
 
 
 RETURN_S = 1.0

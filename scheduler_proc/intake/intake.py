@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from runtime.base.errors import RequestError
-from runtime.ring.roster import NO_SUSPECTS, Suspects, tenant_mark
+from runtime.ring.suspects.errors import quarantined, suspended
+from runtime.ring.suspects.roster import NO_SUSPECTS, Suspects, tenant_mark
 from runtime.ring.tenants import OWNER
 from runtime.wire.error_info import error_info
 from runtime.wire.handle import attempt_of, client_of, sequence_key
@@ -25,7 +26,6 @@ from scheduler_proc.cache.tenants import tenant_of
 from scheduler_proc.capacity.inline_store import InlineStore
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import FeatureFactory, Request
-from scheduler_proc.core.solitary import quarantined, suspended
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.limits import Limits
 from scheduler_proc.intake.request_maker import RequestMaker
@@ -113,7 +113,7 @@ class Intake:
             return
         try:
             if key in self.suspects.guilty:
-                raise quarantined()
+                raise quarantined("the engine")
             self._check_suspension(message.tenant, now)
             req = self.maker.make(message, key, now, cached_tokens, is_paid=is_paid)
         except RequestError as error:
@@ -142,7 +142,7 @@ class Intake:
             return
         until_s = self.suspects.suspended.get(tenant_mark(tenant), 0.0)
         if until_s > now and self._lifecycle.accounts.has_several():
-            raise suspended(until_s - now)
+            raise suspended("the engine", until_s - now)
 
     def _finish_if_complete(self, req: Request) -> None:
         """End a resumed sequence that already has all of its output."""

@@ -13,7 +13,7 @@ import pytest
 
 from carousel import Client, RequestError, SamplingParams
 from runtime.ring.endpoints import Endpoints
-from runtime.ring.roster import NO_SUSPECTS, Suspects
+from runtime.ring.suspects.roster import NO_SUSPECTS, Suspects
 from tests.faults.attacks.poison import POISON_ID
 from tests.faults.launch import SETTLE_S, FaultyLaunch, faulty_launch
 from tests.faults.load import PROMPTS, REQUEST_TIMEOUT_S, Load, sampling

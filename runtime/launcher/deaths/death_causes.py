@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runtime.launcher.deaths.engine_deaths import EngineDeaths
+from runtime.launcher.deaths.engine_deaths import EngineDeaths, TokenizerDeaths
 from runtime.launcher.deaths.restart_budget import RestartBudget, Verdict
-from runtime.launcher.hosts.host import ENGINE, Child
+from runtime.launcher.hosts.host import ENGINE, Child, ProcessPlace
 from runtime.ring.endpoints import Endpoints
 from runtime.wire.status_page import StatusPage
 
@@ -62,6 +62,7 @@ class Deaths:
         self._page = page
         self._causes = DeathCauses()
         self._engine_deaths = EngineDeaths(endpoints)
+        self._tokenizer_deaths = TokenizerDeaths(endpoints)
         self._budget = RestartBudget(restart_window_s)
         self._hung: set[Child] = set()
         """Processes that were killed because their work loops stood still."""
@@ -84,26 +85,29 @@ class Deaths:
         codes = [code, *(child.poll() for child in unit[1:])]
         return self._causes.may_be_a_request([each for each in codes if each is not None], hung=hung)
 
-    def spend_restart(self, unit: str, limit: int, *, by_itself: bool, was_ready: bool) -> float:
-        """Return the seconds to wait before `unit` is started again. Raises StartError. by_itself: result
-        of `may_be_a_request`. Call it when no process of the unit lives that could change the roster.
+    def spend_restart(self, place: ProcessPlace, limit: int, *, by_itself: bool, was_ready: bool) -> float:
+        """Return the seconds to wait before the unit of `place` is started again. Raises StartError.
+        by_itself: result of `may_be_a_request`. Call it when no process of the unit lives that could change
+        the roster.
         """
-        now_s, verdict = time.monotonic(), None
-        if unit == ENGINE and by_itself and was_ready:
-            verdict = self._judge_engine(now_s)
+        now_s = time.monotonic()
+        verdict = self._judge(place, now_s) if by_itself and was_ready else None
         return self._budget.spend(
-            unit, limit, now_s, from_outside=not by_itself, was_ready=was_ready, verdict=verdict
+            place.unit, limit, now_s, from_outside=not by_itself, was_ready=was_ready, verdict=verdict
         )
 
-    def _judge_engine(self, now_s: float) -> Verdict | None:
-        """Record the sequences that the engine held when it died, for its successor. Done by the caller and
-        not in a thread: an engine that read the file too early would run the guilty request again.
+    def _judge(self, place: ProcessPlace, now_s: float) -> Verdict | None:
+        """Record the requests that a process held when it died, for its successor. Done by the caller and not
+        in a thread: a process that read the file too early would take the guilty request again.
         """
         try:
-            return self._engine_deaths.count(self._page.read("scheduler").solitary, now_s)
+            if place.unit == ENGINE:
+                return self._engine_deaths.count(self._page.read("scheduler").solitary, now_s)
+            if place.role == "tokenizer":
+                return self._tokenizer_deaths.count(place.index, now_s)
         except OSError as error:
-            logger.warning("who was there when the engine died is not counted: %s", error)
-            return None
+            logger.warning("who was there when %s died is not counted: %s", place.unit, error)
+        return None
 
 
 def _counters(proc: Path, cgroups: Path) -> list[Path]:

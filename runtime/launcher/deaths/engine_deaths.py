@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from runtime.launcher.deaths.restart_budget import Verdict
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.launch_state import write_atomically
-from runtime.ring.roster import ALWAYS_ALONE, OWNER_MARK, Seen, Suspects
-from runtime.wire.handle import sequence_key
+from runtime.ring.suspects.roster import ALWAYS_ALONE, NO_SUSPECTS, OWNER_MARK, Seen, Suspects
+from runtime.wire.handle import NO_HANDLE, sequence_key
 
 DEATHS_TO_RUN_ALONE = 2
 """Number of the engine's deaths with a sequence present after which that sequence must run alone."""
@@ -68,7 +68,7 @@ class DeathCounts:
         """Judgement of the last death and those before it."""
 
     def count(self, seen: Seen, solitary: bytes, now_s: float) -> Suspects:
-        """Count a death. solitary: handle of the sequence that ran alone, or NO_HANDLE. now_s: time of
+        """Count a death. solitary: handle or key of the sequence that ran alone, or NO_HANDLE. now_s: time of
         CLOCK_MONOTONIC. Returns the suspects.
         """
         for death in self._deaths:
@@ -160,6 +160,25 @@ class DeathCounts:
             frozenset(self._guilty),
             {mark: until_s for mark, (until_s, _) in self._suspended.items()},
         )
+
+
+class TokenizerDeaths:
+    """DeathCounts of all tokenizers of a launch. A request that one has died of may come to another."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._counts = DeathCounts()
+        self._suspects = NO_SUSPECTS
+
+    def count(self, index: int, now_s: float) -> Verdict:
+        """Count the death of a tokenizer, before the next one is started. Raises OSError."""
+        seen = Seen.read(self._endpoints.encoding_file(index))
+        # One that is to be alone is in hand alone. Otherwise nothing is known of a single one.
+        alone = next(iter(seen.present)) if len(seen.present) == 1 else NO_HANDLE
+        solitary = alone if alone in self._suspects.alone else NO_HANDLE
+        self._suspects = self._counts.count(seen, solitary, now_s)
+        write_atomically(self._endpoints.text_suspects_file, self._suspects.encode())
+        return self._counts.verdict
 
 
 class EngineDeaths:

@@ -28,7 +28,7 @@ from runtime.launcher.hosts.local import LocalChild, LocalHost
 from runtime.launcher.launch_names import LaunchNames
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.process import FIRST_EPOCH
-from runtime.ring.roster import Roster, Suspects
+from runtime.ring.suspects.roster import Roster, Suspects
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.handle import make_handle, sequence_key
 from runtime.wire.messages import ProcessFailed

@@ -19,7 +19,7 @@ from carousel.client.core.session import Session
 from detokenizer_proc.clients import Clients
 from detokenizer_proc.loop import DetokenizerLoop
 from runtime.launcher.deaths.engine_deaths import DeathCounts
-from runtime.ring.roster import NO_SUSPECTS
+from runtime.ring.suspects.roster import NO_SUSPECTS
 from runtime.text.incremental import DecoderFactory
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import PROTOCOL_VERSION

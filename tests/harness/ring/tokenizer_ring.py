@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from runtime.ring.suspects.in_hand import InHand
 from runtime.ring.tenants import Tenants
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import IntArray
@@ -34,6 +35,7 @@ class Ring:
         context_length: int = 1 << 20,
         num_detokenizers: int = 1,
         validator: Validator | None = None,
+        in_hand: InHand | None = None,
     ) -> None:
         self.inbox = MemoryChannel("tokenizer_in")
         self.scheduler = MemoryChannel("scheduler_in", capacity=scheduler_room)
@@ -59,6 +61,7 @@ class Ring:
             ),
             secret=b"k" * 32,
             tenant_named=lambda name: self.tenants.named(name),
+            in_hand=in_hand,
             clock=lambda: self.now,
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from runtime.ring.process import FIRST_EPOCH
-from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects, size_of
+from runtime.ring.suspects.roster import NO_SUSPECTS, Roster, Suspects, size_of
 from runtime.ring.tenants import Tenant
 from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.wire.format import TOKEN_BYTES, unpack_ids

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.ring.roster import Suspects
+from runtime.ring.suspects.roster import Suspects
 from runtime.wire.format import pack_ids
 from runtime.wire.handle import make_handle, sequence_key
 from runtime.wire.messages import AbortRequest, Closed, ControlRequest, StopMatched, TokenizedRequest

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.ring.roster import ALWAYS_ALONE, Suspects, tenant_mark
+from runtime.ring.suspects.roster import ALWAYS_ALONE, Suspects, tenant_mark
 from runtime.wire.handle import NO_HANDLE, sequence_key
 from runtime.wire.messages import AbortRequest, TokenizedRequest
 from scheduler_proc.core.solitary import MAX_HOLD_S, RETURN_S

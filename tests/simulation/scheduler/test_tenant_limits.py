@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.ring.roster import ALWAYS_ALONE, Suspects
+from runtime.ring.suspects.roster import ALWAYS_ALONE, Suspects
 from runtime.ring.tenants import OWNER, Tenant, TenantLimits, Tenants
 from runtime.wire.handle import sequence_key, sibling
 from runtime.wire.messages import AbortRequest, ControlRequest, TokenizedRequest

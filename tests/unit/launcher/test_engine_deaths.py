@@ -10,7 +10,7 @@ import pytest
 from runtime.launcher.deaths import engine_deaths
 from runtime.launcher.deaths.engine_deaths import DeathCounts, EngineDeaths
 from runtime.ring.endpoints import Endpoints
-from runtime.ring.roster import ALWAYS_ALONE, Roster, Seen, Suspects, tenant_mark
+from runtime.ring.suspects.roster import ALWAYS_ALONE, Roster, Seen, Suspects, tenant_mark
 from runtime.wire.handle import NO_HANDLE, make_handle, sequence_key
 
 HANDLES = [make_handle(7, number) for number in range(20)]

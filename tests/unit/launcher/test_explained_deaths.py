@@ -10,7 +10,7 @@ import pytest
 from runtime.base.errors import StartError
 from runtime.launcher.deaths.engine_deaths import DeathCounts
 from runtime.launcher.deaths.restart_budget import BACK_OFF_S, IN_VAIN_FACTOR, RestartBudget
-from runtime.ring.roster import Seen, tenant_mark
+from runtime.ring.suspects.roster import Seen, tenant_mark
 from runtime.wire.handle import NO_HANDLE, make_handle, sequence_key
 
 LIMIT = 5

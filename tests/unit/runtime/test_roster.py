@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.base.errors import ConfigError
-from runtime.ring.roster import Roster, RowViews, Seen, Suspects, tenant_mark
+from runtime.ring.suspects.roster import Roster, RowViews, Seen, Suspects, tenant_mark
 from runtime.wire.handle import make_handle, sequence_key
 
 HANDLES = [make_handle(7, number) for number in range(6)]

@@ -1,0 +1,145 @@
+"""Requests in hand: what the launcher sees of a tokenizer's work, and what becomes of those under which
+tokenizers died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from runtime.launcher.deaths.engine_deaths import TokenizerDeaths
+from runtime.ring.endpoints import Endpoints
+from runtime.ring.suspects.in_hand import InHand
+from runtime.ring.suspects.roster import ALWAYS_ALONE, NO_SUSPECTS, Roster, Suspects, size_of, tenant_mark
+from runtime.text.tokenizer import Tokenizer
+from runtime.wire.format import IntArray
+from runtime.wire.handle import make_handle, sequence_key
+from runtime.wire.messages import RequestFailed
+from runtime.wire.sampling_params import SamplingParams
+from tests.harness.ring.tokenizer_ring import LONG_TEXT, GatedTokenizer, Ring, handle, passed_on, request
+
+NUM_PLACES = 16
+KEYS = [sequence_key(handle(number)) for number in range(8)]
+
+
+def empty_roster() -> Roster:
+    return Roster(bytearray(size_of(NUM_PLACES, 0)), NUM_PLACES)
+
+
+class WatchedTokenizer(GatedTokenizer):
+    """Notes what is in hand whenever it encodes."""
+
+    def __init__(self, loaded: Tokenizer, roster: Roster) -> None:
+        super().__init__(loaded)
+        self.seen: list[set[bytes]] = []
+        self._roster = roster
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
+        ids = super().encode_batch(texts, add_special_tokens=add_special_tokens)
+        self.seen.append(self._roster.keys())
+        return ids
+
+
+class Watched:
+    """A tokenizer loop, and what is in hand while it encodes."""
+
+    def __init__(self, demo: Tokenizer, suspects: Suspects = NO_SUSPECTS, *, now_s: float = 0.0) -> None:
+        self.roster = empty_roster()
+        self.tokenizer = WatchedTokenizer(demo, self.roster)
+        in_hand = InHand(self.roster, suspects, has_tenants=lambda: True, clock=lambda: now_s)
+        self.ring = Ring(self.tokenizer, in_hand=in_hand)
+
+
+def test_requests_are_in_hand_while_their_texts_are_read_and_not_after(demo: Tokenizer) -> None:
+    watched = Watched(demo)
+    assert len(passed_on(watched.ring, request(1, text="a"), request(2, text="b"))) == 2
+    assert watched.tokenizer.seen == [{KEYS[1], KEYS[2]}]
+    seen = watched.roster.read()
+    assert (seen.present, seen.has_served) == ({}, True)
+
+
+def test_a_long_text_is_in_hand_while_a_thread_reads_it(demo: Tokenizer) -> None:
+    watched = Watched(demo)
+    ring = watched.ring
+    assert passed_on(ring, request(1, text=LONG_TEXT)) == []
+    assert len(passed_on(ring, request(2, text="b"))) == 1
+    watched.tokenizer.gate.set()
+    ring.wait_for_long()
+    ring.loop.turn()
+    assert len(ring.scheduler.drain()) == 1
+    assert KEYS[1] in watched.tokenizer.seen[-1]
+    assert not watched.roster.keys()
+
+
+def test_sequences_of_one_request_are_one_that_may_be_guilty(demo: Tokenizer) -> None:
+    """After the first death each of them comes by itself."""
+    watched = Watched(demo, Suspects(guilty=frozenset([KEYS[1]])))
+    siblings = [request(1, text="a", handle=make_handle(77, 1, index)) for index in (1, 2)]
+    assert passed_on(watched.ring, *siblings) == []
+    assert [refused.error.code for refused in watched.ring.refusals()] == ["quarantined"] * 2
+
+
+@pytest.mark.parametrize("text", ["short", LONG_TEXT], ids=["short", "long"])
+def test_who_was_there_at_two_deaths_is_in_hand_alone(demo: Tokenizer, text: str) -> None:
+    """It waits for the threads, and what comes behind it waits for it."""
+    watched = Watched(demo, Suspects(alone={KEYS[2]: ALWAYS_ALONE}, watched={KEYS[2]: 0}))
+    ring = watched.ring
+    long, suspect, behind = request(1, text=LONG_TEXT), request(2, text=text), request(3, text="c")
+    assert passed_on(ring, long, request(4, text="d"), suspect, behind)[0].handle == handle(4)
+    for _ in range(3):
+        assert passed_on(ring) == []
+        assert ring.loop.is_busy
+    watched.tokenizer.gate.set()
+    order: list[bytes] = []
+    for _ in range(5):
+        ring.wait_for_long()
+        ring.loop.turn()
+        order += [sequence.handle for sequence in ring.scheduler.drain()]
+    assert order == [handle(1), handle(2), handle(3)]
+    assert {KEYS[2]} in watched.tokenizer.seen
+    assert all(KEYS[2] not in seen or len(seen) == 1 for seen in watched.tokenizer.seen)
+    assert watched.roster.read().past == {KEYS[2]}
+    assert not ring.loop.is_busy
+
+
+def test_who_was_found_guilty_is_refused_and_those_beside_it_are_served(demo: Tokenizer) -> None:
+    watched = Watched(demo, Suspects(guilty=frozenset([KEYS[1]])))
+    assert len(passed_on(watched.ring, request(1, text="a"), request(2, text="b"))) == 1
+    (refused,) = watched.ring.refusals()
+    assert isinstance(refused, RequestFailed)
+    assert (refused.handle, refused.error.code, refused.error.status) == (handle(1), "quarantined", 400)
+    assert "the tokenizer has died" in refused.error.message
+
+
+def test_nothing_is_served_of_a_tenant_that_is_suspended_until_its_time_is_over(demo: Tokenizer) -> None:
+    suspects = Suspects(suspended={tenant_mark("a"): 60.0})
+    late = Watched(demo, suspects, now_s=61.0)
+    assert len(passed_on(late.ring, request(1, text="a", tenant="a"))) == 1
+    watched = Watched(demo, suspects, now_s=20.0)
+    requests = [request(number, text="a", tenant=name) for number, name in enumerate(("a", "b", ""))]
+    assert len(passed_on(watched.ring, *requests)) == 2
+    (refused,) = watched.ring.refusals()
+    assert (refused.error.code, refused.error.status) == ("key_suspended", 429)
+    assert refused.error.retry_after_s == 40.0
+
+
+def test_the_launcher_finds_out_whose_text_ends_tokenizers_whichever_it_comes_to(tmp_path: Path) -> None:
+    endpoints = Endpoints(tmp_path)
+    deaths = TokenizerDeaths(endpoints)
+
+    def die(index: int, now_s: float, *numbers: int) -> Suspects:
+        in_hand = InHand(Roster.create(endpoints.encoding_file(index), NUM_PLACES))
+        for number in numbers:
+            in_hand.take(request(number, sampling=SamplingParams(n=3)))
+        verdicts.append(deaths.count(index, now_s))
+        return Suspects.read(endpoints.text_suspects_file)
+
+    verdicts = [deaths.count(0, 0.0)]
+    assert not verdicts[0].explained[0.0], "nobody was there"
+    assert die(0, 1.0, 1, 2, 3).alone == {}
+    assert die(1, 2.0, 2, 3, 4).alone.keys() == {KEYS[2], KEYS[3]}
+    assert die(0, 3.0, 2).guilty == {KEYS[2]}
+    assert verdicts[-1].explained == {1.0: True, 2.0: True, 3.0: True}
+    assert die(0, 4.0, 5).guilty == {KEYS[2]}, "of one that was not to be alone nothing is known"
