@@ -118,6 +118,11 @@ def can_write(cycle: RequestResponseCycle) -> bool:
     return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
 
 
+def has_begun(cycle: RequestResponseCycle) -> bool:
+    """Return True while the application handles the request."""
+    return "transport" in cycle.scope["state"]
+
+
 def has_whole_body(cycle: RequestResponseCycle) -> bool:
     """Return True if all of the request's body has arrived, so that nobody waits for it."""
     return not cycle.more_body

@@ -23,7 +23,7 @@ from carousel.server.http.body_pool import SMALL_BYTES
 from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.http.connection_turns import BYTES_PER_COST, HEAD_COST, REQUEST_COST, ConnectionTurns
 from carousel.server.http.errors import error_body, error_headers
-from carousel.server.http.flow import Flow, with_short_cuts
+from carousel.server.http.flow import Flow, has_begun, with_short_cuts
 from carousel.server.tenancy.auth import tenant_of
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 from runtime.base.errors import Overloaded, RequestError
@@ -44,6 +44,8 @@ PIECE_BYTES = 8 << 10
 # Called every few seconds by other programs; a line for each call would be most of the log.
 UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
 
+UNREAD = "\0"
+"""Line (`BodyPace`) of bodies that nobody reads, or not yet: no tenant has this name."""
 SCHEMES = ("http", "https")
 ASTERISK = b"*"
 """Target of `OPTIONS *`, which names no path."""
@@ -201,7 +203,24 @@ class HttpProtocol(HttpToolsProtocol):
         """Stop reading a large body until the loop has time for its next piece."""
         if not (self.flow.is_resting or self.transport.is_closing()):
             self.flow.is_resting = True
-            self._pace.wait(self._end_rest, tenant_of(cast(Any, self.cycle.scope)).name)
+            self._wait_in_line()
+
+    def _wait_in_line(self) -> None:
+        """Wait in the line of the tenant that reads the body, which is known as soon as the request has
+        begun. The scope of an answered one names no tenant any more, nor does that of a wrong key.
+        """
+        if self.parser is None:  # the connection is lost
+            return
+        cycle, line = self.cycle, UNREAD
+        if not (cycle.response_complete or cycle.disconnected or self.pipeline):
+            if not has_begun(cycle):
+                self._turns.wait(self._wait_in_line_soon)
+                return
+            line = tenant_of(cast(Any, cycle.scope)).name
+        self._pace.wait(self._end_rest, line)
+
+    def _wait_in_line_soon(self) -> None:
+        self.loop.call_soon(self._wait_in_line)  # behind the first step of the request's task
 
     def _end_rest(self) -> None:
         if self.parser is not None:  # the connection is not lost
@@ -304,6 +323,8 @@ class HttpProtocol(HttpToolsProtocol):
         is_old = self.parser.get_http_version() == "1.0"
         if num_hosts > 1 or not (num_hosts or is_old):
             self._stop(_invalid("a request of HTTP/1.1 has one Host header"))
+        if is_old:  # which knows no answer before the answer (RFC 9110, 10.1.1)
+            self.expect_100_continue = False
         # The parser would notice only after the request has begun.
         if codings and (is_old or codings != [b"chunked"]):
             self._stop(_invalid("Transfer-Encoding is chunked, in HTTP/1.1, or left out"))

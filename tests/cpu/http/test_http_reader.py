@@ -170,6 +170,17 @@ def test_a_body_that_comes_after_its_answer_leaves_the_connection_as_it_was(fron
         assert b" 200 " in read_answer(connection)
 
 
+@pytest.mark.parametrize(("version", "first"), [(b"1.0", b"200 OK"), (b"1.1", b"100 Continue")])
+def test_a_client_that_knows_no_interim_answers_gets_none(front: Front, version: bytes, first: bytes) -> None:
+    head = b"POST /tokenize HTTP/%b\r\n" % version + JSON
+    expecting = b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: 14\r\n\r\n"
+    with front.connect() as connection:
+        connection.sendall(head + expecting + b'{"prompt":"x"}')
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 " + first)
+    assert answer.count(b"200 OK") == 1
+
+
 def test_a_body_behind_a_request_to_change_the_protocol_is_read_as_a_body(front: Front) -> None:
     """Some HTTP clients ask for HTTP/2 with every request that they send over plain TCP."""
     upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
