@@ -6,14 +6,15 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 
 from carousel.server.endpoints import ENDPOINTS
 from carousel.server.http.web_origin import WebOriginMiddleware
-from runtime.wire.messages import GenerateRequest, SequenceOutput
+from runtime.wire.messages import ControlRequest, GenerateRequest, QuestionOp, SequenceOutput
+from tests.cpu.http.test_http_control import INFO
 from tests.harness.http.http_front import Front, http_front
 from tests.harness.ring.fake_ring import WAIT_S, finish, output, spell
 
@@ -141,6 +142,11 @@ THE_OWN_PAGE = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors", "Sec-
 PATHS = sorted({(method, each.path) for each in ENDPOINTS for method in each.methods})
 
 
+def spelled(path: str) -> str:
+    """The path with something in each of its places."""
+    return path.replace("{name:path}", "fake").replace("{request_id:path}", "x").replace("{file}", "x")
+
+
 def reached(front: Front) -> int:
     """How much of what came to the server went on to the ring."""
     return len(front.ring.requests) + len(front.ring.arrivals)
@@ -151,7 +157,7 @@ def test_what_a_browser_sends_for_a_page_of_another_site_reaches_nothing(
     front: Front, method: str, path: str
 ) -> None:
     """A form, fetch without CORS, an image, a script, a frame: with any type that needs no preflight."""
-    path = path.replace("{name:path}", "fake").replace("{request_id:path}", "x").replace("{file}", "x")
+    path = spelled(path)
     seen = reached(front)
     forms: list[dict[str, str]] = [
         {"Origin": origin, "Content-Type": kind}
@@ -205,12 +211,21 @@ def test_with_a_key_only_a_list_that_was_given_counts(tmp_path: Path, hosts: str
         assert front.http.get("/flush_cache").status_code == 200
 
 
-def test_without_a_key_no_get_changes_anything(front: Front) -> None:
+def test_without_a_key_no_get_changes_anything(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     response = front.http.get("/flush_cache")
     assert response.status_code == 405
     assert response.headers["allow"] == "POST"
     assert front.http.post("/flush_cache").json()["op"] == "flush_cache"
     assert list(front.http.get("/openapi.json").json()["paths"]["/flush_cache"]) == ["post"]
+    seen = len(front.ring.arrivals)
+    monkeypatch.setattr(front.ring, "info", INFO)
+    for endpoint in ENDPOINTS:
+        if "GET" in endpoint.methods_with(has_key=False):
+            assert front.http.get(spelled(endpoint.path)).status_code in (200, 404, 503)
+    asked = [message for _, message in front.ring.arrivals[seen:]]
+    ops = {message.op for message in asked if isinstance(message, ControlRequest)}
+    assert ops == set(get_args(QuestionOp)) - {"flush_cache"}
+    assert {type(message) for message in asked} <= {ControlRequest, GenerateRequest}, "/health_generate"
 
 
 def test_all_who_ask_for_the_deep_check_at_once_share_one_request(tmp_path: Path) -> None:
