@@ -30,6 +30,7 @@ from carousel.server.tenancy.write_pace import WritePace
 from carousel.server.tracing.http_spans import HttpSpans
 from carousel.server.tracing.sampling import new_traceparent
 from carousel.server.tracing.tracing import RequestTrace, TracedRequest, Tracing
+from carousel.server.vectors.vector_room import VectorRoom
 from runtime.base.errors import InvalidRequest, RequestError, RingClosed
 from runtime.base.random_ids import random_id
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
@@ -92,6 +93,7 @@ class ServerState:
     bodies: BodyPool = field(init=False)
     body_pace: BodyPace = field(init=False)
     places: Places = field(init=False)
+    vectors: VectorRoom = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -110,6 +112,7 @@ class ServerState:
         self.long_answers = FairThreads(1, "answers", self._has_several_tenants)
         self.bodies = BodyPool(self._has_several_tenants)
         self.body_pace = BodyPace(lambda: self.bodies.num_bodies)
+        self.vectors = VectorRoom(self._has_several_tenants)
         self.places = Places(config, self._has_several_tenants, self._is_only_client)
 
     def begin_trace(self, asked: TracedRequest) -> RequestTrace:

@@ -102,6 +102,16 @@ class StreamFormat(Format, Protocol):
         """Cost of a byte of a large event, in bytes that are only written."""
 
 
+class RoomForVectors(Protocol):
+    """Room for the vectors of one request, in an HTTP process."""
+
+    async def take(self) -> None:
+        """Wait until there is room for one more."""
+
+    def note(self, vector_bytes: int) -> None:
+        """Record how many bytes a vector has."""
+
+
 class Generation(Response):
     """ASGI response of a generating endpoint."""
 
@@ -252,15 +262,20 @@ class Generation(Response):
         num_prompts, num_sequences = len(self._submissions), self._num_sequences
         most_at_once = self._server.places.most_at_once(self._tenant, self._client.max_in_flight)
         at_once = min(num_prompts, max(1, most_at_once // num_sequences))
-        with self._hold(at_once) as (submissions, places):
+        is_embedding = self._submissions[0].options.get("task") == "embed"
+        with ExitStack() as stack:
+            submissions, places = stack.enter_context(self._hold(at_once))
+            vectors: RoomForVectors | None = None
+            if is_embedding:
+                vectors = stack.enter_context(self._server.vectors.held(self._tenant.name))
             room, self._num_unbegun = asyncio.Semaphore(at_once), num_prompts - at_once
             calls = [
-                self._generate(number, submission, room, places)
+                self._generate(number, submission, room, places, vectors)
                 for number, submission in enumerate(submissions)
             ]
             completions = await all_results(calls)
         # Encoding long texts or comparing vectors takes long; other callers' tokens must not wait for it.
-        is_long = self._submissions[0].options.get("task") == "embed" or _is_long(self._submissions[0])
+        is_long = is_embedding or _is_long(self._submissions[0])
         num_bytes = sum(each.num_packed_bytes for each in completions) if is_long else 0
         num_chars = _num_chars(completions)
         pieces = iter(self._answer.pieces(completions))
@@ -285,11 +300,18 @@ class Generation(Response):
             await Response(last, media_type="application/json")(scope, receive, send)
 
     async def _generate(
-        self, number: int, submission: Submission, room: asyncio.Semaphore, places: HeldPlaces
+        self,
+        number: int,
+        submission: Submission,
+        room: asyncio.Semaphore,
+        places: HeldPlaces,
+        vectors: RoomForVectors | None,
     ) -> Completion:
         """Answer prompt `number` when there is room for it."""
         num_sequences = self._num_sequences
         async with room:
+            if vectors is not None:
+                await vectors.take()
             await self._begin_prompt(number, submission)
             with RequestTimer(self._server.metrics, self._received_s, num_sequences) as timer:
                 if number in self._aborted:
@@ -297,6 +319,8 @@ class Generation(Response):
                 else:
                     stream = self._open[number] = self._client.open(submission)
                     completion = await stream.completion()
+                    if vectors is not None and completion.embedding is not None:
+                        vectors.note(completion.embedding.nbytes)
                 if all(output.finish_reason != "abort" for output in completion.outputs):
                     timer.note_finished(completion.usage, self._reasons(number))
                 elif number not in self._aborted:
