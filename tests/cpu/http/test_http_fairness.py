@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from carousel.client.core.puts import put_async
-from carousel.server.answer.generation import PROMPTS_AT_ONCE
+from carousel.server.answer.running_prompts import PROMPTS_AT_ONCE
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.body_pool import BodyPool
 from carousel.server.sglang import tokenize

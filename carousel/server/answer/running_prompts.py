@@ -1,0 +1,128 @@
+"""RunningPrompts: the prompts of one HTTP request while the ring answers them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from carousel.client.core.request_builder import Submission
+from carousel.client.core.streams import AsyncResultStream
+from carousel.server.admin.metrics import EndReason, RequestTimer
+from carousel.server.server_state import ServerState
+from carousel.server.tracing.tracing import EndedSequence
+from runtime.base.errors import RequestError
+from runtime.ring.tenants import Tenant
+
+ABORT_RETRY_S = 0.01
+PROMPTS_AT_ONCE = 8
+"""Number of prompts of a request that are sent in the turn of the event loop in which it has been read."""
+BYTES_OF_ENTRY = 16
+"""Bytes that a character or an id of a prompt counts for when it is sent (`Entrance`)."""
+
+
+class RunningPrompts:
+    """Prompts of a request by number: what is sent for each, its stream, and whether it was aborted."""
+
+    def __init__(
+        self, server: ServerState, tenant: Tenant, submissions: Sequence[Submission], received_s: float
+    ) -> None:
+        """`submissions` has one request for each prompt, alike except for prompt and label. `received_s` is
+        the time at which the HTTP request came.
+        """
+        self.server = server
+        self.tenant = tenant
+        self.client = server.client.of_tenant(tenant.name)
+        self.submissions = submissions
+        self.num_sequences = submissions[0].num_sequences
+        """Number of sequences of each prompt, including those that best_of does not select."""
+        sampling = submissions[0].sampling
+        self.has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+        self.streams: dict[int, AsyncResultStream] = {}
+        """Streams of the prompts that have begun."""
+        self.aborted: set[int] = set()
+        """Prompts whose answers were aborted."""
+        self._received_s = received_s
+        self._beginning = asyncio.Lock()
+        """Held while a prompt waits for its turn to be sent."""
+
+    @property
+    def are_embedded(self) -> bool:
+        """True if the answer to each is a vector."""
+        return self.submissions[0].options.get("task") == "embed"
+
+    @property
+    def has_large_parts(self) -> bool:
+        """True if the answer has more than text and ids."""
+        sampling = self.submissions[0].sampling
+        return bool(
+            self.has_logprobs
+            or self.are_embedded
+            or sampling.return_context_logits
+            or sampling.return_generation_logits
+            or sampling.additional_outputs
+        )
+
+    def open(self, number: int) -> AsyncResultStream:
+        """Return the stream of a prompt, which is sent when the stream is first read."""
+        stream = self.streams[number] = self.client.open(self.submissions[number])
+        return stream
+
+    def timer(self) -> RequestTimer:
+        """Return a context in which the times of one prompt are measured."""
+        return RequestTimer(self.server.metrics, self._received_s, self.num_sequences)
+
+    def abort(self, prompts: Collection[int]) -> None:
+        """End the answers to these prompts early: the caller gets the output so far. Prompts that have not
+        begun get none.
+        """
+        for prompt in prompts:
+            if prompt not in self.aborted:
+                self.aborted.add(prompt)
+                self._end_early(prompt)
+
+    def abort_all(self) -> None:
+        """Abort because the caller has left. The time stamps of the sequences still come, with their early
+        end.
+        """
+        self.abort(range(len(self.submissions)))
+
+    def _end_early(self, prompt: int) -> None:
+        stream = self.streams.get(prompt)
+        if stream is None:
+            return
+        if stream.state is None:
+            # It is about to be submitted. If it were closed now, it would have no end to report.
+            asyncio.get_running_loop().call_later(ABORT_RETRY_S, self._end_early, prompt)
+        else:
+            stream.abort()
+
+    async def wait_for_turn(self, number: int) -> None:
+        """Wait until a prompt behind the first ones may be sent: two thousand in one turn of the event loop
+        take 30 ms, and more if they are long. Other requests of the tenant wait for one of them at most.
+        """
+        if number >= PROMPTS_AT_ONCE:
+            async with self._beginning:
+                await self.server.entrance.enter(
+                    BYTES_OF_ENTRY * len(self.submissions[number].prompt), self.tenant.name
+                )
+
+    def end_reasons(self, prompt: int) -> list[EndReason]:
+        """Return how each sequence of a prompt has ended, including those that best_of has not selected."""
+        state = self.streams[prompt].state
+        assert state is not None
+        return [sequence.finish_reason or "error" for sequence in state.sequences]
+
+    def ended(self, *, has_content: bool) -> list[EndedSequence]:
+        """Return the sequences that have ended, for the request's trace. With content they have texts."""
+        return [
+            EndedSequence(prompt, sequence.index, sequence.finish, sequence.text if has_content else "")
+            for prompt, stream in self.streams.items()
+            if stream.state is not None
+            for sequence in stream.state.sequences
+            if sequence.finish is not None
+        ]
+
+
+def aborted_by_server() -> RequestError:
+    """Return the error for an end that the caller did not ask for."""
+    return RequestError("the server ended this request early", code="aborted", status=503)

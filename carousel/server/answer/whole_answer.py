@@ -1,0 +1,111 @@
+"""WholeAnswer: runs the prompts of a request whose answer is sent as one body, at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from carousel.client.core.result import Completion, aborted_completion
+from carousel.server.answer.running_prompts import RunningPrompts, aborted_by_server
+from carousel.server.tenancy.places import HeldPlaces
+
+MANY_CHARS = 8192
+"""Number of characters and ids from which on an answer is formatted beside the event loop. So many take up
+to 20 ms where they are tool calls.
+"""
+MANY_COPIED_CHARS = 1 << 18
+"""The same for an answer whose text is not parsed. So many take 1 ms, and 4 ms with their ids."""
+CHARS_OF_WORK = 64
+"""Number of characters of an answer that count as one where such answers wait for each other."""
+T = TypeVar("T")
+
+
+class RoomForVectors(Protocol):
+    """Room for the vectors of one request, in an HTTP process."""
+
+    async def take(self) -> None:
+        """Wait until there is room for one more."""
+
+    def note(self, vector_bytes: int) -> None:
+        """Record how many bytes a vector has."""
+
+
+class WholeAnswer:
+    """Run of all prompts, each of which begins when there is room for it."""
+
+    def __init__(
+        self, prompts: RunningPrompts, places: HeldPlaces, vectors: RoomForVectors | None, at_once: int
+    ) -> None:
+        """`places` are held for the sequences of `at_once` prompts. `vectors` is None for generated text."""
+        self._prompts = prompts
+        self._places = places
+        self._vectors = vectors
+        self._room = asyncio.Semaphore(at_once)
+        self._num_unbegun = len(prompts.submissions) - at_once
+        """Number of prompts that wait for others of the request to end."""
+
+    async def completions(self) -> list[Completion]:
+        """Return the results of all prompts. Raises the first error of any, and aborts the others then."""
+        return await all_results([self._generate(number) for number in range(len(self._prompts.submissions))])
+
+    async def _generate(self, number: int) -> Completion:
+        """Answer prompt `number` when there is room for it."""
+        prompts, vectors = self._prompts, self._vectors
+        async with self._room:
+            if vectors is not None:
+                await vectors.take()
+            await prompts.wait_for_turn(number)
+            with prompts.timer() as timer:
+                if number in prompts.aborted:
+                    completion = aborted_completion(prompts.submissions[number].sampling.n)
+                else:
+                    completion = await prompts.open(number).completion()
+                    if vectors is not None and completion.embedding is not None:
+                        vectors.note(completion.embedding.nbytes)
+                if all(output.finish_reason != "abort" for output in completion.outputs):
+                    timer.note_finished(completion.usage, prompts.end_reasons(number))
+                elif number not in prompts.aborted:
+                    raise aborted_by_server()
+                if self._num_unbegun:
+                    self._num_unbegun -= 1  # the next prompt takes its places
+                else:
+                    self._places.give_back(prompts.num_sequences)
+                return completion
+
+
+async def first_piece(
+    prompts: RunningPrompts, pieces: Iterator[bytes], completions: Sequence[Completion], *, is_parsed: bool
+) -> bytes:
+    """Return the first piece of the answer. Long texts and vectors take long to encode: that is done beside
+    the event loop, since other callers' tokens must not wait for it. `is_parsed` is that of the Format.
+    """
+    make_first: Callable[[], bytes] = partial(next, pieces, b"")
+    num_chars = sum(len(each.text) + len(each.token_ids) for one in completions for each in one.outputs)
+    # Of thousands that come together those in the thread's line would be kept, and nobody counts them.
+    if num_chars > (MANY_CHARS if is_parsed else MANY_COPIED_CHARS):
+        work = num_chars // CHARS_OF_WORK
+        return await prompts.server.long_answers.run(prompts.tenant.name, make_first, work)
+    if prompts.has_large_parts:
+        return await asyncio.to_thread(make_first)
+    return make_first()
+
+
+async def all_results(calls: Collection[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all calls concurrently. Raises the first error of any, and cancels the others."""
+    failure: Exception | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except ExceptionGroup as errors:
+        # Raised here, the error would refer to the group, and the group and the frames to it. Such a cycle
+        # keeps all objects of the request until a garbage collection.
+        failure = errors.exceptions[0]
+        errors.__traceback__ = None
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure, tasks
+    return [task.result() for task in tasks]
