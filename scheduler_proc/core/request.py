@@ -234,6 +234,8 @@ class Request:
     """Number of its tokens that its tenant was charged for."""
     start_tag: int = 0
     """Virtual start time among the requests of all tenants; see FairOrder."""
+    prompt_cost: int = 0
+    """Cost of the tokens that have to be computed before it has output (FairOrder)."""
     is_held: bool = False
     """True while it waits behind the queue, because its tenant has as many sequences queued and running as
     may run.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from runtime.wire.messages import ErrorInfo
 from scheduler_proc.core.request import WAITING, Request
 from scheduler_proc.waiting.account import Account
 from scheduler_proc.waiting.deadlines import Deadlines
-from scheduler_proc.waiting.fair_order import FairOrder
+from scheduler_proc.waiting.fair_order import PROMPT_TOKENS, FairOrder, prompt_cost
 from scheduler_proc.waiting.serving_time import ServingTime
 from scheduler_proc.waiting.sorted_requests import SortedRequests
 from scheduler_proc.waiting.tenant_accounts import Accounts
@@ -122,6 +122,15 @@ class WaitingRoom:
         return self.queue.num_tokens() + num_held
 
     # -- arrivals and departures ----------------------------------------------------------------------------
+
+    def weigh_prompt(self, req: Request, match_len: Callable[[Request], int]) -> None:
+        """Note what has to be computed of a new request's prompt. match_len: returns how many of its tokens
+        are cached; called only with several tenants and for a long prompt.
+        """
+        num_tokens = req.num_tokens
+        if num_tokens >= PROMPT_TOKENS and self._accounts.has_several():
+            num_tokens -= match_len(req)
+        req.prompt_cost = prompt_cost(num_tokens)
 
     def enter(self, req: Request) -> None:
         """Add a request that has arrived, or was retracted."""

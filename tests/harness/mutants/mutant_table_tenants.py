@@ -155,7 +155,7 @@ TENANT_MUTANTS = [
         "take",
         "min(float(self.per_minute), filled)",
         "max(0.0, min(float(self.per_minute), filled))",
-        6,
+        26,
         changes=USING,
     ),
     Mutant(

@@ -187,3 +187,55 @@ def test_what_was_paused_and_is_given_up_costs_no_more_than_it_has_had() -> None
         send(system, *again)
         order = order_of(system, *others, *again)
         assert order.index(5) <= 4, "after three prompts, not after 150 tokens that it might have had"
+
+
+LONG = {"max_rows": 4, "num_pages": 2000, "max_len": 512, "budget": 32}
+
+
+def _long_prompt(number: int) -> list[int]:
+    return [1 + (number * 7 + at * at) % 31 for at in range(400)]
+
+
+def test_prompts_that_have_to_be_computed_count_as_turns() -> None:
+    """Without that, a tenant with long prompts and a token of output for each has many turns for one of
+    another tenant's, which ends a thirteenth of what it ends beside a tenant like itself.
+    """
+    with limited(changes=LONG) as system:
+        flood: dict[bytes, TokenizedRequest] = {}
+        small: dict[bytes, TokenizedRequest] = {}
+        num_sent = num_ended = 0
+        for _ in range(800):
+            num_ended += sum(handle in system.detokenizer.closed for handle in small)
+            flood, small = (
+                {key: req for key, req in each.items() if key not in system.detokenizer.closed}
+                for each in (flood, small)
+            )
+            for own, most in ((flood, 8), (small, 4)):
+                while len(own) < most:
+                    num_sent += 1
+                    req = (
+                        a(num_sent, _long_prompt(num_sent), max_tokens=1)
+                        if own is flood
+                        else b(num_sent, max_tokens=12)
+                    )
+                    own[req.handle] = req
+                    system.inbox.send(req)
+            system.step()
+        assert num_ended > 100
+
+
+def test_of_a_prompt_only_what_is_not_cached_counts() -> None:
+    with limited(changes=LONG | {"max_rows": 1}) as system:
+        run_until_idle(system, a(1, _long_prompt(0), max_tokens=1))
+        hot, others = [a(10 + n, _long_prompt(0), max_tokens=2) for n in range(3)], some(b, range(20, 23))
+        send(system, *hot)
+        send(system, *others)
+        assert order_of(system, *hot, *others) == [0, 3, 1, 4, 2, 5]
+
+
+def test_who_gets_a_prompt_from_the_cache_after_all_is_given_back_what_it_costs() -> None:
+    with limited(changes=LONG | {"max_rows": 1}) as system:
+        send(system, b(1, max_tokens=2), *(a(10 + n, _long_prompt(0), max_tokens=2) for n in range(3)))
+        run_until_idle(system)
+        accounts = system.lifecycle.accounts
+        assert accounts.of("a").next_tag < 400 // 8 + 4 * 5
