@@ -35,6 +35,10 @@ MAX_KNOWN = 4096
 PARAMS = {"lora": "lora_config", "prompt": "prompt_tuning_config"}
 INCOMING_S = 600.0
 """Seconds without a new part after which an upload is given up."""
+MAX_UPLOADS = 256
+"""Maximum number of uploads at once: each takes at least its part of the room, since it has a config and a
+directory, however small its weights are.
+"""
 PieceAnswer: TypeAlias = dict[str, int | bool]
 
 
@@ -126,7 +130,8 @@ class InlineAdapters:
             # that what the KV cache holds of them is found again.
             time_ns = int(piece.digest[:15], 16)
             os.utime(weights, ns=(time_ns, time_ns))
-            write_kept(source, KeptAdapter(piece.digest, piece.task_id, config.num_rows, piece.size))
+            num_bytes = piece.size + (source / CONFIG_FILE).stat().st_size
+            write_kept(source, KeptAdapter(piece.digest, piece.task_id, config.num_rows, num_bytes))
             path = self._path(piece.kind, tenant, piece.task_id)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             source.rename(path)
@@ -141,18 +146,20 @@ class InlineAdapters:
         """Give up uploads that make no progress and, for a tenant that stays within an equal part of the
         room, those of tenants with more that have rested longest. Raises Overloaded if there is no room then.
         """
+        least = self._max_bytes // MAX_UPLOADS
+        needed = max(piece.size, least)
         sizes: dict[str, dict[Path, int]] = {who: {}}
         for changed_s, folder in _by_age(incoming):
             if time.time() - changed_s > INCOMING_S:
                 shutil.rmtree(folder, ignore_errors=True)
             elif "-" in folder.name:
                 holder, *_, size = folder.name.split("-")
-                sizes.setdefault(holder, {})[folder] = int(size, 16)
+                sizes.setdefault(holder, {})[folder] = max(int(size, 16), least)
         sums = {holder: sum(own.values()) for holder, own in sizes.items()}
         part = self._max_bytes // len(sums)
-        while sum(sums.values()) + piece.size > self._max_bytes:
+        while sum(sums.values()) + needed > self._max_bytes:
             most = max(sums, key=lambda each: sums[each])
-            if sums[who] + piece.size > part or sums[most] <= part:
+            if sums[who] + needed > part or sums[most] <= part:
                 raise Overloaded(
                     f"{PARAMS[piece.kind]}: others send as much as may come at once; try again later"
                 )

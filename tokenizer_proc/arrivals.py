@@ -40,6 +40,8 @@ CHARS_PER_MESSAGE = 24
 CHARS_PER_VARIABLE_BYTE = 4
 # Cost of a sequence, or of a message that is only passed on, in characters: some 50 us.
 CHARS_PER_SEQUENCE = 64
+# Cost of a part of an adapter's weights, in characters: 3 ms to write a MiB, or to look for room for it.
+CHARS_PER_PIECE = 4096
 LONG_RETRY_S = 5.0
 # One abort message may name thousands of sequences, and the scheduler, which all tenants share, looks for
 # each. So a tenant gets credit to abort each sequence that it has asked for, twice.
@@ -108,10 +110,9 @@ class Arrivals:
             if fault is not None:
                 self._dropped.add(ValueError(fault))
                 return
-        arrived, cost = Arrived(message, receipt), CHARS_PER_SEQUENCE
+        arrived, cost = Arrived(message, receipt), message_cost(message)
         if isinstance(message, GenerateRequest):
             self._tenant_of[attempt_key(message.handle)] = tenant
-            cost = cost_of(message)
             refusal = None if tenant == OWNER else self._refusal(tenant, cost, is_again=is_again)
             if refusal is not None:
                 arrived, cost = _without_text(message, receipt, refusal)
@@ -172,6 +173,15 @@ def rate_limited(own: int) -> RateLimited:
         f"texts of {own} characters wait to be encoded for this key; try again later",
         retry_after_s=LONG_RETRY_S,
     )
+
+
+def message_cost(message: GenerateRequest | AbortRequest | ControlRequest) -> int:
+    """Return the cost of a message in characters."""
+    if isinstance(message, GenerateRequest):
+        return cost_of(message)
+    if isinstance(message, ControlRequest) and message.adapter is not None:
+        return CHARS_PER_PIECE
+    return CHARS_PER_SEQUENCE
 
 
 def cost_of(request: GenerateRequest) -> int:

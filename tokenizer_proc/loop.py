@@ -22,7 +22,7 @@ from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest
 from runtime.wire.transport import Inbox, Outbox
 from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.admission import QueueAdmission
-from tokenizer_proc.arrivals import Arrivals, Arrived, template_cost
+from tokenizer_proc.arrivals import Arrivals, Arrived, message_cost, template_cost
 from tokenizer_proc.long_texts import LongPrompt, LongTexts
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.routes import Routes
@@ -127,8 +127,11 @@ class TokenizerLoop:
             message, self._receipt = arrived.message, arrived.receipt
             if not isinstance(message, GenerateRequest):
                 num_sequences += 1
+                self._turn_chars += message_cost(message)
                 self._encode_batch()
                 self._forward(message)
+                if self._turn_chars > MAX_BATCH_CHARS:
+                    break
                 continue
             if arrived.refusal is None and self._in_hand.must_be_alone(message):
                 self._solitary = arrived

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -177,6 +178,28 @@ def test_uploads_count_while_another_tokenizer_completes_one(
     monkeypatch.setattr(Path, "iterdir", with_one_that_is_gone)
     with pytest.raises(Overloaded, match="try again later"):
         inline.take(pieces(weights, 3)[0], CLIENT, OWNER)
+
+
+def test_uploads_are_only_so_many_however_small_their_weights_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a config, of up to a megabyte, and a directory."""
+    monkeypatch.setattr("tokenizer_proc.adapters.MAX_UPLOADS", 32)
+    inline = InlineAdapters(tmp_path, 16, 32 << 10)
+    first = AdapterPiece("lora", 1, "0" * 64, 1, b"{}")
+    for number in range(1, 33):
+        inline.take(msgspec.structs.replace(first, task_id=number), CLIENT, "alice")
+    with pytest.raises(Overloaded, match="try again later"):
+        inline.take(msgspec.structs.replace(first, task_id=33), CLIENT, "alice")
+    inline.take(first, CLIENT + 1, "bob")
+    assert len(list(incoming_in(tmp_path).iterdir())) <= 32
+
+
+def test_the_config_counts_as_a_part_of_what_is_kept(inline: InlineAdapters) -> None:
+    weights = packed()
+    kept = read_kept(Path(send(inline, pieces(weights)).path))
+    assert kept is not None
+    assert kept.num_bytes == len(weights.weights) + len(weights.config)
 
 
 def test_an_upload_that_rests_is_given_up(inline: InlineAdapters, tmp_path: Path) -> None:

@@ -23,11 +23,12 @@ from runtime.wire.messages import (
     RequestFailed,
     TokenizedRequest,
 )
+from runtime.wire.plan import AdapterPiece
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import ProcessStatus
 from tests.harness.ring.tokenizer_ring import LONG_TEXT, Ring
 from tokenizer_proc import arrivals
-from tokenizer_proc.arrivals import cost_of
+from tokenizer_proc.arrivals import CHARS_PER_PIECE, cost_of
 from tokenizer_proc.long_texts import MAX_SHORTER_CHARS
 from tokenizer_proc.loop import MAX_BATCH_CHARS, MAX_TURN_SEQUENCES
 from tokenizer_proc.receipt import Receipt
@@ -416,3 +417,17 @@ def test_a_refusal_is_still_a_terminal_for_each_sequence(
     failed: list[RequestFailed] = ring.refusals()
     assert [each.handle for each in failed] == [make_handle(ALICE, 1, index) for index in range(3)]
     assert {each.error.status for each in failed} == {429}
+
+
+def test_a_turn_takes_few_pieces_of_adapters_and_those_who_ask_for_little_pass_them(
+    demo: Tokenizer,
+) -> None:
+    ring = Ring(demo)
+    piece = AdapterPiece("lora", 1, "0" * 64, 1, b"{}")
+    for number in range(200):
+        ring.send(ControlRequest(ALICE, number, "put_adapter", adapter=piece, tenant="alice"))
+    ring.loop.turn()
+    assert len(ring.detokenizers[0].drain()) <= MAX_BATCH_CHARS // CHARS_PER_PIECE + 1
+    ring.send(ask("bob", 1))
+    ring.loop.turn()
+    assert passed(ring) == [("bob", 1)]
