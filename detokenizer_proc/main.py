@@ -30,7 +30,15 @@ def main(context: ProcessContext) -> None:
     if gate is not None:
         tenants.on_change = gate.reload
         address = gate.endpoints.client_out(context.index)
-        routers.append(RouterChannel(gate.context, address, bind=gate.bind, tenant_of=gate.tenant_of))
+        routers.append(
+            RouterChannel(
+                gate.context,
+                address,
+                bind=gate.bind,
+                tenant_of=gate.tenant_of,
+                note_read=gate.limits.note_read,
+            )
+        )
     clients = Clients(
         routers[0] if gate is None else JoinedChannels(routers),
         context.epoch,

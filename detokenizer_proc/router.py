@@ -10,7 +10,7 @@ import zmq
 
 from detokenizer_proc.raw_window import RawWindow
 from runtime.ring.tenants import OWNER
-from runtime.wire.transport import BadFrames, Frame, bind_private, key_of, skip_more
+from runtime.wire.transport import BadFrames, Frame, NoteRead, bind_private, key_of, skip_more
 
 # Messages of a client that the socket holds. Further unread output is kept, merged, by the client's streams,
 # so the socket needs room only for the steps of a short stall.
@@ -67,12 +67,15 @@ class RouterChannel:
         *,
         bind: Callable[[zmq.Socket[Any], str], None] = bind_private,
         tenant_of: Callable[[str], str] | None = None,
+        note_read: NoteRead | None = None,
     ) -> None:
         """Bind the socket. bind: replaces `bind_private` where other users may connect. tenant_of: returns
-        the tenant of a peer's key, or raises ValueError.
+        the tenant of a peer's key, or raises ValueError. note_read: called with the first frame of each
+        message there.
         """
         self.bad_frames = BadFrames("client_out")
         self._tenant_of = tenant_of
+        self._note_read = note_read
         self._window = RawWindow(MAX_UNREAD_RAW_BYTES)
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -90,6 +93,8 @@ class RouterChannel:
                 break
             frame = self.socket.recv(zmq.NOBLOCK) if self.socket.getsockopt(zmq.RCVMORE) else b""
             num_more = skip_more(self.socket)
+            if self._note_read is not None:
+                self._note_read(peer)
             try:
                 if num_more:
                     raise ValueError(f"{num_more + 1} frames where one was expected")

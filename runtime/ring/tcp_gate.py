@@ -22,6 +22,7 @@ import zmq
 from runtime.base.errors import AddressInUse, ConfigError
 from runtime.ring.endpoints import Endpoints, TcpEndpoints, tcp_endpoints
 from runtime.ring.keys import ServerKeys
+from runtime.ring.peer_limits import PeerLimits
 from runtime.ring.tenants import OWNER
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.transport import MAX_TCP_FRAME_BYTES, StampMessage, ZmqInbox
@@ -54,6 +55,7 @@ class TcpGate:
         self._is_own = is_own
         self._keys = ServerKeys.read(curve_dir)
         self._tenants = self._tenants_of(self._keys)
+        self.limits = PeerLimits(self.context)
         self._authenticator = ThreadAuthenticator(self.context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
@@ -107,6 +109,7 @@ class TcpGate:
             max_frame_bytes=MAX_TCP_FRAME_BYTES,
             max_unread=MAX_UNREAD,
             stamp=stamp,
+            note_read=self.limits.note_read,
         )
 
     def bind(self, socket: zmq.Socket[Any], address: str) -> None:
@@ -124,6 +127,7 @@ class TcpGate:
         socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
         # Without this setting, a context without an authenticator accepts every peer.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self.limits.watch(socket)
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
@@ -138,4 +142,5 @@ class TcpGate:
     def close(self) -> None:
         """Close the sockets. Pending messages get a moment to be sent."""
         self._authenticator.stop()
+        self.limits.close()
         self.context.destroy(linger=LINGER_MS)

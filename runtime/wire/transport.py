@@ -49,6 +49,7 @@ DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, Recursion
 Frame: TypeAlias = bytes | memoryview
 """Raw data behind a message, copied as little as possible."""
 StampMessage: TypeAlias = Callable[[Any, str], Any]
+NoteRead: TypeAlias = Callable[[zmq.Frame], object]
 """Function of a message and the proven public key of its sender, in Z85. Returns the message to deliver, or
 raises ValueError to drop it.
 """
@@ -153,13 +154,15 @@ class ZmqInbox:
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_unread: int = HIGH_WATER_MARK,
         stamp: StampMessage | None = None,
+        note_read: NoteRead | None = None,
     ) -> None:
         """bind: replaces `bind_private` where other users may connect. max_frame_bytes: a peer that sends a
         larger frame is disconnected. max_unread: most messages of one peer that ZMQ holds. stamp: checks each
-        message where peers have keys.
+        message where peers have keys. note_read: called with the first frame of each message there.
         """
         self._codec = MessageCodec(UNIONS[name], epoch)
         self._stamp = stamp
+        self._note_read = note_read
         self._any_epoch = name not in ENGINE_SOCKETS
         self.bad_frames = BadFrames(name)
         self.socket = context.socket(zmq.PULL)
@@ -170,7 +173,13 @@ class ZmqInbox:
 
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
         messages, _ = receive_all(
-            self.socket, self._codec, self.bad_frames, limit, any_epoch=self._any_epoch, stamp=self._stamp
+            self.socket,
+            self._codec,
+            self.bad_frames,
+            limit,
+            any_epoch=self._any_epoch,
+            stamp=self._stamp,
+            note_read=self._note_read,
         )
         return messages
 
@@ -187,9 +196,10 @@ def receive_all(
     max_bytes: int | None = None,
     any_epoch: bool = False,
     stamp: StampMessage | None = None,
+    note_read: NoteRead | None = None,
 ) -> tuple[list[Any], int]:
     """Return the messages that have arrived at a socket, as Inbox.drain does, and how many bytes they had.
-    `max_bytes` takes the place of MAX_DRAIN_BYTES.
+    `max_bytes` takes the place of MAX_DRAIN_BYTES. stamp, note_read: as in ZmqInbox.
     """
     most = MAX_DRAIN_BYTES if max_bytes is None else max_bytes
     messages: list[Any] = []
@@ -204,6 +214,8 @@ def receive_all(
             break
         frame: Frame = received if stamp is None else received.buffer
         num_bytes += len(frame)
+        if note_read is not None:
+            note_read(received)
         try:
             message = codec.decode(frame, any_epoch=any_epoch)
             if stamp is not None:

@@ -225,6 +225,58 @@ def test_what_a_peer_can_fill_is_bounded(keys: Path, peers: Peers) -> None:
         assert inbox.bad_frames.count == num_sent
 
 
+@contextmanager
+def open_small_inbox(
+    curve_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[TcpGate, ZmqInbox, str]]:
+    """An inbox whose peers may each fill 6 MiB: four messages, one on its way, and one for the kernel."""
+    monkeypatch.setattr("runtime.ring.peer_limits.MAX_KERNEL_BYTES", 1 << 20)
+    monkeypatch.setattr("runtime.ring.tcp_gate.MAX_TCP_FRAME_BYTES", 1 << 20)
+    with open_gate(curve_dir) as opened:
+        yield opened
+
+
+def test_a_message_of_endless_frames_is_not_held(
+    keys: Path, peers: Peers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ZMQ holds all of its frames until the last one has come, however many there are."""
+    with open_small_inbox(keys, monkeypatch) as (_, inbox, address):
+        endless = peers.knock(address, keys / "client")
+        assert comes_in(inbox, LET_IN_S)
+        endless.send_multipart([FRAME] + [bytes(1_000_000)] * 400, copy=False)
+        wait_until(lambda: "without a message" in caplog.text, LET_IN_S, "the connection is closed")
+        peers.knock(address, keys / "other")
+        assert whose_comes_in(inbox) == "other"
+        assert inbox.bad_frames.count == 0
+
+
+def test_of_those_who_fill_too_much_together_the_tenant_with_the_most_loses_connections(
+    keys: Path, peers: Peers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_small_inbox(keys, monkeypatch) as (gate, inbox, address):
+        monkeypatch.setattr(gate.limits, "_max_all_bytes", 8 << 20)
+        other = peers.knock(address, keys / "other")
+        assert comes_in(inbox, LET_IN_S)
+        many = []
+        for _ in range(4):
+            many.append(peers.knock(address, keys / "client"))
+            assert comes_in(inbox, LET_IN_S)
+        wait_until(lambda: all(peer.key for peer in gate.limits._peers.values()), LET_IN_S, "all are known")
+        other.send(bytes(1_000_000))
+
+        def is_too_much() -> bool:
+            for peer in many:
+                with suppress(zmq.Again):
+                    peer.send(bytes(1_000_000), zmq.NOBLOCK)
+            return "without a message" in caplog.text
+
+        wait_until(is_too_much, LET_IN_S, "a connection is closed")
+        other.send(FRAME)
+        wait_until(
+            lambda: "other" in [abort.tenant for abort in inbox.drain()], LET_IN_S, "the other is read"
+        )
+
+
 def test_a_taken_port_is_named(keys: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

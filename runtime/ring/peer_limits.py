@@ -1,0 +1,161 @@
+"""PeerLimits: ends connections over TCP that fill more of the process than they may.
+
+ZMQ limits the length of a frame and the number of messages that it holds of a peer. It does not limit the
+frames of a message, and holds all of them until the last one has come. So a thread asks the kernel how much
+each connection has brought since a message of it was last read. Knows no message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+logger = logging.getLogger(__name__)
+
+CHECK_S = 0.1
+LOG_S = 60.0
+MAX_KERNEL_BYTES = 32 << 20
+"""Bytes of a connection that the kernel may hold (net.ipv4.tcp_rmem) and that framing adds."""
+MAX_ALL_BYTES = 1 << 30
+"""Bytes of all connections of a process together."""
+# struct tcp_info of Linux: tcpi_bytes_received.
+_RECEIVED, _INFO_BYTES = struct.Struct("<128xQ"), 136
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED
+_SOURCE, _USER_ID = "__fd", "User-Id"
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """A connection."""
+
+    max_bytes: int
+    num_bytes: int = 0
+    """Bytes that it has brought since a message of it was last read."""
+    read_at: int = 0
+    """Bytes that it had brought then."""
+    key: str = ""
+    """Public key of the peer; empty until a message of it is read."""
+
+
+class PeerLimits:
+    """Limits of the connections of a process, by their file descriptors."""
+
+    def __init__(self, context: zmq.Context[Any], max_all_bytes: int = MAX_ALL_BYTES) -> None:
+        self._context = context
+        self._max_all_bytes = max_all_bytes
+        self._peers: dict[int, _Peer] = {}
+        self._read: dict[int, str] = {}
+        """Connections of which a message was read since the last check, with their keys."""
+        self._watched: list[zmq.Socket[Any]] = []
+        self._monitors: list[tuple[zmq.Socket[Any], int]] = []
+        self._logged_at = -LOG_S
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, socket: zmq.Socket[Any]) -> None:
+        """Limit what comes to a socket, which is bound after this: one connection may fill as many messages
+        of one frame as ZMQ holds, and one more.
+        """
+        address = f"inproc://limits-{id(socket)}"
+        socket.monitor(address, _EVENTS)
+        self._watched.append(socket)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.setsockopt(zmq.LINGER, 0)
+        monitor.connect(address)
+        num_messages, frame_bytes = (int(socket.getsockopt(each)) for each in (zmq.RCVHWM, zmq.MAXMSGSIZE))
+        max_bytes = (num_messages + 1) * frame_bytes + MAX_KERNEL_BYTES
+        self._monitors.append((monitor, max_bytes))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="carousel-peers", daemon=True)
+            self._thread.start()
+
+    def note_read(self, frame: zmq.Frame) -> None:
+        """Record that a message was read. frame: one of it."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._read[int(frame.get(_SOURCE))] = str(frame.get(_USER_ID))
+
+    def close(self) -> None:
+        """End the thread. Call it in the thread of the sockets, before the context is destroyed."""
+        for watched in self._watched:
+            if not watched.closed:
+                watched.disable_monitor()  # ZMQ would wait for a monitor that nobody reads
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ends.wait(CHECK_S):
+            self._check()
+        for monitor, _ in self._monitors:
+            monitor.close()
+
+    def _check(self) -> None:
+        for monitor, max_bytes in list(self._monitors):
+            self._take_events(monitor, max_bytes)
+        read, self._read = self._read, {}
+        total, of_key = 0, Counter[str]()
+        for number, peer in list(self._peers.items()):
+            received = _num_received(number)
+            if received is None:
+                del self._peers[number]
+                continue
+            if number in read:
+                peer.key, peer.read_at = read[number], received
+            peer.num_bytes = received - peer.read_at
+            if peer.num_bytes > peer.max_bytes:
+                self._end(number)
+                continue
+            total += peer.num_bytes
+            of_key[peer.key] += peer.num_bytes
+        while total > self._max_all_bytes:
+            key = max(of_key, key=lambda each: of_key[each])
+            own = {number: peer for number, peer in self._peers.items() if peer.key == key}
+            number = max(own, key=lambda each: own[each].num_bytes)
+            total -= own[number].num_bytes
+            of_key[key] -= own[number].num_bytes
+            self._end(number)
+
+    def _take_events(self, monitor: zmq.Socket[Any], max_bytes: int) -> None:
+        while monitor.poll(0):
+            event = recv_monitor_message(monitor)
+            number = int(event["value"])
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._peers[number] = _Peer(max_bytes)
+            elif event["event"] != zmq.EVENT_MONITOR_STOPPED:
+                self._peers.pop(number, None)
+
+    def _end(self, number: int) -> None:
+        """Shut a connection down, so that ZMQ closes it and drops the messages that are not complete."""
+        peer = self._peers.pop(number)
+        if time.monotonic() - self._logged_at >= LOG_S:
+            self._logged_at = time.monotonic()
+            logger.warning("a connection is closed that brought %d bytes without a message", peer.num_bytes)
+        connection = socket.socket(fileno=number)
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.detach()
+
+
+def _num_received(number: int) -> int | None:
+    """Return how many bytes have come over a connection; None if it is closed or the kernel does not say."""
+    try:
+        connection = socket.socket(fileno=number)
+    except OSError:
+        return None
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    except OSError:
+        return None
+    finally:
+        connection.detach()
+    return _RECEIVED.unpack(info)[0] if len(info) == _INFO_BYTES else None
