@@ -89,6 +89,8 @@ class SearchGuide:
 
     def all_branches(self) -> BranchMatchers | None:
         group = self._req.group
+        if group is None or not group.beams:  # it waits for rows, to begin again
+            self.begin()
         if not self._num_tokens or group is None:
             return None
         each = [

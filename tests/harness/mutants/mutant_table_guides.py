@@ -136,7 +136,7 @@ GUIDE_MUTANTS = [
         "_open_again",
         "sequence.begin_again()",
         "pass",
-        16,
+        28,
         changes=GUIDES,
     ),
     Mutant(

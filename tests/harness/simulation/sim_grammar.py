@@ -68,6 +68,14 @@ def mask_of(place: Place) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes() if place.allowed else b""
 
 
+def _is_of(answer: FromGrammar, handle: bytes, slot: int | None) -> bool:
+    """Return True for an answer about a sequence whose first mask is in this slot."""
+    if not isinstance(answer, MatcherStates):
+        return False
+    state = answer.states[0]
+    return state.handle == handle and state.masks[0] == slot
+
+
 class FakeGrammar:
     """The grammar process: holds its matchers alone, forgets them when it dies, answers when it likes."""
 
@@ -149,6 +157,9 @@ class FakeGrammar:
             return
         self._guides[handle] = guide.text
         self._ids[handle] = ids
+        # What is not told yet is told of the new matcher only. If it has the same slot, nobody could know.
+        slot = self._slot_of.get(handle)
+        self._answers = [each for each in self._answers if not _is_of(each[1], handle, slot)]
         self._answer(handle)
 
     def _branch(self, message: BranchMatchers) -> None:

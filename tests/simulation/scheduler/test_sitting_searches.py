@@ -159,6 +159,37 @@ def test_a_search_whose_masks_never_come_leaves_its_places_to_others() -> None:
         assert [system.detokenizer.tokens[asked.handle]] == expected
 
 
+@pytest.mark.parametrize("num_steps", [17, 18])
+def test_no_search_takes_masks_that_were_asked_for_while_it_waited(
+    monkeypatch: pytest.MonkeyPatch, num_steps: int
+) -> None:
+    """A grammar process that was new then was asked about no hypotheses, for as many tokens as the search had
+    had. If the answer came when it had as many again, it was taken.
+    """
+    asked = search(0, 3, 12)
+    delays = dict[bytes, float]()
+    delay(monkeypatch, delays)
+    with searching() as (system, grammar):
+        expected = outputs(system, [asked])
+    with searching() as (system, grammar):
+        system.inbox.send(asked)
+        system.inbox.send(request(2, "", max_tokens=100))  # beside which the search is not waited for
+        for _ in range(6):
+            system.step()
+        (req,) = [each for each in system.rows.running_requests() if each.group is not None]
+        assert req.num_output > 2
+        grammar._client.take_news()
+        system.lifecycle.retract(req)
+        grammar.die()
+        grammar.start()
+        grammar._client.take_news()
+        delays[asked.handle] = num_steps * STEP_S
+        grammar._client.take_news()
+        delays[asked.handle] = 3 * STEP_S  # longer than a step: an answer that comes before it is taken
+        run_until_idle(system)
+        assert [system.detokenizer.tokens[asked.handle]] == expected
+
+
 def test_a_search_for_whose_places_nobody_waits_keeps_what_it_has_found() -> None:
     asked = search(0, 3)
     with searching() as (system, _):
