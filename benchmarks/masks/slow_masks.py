@@ -2,9 +2,9 @@
 `python -m benchmarks.masks.slow_masks [--rounds 3] [--paced]`.
 
 One launch of the demo model with two API keys. One key's requests have guides, eight or sixteen sequences at
-a time; the other key's streams are measured: milliseconds between two tokens. With --paced each step of the
-model takes 30 ms more, in which the worker sleeps. For each line also: milliseconds that a step waited for
-masks, and how many masks were late of how many steps.
+a time, or two beam searches of width 8; the other key's streams are measured: milliseconds between two
+tokens. With --paced each step of the model takes 30 ms more, in which the worker sleeps. For each line also:
+milliseconds that a step waited for masks, and how many masks were late of how many steps.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class Case(NamedTuple):
     num_callers: int = 1
     key: str = "others-key"
     """Key of the streams."""
+    is_search: bool = False
+    """True if the sequences are beams of one search."""
 
 
 CASES = {
@@ -81,6 +83,7 @@ CASES = {
     "slow": Case(8, slow_guide, 1, {}, 2),
     "slow, usual stream": Case(8, slow_guide, 1, {"structured_outputs": USUAL}, 2),
     "slow, same key": Case(8, slow_guide, 1, {}, 2, "guided-key"),
+    "slow searches": Case(8, slow_guide, 1, {}, 2, is_search=True),
 }
 
 
@@ -120,6 +123,8 @@ class Server:
             began = time.perf_counter()
             body = {"prompt": "x", "max_tokens": LENGTH, "ignore_eos": True, "n": case.num_guided}
             body["structured_outputs"] = case.guide()
+            if case.is_search:
+                body |= {"use_beam_search": True, "temperature": 0.0}
             answer = self.ask("guided-key", "/v1/completions", body, also=400)
             made, took_ms = json.loads(answer.read()), (time.perf_counter() - began) * 1e3
             if answer.status == 200:
@@ -180,7 +185,7 @@ def main() -> None:
         keys = Path(folder) / "keys.toml"
         keys.touch(mode=0o600)
         keys.write_text(KEYS)
-        with launched("--api-keys", str(keys), module=module) as started:
+        with launched("--api-keys", str(keys), "--max-beam-width", "8", module=module) as started:
             server = Server(started.url)
             run(server, CASES["alone"])
             for _ in range(options.rounds):
