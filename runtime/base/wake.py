@@ -15,9 +15,11 @@ class Wake:
         self._is_set = False
 
     def set(self) -> None:
-        self._is_set = True
+        # In this order, because another thread may take the flag in between. It must not then find the
+        # descriptor empty that is written afterwards: a poll would return at once for ever.
         with suppress(OSError, ValueError):  # it is closed
             os.eventfd_write(self.fd, 1)
+        self._is_set = True
 
     def take(self) -> bool:
         """Return True if the flag was set since the last call, and clear it."""

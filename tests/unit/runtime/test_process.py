@@ -1,12 +1,15 @@
-"""Last words of a process that fails."""
+"""What a process of the ring says last, and what ends its wait."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
+import pytest
 import zmq
 
+from runtime.base.wake import Wake
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.process import LaunchFile, ProcessContext
 from runtime.settings.config import RuntimeConfig
@@ -64,3 +67,34 @@ def test_a_work_loop_that_waits_hears_at_once_that_it_is_to_stop(tmp_path: Path)
     context.close()
     context.ask_to_stop()  # by a signal that comes late
     page.close()
+
+
+def test_a_poll_sees_the_flag_until_it_is_taken() -> None:
+    wake = Wake()
+    waiter = Waiter([wake.fd])
+    assert (waiter.wait(0.0), wake.take()) == (False, False)
+    wake.set()
+    wake.set()
+    assert (waiter.wait(5.0), wake.take()) == (True, True)
+    assert (waiter.wait(0.0), wake.take()) == (False, False)
+    wake.close()
+    wake.set()
+
+
+def test_a_thread_that_takes_the_flag_while_another_sets_it_is_not_woken_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The descriptor stayed readable and the flag was down, so it was never read."""
+    wake = Wake()
+    write = os.eventfd_write
+
+    def write_late(fd: int, value: int) -> None:
+        wake.take()
+        write(fd, value)
+
+    monkeypatch.setattr(os, "eventfd_write", write_late)
+    wake.set()
+    assert Waiter([wake.fd]).wait(5.0)
+    assert wake.take()
+    assert not Waiter([wake.fd]).wait(0.0)
+    wake.close()
