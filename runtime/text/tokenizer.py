@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from runtime.text.chat_template import ChatTemplate
 
+PIECE_IDS = 1 << 16
+
 # Imported when it is needed: transformers and its imports take half a second.
 
 
@@ -127,7 +129,7 @@ class Tokenizer:
             plain = iter(self._plain_encoder.encode_batch(shielded) if shielded else ())
             if shielded and add_special_tokens:
                 plain = map(self._with_added_ids, plain)
-        ids = (np.array(encoding.ids, np.int32) for encoding in encodings)
+        ids = (_array_of(encoding.ids) for encoding in encodings)
         return [next(plain if isinstance(text, ShieldedText) else ids) for text in texts]
 
     def _with_added_ids(self, ids: IntArray) -> IntArray:
@@ -195,6 +197,14 @@ class Tokenizer:
             template_kwargs=template_kwargs or {},
             tools=tools,
         )
+
+
+def _array_of(ids: list[int]) -> IntArray:
+    """Return ids as an array. Other threads can run between pieces: a million ids take 15 ms."""
+    if len(ids) <= PIECE_IDS:
+        return np.array(ids, np.int32)
+    starts = range(0, len(ids), PIECE_IDS)
+    return np.concatenate([np.array(ids[start : start + PIECE_IDS], np.int32) for start in starts])
 
 
 @contextmanager
