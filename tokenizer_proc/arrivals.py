@@ -31,17 +31,31 @@ free, so that the next one finds room.
 """
 MAX_TENANT_MESSAGES = 8192
 """Maximum number of waiting messages of one tenant. A further request is refused."""
+MAX_ENCODING_CHARS = 1 << 18
+"""Number of characters of one tenant that threads encode before its next messages may follow: 0.1 to 0.3 s of
+work.
+"""
 # Number beyond which refusals are not even sent: a tenant with so many does not wait for answers.
 MAX_TENANT_REFUSALS = 1 << 16
+MAX_PIECE_CHARS = 1 << 13
+"""Maximum cost of a turn of the loop, 10 ms. A request that takes more is encoded by a thread. A character
+takes 1.2 us at most (an emoji that becomes four tokens, with the demo's tokenizer), and one of a common word
+0.3.
+"""
 # Cost of a message in a chat template, in characters to encode: 12 us, or 19 if it spells special tokens
 # (measured with the demo's).
 CHARS_PER_MESSAGE = 24
 # Cost of a byte of a chat template's variables: 2.5 us for empty lists, which are a byte each.
 CHARS_PER_VARIABLE_BYTE = 4
-# Cost of a sequence, or of a message that is only passed on, in characters: some 50 us.
+# Cost of a bad word in addition to its text: 30 us for its two spellings.
+CHARS_PER_BAD_WORD = 24
+# Cost of a sequence, or of a message that is only passed on, in characters: some 75 us.
 CHARS_PER_SEQUENCE = 64
 # Cost of a part of an adapter's weights, in characters: 3 ms to write a MiB, or to look for room for it.
 CHARS_PER_PIECE = 4096
+# Ids and handles for which the loop needs as long as for a character.
+BYTES_PER_CHAR = 1024
+HANDLES_PER_CHAR = 4
 LONG_RETRY_S = 5.0
 # One abort message may name thousands of sequences, and the scheduler, which all tenants share, looks for
 # each. So a tenant gets credit to abort each sequence that it has asked for, twice.
@@ -56,6 +70,8 @@ PRICE_OF_REFUSAL = 64
 class Arrived:
     message: GenerateRequest | AbortRequest | ControlRequest
     receipt: Receipt
+    cost: int
+    """Cost in the loop."""
     refusal: RateLimited | None = None
     """Error with which the request is refused; nothing else of it is kept. None: it is not refused."""
 
@@ -65,6 +81,9 @@ class Arrivals:
         self._turns: Turns[Arrived] = Turns()
         self._tenant_of: dict[bytes, str] = {}
         """Tenant of each waiting request, by the key of its attempt: two attempts of one may wait."""
+        self._encoding: Counter[str] = Counter()
+        """Number of characters of each tenant that threads encode."""
+        self._num_encoding = 0
         self._spent: Counter[str] = Counter()
         """Credit that each tenant has used, out of MAX_CREDIT."""
         self._dropped = BadFrames("tokenizer_in")
@@ -75,11 +94,38 @@ class Arrivals:
     @property
     def may_read(self) -> bool:
         """Return True if more messages should be read."""
-        turns = self._turns
-        return turns.num_of(OWNER) < MAX_TENANT_MESSAGES and turns.cost_of(OWNER) < MAX_TENANT_CHARS
+        return self._turns.num_of(OWNER) < MAX_TENANT_MESSAGES and self._num_chars(OWNER) < MAX_TENANT_CHARS
+
+    @property
+    def is_ready(self) -> bool:
+        """True if there is a next message: not all that wait are of tenants whose texts threads encode."""
+        return self._turns.is_ready
+
+    @property
+    def next_cost(self) -> int:
+        """Cost of the next message in the loop. Raises IndexError if none is ready."""
+        return self._turns.peek().cost
+
+    def begin_encoding(self, tenant: str, num_chars: int) -> None:
+        """Count a text of the tenant that a thread encodes. Its next messages wait while these are many."""
+        self._encoding[tenant] += num_chars
+        self._num_encoding += num_chars
+        if self._encoding[tenant] >= MAX_ENCODING_CHARS:
+            self._turns.hold(tenant)
+
+    def end_encoding(self, tenant: str, num_chars: int) -> None:
+        """Uncount a text that is encoded, or cannot be."""
+        self._encoding[tenant] -= num_chars
+        self._num_encoding -= num_chars
+        if self._encoding[tenant] < MAX_ENCODING_CHARS:
+            self._turns.release(tenant)
+
+    def _num_chars(self, tenant: str) -> int:
+        """Return the number of characters of a tenant that wait or are encoded."""
+        return self._turns.cost_of(tenant) + self._encoding[tenant]
 
     def take(self) -> Arrived:
-        """Remove and return the next message. Raises IndexError if there is none."""
+        """Remove and return the next message. Raises IndexError if none is ready."""
         arrived = self._turns.pop()
         if isinstance(arrived.message, GenerateRequest):
             self._tenant_of.pop(attempt_key(arrived.message.handle), None)
@@ -110,7 +156,7 @@ class Arrivals:
             if fault is not None:
                 self._dropped.add(ValueError(fault))
                 return
-        arrived, cost = Arrived(message, receipt), message_cost(message)
+        arrived, cost = Arrived(message, receipt, loop_cost(message)), message_cost(message)
         if isinstance(message, GenerateRequest):
             self._tenant_of[attempt_key(message.handle)] = tenant
             refusal = None if tenant == OWNER else self._refusal(tenant, cost, is_again=is_again)
@@ -136,9 +182,9 @@ class Arrivals:
         return None
 
     def _refusal(self, tenant: str, cost: int, *, is_again: bool) -> RateLimited | None:
-        own = self._turns.cost_of(tenant)
+        own, total = self._num_chars(tenant), self._turns.total_cost + self._num_encoding
         is_full = self._turns.num_of(tenant) >= MAX_TENANT_MESSAGES and not is_again
-        fits = not own or own + cost <= share_of_chars(own, self._turns.total_cost, is_again=is_again)
+        fits = not own or own + cost <= share_of_chars(own, total, is_again=is_again)
         return None if fits and not is_full else rate_limited(own)
 
     def _let_follow(self, abort: AbortRequest, receipt: Receipt) -> None:
@@ -156,8 +202,8 @@ class Arrivals:
         for tenant, handles in behind.items():
             for start in range(0, len(handles), MAX_ABORT_HANDLES):
                 part = tuple(handles[start : start + MAX_ABORT_HANDLES])
-                follower = Arrived(AbortRequest(part, tenant=tenant), receipt)
-                self._turns.push(tenant, follower, CHARS_PER_SEQUENCE)
+                follower = AbortRequest(part, tenant=tenant)
+                self._turns.push(tenant, Arrived(follower, receipt, loop_cost(follower)), CHARS_PER_SEQUENCE)
 
 
 def share_of_chars(own: int, total: int, *, is_again: bool = False) -> int:
@@ -210,7 +256,35 @@ def template_cost(request: GenerateRequest) -> int:
     return num_chars + sum(len(each.content) + len(each.further) + len(each.name) for each in messages)
 
 
+def prompt_cost(request: GenerateRequest) -> int:
+    """Return the cost of encoding a request's prompt; 0 for ids."""
+    if request.messages is not None:
+        return template_cost(request)
+    return 0 if request.text is None else len(request.text)
+
+
+def encoding_cost(request: GenerateRequest) -> int:
+    """Return the cost of all texts of a request that become ids."""
+    words = request.sampling.bad_words
+    cost = prompt_cost(request) + len(request.prediction)
+    return cost + CHARS_PER_BAD_WORD * len(words) + sum(map(len, words))
+
+
+def loop_cost(message: GenerateRequest | AbortRequest | ControlRequest) -> int:
+    """Return the cost of a message in the loop, which encodes only what is not left to a thread."""
+    if isinstance(message, AbortRequest):
+        return CHARS_PER_SEQUENCE + len(message.handles) // HANDLES_PER_CHAR
+    if isinstance(message, ControlRequest):
+        return message_cost(message)
+    encoding = encoding_cost(message)
+    num_bytes = len(message.input_ids or b"")
+    if message.resume is not None:
+        num_bytes += len(message.resume.output_ids)
+    cost = CHARS_PER_SEQUENCE * message.sampling.n + num_bytes // BYTES_PER_CHAR
+    return cost + (encoding if encoding <= MAX_PIECE_CHARS else 0)
+
+
 def _without_text(request: GenerateRequest, receipt: Receipt, refusal: RateLimited) -> tuple[Arrived, int]:
     num_sequences = request.sampling.n
     rest = GenerateRequest(request.handle, SamplingParams(n=num_sequences), tenant=request.tenant)
-    return Arrived(rest, receipt, refusal), CHARS_PER_SEQUENCE * num_sequences
+    return Arrived(rest, receipt, loop_cost(rest), refusal), CHARS_PER_SEQUENCE * num_sequences

@@ -1,5 +1,5 @@
-"""LongTexts: encodes long texts in threads, tenants in turn. There are two threads, so that a text that takes
-seconds only delays other texts of that kind.
+"""LongTexts: encodes texts in threads, tenants in turn: those that take the loop too long. A text that takes
+seconds only delays others of that kind, and a medium one, of which there are many, only medium ones.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from tokenizer_proc.validation import PromptField
 
 # Less than a second of work. Longer texts wait for each other.
 MAX_SHORTER_CHARS = 1 << 20
+MAX_MEDIUM_CHARS = 1 << 16
+"""Maximum number of characters of a prompt that is never refused because of others that wait. Longer ones may
+be.
+"""
+NUM_MEDIUM_THREADS = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +38,7 @@ class LongPrompt:
     num_chars: int
     """Number of characters of its text; for a conversation, without those that the template adds."""
     ids: Future[IntArray]
+    is_medium: bool = False
     aborted: set[bytes] = field(default_factory=set)
     """Handles of its sequences whose abort has passed meanwhile. The abort is repeated behind the request."""
 
@@ -40,9 +46,12 @@ class LongPrompt:
 class LongTexts:
     """Long texts that wait or are being encoded. Used by the work loop only."""
 
-    def __init__(self) -> None:
-        self._shorter = _FairThread("long-texts")
-        self._longest = _FairThread("longest-texts")
+    def __init__(self, on_done: Callable[[], None]) -> None:
+        """on_done: called in a thread when a text is encoded, or its encoding has failed."""
+        self._medium = _FairThreads("medium-texts", NUM_MEDIUM_THREADS)
+        self._shorter = _FairThreads("long-texts")
+        self._longest = _FairThreads("longest-texts")
+        self._on_done = on_done
         self._all: dict[LongPrompt, None] = {}
         """Texts that wait or are being encoded, in the order of arrival."""
         self._of_sequence: dict[bytes, LongPrompt] = {}
@@ -56,7 +65,7 @@ class LongTexts:
         return iter(self._all)
 
     def num_chars(self, tenant: str) -> int:
-        """Return how many characters of this tenant wait or are being encoded."""
+        """Return how many characters of this tenant's long texts wait or are being encoded."""
         return self._num_chars[tenant]
 
     def check_room(self, job: Job, num_chars: int) -> None:
@@ -83,30 +92,37 @@ class LongTexts:
         num_chars: int,
         encode: Callable[[], IntArray],
         *,
+        is_medium: bool = False,
         opens_template: bool = False,
     ) -> None:
-        """Let a thread call `encode`. opens_template: use the thread that makes all calls of this kind."""
+        """Let a thread call `encode`. is_medium: the text does not count as a long one. opens_template: use
+        the thread that makes all calls of this kind.
+        """
         tenant = job.request.tenant
-        thread = self._shorter if opens_template or num_chars <= MAX_SHORTER_CHARS else self._longest
-        ids = thread.submit(tenant, max(num_chars, 1), encode)
-        long = LongPrompt(job, prompt_field, num_chars, ids)
+        threads = self._shorter if opens_template or num_chars <= MAX_SHORTER_CHARS else self._longest
+        if is_medium:
+            threads = self._medium
+        ids = threads.submit(tenant, max(num_chars, 1), encode)
+        long = LongPrompt(job, prompt_field, num_chars, ids, is_medium)
         self._all[long] = None
         for handle in job.handles:
             self._of_sequence[handle] = long
-        self._num_chars[tenant] += num_chars
-        self.total_chars += num_chars
+        if not is_medium:
+            self._num_chars[tenant] += num_chars
+            self.total_chars += num_chars
+        ids.add_done_callback(lambda _: self._on_done())
 
-    def take_done(self) -> list[LongPrompt]:
-        """Remove and return the texts that are encoded, or whose encoding has failed."""
-        done = [long for long in self if long.ids.done()]
-        for long in done:
+    def take_done(self) -> Iterator[LongPrompt]:
+        """Remove and yield the texts that are encoded, or whose encoding has failed."""
+        for long in [long for long in self if long.ids.done()]:
             del self._all[long]
             for handle in long.job.handles:
                 if self._of_sequence.get(handle) is long:
                     del self._of_sequence[handle]
-            self._num_chars[long.job.request.tenant] -= long.num_chars
-            self.total_chars -= long.num_chars
-        return done
+            if not long.is_medium:
+                self._num_chars[long.job.request.tenant] -= long.num_chars
+                self.total_chars -= long.num_chars
+            yield long
 
     def mark_aborted(self, abort: AbortRequest) -> None:
         """Record an abort that passes a request which it may concern. A tenant cannot abort another's
@@ -123,19 +139,19 @@ class LongTexts:
                     found.aborted.add(handle)
 
     def close(self) -> None:
-        for thread in (self._shorter, self._longest):
-            thread.close()
+        for threads in (self._medium, self._shorter, self._longest):
+            threads.close()
 
 
 def _may_end(abort: AbortRequest, long: LongPrompt) -> bool:
     return abort.tenant in (OWNER, long.job.request.tenant)
 
 
-class _FairThread:
-    """A thread that does the work of tenants in turn."""
+class _FairThreads:
+    """Threads, usually one, that do the work of tenants in turn."""
 
-    def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, name)
+    def __init__(self, name: str, num_threads: int = 1) -> None:
+        self._executor = ThreadPoolExecutor(num_threads, name)
         self._lock = threading.Lock()
         self._turns: Turns[tuple[Future[IntArray], Callable[[], IntArray]]] = Turns()
 

@@ -1,8 +1,9 @@
 """The tokenizer's work loop: takes requests, and sends on checked token ids.
 
-It holds prompt text for the duration of one call only. The messages of one client keep their order, so an
-abort never overtakes its request. Nothing is dropped: messages that the next process has no room for are
-kept, and meanwhile nothing new is read, so clients notice the congestion.
+It holds prompt text for the duration of one call only. Texts that would take it long are left to threads
+(tokenizer_proc.long_texts) and may be overtaken by shorter ones, but an abort never overtakes its request.
+Nothing is dropped: messages that the next process has no room for are kept, and meanwhile nothing new is
+read, so clients notice the congestion.
 """
 
 from __future__ import annotations
@@ -22,20 +23,24 @@ from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest
 from runtime.wire.transport import Inbox, Outbox
 from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.admission import QueueAdmission
-from tokenizer_proc.arrivals import Arrivals, Arrived, message_cost, template_cost
-from tokenizer_proc.long_texts import LongPrompt, LongTexts
+from tokenizer_proc.arrivals import (
+    BYTES_PER_CHAR,
+    CHARS_PER_SEQUENCE,
+    MAX_PIECE_CHARS,
+    Arrivals,
+    Arrived,
+    encoding_cost,
+    prompt_cost,
+)
+from tokenizer_proc.long_texts import MAX_MEDIUM_CHARS, LongPrompt, LongTexts
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.routes import Routes
 from tokenizer_proc.sequences import Job, JobMaker, SequenceMaker
 from tokenizer_proc.validation import PromptField, Validator, may_ask, template_message
 
 MAX_DRAIN = 256
-# Sequences of a turn, which also limits the refusals in it, because the detokenizer reads them at its own
-# pace.
-MAX_TURN_SEQUENCES = 256
-# About 50 ms of encoding (1.3 M characters a second and core, measured with the demo's tokenizer): longer
-# texts are encoded by a thread, so that neither short prompts nor the heartbeat wait for them.
-MAX_BATCH_CHARS = 1 << 16
+# Decoding takes 1 to 2 ms. A single message may have more.
+MAX_DRAIN_BYTES = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -66,9 +71,11 @@ class TokenizerLoop:
         adapters: AdapterTable | None = None,
         in_hand: InHand | None = None,
         clock: Callable[[], Receipt] = Receipt.now,
+        on_encoded: Callable[[], None] = lambda: None,
     ) -> None:
         """detokenizers: in the order of their indexes. secret, shares_prefixes: as in SequenceMaker.
         adapters: None if none are served. in_hand: None if nobody is told what this process works on.
+        on_encoded: called in a thread when it has encoded a text, which the next turn takes.
         """
         self._inbox = inbox
         self._routes = Routes(scheduler, detokenizers)
@@ -85,9 +92,9 @@ class TokenizerLoop:
         """Receipt of the message that is being handled."""
         self._arrivals = Arrivals()
         self._batch: list[_TextPrompt] = []
-        self._turn_chars = 0
+        self._turn_cost = 0
         """Work of this turn, in characters to encode."""
-        self._long = LongTexts()
+        self._long = LongTexts(on_encoded)
         self._in_hand = in_hand or InHand()
         self._solitary: Arrived | None = None
         """Message whose text is to be read while nothing else is in hand; no other is taken before."""
@@ -111,41 +118,50 @@ class TokenizerLoop:
         """True if there is work that no socket will signal."""
         return bool(self._routes.is_keeping or self._long or self._arrivals or self._solitary)
 
+    @property
+    def is_blocked(self) -> bool:
+        """True if messages are kept, or no more are read: the inbox may be readable all the time."""
+        return self._routes.is_keeping or not self._arrivals.may_read
+
     def turn(self) -> bool:
         """Send kept messages; if none is left, read messages and handle some. Returns True if there is more
         to do at once.
+
+        The turn ends before a message that would make it long; only its first message may be any.
         """
-        self._finish_long_texts()
+        self._routes.begin_turn()
+        self._turn_cost = 0
+        has_all = self._finish_encoded()
         if not self._routes.flush():
-            return False
+            return self._routes.is_paused
         self._read()
+        is_first = self._solitary is None
         if (self._solitary or self._is_alone) and not self._turn_alone():
-            return False
-        self._turn_chars, num_sequences = 0, 0
-        while self._arrivals and num_sequences < MAX_TURN_SEQUENCES and self._routes.flush():
-            arrived = self._arrivals.take()
-            message, self._receipt = arrived.message, arrived.receipt
-            if not isinstance(message, GenerateRequest):
-                num_sequences += 1
-                self._turn_chars += message_cost(message)
-                self._encode_batch()
-                self._forward(message)
-                if self._turn_chars > MAX_BATCH_CHARS:
-                    break
-                continue
-            if arrived.refusal is None and self._in_hand.must_be_alone(message):
-                self._solitary = arrived
+            return not has_all
+        while self._solitary is None and self._arrivals.is_ready and self._routes.flush():
+            self._turn_cost += self._arrivals.next_cost
+            if self._turn_cost > MAX_PIECE_CHARS and not is_first:
                 break
-            num_sequences += message.sampling.n
-            if arrived.refusal is not None:
-                self._routes.refuse(message, arrived.refusal)
-                continue
-            self._guard(message, partial(self._take, message))
-            if self._turn_chars > MAX_BATCH_CHARS:
-                break
+            is_first = False
+            self._handle_next()
         self._encode_batch()
-        has_more = bool(self._arrivals) if self._solitary is None else not self._long
-        return has_more and self._routes.flush()
+        if not self._routes.flush():
+            return self._routes.is_paused
+        has_more = self._arrivals.is_ready if self._solitary is None else not self._long
+        return has_more or not has_all
+
+    def _handle_next(self) -> None:
+        arrived = self._arrivals.take()
+        message, self._receipt = arrived.message, arrived.receipt
+        if not isinstance(message, GenerateRequest):
+            self._encode_batch()
+            self._forward(message)
+        elif arrived.refusal is not None:
+            self._routes.refuse(message, arrived.refusal)
+        elif self._in_hand.must_be_alone(message):
+            self._solitary = arrived
+        else:
+            self._guard(message, partial(self._take, message))
 
     def _turn_alone(self) -> bool:
         """Take the message that is to be alone once no thread has another. Returns True if others may be
@@ -157,6 +173,7 @@ class TokenizerLoop:
         self._is_alone = False
         if arrived is not None and isinstance(arrived.message, GenerateRequest):
             self._receipt = arrived.receipt
+            self._turn_cost += arrived.cost
             self._guard(arrived.message, partial(self._take, arrived.message))
             self._encode_batch()
             self._is_alone = bool(self._long)
@@ -165,7 +182,7 @@ class TokenizerLoop:
     def _read(self) -> None:
         if not self._arrivals.may_read:
             return
-        messages, receipt = self._inbox.drain(MAX_DRAIN), self._clock()
+        messages, receipt = self._inbox.drain(MAX_DRAIN, MAX_DRAIN_BYTES), self._clock()
         self.num_received += len(messages)
         for message in messages:
             is_again = isinstance(message, GenerateRequest) and not self._admission.is_new(message)
@@ -221,39 +238,37 @@ class TokenizerLoop:
         is_new = self._admission.is_new(request)
         if is_new:
             self._admission.check(request)
-        self._turn_chars += sum(map(len, request.sampling.bad_words)) + len(request.prediction)
         job = self._jobs.make(request, self._receipt, is_again=not is_new)
         if field == "input_ids":
-            self._pass_on(job, field, self._validator.input_ids(request, job.num_addressed))
+            self._validator.input_ids(request, job.num_addressed)
         elif field == "messages":
-            self._take_messages(job, field)
+            self._validator.check_messages(request)
         else:
-            assert request.text is not None
-            self._add_text(_TextPrompt(job, field, request.text, request.add_special_tokens))
+            self._check_text(self._text_prompt(job, field))
+        if not self._leave_to_thread(job, field):
+            self._jobs.complete(job)
+            if field == "input_ids":
+                self._pass_on(job, field, self._ids_of(job))
+            else:
+                self._add_text(self._text_prompt(job, field))
 
-    def _take_messages(self, job: Job, field: PromptField) -> None:
-        """Encode a conversation. Conversations that arrive before the template is loaded wait for the thread
-        that loads it; so do long ones, whose text must be searched for special tokens.
+    def _leave_to_thread(self, job: Job, field: PromptField) -> bool:
+        """Let a thread encode a request whose texts take long. Conversations that arrive before the template
+        is loaded wait for the thread that loads it. Returns False if the request is left to the loop.
         """
-        self._validator.check_messages(job.request)
-        num_chars = template_cost(job.request)
-        is_long = num_chars > MAX_BATCH_CHARS
-        if self._tokenizer.is_template_open and not is_long:
-            # Counted before it is rendered, because the template may refuse it.
-            self._turn_chars += num_chars
-            self._add_text(self._render(job, field))
-            return
-        if is_long:
-            self._long.check_room(job, num_chars)
-        self._encode_later(
-            job,
-            field,
-            num_chars,
-            partial(self._render_and_encode, job, field),
-            opens_template=not self._tokenizer.is_template_open,
-        )
+        cost = encoding_cost(job.request)
+        opens_template = field == "messages" and not self._tokenizer.is_template_open
+        if cost <= MAX_PIECE_CHARS and not opens_template:
+            return False
+        encode = partial(self._encode_all, job, field)
+        num_chars = prompt_cost(job.request)
+        if num_chars > MAX_MEDIUM_CHARS or opens_template:
+            self._encode_long(job, field, num_chars, encode, opens_template=opens_template)
+        else:
+            self._encode_medium(job, field, cost, encode)
+        return True
 
-    def _encode_later(
+    def _encode_long(
         self,
         job: Job,
         field: PromptField,
@@ -262,14 +277,41 @@ class TokenizerLoop:
         *,
         opens_template: bool = False,
     ) -> None:
+        """Let a thread encode a text, unless too much of the tenant waits already."""
+        if num_chars > MAX_MEDIUM_CHARS:
+            self._long.check_room(job, num_chars)
         self._admission.on_way.begin(job.request.tenant, len(job.handles))
         encode = self._in_hand.later(job.request, encode)
         self._long.add(job, field, num_chars, encode, opens_template=opens_template)
 
-    def _render_and_encode(self, job: Job, field: PromptField) -> IntArray:
-        prompt = self._render(job, field)
+    def _encode_medium(
+        self, job: Job, field: PromptField, num_chars: int, encode: Callable[[], IntArray]
+    ) -> None:
+        """Let a thread encode a text. When many of the tenant wait for that, its next messages do."""
+        tenant = job.request.tenant
+        self._admission.on_way.begin(tenant, len(job.handles))
+        self._arrivals.begin_encoding(tenant, num_chars)
+        encode = self._in_hand.later(job.request, encode)
+        self._long.add(job, field, num_chars, encode, is_medium=True)
+
+    def _encode_all(self, job: Job, field: PromptField) -> IntArray:
+        """Convert all texts of a request to ids, and return those of its prompt. Called in a thread."""
+        self._jobs.complete(job)
+        if field == "input_ids":
+            return self._ids_of(job)
+        prompt = self._text_prompt(job, field)
         self._check_text(prompt)
         return self._encode_one(prompt)
+
+    def _ids_of(self, job: Job) -> IntArray:
+        return self._validator.input_ids(job.request, job.num_addressed)
+
+    def _text_prompt(self, job: Job, field: PromptField) -> _TextPrompt:
+        """Return the prompt's text, which is rendered if it is a conversation. Raises InvalidRequest."""
+        if field == "messages":
+            return self._render(job, field)
+        assert job.request.text is not None
+        return _TextPrompt(job, field, job.request.text, job.request.add_special_tokens)
 
     def _render(self, job: Job, field: PromptField) -> _TextPrompt:
         request = job.request
@@ -291,15 +333,17 @@ class TokenizerLoop:
         self._validator.check_text(prompt.field, prompt.text, self._max_token_chars, max_len)
 
     def _add_text(self, prompt: _TextPrompt) -> None:
+        """Let the turn encode a text at its end, unless a template has made it long."""
         self._check_text(prompt)
-        num_chars = len(prompt.text)
-        if num_chars > MAX_BATCH_CHARS:
-            self._long.check_room(prompt.job, num_chars)
-            self._encode_later(prompt.job, prompt.field, num_chars, partial(self._encode_one, prompt))
-            return
-        self._admission.on_way.begin(prompt.job.request.tenant, len(prompt.job.handles))
-        self._batch.append(prompt)
-        self._turn_chars += num_chars
+        num_chars, encode = len(prompt.text), partial(self._encode_one, prompt)
+        if num_chars > MAX_MEDIUM_CHARS:
+            self._encode_long(prompt.job, prompt.field, num_chars, encode)
+        elif num_chars > MAX_PIECE_CHARS:
+            self._encode_medium(prompt.job, prompt.field, num_chars, encode)
+        else:
+            self._admission.on_way.begin(prompt.job.request.tenant, len(prompt.job.handles))
+            self._batch.append(prompt)
+            self._turn_cost += max(0, num_chars - prompt_cost(prompt.job.request))
 
     def _encode_batch(self) -> None:
         """Encode the texts collected so far and pass them on."""
@@ -332,14 +376,23 @@ class TokenizerLoop:
     def _encode_alone(self, prompt: _TextPrompt) -> None:
         self._pass_on(prompt.job, prompt.field, self._encode_one(prompt))
 
-    def _finish_long_texts(self) -> None:
+    def _finish_encoded(self) -> bool:
+        """Pass on what threads have encoded. Returns False if more is left, so that the turn also has time
+        for other messages.
+        """
         for long in self._long.take_done():
-            job = long.job
-            self._admission.on_way.end(job.request.tenant, len(job.handles))
+            job, tenant = long.job, long.job.request.tenant
+            self._admission.on_way.end(tenant, len(job.handles))
+            if long.is_medium:
+                self._arrivals.end_encoding(tenant, long.num_chars)
+            self._turn_cost += CHARS_PER_SEQUENCE * len(job.handles) + long.num_chars // BYTES_PER_CHAR
             self._guard(job.request, partial(self._pass_on_long, long))
             if long.aborted:
                 aborted = tuple(handle for handle in job.handles if handle in long.aborted)
-                self._routes.scheduler.send(AbortRequest(aborted, tenant=job.request.tenant))
+                self._routes.scheduler.send(AbortRequest(aborted, tenant=tenant))
+            if self._turn_cost > MAX_PIECE_CHARS // 4:
+                return False
+        return True
 
     def _pass_on_long(self, long: LongPrompt) -> None:
         self._pass_on(long.job, long.prompt_field, long.ids.result())

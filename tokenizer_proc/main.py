@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
@@ -23,6 +25,8 @@ from tokenizer_proc.stamp import stamped
 from tokenizer_proc.validation import QueueBound, Validator, check_template_defaults
 
 BUSY_WAIT_S = 0.005
+SWITCH_S = 0.001
+"""Seconds after which the loop takes the interpreter from a thread that renders or encodes."""
 
 
 def main(context: ProcessContext) -> None:
@@ -32,13 +36,19 @@ def main(context: ProcessContext) -> None:
     if gate is not None:
         inboxes.append(_inbox_over_tcp(context, gate))
         tenants.on_change = gate.reload
-    loop = _make_loop(context, JoinedInbox(inboxes), tenants)
-    waiter = Waiter([*(inbox.socket for inbox in inboxes), context.stop_wake.fd])
+    encoded = context.wake()
+    loop = _make_loop(context, JoinedInbox(inboxes), tenants, encoded.set)
+    wakes = [context.stop_wake.fd, encoded.fd]
+    waiter = Waiter([*(inbox.socket for inbox in inboxes), *wakes])
+    # For when reading has stopped, so that the inbox may be readable all the time.
+    blocked_waiter = Waiter(wakes)
+    sys.setswitchinterval(SWITCH_S)
     # Vocabularies are a million objects that never change: keep the collector from walking them.
     gc.freeze()
     context.ready()
     num_sent = 0
     while not context.stop.is_set():
+        encoded.take()
         has_more = loop.turn()
         # The other tokenizers admit requests by this number, so they see a change at once.
         context.beat(
@@ -51,9 +61,8 @@ def main(context: ProcessContext) -> None:
         tenants.refresh(time.monotonic())
         if has_more:
             continue
-        if loop.is_busy:
-            # Reading has stopped, so the socket may be readable all the time: sleep by the clock instead.
-            context.stop.wait(BUSY_WAIT_S)
+        if loop.is_blocked:
+            blocked_waiter.wait(BUSY_WAIT_S)
         else:
             waiter.wait(HEARTBEAT_S / 2)
     loop.close()
@@ -68,7 +77,9 @@ def _inbox_over_tcp(context: ProcessContext, gate: TcpGate) -> ZmqInbox:
     return gate.inbox(gate.endpoints.tokenizer_in(context.index), "tokenizer_in", context.epoch, stamp)
 
 
-def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenants) -> TokenizerLoop:
+def _make_loop(
+    context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenants, on_encoded: Callable[[], None]
+) -> TokenizerLoop:
     config = context.config
 
     def has_tenants() -> bool:
@@ -114,6 +125,7 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenant
         secret=context.secret,
         shares_prefixes=context.config.share_prefixes_across_keys,
         tenant_named=tenants.named,
+        on_encoded=on_encoded,
         adapters=AdapterTable(
             AdaptersFile(context.endpoints.adapters_file, config.adapter_paths)
             if config.enable_lora

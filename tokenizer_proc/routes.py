@@ -14,12 +14,23 @@ from runtime.base.errors import RequestError
 from runtime.wire.error_info import error_info
 from runtime.wire.format import Message
 from runtime.wire.handle import client_of, describe
-from runtime.wire.messages import ControlReply, ControlRequest, ErrorInfo, GenerateRequest, RequestFailed
+from runtime.wire.messages import (
+    ControlReply,
+    ControlRequest,
+    ErrorInfo,
+    GenerateRequest,
+    RequestFailed,
+    TokenizedRequest,
+)
 from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.transport import Outbox
 from tokenizer_proc.sequences import sequence_handles
 
 logger = logging.getLogger(__name__)
+
+MAX_TURN_BYTES = 1 << 21
+"""Number of bytes after which the scheduler's next message waits for the next turn. They take 2 ms."""
+MESSAGE_BYTES = 1024
 
 
 class Routes:
@@ -27,8 +38,25 @@ class Routes:
 
     def __init__(self, scheduler: Outbox, detokenizers: Sequence[Outbox]) -> None:
         """Send to these outboxes. detokenizers: in the order of their indexes."""
-        self.scheduler = KeepingOutbox[Message](scheduler.send)
+        self._to_scheduler = scheduler
+        self._num_bytes = 0
+        """Number of bytes sent to the scheduler in this turn, about."""
+        self.scheduler = KeepingOutbox[Message](self._send_to_scheduler)
         self._detokenizers = [KeepingOutbox[Message](outbox.send) for outbox in detokenizers]
+
+    def begin_turn(self) -> None:
+        self._num_bytes = 0
+
+    @property
+    def is_paused(self) -> bool:
+        """True if messages are kept only because enough was sent in this turn."""
+        return bool(self.scheduler) and self._num_bytes >= MAX_TURN_BYTES
+
+    def _send_to_scheduler(self, message: Message) -> bool:
+        if self._num_bytes >= MAX_TURN_BYTES or not self._to_scheduler.send(message):
+            return False
+        self._num_bytes += _size_of(message)
+        return True
 
     @property
     def is_keeping(self) -> bool:
@@ -67,3 +95,14 @@ class Routes:
         """Answer a control call."""
         raw = msgspec.Raw(msgspec.msgpack.encode(body))
         self.to_client(message.client).send(ControlReply(message.client, message.number, raw, ok=ok))
+
+
+def _size_of(message: Message) -> int:
+    """Return about how many bytes are written for a message to the scheduler."""
+    if not isinstance(message, TokenizedRequest):
+        return MESSAGE_BYTES
+    num_bytes = len(message.input_ids) + len(message.output_ids) + len(message.prediction_ids)
+    if message.guide is not None:
+        num_bytes += len(message.guide.text)
+    # Stop strings are written twice.
+    return MESSAGE_BYTES + num_bytes + 2 * len(message.stream_open)

@@ -31,7 +31,7 @@ class Job:
     handles: tuple[bytes, ...]
     """Handles of the request's sequences."""
     sampling: SamplingParams
-    """Sampling parameters of the request, with bad words converted to ids."""
+    """Sampling parameters of the request, in the end with bad words converted to ids."""
     arrived_s: float
     deadline_s: float
     received_s: float
@@ -65,7 +65,9 @@ class Job:
 
 
 class JobMaker:
-    """Makes jobs of admitted requests: converts words to ids, and relative times to absolute ones."""
+    """Makes jobs of admitted requests: converts relative times to absolute ones and, as a second step, words
+    to ids.
+    """
 
     def __init__(self, tokenizer: PromptEncoder, vocab_size: int, adapters: AdapterTable) -> None:
         self._tokenizer = tokenizer
@@ -73,24 +75,25 @@ class JobMaker:
         self._adapters = adapters
 
     def make(self, request: GenerateRequest, receipt: Receipt, *, is_again: bool) -> Job:
-        """Return the job of a request that arrived at `receipt`. Raises InvalidRequest."""
+        """Return the job of a request that arrived at `receipt`, to be completed. Raises InvalidRequest."""
         return Job(
             request,
             sequence_handles(request),
-            with_bad_words_as_ids(request.sampling, self._tokenizer, self._vocab_size),
+            request.sampling,
             receipt.arrived_s(request.arrival_time),
             receipt.deadline_s(request.time_limit_ms),
             received_s=receipt.monotonic_s,
             is_again=is_again,
-            prediction_ids=self._prediction_ids(request.prediction),
             adapter=self._adapters.resolved(request.adapter, request.tenant),
             prompt_table=self._adapters.resolved_table(request.prompt_table, request.tenant),
         )
 
-    def _prediction_ids(self, text: str) -> bytes:
-        if not text:
-            return b""
-        return pack_ids(self._tokenizer.encode_batch([text], add_special_tokens=False)[0])
+    def complete(self, job: Job) -> None:
+        """Convert bad words and the prediction to ids. Any thread may call this. Raises InvalidRequest."""
+        job.sampling = with_bad_words_as_ids(job.sampling, self._tokenizer, self._vocab_size)
+        if text := job.request.prediction:
+            ids = self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
+            job.prediction_ids = pack_ids(ids)
 
 
 def sequence_handles(request: GenerateRequest) -> tuple[bytes, ...]:

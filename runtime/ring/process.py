@@ -106,6 +106,10 @@ class ProcessContext:
         """Bind the socket that this process reads. name: its key in UNIONS."""
         return ZmqInbox(self.zmq, address, name, self.epoch)
 
+    def wake(self) -> Wake:
+        """Make a flag that a thread of this process sets to end the poll in which the work loop waits."""
+        return Wake()
+
     def outbox(self, address: str) -> ZmqOutbox:
         """Connect to a socket that another process reads."""
         return ZmqOutbox(self.zmq, address, self.epoch)

@@ -96,9 +96,10 @@ class MessageCodec:
 
 
 class Inbox(Protocol):
-    def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
-        """Return the messages that have arrived, in order, at most `limit`, and none after MAX_DRAIN_BYTES.
-        Never blocks. A message with raw frames behind it is returned as Framed, with `num_frames` of them.
+    def drain(self, limit: int = HIGH_WATER_MARK, max_bytes: int | None = None) -> list[Any]:
+        """Return the messages that have arrived, in order, at most `limit`, and none after max_bytes,
+        which are MAX_DRAIN_BYTES unless given. Never blocks. A message with raw frames behind it is returned
+        as Framed, with `num_frames` of them.
         """
 
     def close(self) -> None: ...
@@ -171,12 +172,13 @@ class ZmqInbox:
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         bind(self.socket, address)
 
-    def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
+    def drain(self, limit: int = HIGH_WATER_MARK, max_bytes: int | None = None) -> list[Any]:
         messages, _ = receive_all(
             self.socket,
             self._codec,
             self.bad_frames,
             limit,
+            max_bytes=max_bytes,
             any_epoch=self._any_epoch,
             stamp=self._stamp,
             note_read=self._note_read,
@@ -267,11 +269,12 @@ class JoinedInbox:
     def __init__(self, inboxes: Iterable[Inbox]) -> None:
         self._inboxes = deque(inboxes)
 
-    def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
+    def drain(self, limit: int = HIGH_WATER_MARK, max_bytes: int | None = None) -> list[Any]:
+        """Return messages as each inbox does, `limit` of all and max_bytes of each."""
         messages: list[Any] = []
         self._inboxes.rotate()
         for inbox in self._inboxes:
-            messages += inbox.drain(limit - len(messages))
+            messages += inbox.drain(limit - len(messages), max_bytes)
         return messages
 
     def close(self) -> None:
@@ -331,10 +334,13 @@ class MemoryChannel:
         self._messages.append((self._codec.encode(message), tuple(frames)))
         return True
 
-    def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
+    def drain(self, limit: int = HIGH_WATER_MARK, max_bytes: int | None = None) -> list[Any]:
         messages: list[Any] = []
-        while self._messages and len(messages) < limit:
+        most = MAX_DRAIN_BYTES if max_bytes is None else max_bytes
+        num_bytes = 0
+        while self._messages and len(messages) < limit and num_bytes < most:
             head, frames = self._messages.popleft()
+            num_bytes += len(head) + sum(map(len, frames))
             try:
                 messages.append(with_frames(self._codec.decode(head, any_epoch=self._any_epoch), frames))
             except (ProtocolMismatch, *DECODE_ERRORS) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from runtime.ring.suspects.in_hand import InHand
@@ -16,12 +16,16 @@ from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import ProcessStatus
 from runtime.wire.transport import MemoryChannel
 from tokenizer_proc.admission import QueueAdmission
-from tokenizer_proc.loop import MAX_BATCH_CHARS, TokenizerLoop
+from tokenizer_proc.arrivals import MAX_PIECE_CHARS
+from tokenizer_proc.long_texts import MAX_MEDIUM_CHARS
+from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.validation import QueueBound, Validator
 
 CLIENT = 77
-LONG_TEXT = "x" * (MAX_BATCH_CHARS + 1)
+LONG_TEXT = "x" * (MAX_MEDIUM_CHARS + 1)
+MEDIUM_TEXT = "x" * (MAX_PIECE_CHARS + 1)
+"""Shortest text that is left to a thread."""
 
 
 class Ring:
@@ -36,6 +40,7 @@ class Ring:
         num_detokenizers: int = 1,
         validator: Validator | None = None,
         in_hand: InHand | None = None,
+        on_encoded: Callable[[], None] = lambda: None,
     ) -> None:
         self.inbox = MemoryChannel("tokenizer_in")
         self.scheduler = MemoryChannel("scheduler_in", capacity=scheduler_room)
@@ -63,6 +68,7 @@ class Ring:
             tenant_named=lambda name: self.tenants.named(name),
             in_hand=in_hand,
             clock=lambda: self.now,
+            on_encoded=on_encoded,
         )
 
     def send(self, *messages: Any) -> None:
@@ -73,6 +79,16 @@ class Ring:
         """Let the threads encode what they have."""
         for long in self.loop._long:
             long.ids.exception(timeout=10)
+
+    def finish(self) -> list[Any]:
+        """Take turns until nothing is left to do. Returns what the scheduler got."""
+        received = []
+        while True:
+            has_more = self.loop.turn()
+            received += self.scheduler.drain()
+            if not has_more and not self.loop.is_busy:
+                return received
+            self.wait_for_long()
 
     def refusals(self) -> list[RequestFailed]:
         return [refused for channel in self.detokenizers for refused in channel.drain()]
@@ -103,11 +119,13 @@ def refusal(ring: Ring, bad: GenerateRequest) -> RequestFailed:
 class GatedTokenizer(Tokenizer):
     """Encodes long texts only after `gate` is opened."""
 
-    def __init__(self, loaded: Tokenizer) -> None:
+    def __init__(self, loaded: Tokenizer, min_chars: int = MAX_MEDIUM_CHARS + 1) -> None:
+        """min_chars: number of characters of a long text."""
         super().__init__(loaded._backend, loaded._open_wrapper)
+        self._min_chars = min_chars
         self.gate = threading.Event()
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
-        if len(texts[0]) > MAX_BATCH_CHARS:
+        if len(texts[0]) >= self._min_chars:
             assert self.gate.wait(10)
         return super().encode_batch(texts, add_special_tokens=add_special_tokens)

@@ -1,4 +1,4 @@
-"""What a process of the ring says last, and what ends its wait."""
+"""Last words of a process that fails, and the end of its wait."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from runtime.wire.status_page import ProcessStatus
 from tests.harness.ring.tokenizer_ring import (
     CLIENT,
     LONG_TEXT,
+    MEDIUM_TEXT,
     GatedTokenizer,
     Ring,
     handle,
@@ -35,7 +36,7 @@ from tests.harness.ring.tokenizer_ring import (
     refusal,
     request,
 )
-from tokenizer_proc.loop import MAX_BATCH_CHARS
+from tokenizer_proc.arrivals import MAX_PIECE_CHARS
 from tokenizer_proc.sequences import namespace
 
 
@@ -176,13 +177,13 @@ def test_without_room_ahead_everything_is_kept_and_nothing_new_is_read(demo: Tok
 
 def test_a_turn_encodes_no_more_than_its_share_so_the_heartbeat_goes_on(demo: Tokenizer) -> None:
     ring = Ring(demo)
-    text = "x" * (MAX_BATCH_CHARS // 4)
+    text = "x" * (MAX_PIECE_CHARS // 4)
     ring.send(*(request(seq, text=text) for seq in range(12)))
     num_sent = []
     while ring.loop.turn():
         num_sent.append(len(ring.scheduler.drain()))
     num_sent.append(len(ring.scheduler.drain()))
-    assert num_sent == [5, 5, 2]
+    assert num_sent == [3, 3, 3, 3]
 
 
 class Templated(Tokenizer):
@@ -200,24 +201,24 @@ class Templated(Tokenizer):
         return "x"
 
 
-VARIABLES = msgspec.msgpack.encode({"x": "x" * (12 << 10)})
+VARIABLES = msgspec.msgpack.encode({"x": "x" * 700})
 HELLO = (ChatMessage("user", "x"),)
-THOUGHTS = msgspec.msgpack.encode({"reasoning_content": "f" * 40_000})
+THOUGHTS = msgspec.msgpack.encode({"reasoning_content": "f" * 3000})
 
 
 @pytest.mark.parametrize("refuses", [False, True])
 @pytest.mark.parametrize(
-    ("fields", "most"),
+    "fields",
     [
-        ({"messages": HELLO, "template_kwargs": VARIABLES}, 2),
-        ({"messages": (ChatMessage("user", "", "n" * 250),) * 100}, 3),
-        ({"messages": (ChatMessage("user", ""),) * 1000}, 3),
-        ({"messages": (ChatMessage("assistant", "", "", THOUGHTS),)}, 2),
-        ({"messages": HELLO, "tools": msgspec.json.encode([{"a": "x" * 40_000}])}, 2),
+        {"messages": HELLO, "template_kwargs": VARIABLES},
+        {"messages": (ChatMessage("user", "", "n" * 250),) * 12},
+        {"messages": (ChatMessage("user", ""),) * 125},
+        {"messages": (ChatMessage("assistant", "", "", THOUGHTS),)},
+        {"messages": HELLO, "tools": msgspec.json.encode([{"a": "x" * 3000}])},
     ],
 )
 def test_what_a_chat_template_has_to_read_counts_for_a_turn(
-    demo: Tokenizer, fields: dict[str, Any], most: int, refuses: bool
+    demo: Tokenizer, fields: dict[str, Any], refuses: bool
 ) -> None:
     """256 requests with variables of 43 KB, which took the template 0.1 s each, were one turn. Others waited
     for 31 s.
@@ -227,7 +228,7 @@ def test_what_a_chat_template_has_to_read_counts_for_a_turn(
     ring = Ring(templated)
     ring.send(*(request(seq, **fields) for seq in range(8)))
     assert ring.loop.turn(), "all in one turn"
-    assert len(ring.refusals() if refuses else ring.scheduler.drain()) == most
+    assert len(ring.refusals() if refuses else ring.scheduler.drain()) == 2
 
 
 @pytest.mark.parametrize(
@@ -248,13 +249,14 @@ def test_a_conversation_that_takes_its_template_long_is_left_to_a_thread(
     ring.loop.close()
 
 
+@pytest.mark.parametrize("text", [LONG_TEXT, MEDIUM_TEXT], ids=["long", "medium"])
 @pytest.mark.parametrize("abort", [AbortRequest((handle(0),)), AbortRequest(client=CLIENT)])
 def test_a_long_text_holds_up_nobody_and_cannot_escape_its_abort(
-    demo: Tokenizer, abort: AbortRequest
+    demo: Tokenizer, abort: AbortRequest, text: str
 ) -> None:
-    gated = GatedTokenizer(demo)
+    gated = GatedTokenizer(demo, len(text))
     ring = Ring(gated)
-    ring.send(request(0, text=LONG_TEXT), request(1, text="short"), abort)
+    ring.send(request(0, text=text), request(1, text="short"), abort)
     ring.loop.turn()
     assert [type(m) for m in ring.scheduler.drain()] == [TokenizedRequest, AbortRequest]
     assert ring.loop.is_busy

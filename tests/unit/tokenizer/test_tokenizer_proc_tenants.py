@@ -28,13 +28,12 @@ from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import ProcessStatus
 from tests.harness.ring.tokenizer_ring import LONG_TEXT, Ring
 from tokenizer_proc import arrivals
-from tokenizer_proc.arrivals import CHARS_PER_PIECE, cost_of
-from tokenizer_proc.long_texts import MAX_SHORTER_CHARS
-from tokenizer_proc.loop import MAX_BATCH_CHARS, MAX_TURN_SEQUENCES
+from tokenizer_proc.arrivals import CHARS_PER_PIECE, CHARS_PER_SEQUENCE, MAX_PIECE_CHARS, cost_of
+from tokenizer_proc.long_texts import MAX_MEDIUM_CHARS, MAX_SHORTER_CHARS
 from tokenizer_proc.receipt import Receipt
 
 ALICE, BOB, HTTP = 11, 22, 33
-FULL_TEXT = "x" * MAX_BATCH_CHARS
+FULL_TEXT = "x" * MAX_PIECE_CHARS
 """Longest text that the loop encodes by itself."""
 IDS = pack_ids([5])
 NOW = Receipt(1000.0, 2_000_000_000.0)
@@ -69,7 +68,7 @@ class Stepped(Tokenizer):
         self.may_end = threading.Semaphore(0)
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
-        if len(texts[0]) > MAX_BATCH_CHARS:
+        if len(texts[0]) > MAX_MEDIUM_CHARS:
             self.order.append(texts[0][0])
             self.began.release()
             assert self.may_end.acquire(timeout=60)
@@ -106,8 +105,8 @@ def test_texts_of_one_that_wait_to_be_encoded_are_waited_for_by_nobody_else(demo
 def test_a_flood_is_read_to_its_end_so_that_others_are_seen(demo: Tokenizer) -> None:
     """Reading had stopped until all that was read had been encoded: ten seconds of work."""
     ring = Ring(demo)
-    for first in (0, 150):
-        ring.send(*(ask("alice", first + seq, text=FULL_TEXT) for seq in range(150)))
+    for first in (0, 100):
+        ring.send(*(ask("alice", first + seq, text=FULL_TEXT) for seq in range(100)))
         ring.loop.turn()
         assert ring.inbox.drain() == []
     assert len(passed(ring)) <= 6
@@ -263,11 +262,11 @@ def test_a_flood_of_requests_for_many_sequences_is_refused_in_portions(demo: Tok
     many = SamplingParams(seed=1, n=128)
     ring.send(*(ask("alice", seq, sampling=many) for seq in range(100)))
     ring.loop.turn()
-    assert len(ring.refusals()) <= MAX_TURN_SEQUENCES
+    assert len(ring.refusals()) <= MAX_PIECE_CHARS // CHARS_PER_SEQUENCE
     ring.send(ask("bob", 0))
     ring.loop.turn()
     assert passed(ring) == [("bob", 0)]
-    assert len(ring.refusals()) <= MAX_TURN_SEQUENCES
+    assert len(ring.refusals()) <= MAX_PIECE_CHARS // CHARS_PER_SEQUENCE
 
 
 # -- the queue -----------------------------------------------------------------------------------------------
@@ -427,7 +426,7 @@ def test_a_turn_takes_few_pieces_of_adapters_and_those_who_ask_for_little_pass_t
     for number in range(200):
         ring.send(ControlRequest(ALICE, number, "put_adapter", adapter=piece, tenant="alice"))
     ring.loop.turn()
-    assert len(ring.detokenizers[0].drain()) <= MAX_BATCH_CHARS // CHARS_PER_PIECE + 1
+    assert len(ring.detokenizers[0].drain()) <= MAX_PIECE_CHARS // CHARS_PER_PIECE
     ring.send(ask("bob", 1))
     ring.loop.turn()
     assert passed(ring) == [("bob", 1)]

@@ -35,6 +35,38 @@ def test_who_has_had_much_work_done_saves_nothing_by_going_away() -> None:
     assert 95 <= order.index("again") <= 100
 
 
+def test_who_is_held_keeps_what_waits_and_is_served_level_with_the_others_again() -> None:
+    turns: Turns[str] = Turns()
+    for number in range(4):
+        turns.push("a", f"a{number}", 10)
+        turns.push("b", f"b{number}", 10)
+    assert [turns.pop(), turns.pop()] == ["a0", "b0"]
+    turns.hold("a")
+    turns.hold("a")
+    turns.push("a", "a4", 10)
+    turns.hold("c")
+    turns.push("c", "c0", 10)
+    assert turns.peek() == "b1"
+    assert [turns.pop() for _ in range(3)] == ["b1", "b2", "b3"]
+    assert not turns.is_ready
+    assert (len(turns), turns.num_of("a"), turns.cost_of("a"), turns.total_cost) == (5, 4, 40, 50)
+    with pytest.raises(IndexError):
+        turns.pop()
+    turns.push("b", "b4", 10)
+    turns.push("b", "b5", 10)
+    for name in ("a", "c", "a", "nobody"):
+        turns.release(name)
+    order = [turns.pop() for _ in range(7)]
+    assert [item for item in order if item[0] == "a"] == ["a1", "a2", "a3", "a4"]
+    assert sorted(order[:3]) == ["a1", "b4", "c0"], "one has saved up turns"
+    assert (len(turns), turns.is_ready) == (0, False)
+    # Held while it has nothing, and released.
+    turns.hold("a")
+    turns.release("a")
+    turns.push("a", "a5", 1)
+    assert turns.pop() == "a5"
+
+
 def test_order_cost_and_fairness_hold_for_any_traffic() -> None:
     rng = random.Random(4)
     for _ in range(50):
