@@ -42,8 +42,6 @@ class RunningPrompts:
         self.aborted: set[int] = set()
         """Prompts whose answers were aborted."""
         self._received_s = received_s
-        self._beginning = asyncio.Lock()
-        """Held while a prompt waits for its turn to be sent."""
 
     @property
     def are_embedded(self) -> bool:
@@ -101,10 +99,8 @@ class RunningPrompts:
         take 30 ms, and more if they are long. Other requests of the tenant wait for one of them at most.
         """
         if number >= PROMPTS_AT_ONCE:
-            async with self._beginning:
-                await self.server.entrance.enter(
-                    BYTES_OF_ENTRY * len(self.submissions[number].prompt), self.tenant.name
-                )
+            num_bytes = BYTES_OF_ENTRY * len(self.submissions[number].prompt)
+            await self.server.entrance.enter(num_bytes, self.tenant.name)
 
     def end_reasons(self, prompt: int) -> list[EndReason]:
         """Return how each sequence of a prompt has ended, including those that best_of has not selected."""

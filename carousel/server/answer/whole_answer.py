@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from carousel.client.core.result import Completion, aborted_completion
+from carousel.server.answer.merged_stream import all_results
 from carousel.server.answer.running_prompts import RunningPrompts, aborted_by_server
 from carousel.server.tenancy.places import HeldPlaces
 
@@ -19,7 +20,6 @@ MANY_COPIED_CHARS = 1 << 18
 """The same for an answer whose text is not parsed. So many take 1 ms, and 4 ms with their ids."""
 CHARS_OF_WORK = 64
 """Number of characters of an answer that count as one where such answers wait for each other."""
-T = TypeVar("T")
 
 
 class RoomForVectors(Protocol):
@@ -48,15 +48,19 @@ class WholeAnswer:
 
     async def completions(self) -> list[Completion]:
         """Return the results of all prompts. Raises the first error of any, and aborts the others then."""
-        return await all_results([self._generate(number) for number in range(len(self._prompts.submissions))])
+        return await all_results(len(self._prompts.submissions), self._begin, self._generate)
+
+    async def _begin(self, number: int) -> None:
+        """Wait until there is room for prompt `number`."""
+        await self._room.acquire()
+        if self._vectors is not None:
+            await self._vectors.take()
+        await self._prompts.wait_for_turn(number)
 
     async def _generate(self, number: int) -> Completion:
-        """Answer prompt `number` when there is room for it."""
+        """Answer prompt `number`, which has been begun, and leave its room to another one."""
         prompts, vectors = self._prompts, self._vectors
-        async with self._room:
-            if vectors is not None:
-                await vectors.take()
-            await prompts.wait_for_turn(number)
+        try:
             with prompts.timer() as timer:
                 if number in prompts.aborted:
                     completion = aborted_completion(prompts.submissions[number].sampling.n)
@@ -73,6 +77,8 @@ class WholeAnswer:
                 else:
                     self._places.give_back(prompts.num_sequences)
                 return completion
+        finally:
+            self._room.release()
 
 
 async def first_piece(
@@ -90,22 +96,3 @@ async def first_piece(
     if prompts.has_large_parts:
         return await asyncio.to_thread(make_first)
     return make_first()
-
-
-async def all_results(calls: Collection[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all calls concurrently. Raises the first error of any, and cancels the others."""
-    failure: Exception | None = None
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except ExceptionGroup as errors:
-        # Raised here, the error would refer to the group, and the group and the frames to it. Such a cycle
-        # keeps all objects of the request until a garbage collection.
-        failure = errors.exceptions[0]
-        errors.__traceback__ = None
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            del failure, tasks
-    return [task.result() for task in tasks]

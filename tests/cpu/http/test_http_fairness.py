@@ -17,6 +17,9 @@ import openai
 import pytest
 
 from carousel.client.core.puts import put_async
+from carousel.client.core.request_builder import Submission
+from carousel.client.core.session import Session
+from carousel.server.answer.merged_stream import ENDED_AT_ONCE
 from carousel.server.answer.running_prompts import PROMPTS_AT_ONCE
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.body_pool import BodyPool
@@ -24,6 +27,7 @@ from carousel.server.sglang import tokenize
 from carousel.server.tenancy import fair_threads
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.unread_answers import UnreadAnswers
+from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.harness.http.http_front import Front, http_front, raw_request
@@ -264,6 +268,45 @@ def test_of_many_prompts_few_are_sent_in_a_turn_of_the_loop(
         assert found.status_code == 200, found.text
     assert sum(num_sent) == 256
     assert max(num_sent) <= 2 * PROMPTS_AT_ONCE
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_many_prompts_are_aborted_a_few_in_a_turn_of_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    """A thousand took 15 to 20 ms in one piece when their caller left."""
+    num_aborted = [0]
+    abort = Session._send_last_abort
+
+    def noted(self: Any, request: Any) -> None:
+        if not num_aborted[-1]:
+            asyncio.get_running_loop().call_soon(num_aborted.append, 0)
+        num_aborted[-1] += 1
+        abort(self, request)
+
+    monkeypatch.setattr(Session, "_send_last_abort", noted)
+    with http_front(tmp_path, answer, max_running_requests=512) as front:
+        with front.open_raw("/v1/completions", prompt=["silence"] * 256, stream=is_stream):
+            front.ring.wait_request(255)
+        wait_until(lambda: sum(num_aborted) == 256, WAIT_S, "all prompts are aborted")
+    assert max(num_aborted) <= ENDED_AT_ONCE
+
+
+def test_prompts_behind_one_that_is_refused_are_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two thousand texts to /rerank, of a model that only generates, were begun and ended in 27 ms."""
+    begun: list[Submission] = []
+
+    async def refused(_: Any, submission: Submission) -> None:
+        begun.append(submission)
+        raise InvalidRequest("no")
+
+    monkeypatch.setattr("carousel.client.core.streams.put_async", refused)
+    with http_front(tmp_path, answer) as front:
+        found = front.post("/rerank", query="x", documents=["x"] * 1000)
+        assert found.status_code == 400, found.text
+    assert 1 <= len(begun) <= 4 * PROMPTS_AT_ONCE
 
 
 def test_an_unread_answer_counts_for_its_tenant_whatever_is_pipelined_behind_it(

@@ -54,7 +54,8 @@ def test_texts_are_sent_as_there_is_room_for_their_vectors(
         answers = [callers.submit(front.post, path, **BODIES[path]) for _ in range(NUM_REQUESTS)]
         wait_for(NUM_VECTORS)
         time.sleep(0.1)
-        assert len(asked) == NUM_VECTORS, "others wait, and are not refused"
+        # The oldest request needs no room, and others may have taken some before its last text was sent.
+        assert NUM_VECTORS <= len(asked) < NUM_VECTORS + NUM_TEXTS, "others wait, and are not refused"
         num_sent = 0
         while num_sent < NUM_REQUESTS * NUM_TEXTS:
             wait_for(num_sent + 1)
