@@ -16,6 +16,7 @@ from grammar_proc.guides.followed_guides import FollowedGuides
 from grammar_proc.guides.guide_memory import GuideCopy, HeapMeter
 from grammar_proc.matchers import GuideBroken, GuideUsedUp, MaskPlace, Matchers
 from runtime.base.mask_memory import MaskMemory
+from runtime.ring.suspects.in_hand import SequencesInHand
 from runtime.wire.format import Message
 from runtime.wire.guide import MatcherState
 from runtime.wire.hypotheses import BranchMatchers
@@ -54,15 +55,16 @@ class GrammarLoop:
         vocabulary: BackendVocabulary[Any],
         compiler: GuideCompiler,
         on_progress: Callable[[], None] = lambda: None,
+        in_hand: SequencesInHand | None = None,
     ) -> None:
         """`scheduler` receives refusals, and `masks_out` the masks. `on_progress` is called in a turn that
-        may take long.
+        may take long. `in_hand`: None if nobody is told what this process works on.
         """
         self._inbox = inbox
         self._scheduler = KeepingOutbox[Message](scheduler.send)
         self._masks_out = KeepingOutbox[Message](masks_out.send)
         self._meter = HeapMeter()
-        self._matchers = Matchers(vocabulary, on_progress, self._meter)
+        self._matchers = Matchers(vocabulary, on_progress, self._meter, in_hand)
         self._branches = Branches(vocabulary, on_progress)
         self._guides = FollowedGuides(
             vocabulary, compiler, self._matchers, self._branches, self._meter, self._place_of, self._refuse
@@ -137,8 +139,11 @@ class GrammarLoop:
             return
         self._meter.touch((copy,))
         try:
+            self._matchers.take_in_hand(message.handle)
             states = self._branches.branch(copy.start, message)
+            self._matchers.put_down(message.handle)
         except BranchBroken as error:
+            self._matchers.put_down(message.handle)
             if error.is_used_up and not copy.is_for_one:
                 self._guides.move(copy)
                 return

@@ -13,6 +13,7 @@ from grammar_proc.loop import GrammarLoop
 from grammar_proc.open_backend import open_vocabulary
 from grammar_proc.vocabulary import MAX_THREADS
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
+from runtime.ring.suspects.in_hand import SequencesInHand
 
 
 def main(context: ProcessContext) -> None:
@@ -27,6 +28,7 @@ def main(context: ProcessContext) -> None:
         open_vocabulary(backend, Path(context.config.tokenizer), min(MAX_THREADS, num_cores)),
         compiler,
         lambda: context.beat(num_running=loop.num_matchers),
+        SequencesInHand.open(context.endpoints),
     )
     compiler.wait_for_child()  # it reads the same vocabulary; guides can be tried only after that
     gc.freeze()

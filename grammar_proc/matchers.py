@@ -21,6 +21,7 @@ from grammar_proc.guides.guide_memory import GuideCopy, HeapMeter
 from grammar_proc.vocabulary import WORD_BITS, is_used_up, reason_of
 from runtime.base.errors import InvalidRequest
 from runtime.base.mask_memory import MaskMemory
+from runtime.ring.suspects.in_hand import SequencesInHand, place_of
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.guide import MatcherNews, MatcherState
 
@@ -46,6 +47,8 @@ class _Entry:
     """Output, packed."""
     place: MaskPlace | None
     """Slots in which its masks are written; None: masks are sent."""
+    shown: bytes = b""
+    """Its place in the roster while it is in hand."""
     tenant: str = ""
     matcher: Matcher | None = None
     """None: the output has yet to be followed."""
@@ -133,11 +136,15 @@ class Matchers:
         vocabulary: BackendVocabulary[Any],
         on_progress: Callable[[], None] = lambda: None,
         meter: HeapMeter | None = None,
+        in_hand: SequencesInHand | None = None,
     ) -> None:
-        """`on_progress` is called before operations that may take long."""
+        """`on_progress` is called before operations that may take long. `in_hand`: None if nobody is told
+        what is worked on.
+        """
         self._vocabulary = vocabulary
         self._on_progress = on_progress
         self._meter = meter or HeapMeter()
+        self.in_hand = in_hand or SequencesInHand()
         self._entries: dict[bytes, _Entry] = {}
         self._changed: dict[bytes, None] = {}
         """Handles of sequences whose state has to be sent."""
@@ -170,7 +177,9 @@ class Matchers:
         self.close(handle)
         if _ids(output_ids) is None:
             raise _not_resumable()
-        self._entries[handle] = _Entry(None, bytearray(output_ids), place, tenant, is_due=True)
+        self._entries[handle] = _Entry(
+            None, bytearray(output_ids), place, place_of(handle, tenant), tenant, is_due=True
+        )
         self._num_of[tenant] += 1
         self.resume(handle, copy)
 
@@ -182,7 +191,9 @@ class Matchers:
         entry.ids += news.ids
         entry.guesses = news.guesses
         if ids and entry.matcher is not None:
+            self.in_hand.show_only((entry.shown,))
             self._consume(entry, ids)  # a failure sets the error of the matcher
+            self.in_hand.put_all_down((news.handle,))
         if entry.copy is None:
             entry.is_due = True
         else:
@@ -247,9 +258,14 @@ class Matchers:
     def news(self, most: int) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
         """Yield the states of up to `most` sequences that have changed; those that cannot go on are closed.
         Sequences without guesses come first and by themselves, because the others take longer, and so do long
-        outputs that have to be followed from their start. If there are several tenants, those of one come,
+        outputs that have to be followed from their start. One of which grammar processes have died comes
+        first and alone. If there are several tenants, those of one come,
         and no more than probably take FAIR_STEP_S.
         """
+        alone = next((handle for handle in self._changed if self.in_hand.must_be_alone(handle)), None)
+        if alone is not None:
+            yield from self._states((alone,))
+            return
         most = min(most, self._meter.num_masks_at_once)
         quick = [handle for handle in self._changed if not self._entries[handle].is_long_to_follow]
         plain = [handle for handle in quick if not self._entries[handle].guesses]
@@ -266,7 +282,20 @@ class Matchers:
         yield from self._states(handles)
         self._shares.spend(tenant, time.monotonic() - began, len(handles))
 
+    def take_in_hand(self, handle: bytes) -> None:
+        """Show that a sequence is worked on, until `put_down`. An error that ends the process leaves it."""
+        self.in_hand.show_only((self._entries[handle].shown,))
+
+    def put_down(self, handle: bytes) -> None:
+        self.in_hand.put_all_down((handle,))
+
     def _states(self, handles: Sequence[bytes]) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
+        self.in_hand.show_only([self._entries[handle].shown for handle in handles])
+        states = list(self._states_in_hand(handles))
+        self.in_hand.put_all_down(handles)
+        yield from states
+
+    def _states_in_hand(self, handles: Sequence[bytes]) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
         self._meter.read()  # what has come before is not theirs
         entries = [self._entries[handle] for handle in handles]
         refusals = [self._follow(entry) for entry in entries]

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from runtime.base.errors import Forbidden, RequestError
-from runtime.ring.suspects.in_hand import InHand
+from runtime.ring.suspects.in_hand import TextsInHand
 from runtime.ring.tenants import THE_OWNER, Tenant
 from runtime.text.codec import PromptEncoder
 from runtime.wire.format import IntArray
@@ -69,7 +69,7 @@ class TokenizerLoop:
         shares_prefixes: bool = False,
         tenant_named: Callable[[str], Tenant] = lambda _: THE_OWNER,
         adapters: AdapterTable | None = None,
-        in_hand: InHand | None = None,
+        in_hand: TextsInHand | None = None,
         clock: Callable[[], Receipt] = Receipt.now,
         on_encoded: Callable[[], None] = lambda: None,
     ) -> None:
@@ -95,7 +95,7 @@ class TokenizerLoop:
         self._turn_cost = 0
         """Work of this turn, in characters to encode."""
         self._long = LongTexts(on_encoded)
-        self._in_hand = in_hand or InHand()
+        self._in_hand = in_hand or TextsInHand()
         self._solitary: Arrived | None = None
         """Message whose text is to be read while nothing else is in hand; no other is taken before."""
         self._is_alone = False
@@ -158,7 +158,7 @@ class TokenizerLoop:
             self._forward(message)
         elif arrived.refusal is not None:
             self._routes.refuse(message, arrived.refusal)
-        elif self._in_hand.must_be_alone(message):
+        elif self._in_hand.must_be_alone(message.handle):
             self._solitary = arrived
         else:
             self._guard(message, partial(self._take, message))

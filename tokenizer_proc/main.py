@@ -12,7 +12,7 @@ from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.ring.adapters_file import AdaptersFile
 from runtime.ring.known_tenants import KnownTenants
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
-from runtime.ring.suspects.in_hand import InHand
+from runtime.ring.suspects.in_hand import TextsInHand
 from runtime.ring.tcp_gate import TcpGate
 from runtime.text.selection import open_tokenizer
 from runtime.wire.messages import ToTokenizer
@@ -121,7 +121,7 @@ def _make_loop(
             is_recovering=lambda: is_recovering(context.status, time.monotonic_ns()),
             has_tenants=has_tenants,
         ),
-        in_hand=InHand.open(context.endpoints, context.index, has_tenants),
+        in_hand=TextsInHand.open(context.endpoints, context.index, has_tenants),
         secret=context.secret,
         shares_prefixes=context.config.share_prefixes_across_keys,
         tenant_named=tenants.named,

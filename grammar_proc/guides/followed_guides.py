@@ -119,6 +119,11 @@ class FollowedGuides:
 
     def open(self, message: OpenMatcher) -> None:
         self.close(message.handle)
+        try:
+            self._matchers.in_hand.check(message.handle)
+        except RequestError as error:
+            self._refuse(message.handle, error_info(error))
+            return
         key = self._guide_of[message.handle] = key_of(message.guide, message.tenant)
         start = self._ready.get(key)
         if start is not None:

@@ -117,14 +117,15 @@ class Endpoints:
         """Return the file in which the launcher records the sequences that may have killed the engine."""
         return self.run_dir / "suspects"
 
-    def encoding_file(self, index: int) -> Path:
-        """Return the file in which a tokenizer records the requests that it works on."""
-        return self.run_dir / f"encoding{index}"
+    def in_hand_file(self, role: str, index: int) -> Path:
+        """Return the file in which a process records the requests that it works on at the moment."""
+        return self.run_dir / f"in_hand_{role}{index}"
 
-    @property
-    def text_suspects_file(self) -> Path:
-        """Return the file in which the launcher records the requests that may have killed tokenizers."""
-        return self.run_dir / "text_suspects"
+    def suspects_file_of(self, role: str) -> Path:
+        """Return the file in which the launcher records the requests that may have killed processes of a role
+        outside of the engine.
+        """
+        return self.run_dir / f"suspects_{role}"
 
     @property
     def tenants_file(self) -> Path:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runtime.launcher.deaths.engine_deaths import EngineDeaths, TokenizerDeaths
+from runtime.launcher.deaths.engine_deaths import EngineDeaths, InHandDeaths
 from runtime.launcher.deaths.restart_budget import RestartBudget, Verdict
 from runtime.launcher.hosts.host import ENGINE, Child, ProcessPlace
 from runtime.ring.endpoints import Endpoints
@@ -23,6 +23,8 @@ from runtime.wire.status_page import StatusPage
 
 logger = logging.getLogger(__name__)
 
+JUDGED_ROLES = ("tokenizer", "grammar")
+"""Roles outside of the engine whose processes show what they have in hand."""
 ASKED_TO_END = frozenset({0, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT})
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -62,7 +64,7 @@ class Deaths:
         self._page = page
         self._causes = DeathCauses()
         self._engine_deaths = EngineDeaths(endpoints)
-        self._tokenizer_deaths = TokenizerDeaths(endpoints)
+        self._in_hand_deaths = {role: InHandDeaths(endpoints, role) for role in JUDGED_ROLES}
         self._budget = RestartBudget(restart_window_s)
         self._hung: set[Child] = set()
         """Processes that were killed because their work loops stood still."""
@@ -103,8 +105,8 @@ class Deaths:
         try:
             if place.unit == ENGINE:
                 return self._engine_deaths.count(self._page.read("scheduler").solitary, now_s)
-            if place.role == "tokenizer":
-                return self._tokenizer_deaths.count(place.index, now_s)
+            if place.role in JUDGED_ROLES:
+                return self._in_hand_deaths[place.role].count(place.index, now_s)
         except OSError as error:
             logger.warning("who was there when %s died is not counted: %s", place.unit, error)
         return None

@@ -162,22 +162,23 @@ class DeathCounts:
         )
 
 
-class TokenizerDeaths:
-    """DeathCounts of all tokenizers of a launch. A request that one has died of may come to another."""
+class InHandDeaths:
+    """DeathCounts of all processes of a role. A request that one has died of may come to another."""
 
-    def __init__(self, endpoints: Endpoints) -> None:
+    def __init__(self, endpoints: Endpoints, role: str) -> None:
         self._endpoints = endpoints
+        self._role = role
         self._counts = DeathCounts()
         self._suspects = NO_SUSPECTS
 
     def count(self, index: int, now_s: float) -> Verdict:
-        """Count the death of a tokenizer, before the next one is started. Raises OSError."""
-        seen = Seen.read(self._endpoints.encoding_file(index))
+        """Count the death of a process, before the next one is started. Raises OSError."""
+        seen = Seen.read(self._endpoints.in_hand_file(self._role, index))
         # One that is to be alone is in hand alone. Otherwise nothing is known of a single one.
         alone = next(iter(seen.present)) if len(seen.present) == 1 else NO_HANDLE
         solitary = alone if alone in self._suspects.alone else NO_HANDLE
         self._suspects = self._counts.count(seen, solitary, now_s)
-        write_atomically(self._endpoints.text_suspects_file, self._suspects.encode())
+        write_atomically(self._endpoints.suspects_file_of(self._role), self._suspects.encode())
         return self._counts.verdict
 
 

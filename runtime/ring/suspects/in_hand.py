@@ -1,32 +1,91 @@
-"""InHand: shows the launcher which requests the tokenizer works on, and knows those under which tokenizers
-have died.
+"""InHand: shows the launcher which requests a process works on at the moment, and knows those under which
+processes of its role have died.
 
-A request is in hand while this process reads its text: in a turn of the work loop, or in a thread. One that
-was there at two deaths is taken when nothing else is in hand. If the tokenizer dies then, it is refused from
-then on.
+One that was there at two deaths is worked on while nothing else is in hand. If the process dies then, the
+request is refused from then on.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.suspects.errors import quarantined, suspended
-from runtime.ring.suspects.roster import NO_SUSPECTS, Roster, Suspects, tenant_mark
+from runtime.ring.suspects.roster import NO_SUSPECTS, Roster, Suspects, place_for, tenant_mark
 from runtime.ring.tenants import OWNER
-from runtime.wire.handle import sequence_key, sibling
+from runtime.wire.handle import KEY_BYTES, REQUEST_BYTES
 from runtime.wire.messages import GenerateRequest
 
 T = TypeVar("T")
 
+FIRST_INDEX = bytes(KEY_BYTES - REQUEST_BYTES)
 NUM_PLACES = 512
-"""Far more than a turn and the threads have in hand. Further requests would not be shown."""
-WHO = "the tokenizer"
+"""Far more than what is in hand at a time. Further requests would not be shown."""
+NAMES = {"tokenizer": "the tokenizer", "detokenizer": "the detokenizer", "grammar": "the grammar process"}
+"""Names of the roles in errors."""
 
 
 class InHand:
+    """Requests in hand, by the handles of their sequences: these count as one, because they have the same
+    text and guide, and each may be submitted again by itself. Threads may call all but `must_be_alone`.
+    """
+
+    def __init__(
+        self, roster: Roster | None = None, suspects: Suspects = NO_SUSPECTS, *, role: str = "tokenizer"
+    ) -> None:
+        """roster: file that tells the launcher. None: nobody is told."""
+        self._roster = roster or Roster(bytearray())
+        self._suspects = suspects
+        self._name = NAMES[role]
+        self._alone = set(suspects.alone)
+        self._lock = threading.Lock()
+        self._counts: dict[bytes, int] = {}
+
+    def must_be_alone(self, handle: bytes) -> bool:
+        """Return True if a request may be worked on only while nothing else is in hand."""
+        return bool(self._alone) and request_key(handle) in self._alone
+
+    def check(self, handle: bytes) -> None:
+        """Raise InvalidRequest if processes have died of a request."""
+        if self._suspects.guilty and request_key(handle) in self._suspects.guilty:
+            raise quarantined(self._name)
+
+    def show(self, handle: bytes, tenant: str) -> None:
+        key = request_key(handle)
+        with self._lock:
+            count = self._counts[key] = self._counts.get(key, 0) + 1
+            if count == 1:
+                self._roster.add(key, tenant)
+
+    def put_down(self, handle: bytes) -> None:
+        """Show a request no more. No death before is laid to it any longer."""
+        key = request_key(handle)
+        with self._lock:
+            if self._release(key):
+                self._note_past(key)
+                self._roster.note_served()
+
+    def _release(self, key: bytes) -> bool:
+        """Count a request once less. Returns True if it is shown no more."""
+        self._counts[key] -= 1
+        if self._counts[key]:
+            return False
+        del self._counts[key]
+        self._roster.discard(key)
+        return True
+
+    def _note_past(self, key: bytes) -> None:
+        if key in self._suspects.watched:
+            self._roster.note_past(key)
+            self._alone.discard(key)
+
+
+class TextsInHand(InHand):
+    """Requests whose texts a tokenizer reads: in a turn of its loop, or in a thread."""
+
     def __init__(
         self,
         roster: Roster | None = None,
@@ -35,72 +94,95 @@ class InHand:
         has_tenants: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """roster: file that tells the launcher. has_tenants: as in QueueAdmission. clock: CLOCK_MONOTONIC."""
-        self._roster = roster or Roster(bytearray())
-        self._suspects = suspects
+        """has_tenants: as in QueueAdmission. clock: CLOCK_MONOTONIC."""
+        super().__init__(roster, suspects)
         self._has_tenants = has_tenants
         self._clock = clock
         self._of_turn: dict[bytes, None] = {}
-        """Keys of the requests of this turn."""
+        """Handles of the requests of this turn."""
 
     @staticmethod
-    def open(endpoints: Endpoints, index: int, has_tenants: Callable[[], bool]) -> InHand:
+    def open(endpoints: Endpoints, index: int, has_tenants: Callable[[], bool]) -> TextsInHand:
         """Make the file of tokenizer number `index`, and read what is known of those before. Raises
         ConfigError if it cannot be made.
         """
-        suspects = Suspects.read(endpoints.text_suspects_file)
-        roster = Roster.create(endpoints.encoding_file(index), NUM_PLACES)
-        return InHand(roster, suspects, has_tenants=has_tenants)
-
-    def must_be_alone(self, request: GenerateRequest) -> bool:
-        """Return True if a request may be taken only while nothing else is in hand."""
-        return bool(self._suspects.alone) and _key(request) in self._suspects.alone
+        return TextsInHand(*_opened(endpoints, "tokenizer", index), has_tenants=has_tenants)
 
     def take(self, request: GenerateRequest) -> None:
         """Show a request until the end of the turn. Raises InvalidRequest if tokenizers have died of it, and
         RateLimited if they have of several of its tenant.
         """
-        key = _key(request)
-        self._of_turn[key] = None
-        self._roster.add(key, request.tenant)
-        if key in self._suspects.guilty:
-            raise quarantined(WHO)
+        self.check(request.handle)
         if request.tenant != OWNER and self._suspects.suspended and self._has_tenants():
             left_s = self._suspects.suspended.get(tenant_mark(request.tenant), 0.0) - self._clock()
             if left_s > 0.0:
-                raise suspended(WHO, left_s)
+                raise suspended(self._name, left_s)
+        if request.handle not in self._of_turn:
+            self._of_turn[request.handle] = None
+            self.show(request.handle, request.tenant)
 
     def end_turn(self) -> None:
-        for key in self._of_turn:
-            self._put_down(key)
+        for handle in self._of_turn:
+            self.put_down(handle)
         self._of_turn.clear()
 
     def later(self, request: GenerateRequest, work: Callable[[], T]) -> Callable[[], T]:
-        """Put a request down, and return `work` such that it is in hand again while a thread does it."""
-        key = _key(request)
-        if key in self._of_turn:
-            del self._of_turn[key]
-            self._roster.discard(key)
+        """Put a request down until a thread does `work`. Returns what the thread has to do."""
+        if request.handle in self._of_turn:
+            del self._of_turn[request.handle]
+            with self._lock:
+                self._release(request_key(request.handle))  # its text was not read yet
 
         def show_and_work() -> T:
-            self._roster.add(key, request.tenant)
+            self.show(request.handle, request.tenant)
             try:
                 return work()
             finally:
-                self._put_down(key)
+                self.put_down(request.handle)
 
         return show_and_work
 
-    def _put_down(self, key: bytes) -> None:
-        """Put down a request whose text was read, so that no death before is laid to it any more."""
-        if key in self._suspects.watched:
-            self._roster.note_past(key)
-        self._roster.note_served()
-        self._roster.discard(key)
 
-
-def _key(request: GenerateRequest) -> bytes:
-    """Return a key for all sequences of a request, which have the same text. Each is submitted again by
-    itself.
+class SequencesInHand(InHand):
+    """Sequences that the only thread of the grammar process works on, in one call of a library. Showing them
+    costs little, because it is done for every token.
     """
-    return sequence_key(sibling(request.handle, 0))
+
+    def __init__(self, roster: Roster | None = None, suspects: Suspects = NO_SUSPECTS) -> None:
+        super().__init__(roster, suspects, role="grammar")
+        self._num_shown = 0
+
+    @staticmethod
+    def open(endpoints: Endpoints) -> SequencesInHand:
+        """Make the file of the grammar process, and read what is known of those before. Raises ConfigError if
+        it cannot be made.
+        """
+        return SequencesInHand(*_opened(endpoints, "grammar", 0))
+
+    def show_only(self, places: Sequence[bytes]) -> None:
+        """Show nothing but these, which place_of has made."""
+        self._roster.show_only(b"".join(places), self._num_shown)
+        self._num_shown = len(places)
+
+    def put_all_down(self, handles: Iterable[bytes]) -> None:
+        """Show nothing. handles: those that were shown."""
+        if self._suspects.watched:
+            for handle in handles:
+                self._note_past(request_key(handle))
+        self._roster.note_served()
+        self.show_only(())
+
+
+def place_of(handle: bytes, tenant: str) -> bytes:
+    """Return what SequencesInHand shows of a sequence."""
+    return place_for(request_key(handle), tenant)
+
+
+def _opened(endpoints: Endpoints, role: str, index: int) -> tuple[Roster, Suspects]:
+    suspects = Suspects.read(endpoints.suspects_file_of(role))
+    return Roster.create(endpoints.in_hand_file(role, index), NUM_PLACES), suspects
+
+
+def request_key(handle: bytes) -> bytes:
+    """Return the key of all sequences of a request, in all attempts."""
+    return handle[:REQUEST_BYTES] + FIRST_INDEX

@@ -45,6 +45,11 @@ def tenant_mark(tenant: str) -> bytes:
     return hashlib.blake2b(tenant.encode(), digest_size=MARK_BYTES).digest()
 
 
+def place_for(key: bytes, tenant: str) -> bytes:
+    """Return the content of the place of a live sequence."""
+    return key + tenant_mark(tenant) + b"\0"
+
+
 @dataclass(frozen=True, slots=True)
 class RowViews:
     """Memory of the row columns that the roster repeats, all rows one after the other."""
@@ -96,7 +101,15 @@ class Roster:
         if self._free:
             place = self._place_of[key] = self._free.pop()
             at = _HEADER.size + place * PLACE_BYTES
-            self._memory[at : at + PLACE_BYTES] = key + tenant_mark(tenant) + b"\0"
+            self._memory[at : at + PLACE_BYTES] = place_for(key, tenant)
+
+    def show_only(self, places: bytes, num_before: int) -> None:
+        """Write places, made by `place_for`, over the first num_before ones. For a roster that keeps nothing
+        else.
+        """
+        num_bytes = max(len(places), num_before * PLACE_BYTES)
+        if num_bytes <= self._layout.num_places * PLACE_BYTES:
+            self._memory[_HEADER.size : _HEADER.size + num_bytes] = places.ljust(num_bytes, b"\0")
 
     def discard(self, key: bytes) -> None:
         place = self._place_of.pop(key, None)

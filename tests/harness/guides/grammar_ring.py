@@ -8,7 +8,7 @@ import random
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from grammar_proc.backend import BackendVocabulary
 from grammar_proc.compile_child import Compiled, try_guide
 from grammar_proc.loop import GrammarLoop
 from grammar_proc.matchers import Matchers
+from runtime.ring.suspects.in_hand import SequencesInHand
 from runtime.wire.format import pack_ids
 from runtime.wire.guide import Guide, MatcherNews, MatcherState
 from runtime.wire.messages import (
@@ -83,7 +84,7 @@ class Followed:
 
 
 class GrammarRing:
-    def __init__(self, vocabulary: BackendVocabulary[Any]) -> None:
+    def __init__(self, vocabulary: BackendVocabulary[Any], in_hand: SequencesInHand | None = None) -> None:
         self.trial = Trial(vocabulary)
         self.sequences: dict[bytes, Followed] = {}
         self.received: list[Any] = []
@@ -95,7 +96,8 @@ class GrammarRing:
 
         inbox: Any = SimpleNamespace(drain=self._drain)
         outbox: Any = SimpleNamespace(send=send)
-        self.loop = GrammarLoop(inbox, outbox, outbox, vocabulary, cast(Any, self.trial))
+        trial: Any = self.trial
+        self.loop = GrammarLoop(inbox, outbox, outbox, vocabulary, trial, in_hand=in_hand)
 
     def _drain(self, most: int) -> list[Any]:
         messages, self.received = self.received, []

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runtime.ring.suspects.in_hand import InHand
+from runtime.ring.suspects.in_hand import TextsInHand
 from runtime.ring.tenants import Tenants
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import IntArray
@@ -39,7 +39,7 @@ class Ring:
         context_length: int = 1 << 20,
         num_detokenizers: int = 1,
         validator: Validator | None = None,
-        in_hand: InHand | None = None,
+        in_hand: TextsInHand | None = None,
         on_encoded: Callable[[], None] = lambda: None,
     ) -> None:
         self.inbox = MemoryChannel("tokenizer_in")

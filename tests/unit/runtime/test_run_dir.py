@@ -8,10 +8,12 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime.base.errors import AddressInUse, ConfigError
+from runtime.launcher.deaths.death_causes import JUDGED_ROLES
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.keys import make_keys
 from runtime.ring.run_dir import OURS, RunDir, live_run_dirs
@@ -181,18 +183,31 @@ def test_a_named_directory_of_a_killed_launch_is_taken_over(tmp_path: Path) -> N
 
 
 def names_of_endpoints(endpoints: Endpoints) -> list[str]:
-    """All names that Endpoints gives out; of those with a number, the one with 12."""
+    """All names that Endpoints gives out; of those with a number, the one with 12, and of those with a role,
+    that of each.
+    """
     names = []
     for name, what in vars(Endpoints).items():
         if isinstance(what, property) or (inspect.isfunction(what) and not name.startswith("_")):
             place = getattr(endpoints, name)
-            names.append(Path(str(place(12) if callable(place) else place)).name)
+            asked = inspect.signature(place).parameters if callable(place) else {}
+            for role in JUDGED_ROLES if "role" in asked else ("",):
+                given: dict[str, Any] = {"role": role} if role else {}
+                given |= {each: 12 for each in asked if each != "role"}
+                names.append(Path(str(place(**given) if callable(place) else place)).name)
     return names
 
 
 def test_no_name_of_an_endpoint_keeps_the_next_launch_out(tmp_path: Path) -> None:
     names = names_of_endpoints(Endpoints(tmp_path))
-    assert {"grammar_in", "api_orders12", "adapters.json", "lock"} <= set(names)
+    assert {
+        "grammar_in",
+        "in_hand_grammar12",
+        "suspects_tokenizer",
+        "api_orders12",
+        "adapters.json",
+        "lock",
+    } <= set(names)
     assert not [name for name in names if not OURS.fullmatch(name)]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launcher.deaths.engine_deaths import TokenizerDeaths
+from runtime.launcher.deaths.engine_deaths import InHandDeaths
 from runtime.ring.endpoints import Endpoints
-from runtime.ring.suspects.in_hand import InHand
+from runtime.ring.suspects.in_hand import TextsInHand
 from runtime.ring.suspects.roster import ALWAYS_ALONE, NO_SUSPECTS, Roster, Suspects, size_of, tenant_mark
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import IntArray
@@ -48,7 +48,7 @@ class Watched:
     def __init__(self, demo: Tokenizer, suspects: Suspects = NO_SUSPECTS, *, now_s: float = 0.0) -> None:
         self.roster = empty_roster()
         self.tokenizer = WatchedTokenizer(demo, self.roster)
-        in_hand = InHand(self.roster, suspects, has_tenants=lambda: True, clock=lambda: now_s)
+        in_hand = TextsInHand(self.roster, suspects, has_tenants=lambda: True, clock=lambda: now_s)
         self.ring = Ring(self.tokenizer, in_hand=in_hand)
 
 
@@ -58,6 +58,18 @@ def test_requests_are_in_hand_while_their_texts_are_read_and_not_after(demo: Tok
     assert watched.tokenizer.seen == [{KEYS[1], KEYS[2]}]
     seen = watched.roster.read()
     assert (seen.present, seen.has_served) == ({}, True)
+
+
+def test_sequences_of_one_request_are_in_hand_until_the_last_is_put_down(demo: Tokenizer) -> None:
+    watched = Watched(demo)
+    siblings = [request(1, text="a", handle=make_handle(77, 1, index)) for index in range(3)]
+    long = request(1, text=LONG_TEXT, handle=make_handle(77, 1, 4))
+    assert len(passed_on(watched.ring, long, *siblings)) == 3
+    watched.tokenizer.gate.set()
+    watched.ring.wait_for_long()
+    assert watched.tokenizer.seen == [{KEYS[1]}, {KEYS[1]}]
+    assert not watched.roster.keys()
+    assert len(watched.roster._free) == NUM_PLACES
 
 
 def test_a_long_text_is_in_hand_while_a_thread_reads_it(demo: Tokenizer) -> None:
@@ -91,6 +103,7 @@ def test_who_was_there_at_two_deaths_is_in_hand_alone(demo: Tokenizer, text: str
     for _ in range(3):
         assert passed_on(ring) == []
         assert ring.loop.is_busy
+        assert not watched.roster.read().past
     watched.tokenizer.gate.set()
     order: list[bytes] = []
     for _ in range(5):
@@ -127,14 +140,14 @@ def test_nothing_is_served_of_a_tenant_that_is_suspended_until_its_time_is_over(
 
 def test_the_launcher_finds_out_whose_text_ends_tokenizers_whichever_it_comes_to(tmp_path: Path) -> None:
     endpoints = Endpoints(tmp_path)
-    deaths = TokenizerDeaths(endpoints)
+    deaths = InHandDeaths(endpoints, "tokenizer")
 
     def die(index: int, now_s: float, *numbers: int) -> Suspects:
-        in_hand = InHand(Roster.create(endpoints.encoding_file(index), NUM_PLACES))
+        in_hand = TextsInHand(Roster.create(endpoints.in_hand_file("tokenizer", index), NUM_PLACES))
         for number in numbers:
             in_hand.take(request(number, sampling=SamplingParams(n=3)))
         verdicts.append(deaths.count(index, now_s))
-        return Suspects.read(endpoints.text_suspects_file)
+        return Suspects.read(endpoints.suspects_file_of("tokenizer"))
 
     verdicts = [deaths.count(0, 0.0)]
     assert not verdicts[0].explained[0.0], "nobody was there"
@@ -143,3 +156,18 @@ def test_the_launcher_finds_out_whose_text_ends_tokenizers_whichever_it_comes_to
     assert die(0, 3.0, 2).guilty == {KEYS[2]}
     assert verdicts[-1].explained == {1.0: True, 2.0: True, 3.0: True}
     assert die(0, 4.0, 5).guilty == {KEYS[2]}, "of one that was not to be alone nothing is known"
+
+
+def test_a_text_that_waits_for_a_thread_is_neither_in_hand_nor_past_a_death() -> None:
+    roster = empty_roster()
+    in_hand = TextsInHand(roster, Suspects(alone={KEYS[1]: ALWAYS_ALONE}, watched={KEYS[1]: 0}))
+    long = request(1, text=LONG_TEXT)
+    in_hand.take(long)
+    work = in_hand.later(long, lambda: roster.keys())
+    in_hand.end_turn()
+    seen = roster.read()
+    assert (seen.present, seen.past, seen.has_served) == ({}, frozenset(), False)
+    assert in_hand.must_be_alone(long.handle)
+    assert work() == {KEYS[1]}
+    assert roster.read().past == {KEYS[1]}
+    assert not in_hand.must_be_alone(long.handle)

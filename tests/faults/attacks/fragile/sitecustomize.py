@@ -1,25 +1,46 @@
-"""Patch of tokenizer processes, for a launch that has this folder in PYTHONPATH: they end by SIGSEGV at a
-certain text, as a fault in the tokenizers library would.
+"""Patch of tokenizer and grammar processes, for a launch that has this folder in PYTHONPATH: they end by
+SIGSEGV at a certain text, or in a guide that has it, as a fault in a native library would end them.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 POISON = "segmentation fault"
 
-if "tokenizer_proc.main" in sys.orig_argv:
+
+def _patch_tokenizer() -> None:
     import ctypes
-    from collections.abc import Sequence
 
     from runtime.text.tokenizer import Tokenizer
-    from runtime.wire.format import IntArray
 
-    encode_batch = Tokenizer.encode_batch
+    encode_batch: Any = Tokenizer.encode_batch
 
-    def fragile(self: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
+    def fragile(self: Tokenizer, texts: Any, **options: Any) -> Any:
         if any(POISON in text for text in texts):
             ctypes.string_at(0)
-        return encode_batch(self, texts, add_special_tokens=add_special_tokens)
+        return encode_batch(self, texts, **options)
 
     Tokenizer.encode_batch = fragile  # type: ignore[method-assign]
+
+
+def _patch_grammar() -> None:
+    import ctypes
+
+    from grammar_proc.matchers import Matchers
+
+    masks: Any = Matchers._masks
+
+    def fragile(self: Matchers, entries: Any) -> Any:
+        if any(POISON in entry.copy.grammar for entry in entries):
+            ctypes.string_at(0)
+        return masks(self, entries)
+
+    Matchers._masks = fragile  # type: ignore[method-assign]
+
+
+if "tokenizer_proc.main" in sys.orig_argv:
+    _patch_tokenizer()
+if "grammar_proc.main" in sys.orig_argv:
+    _patch_grammar()
