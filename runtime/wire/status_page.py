@@ -116,6 +116,10 @@ class StatusPage:
         except ValueError:
             self._map.close()
             raise
+        self._seen: dict[int, tuple[int, ProcessStatus]] = {}
+        """What was last read of each slot, with the number of writes before. Decoding it takes eight times as
+        long as to see that nothing was written, and each request looks at three slots.
+        """
         self._first: dict[str, int] = {}
         at = HEADER_BYTES
         for role, count in self.counts.items():
@@ -141,11 +145,16 @@ class StatusPage:
         at = self._slot_at(role, index)
         while True:
             (before,) = _COUNTER.unpack_from(self._map, at)
+            seen = self._seen.get(at)
+            if seen is not None and seen[0] == before:
+                return seen[1]
             epoch, pid, state, *others = _FIELDS.unpack_from(self._map, _copy_at(at, before))
             (after,) = _COUNTER.unpack_from(self._map, at)
             if before == after:
                 # The same as a call with so many arguments, which takes longer.
-                return ProcessStatus._make((epoch, pid, STATES[state], *others))
+                status = ProcessStatus._make((epoch, pid, STATES[state], *others))
+                self._seen[at] = before, status
+                return status
 
     def close(self) -> None:
         self._map.close()

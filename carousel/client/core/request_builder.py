@@ -271,10 +271,12 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
     )
 
 
+_KNOWN = frozenset(RequestOptions.__annotations__.keys() | OTHERS_OPTIONS)
+
+
 def _without_none(options: RequestOptions) -> RequestOptions:
     """Return the options that have a value. An unknown one stays, to be refused, unless others have it."""
-    known = RequestOptions.__annotations__.keys() | OTHERS_OPTIONS
-    given = {name: value for name, value in options.items() if value is not None or name not in known}
+    given = {name: value for name, value in options.items() if value is not None or name not in _KNOWN}
     return cast(RequestOptions, given)
 
 

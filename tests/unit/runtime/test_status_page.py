@@ -45,6 +45,20 @@ def test_every_process_has_a_slot_that_all_can_read(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_a_slot_is_decoded_once_for_each_write(tmp_path: Path) -> None:
+    """Each HTTP request looks at three slots, at 3 us each, and few of them have changed."""
+    owner = StatusPage(tmp_path / "status", create=True)
+    reader = StatusPage(tmp_path / "status")
+    for number in range(1, 6):
+        owner.write("scheduler", ProcessStatus(1, os.getpid(), "ready", number))
+        seen = reader.read("scheduler")
+        assert seen == ProcessStatus(1, os.getpid(), "ready", number)
+        assert reader.read("scheduler") is seen
+        assert reader.read("launcher") == ProcessStatus()
+    owner.close()
+    reader.close()
+
+
 def test_clients_are_told_a_silent_launchers_last_state(tmp_path: Path) -> None:
     """Over TCP they know no more of it: it may be stopped while everybody serves."""
     page = StatusPage(tmp_path / "status", create=True)
