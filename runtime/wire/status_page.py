@@ -117,7 +117,7 @@ class StatusPage:
             self._map.close()
             raise
         self._seen: dict[int, tuple[int, ProcessStatus]] = {}
-        """What was last read of each slot, with the number of writes before. Decoding it takes eight times as
+        """Latest reading of each slot, with the number of writes before. Decoding it takes eight times as
         long as to see that nothing was written, and each request looks at three slots.
         """
         self._first: dict[str, int] = {}
