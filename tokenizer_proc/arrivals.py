@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import msgspec
+
 from runtime.base.errors import RateLimited
 from runtime.ring.tenants import OWNER
 from runtime.wire.format import TOKEN_BYTES
@@ -31,6 +33,10 @@ free, so that the next one finds room.
 """
 MAX_TENANT_MESSAGES = 8192
 """Maximum number of waiting messages of one tenant. A further request is refused."""
+MAX_TENANT_PARTS, MAX_ALL_PARTS = 64, 256
+"""Maximum numbers of waiting parts of adapters, and calls of ranks, of one tenant and of all: some MiB each.
+A tenant that has none waiting may always have one.
+"""
 MAX_ENCODING_CHARS = 1 << 18
 """Number of characters of one tenant that threads encode before its next messages may follow: 0.1 to 0.3 s of
 work.
@@ -73,7 +79,7 @@ class Arrived:
     cost: int
     """Cost in the loop."""
     refusal: RateLimited | None = None
-    """Error with which the request is refused; nothing else of it is kept. None: it is not refused."""
+    """Error with which the request or call is refused; nothing else of it is kept. None: it is served."""
 
 
 class Arrivals:
@@ -86,6 +92,8 @@ class Arrivals:
         self._num_encoding = 0
         self._spent: Counter[str] = Counter()
         """Credit that each tenant has used, out of MAX_CREDIT."""
+        self._parts: Counter[str] = Counter()
+        """Number of each tenant's waiting messages that count as parts of adapters."""
         self._dropped = BadFrames("tokenizer_in")
 
     def __len__(self) -> int:
@@ -94,6 +102,8 @@ class Arrivals:
     @property
     def may_read(self) -> bool:
         """Return True if more messages should be read."""
+        if self._parts[OWNER] >= MAX_TENANT_PARTS:
+            return False
         return self._turns.num_of(OWNER) < MAX_TENANT_MESSAGES and self._num_chars(OWNER) < MAX_TENANT_CHARS
 
     @property
@@ -129,6 +139,8 @@ class Arrivals:
         arrived = self._turns.pop()
         if isinstance(arrived.message, GenerateRequest):
             self._tenant_of.pop(attempt_key(arrived.message.handle), None)
+        elif _is_part(arrived.message):
+            self._parts[arrived.message.tenant] -= 1
         return arrived
 
     def try_spend(self, tenant: str, price: int = PRICE_OF_REFUSAL) -> bool:
@@ -164,6 +176,11 @@ class Arrivals:
                 arrived, cost = _without_text(message, receipt, refusal)
         elif isinstance(message, AbortRequest) and tenant == OWNER:
             self._let_follow(message, receipt)
+        elif isinstance(message, ControlRequest) and _is_part(message):
+            if self._has_room_for_part(tenant):
+                self._parts[tenant] += 1
+            else:
+                arrived, cost = _without_part(message, receipt, self._parts[tenant])
         self._turns.push(tenant, arrived, cost)
 
     def _fault_of(self, message: GenerateRequest | AbortRequest | ControlRequest) -> str | None:
@@ -186,6 +203,11 @@ class Arrivals:
         is_full = self._turns.num_of(tenant) >= MAX_TENANT_MESSAGES and not is_again
         fits = not own or own + cost <= share_of_chars(own, total, is_again=is_again)
         return None if fits and not is_full else rate_limited(own)
+
+    def _has_room_for_part(self, tenant: str) -> bool:
+        own = self._parts[tenant]
+        most = min(MAX_TENANT_PARTS, MAX_ALL_PARTS - self._parts.total() + own)
+        return tenant == OWNER or not own or own < most
 
     def _let_follow(self, abort: AbortRequest, receipt: Receipt) -> None:
         """Repeat the owner's abort, which may concern requests of every tenant, behind those that wait."""
@@ -219,6 +241,11 @@ def rate_limited(own: int) -> RateLimited:
         f"texts of {own} characters wait to be encoded for this key; try again later",
         retry_after_s=LONG_RETRY_S,
     )
+
+
+def _is_part(message: GenerateRequest | AbortRequest | ControlRequest) -> bool:
+    """Return True for a message that may have MiB and takes little work."""
+    return isinstance(message, ControlRequest) and (message.adapter is not None or message.call is not None)
 
 
 def message_cost(message: GenerateRequest | AbortRequest | ControlRequest) -> int:
@@ -288,3 +315,12 @@ def _without_text(request: GenerateRequest, receipt: Receipt, refusal: RateLimit
     num_sequences = request.sampling.n
     rest = GenerateRequest(request.handle, SamplingParams(n=num_sequences), tenant=request.tenant)
     return Arrived(rest, receipt, loop_cost(rest), refusal), CHARS_PER_SEQUENCE * num_sequences
+
+
+def _without_part(call: ControlRequest, receipt: Receipt, own: int) -> tuple[Arrived, int]:
+    rest = msgspec.structs.replace(call, adapter=None, call=None)
+    refusal = RateLimited(
+        f"{call.op}: {own} parts of adapters or calls wait for this key; try again later",
+        retry_after_s=LONG_RETRY_S,
+    )
+    return Arrived(rest, receipt, loop_cost(rest), refusal), message_cost(rest)

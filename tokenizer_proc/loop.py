@@ -155,7 +155,10 @@ class TokenizerLoop:
         message, self._receipt = arrived.message, arrived.receipt
         if not isinstance(message, GenerateRequest):
             self._encode_batch()
-            self._forward(message)
+            if arrived.refusal is not None and isinstance(message, ControlRequest):
+                self._routes.refuse_control(message, arrived.refusal)
+            else:
+                self._forward(message)
         elif arrived.refusal is not None:
             self._routes.refuse(message, arrived.refusal)
         elif self._in_hand.must_be_alone(message.handle):

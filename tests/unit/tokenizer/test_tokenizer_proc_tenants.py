@@ -28,7 +28,13 @@ from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import ProcessStatus
 from tests.harness.ring.tokenizer_ring import LONG_TEXT, Ring
 from tokenizer_proc import arrivals
-from tokenizer_proc.arrivals import CHARS_PER_PIECE, CHARS_PER_SEQUENCE, MAX_PIECE_CHARS, cost_of
+from tokenizer_proc.arrivals import (
+    CHARS_PER_PIECE,
+    CHARS_PER_SEQUENCE,
+    MAX_PIECE_CHARS,
+    MAX_TENANT_PARTS,
+    cost_of,
+)
 from tokenizer_proc.long_texts import MAX_MEDIUM_CHARS, MAX_SHORTER_CHARS
 from tokenizer_proc.receipt import Receipt
 
@@ -430,3 +436,34 @@ def test_a_turn_takes_few_pieces_of_adapters_and_those_who_ask_for_little_pass_t
     ring.send(ask("bob", 1))
     ring.loop.turn()
     assert passed(ring) == [("bob", 1)]
+
+
+def test_parts_of_adapters_that_wait_are_bounded_for_each_tenant(demo: Tokenizer) -> None:
+    """Up to 8,192 of 2 MiB each waited for one tenant."""
+    ring = Ring(demo)
+    part = AdapterPiece("lora", 1, "0" * 64, 1 << 20, b"{}")
+
+    def waiting() -> int:
+        return sum(
+            isinstance(item.message, ControlRequest) and item.message.adapter is not None
+            for _, items in ring.loop._arrivals._turns.items()
+            for item in items
+        )
+
+    for number in range(200):
+        ring.send(ControlRequest(ALICE, number, "put_adapter", adapter=part, tenant="alice"))
+    ring.send(ControlRequest(BOB, 1, "put_adapter", adapter=part, tenant="bob"))
+    ring.loop.turn()
+    assert waiting() <= MAX_TENANT_PARTS + 1
+    replies = []
+    while ring.loop.turn() or ring.loop.is_busy:
+        replies += ring.detokenizers[0].drain()
+    replies += ring.detokenizers[0].drain()
+    assert sorted(each.number for each in replies if each.client == ALICE) == list(range(200))
+    refused = [each for each in replies if b"parts of adapters" in bytes(each.body)]
+    assert len(refused) == 200 - MAX_TENANT_PARTS
+    assert {each.client for each in refused} == {ALICE}
+    for number in range(200):
+        ring.send(ControlRequest(ALICE, number, "put_adapter", adapter=part))
+    ring.loop.turn()
+    assert ring.loop.is_blocked, "the owner's stay in the socket"
