@@ -91,7 +91,8 @@ class Lifecycle:
         self.requests[req.key] = req
         self.roster.add(req.key, req.tenant)
         self.accounts.add(req)
-        self.room.weigh_prompt(req, self.kv.match_len)
+        if self.accounts.has_several():
+            self.room.weigh_prompt(req, self.kv.match_len)
         self.room.enter(req)
         if req.deadline_s:
             self.deadlines.add(req)

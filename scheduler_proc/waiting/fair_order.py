@@ -48,18 +48,20 @@ class FairOrder:
         req.start_tag = account.last_tag = tag
         account.next_tag = tag + (1 + req.max_len - req.num_prompt) * req.width + req.prompt_cost
 
-    def note_row(self, req: Request) -> None:
-        """Record that a request has got its row, and how much of its prompt was cached by then."""
-        account, tag = req.account, req.start_tag
+    def weigh(self, req: Request) -> None:
+        """Set the cost of a prompt to what has to be computed of it, now that the request has its row."""
         cost = prompt_cost(req.num_tokens - req.kv_len)
-        if cost != req.prompt_cost:
-            account.next_tag += cost - req.prompt_cost
-            req.prompt_cost = cost
+        req.account.next_tag += cost - req.prompt_cost
+        req.prompt_cost = cost
+
+    def note_row(self, req: Request) -> None:
+        """Record that a request has got its row."""
+        account, tag = req.account, req.start_tag
         if tag > self.virtual_time:
             self.virtual_time = tag
         if account.had_tag > tag:
             tag = account.had_tag
-        account.had_tag = tag + (1 + req.max_len - req.num_prompt) * req.width + cost
+        account.had_tag = tag + (1 + req.max_len - req.num_prompt) * req.width + req.prompt_cost
 
     def note_end(self, req: Request, num_tokens: int) -> None:
         """Record that a request which had a row ends with num_tokens tokens: give its tenant back the tokens

@@ -30,6 +30,7 @@ class Accounts:
         self.tenants = Tenants()
         """Table of tenants, as it was last read."""
         self._named: frozenset[str] = frozenset()
+        self._has_several = False
         self._rows = rows
         self._clock = clock
         self._accounts: dict[str, Account[Request]] = {}
@@ -44,15 +45,19 @@ class Accounts:
             account = self._accounts[name] = Account(self.tenants.named(name), self._clock())
             if account.max_running is not None:
                 account.queued = SortedRequests()
+            self._note_names()
         return account
 
     def has_several(self) -> bool:
         """Return True if there may be more than one tenant: the table has several, or one that is not in it
         has come over TCP.
         """
-        if len(self.tenants.tenants) > 1:
-            return True
-        return any(name not in self._named for name in self._accounts if name != OWNER)
+        return self._has_several
+
+    def _note_names(self) -> None:
+        """Find out whether there are several tenants: this is asked for every request."""
+        others = self._accounts.keys() - self._named
+        self._has_several = len(self.tenants.tenants) > 1 or bool(others - {OWNER})
 
     def add(self, req: Request) -> None:
         """Count a request that was accepted."""
@@ -99,6 +104,7 @@ class Accounts:
             account.close_books(now_s)
             if name in self._named:
                 account.change(tenants.named(name), now_s)
+        self._note_names()
         return list(self)
 
     def settle(self, *, no_older_s: float = 0.0) -> None:
@@ -118,6 +124,7 @@ class Accounts:
         for name, account in list(self._accounts.items()):
             if not account.num_live and not account.used_in_minute and name not in self._named:
                 del self._accounts[name]
+        self._note_names()
 
     def check(self, live: Iterable[Request]) -> None:
         """Assert that every live request is counted exactly once, in the right account."""

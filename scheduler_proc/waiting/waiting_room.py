@@ -124,11 +124,12 @@ class WaitingRoom:
     # -- arrivals and departures ----------------------------------------------------------------------------
 
     def weigh_prompt(self, req: Request, match_len: Callable[[Request], int]) -> None:
-        """Note what has to be computed of a new request's prompt. match_len: returns how many of its tokens
-        are cached; called only with several tenants and for a long prompt.
+        """Note what has to be computed of a new request's prompt. Called only with several tenants: a single
+        one has no turns. match_len: returns how many of its tokens are cached; called only for a prompt that
+        costs anything.
         """
         num_tokens = req.num_tokens
-        if num_tokens >= PROMPT_TOKENS and self._accounts.has_several():
+        if num_tokens >= PROMPT_TOKENS:
             num_tokens -= match_len(req)
         req.prompt_cost = prompt_cost(num_tokens)
 
@@ -167,10 +168,12 @@ class WaitingRoom:
     def take_admitted(self, positions: list[int]) -> list[Request]:
         """Remove and return the requests at these positions of the queue, which have got rows."""
         now = self._serving.now()
-        admitted = self.queue.take_at(positions)
+        admitted, has_turns = self.queue.take_at(positions), self._accounts.has_several()
         for req in admitted:
             req.waited_s = now - req.waits_from_s
             if not req.num_retractions:
+                if has_turns:
+                    self.fair.weigh(req)
                 self.fair.note_row(req)
             account = req.account
             account.num_running += 1

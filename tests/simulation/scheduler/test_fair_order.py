@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +10,9 @@ import pytest
 from runtime.ring.tenants import Tenants
 from runtime.wire.handle import sequence_key
 from runtime.wire.messages import AbortRequest, TokenizedRequest
-from scheduler_proc.waiting.waiting_room import Patience
-from tests.harness.scheduler.scheduler_parts import message, run_until_idle
+from scheduler_proc.core.request import Request
+from scheduler_proc.waiting.waiting_room import Patience, WaitingRoom
+from tests.harness.scheduler.scheduler_parts import message, run_until_idle, running
 from tests.harness.scheduler.tenant_parts import PROMPT, a, b, limited, of, send
 from tests.harness.simulation.sim_system import STEP_S, System
 
@@ -239,3 +240,25 @@ def test_who_gets_a_prompt_from_the_cache_after_all_is_given_back_what_it_costs(
         run_until_idle(system)
         accounts = system.lifecycle.accounts
         assert accounts.of("a").next_tag < 400 // 8 + 4 * 5
+
+
+@pytest.mark.parametrize("num_tenants", [1, 2])
+def test_a_prompt_is_looked_up_for_its_cost_only_where_there_are_turns(
+    monkeypatch: pytest.MonkeyPatch, num_tenants: int
+) -> None:
+    """A single tenant has no turns, and paid for a lookup with each request."""
+    weighed = list[Request]()
+    weigh_prompt = WaitingRoom.weigh_prompt
+
+    def noted(room: WaitingRoom, req: Request, match_len: Callable[[Request], int]) -> None:
+        weighed.append(req)
+        weigh_prompt(room, req, match_len)
+
+    monkeypatch.setattr(WaitingRoom, "weigh_prompt", noted)
+    with running(**ONE_ROW) as system:
+        system.lifecycle.room.change_tenants(Tenants((of("a"), of("b"))[:num_tenants]))
+        run_until_idle(system, a(1, max_tokens=2), a(2, max_tokens=2))
+        assert len(weighed) == (2 if num_tenants > 1 else 0)
+        if num_tenants == 1:
+            run_until_idle(system, b(3, max_tokens=2))  # over TCP: there are two from now on
+            assert len(weighed) == 1
