@@ -27,6 +27,7 @@ from scheduler_proc.waiting.width_gate import WidthGate
 from tests.harness.mutants.mutant_table import Mutant
 from tests.harness.mutants.mutants import in_force
 from tests.harness.simulation import group_simulation
+from tests.harness.simulation.sim_branches import FakeMatcher, num_matchers, number_from_now
 
 NUM_RUNS = 12
 MOST_SEEDS = 25
@@ -60,6 +61,22 @@ def test_groups_among_other_requests_find_what_a_search_alone_finds() -> None:
         "searches with adapters",
     ):
         assert counts[what], f"the traffic has no {what}: it tests less than it says"
+
+
+def test_no_attempt_is_sent_twice() -> None:
+    """A search that ended in between opened again: seed 1004 aborted a replaced one and sent it once more."""
+    group_simulation.run(1004)
+    for seed in (3019, 3060):
+        group_simulation.run(seed, guided=1.0, late=0.6)
+
+
+def test_a_run_counts_no_matchers_that_an_earlier_one_left() -> None:
+    left = [FakeMatcher("long")]
+    number = number_from_now()
+    left.append(FakeMatcher("long"))
+    assert num_matchers(number) == 1
+    left.clear()
+    assert num_matchers(number) == 0
 
 
 def mutant(

@@ -25,7 +25,7 @@ import pytest
 from runtime.ring.tenants import OWNER, Tenant, TenantLimits
 from runtime.wire.format import FloatArray, IntArray, pack_ids
 from runtime.wire.guide import Guide
-from runtime.wire.handle import make_handle, next_sibling, with_attempt
+from runtime.wire.handle import attempt_of, make_handle, next_sibling, with_attempt
 from runtime.wire.messages import AbortRequest, ControlRequest, TokenizedRequest
 from runtime.wire.plan import AdapterRef, ProcessorCall
 from runtime.wire.sampling_params import SamplingParams
@@ -51,8 +51,8 @@ from tests.harness.simulation.fake_sampling import (
     hash_of,
     seen,
 )
-from tests.harness.simulation.sim_branches import FakeMatcher, make_branches, num_matchers
-from tests.harness.simulation.sim_grammar import GUIDES, NUM_SLOTS, REFUSED, FakeGrammar, place_in
+from tests.harness.simulation.sim_branches import FakeMatcher, make_branches, num_matchers, number_from_now
+from tests.harness.simulation.sim_grammar import FORKING, GUIDES, NUM_SLOTS, REFUSED, FakeGrammar, place_in
 from tests.harness.simulation.sim_reference import EOS_IDS
 from tests.harness.simulation.sim_system import Setting, System
 from tests.harness.simulation.sim_traffic import SECRET, stream_open
@@ -242,8 +242,7 @@ class GroupSimulation:
         self.grammar.refuse = self.system.inbox.send
         self.system.executor.num_top = NUM_TOP
         self.system.executor.logits_of = consistent_logits
-        self._num_matchers = num_matchers()
-        """Those of others in this process."""
+        self._first_matcher = number_from_now()
         self.counts: Counter[str] = Counter()
         self.asked: list[Asked] = []
         for number in range(num_requests):
@@ -295,7 +294,7 @@ class GroupSimulation:
                 )
         guide = None
         if sampling.num_beams > 1 and self._guides.random() < self.setting.guided:
-            guide = Guide("regex", self._guides.choice([*GUIDES, *GUIDES, REFUSED]))
+            guide = Guide("regex", self._guides.choice([*GUIDES, *[FORKING] * 3, REFUSED]))
             self.counts["guided searches"] += guide.text != REFUSED
             if self._processors.random() < 0.4:
                 sampling = msgspec.structs.replace(sampling, ignore_eos=True)
@@ -348,7 +347,7 @@ class GroupSimulation:
             self.counts["aborted"] += 1
         elif draw < 0.06 and live:
             each = rng.choice(live)
-            if each.sampling.num_beams > 1 and each.handle[-1] == 0:
+            if each.sampling.num_beams > 1 and attempt_of(each.handle) == 0:
                 each.handle = with_attempt(each.handle, 1)
                 system.inbox.send(each.message())
                 self.counts["replaced"] += 1
@@ -397,7 +396,7 @@ class GroupSimulation:
             self._check_order()
         rows = self.system.rows
         most = self.grammar.num_open * MAX_WIDTH
-        assert num_matchers() - self._num_matchers <= most, "matchers of hypotheses that are no more"
+        assert num_matchers(self._first_matcher) <= most, "matchers of hypotheses that are no more"
         self.counts["held back"] += self.system.lifecycle.room.num_held
         for req in rows.running_requests():
             if req.group is None:
@@ -421,7 +420,7 @@ class GroupSimulation:
         self.grammar.catch_up()
         assert self.grammar.num_open == 0, "a matcher of a search that has ended"
         assert self.grammar.slots.num_free == NUM_SLOTS, "a slot of a search that has ended"
-        assert num_matchers() == self._num_matchers, "matchers of hypotheses that are no more"
+        assert num_matchers(self._first_matcher) == 0, "matchers of hypotheses that are no more"
         self.counts["late masks"] += self.grammar.num_late
         for each in self.asked:
             self._judge_one(each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.sim_grammar import place_in
 
 _live: weakref.WeakSet[FakeMatcher] = weakref.WeakSet()
+_numbers = itertools.count()
 
 
 class FakeMatcher:
@@ -22,6 +24,7 @@ class FakeMatcher:
     def __init__(self, guide: str, ids: Sequence[int] = ()) -> None:
         self.guide = guide
         self.ids = list(ids)
+        self.number = next(_numbers)
         _live.add(self)
 
     def deep_copy(self) -> FakeMatcher:
@@ -53,6 +56,13 @@ def make_branches() -> Branches:
     return Branches(vocabulary)
 
 
-def num_matchers() -> int:
-    """Return how many matchers there are, in this process."""
-    return len(_live)
+def number_from_now() -> int:
+    """Return a number that no matcher has which was made before."""
+    return next(_numbers)
+
+
+def num_matchers(number: int) -> int:
+    """Return how many matchers there are that were made since a `number_from_now`. An earlier run that failed
+    may have left some, which the collector takes at any time.
+    """
+    return sum(matcher.number > number for matcher in _live)

@@ -39,12 +39,16 @@ SHORT = 0.02
 CLOSES_AT = 11
 """Output tokens with which the guide `short` is complete, and nothing may follow."""
 GUIDES = ("short", "long", "open")
+FORKING = "forking"
+"""Guide that allows other tokens after each hypothesis. What the others allow is the same after any output of
+a length that they allow.
+"""
 REFUSED = "refused"
 
 
-def allowed_after(ids: list[int]) -> list[int]:
+def allowed_after(ids: list[int], *, forks: bool = False) -> list[int]:
     """A third of the vocabulary, by the output so far."""
-    rest = sum((at + 1) * token for at, token in enumerate(ids)) % 3
+    rest = sum((at + 1) * (token // 3 if forks else token) for at, token in enumerate(ids)) % 3
     return [token for token in range(1, VOCAB_SIZE) if token % 3 == rest]
 
 
@@ -58,7 +62,9 @@ class Place(NamedTuple):
 def place_in(guide: str, ids: list[int]) -> Place:
     if guide == "short" and len(ids) >= CLOSES_AT:
         return Place([], is_complete=True)
-    return Place(allowed_after(ids), is_complete=guide == "open" and len(ids) % 3 == 2)
+    return Place(
+        allowed_after(ids, forks=guide == FORKING), is_complete=guide == "open" and len(ids) % 3 == 2
+    )
 
 
 def mask_of(place: Place) -> bytes:
