@@ -13,8 +13,9 @@ import socket
 import struct
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -24,8 +25,12 @@ logger = logging.getLogger(__name__)
 
 CHECK_S = 0.1
 LOG_S = 60.0
-MAX_KERNEL_BYTES = 32 << 20
-"""Bytes of a connection that the kernel may hold (net.ipv4.tcp_rmem) and that framing adds."""
+MIN_KERNEL_BYTES = 32 << 20
+"""Bytes of a connection that the kernel may hold, and that framing adds, at least."""
+TCP_RMEM = Path("/proc/sys/net/ipv4/tcp_rmem")
+"""Least, usual and most bytes of a connection that the kernel holds."""
+IDLE_BYTES_PER_S = 20.0
+"""Bytes that a connection may bring without a message. Heartbeats are 8 a second."""
 MAX_ALL_BYTES = 1 << 30
 """Bytes of all connections of a process together."""
 # struct tcp_info of Linux: tcpi_bytes_received.
@@ -35,14 +40,14 @@ _SOURCE, _USER_ID = "__fd", "User-Id"
 
 
 @dataclass(slots=True, eq=False)
-class _Peer:
+class Peer:
     """A connection."""
 
     max_bytes: int
-    num_bytes: int = 0
-    """Bytes that it has brought since a message of it was last read."""
-    read_at: int = 0
-    """Bytes that it had brought then."""
+    num_bytes: float = 0.0
+    """Bytes that it has brought since a message of it was last read, without those of heartbeats."""
+    read_at: float = 0.0
+    """Bytes that it had brought then, and those of heartbeats since."""
     key: str = ""
     """Public key of the peer; empty until a message of it is read."""
 
@@ -53,12 +58,13 @@ class PeerLimits:
     def __init__(self, context: zmq.Context[Any], max_all_bytes: int = MAX_ALL_BYTES) -> None:
         self._context = context
         self._max_all_bytes = max_all_bytes
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, Peer] = {}
         self._read: dict[int, str] = {}
         """Connections of which a message was read since the last check, with their keys."""
         self._watched: list[zmq.Socket[Any]] = []
         self._monitors: list[tuple[zmq.Socket[Any], int]] = []
         self._logged_at = -LOG_S
+        self._checked_at = time.monotonic()
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -73,7 +79,7 @@ class PeerLimits:
         monitor.setsockopt(zmq.LINGER, 0)
         monitor.connect(address)
         num_messages, frame_bytes = (int(socket.getsockopt(each)) for each in (zmq.RCVHWM, zmq.MAXMSGSIZE))
-        max_bytes = (num_messages + 1) * frame_bytes + MAX_KERNEL_BYTES
+        max_bytes = (num_messages + 1) * frame_bytes + max_kernel_bytes()
         self._monitors.append((monitor, max_bytes))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="carousel-peers", daemon=True)
@@ -95,15 +101,18 @@ class PeerLimits:
 
     def _run(self) -> None:
         while not self._ends.wait(CHECK_S):
-            self._check()
+            self._check(time.monotonic())
         for monitor, _ in self._monitors:
             monitor.close()
 
-    def _check(self) -> None:
+    def _check(self, now_s: float) -> None:
+        idle_bytes = IDLE_BYTES_PER_S * (now_s - self._checked_at)
+        self._checked_at = now_s
         for monitor, max_bytes in list(self._monitors):
             self._take_events(monitor, max_bytes)
         read, self._read = self._read, {}
-        total, of_key = 0, Counter[str]()
+        total = 0.0
+        of_key: defaultdict[str, float] = defaultdict(float)
         for number, peer in list(self._peers.items()):
             received = _num_received(number)
             if received is None:
@@ -111,6 +120,7 @@ class PeerLimits:
                 continue
             if number in read:
                 peer.key, peer.read_at = read[number], received
+            peer.read_at = min(peer.read_at + idle_bytes, received)
             peer.num_bytes = received - peer.read_at
             if peer.num_bytes > peer.max_bytes:
                 self._end(number)
@@ -130,7 +140,7 @@ class PeerLimits:
             event = recv_monitor_message(monitor)
             number = int(event["value"])
             if event["event"] == zmq.EVENT_ACCEPTED:
-                self._peers[number] = _Peer(max_bytes)
+                self._peers[number] = Peer(max_bytes)
             elif event["event"] != zmq.EVENT_MONITOR_STOPPED:
                 self._peers.pop(number, None)
 
@@ -139,11 +149,19 @@ class PeerLimits:
         peer = self._peers.pop(number)
         if time.monotonic() - self._logged_at >= LOG_S:
             self._logged_at = time.monotonic()
-            logger.warning("a connection is closed that brought %d bytes without a message", peer.num_bytes)
+            logger.warning("a connection is closed that brought %.0f bytes without a message", peer.num_bytes)
         connection = socket.socket(fileno=number)
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         connection.detach()
+
+
+def max_kernel_bytes() -> int:
+    """Return how many bytes of a connection the kernel may hold."""
+    try:
+        return max(MIN_KERNEL_BYTES, int(TCP_RMEM.read_text().split()[2]))
+    except (OSError, ValueError, IndexError):
+        return MIN_KERNEL_BYTES
 
 
 def _num_received(number: int) -> int | None:

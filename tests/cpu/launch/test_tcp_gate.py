@@ -17,6 +17,7 @@ from zmq.auth import load_certificate
 from runtime.base.errors import AddressInUse, ConfigError
 from runtime.ring.endpoints import TcpEndpoints
 from runtime.ring.keys import make_keys
+from runtime.ring.peer_limits import Peer, PeerLimits
 from runtime.ring.tcp_gate import TcpGate
 from runtime.ring.tenants import OWNER
 from runtime.wire.messages import AbortRequest
@@ -230,7 +231,7 @@ def open_small_inbox(
     curve_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[TcpGate, ZmqInbox, str]]:
     """An inbox whose peers may each fill 6 MiB: four messages, one on its way, and one for the kernel."""
-    monkeypatch.setattr("runtime.ring.peer_limits.MAX_KERNEL_BYTES", 1 << 20)
+    monkeypatch.setattr("runtime.ring.peer_limits.max_kernel_bytes", lambda: 1 << 20)
     monkeypatch.setattr("runtime.ring.tcp_gate.MAX_TCP_FRAME_BYTES", 1 << 20)
     with open_gate(curve_dir) as opened:
         yield opened
@@ -248,6 +249,22 @@ def test_a_message_of_endless_frames_is_not_held(
         peers.knock(address, keys / "other")
         assert whose_comes_in(inbox) == "other"
         assert inbox.bad_frames.count == 0
+
+
+def test_heartbeats_fill_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand idle clients would have filled what all may after 37 hours."""
+    received, ended = 0, list[int]()
+    limits = PeerLimits(zmq.Context.instance())
+    limits._peers[7] = Peer(max_bytes=1000)
+    monkeypatch.setattr("runtime.ring.peer_limits._num_received", lambda _: received)
+    monkeypatch.setattr(limits, "_end", ended.append)
+    for _ in range(1000):
+        received += 40
+        limits._check(limits._checked_at + 5.0)
+    assert not ended
+    received += 1200
+    limits._check(limits._checked_at + 5.0)
+    assert ended == [7], "what a message brings fills it all the same"
 
 
 def test_of_those_who_fill_too_much_together_the_tenant_with_the_most_loses_connections(
