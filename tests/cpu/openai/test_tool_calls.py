@@ -214,7 +214,7 @@ def test_logprobs_and_ids_come_with_what_they_are_of(front: Front, says: Any) ->
         ({"tools": {}}, "tools"),
         ({"tools": "x"}, "tools"),
         ({"tools": [1]}, "tools[0]"),
-        ({"tools": [{}]}, "tools[0].function"),
+        ({"tools": [{}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
