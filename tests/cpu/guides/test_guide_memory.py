@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import threading
@@ -50,6 +51,12 @@ def limit(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     monkeypatch.setattr(followed_guides, "POOL_BYTES", num_bytes)
     monkeypatch.setattr(followed_guides, "REBUILD_BYTES", 1 << 20)
     monkeypatch.setattr(followed_guides, "RESUME_BYTES", num_bytes * 3 // 4)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_to_free() -> None:
+    """Free the guides of earlier tests: freed later, they would hide what those of this test take."""
+    gc.collect()
 
 
 @pytest.fixture
