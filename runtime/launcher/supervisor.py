@@ -217,6 +217,7 @@ class Supervisor:
         if self._nodes is not None:
             self._nodes.turn()
         self._read_messages()
+        self._deaths.look()
         for child in self._children.exited(fired):
             # A child that died together with another one of its unit has been reaped with it.
             if self._children.get(child.place) is child:

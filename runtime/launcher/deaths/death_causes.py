@@ -10,9 +10,10 @@ kills elsewhere on the machine are not mistaken for ours.
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from runtime.launcher.deaths.engine_deaths import EngineDeaths, InHandDeaths
@@ -27,15 +28,33 @@ JUDGED_ROLES = ("tokenizer", "grammar")
 """Roles outside of the engine whose processes show what they have in hand."""
 ASKED_TO_END = frozenset({0, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT})
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+LOOK_S = 1.0
+"""Seconds between looks at the counter of out-of-memory kills."""
+OUT_OF_MEMORY_S = 5.0
+"""Seconds for which a kill for lack of memory may explain a death: a large process takes time to end."""
 
 
 class DeathCauses:
-    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
+    def __init__(
+        self, proc: Path = PROC, cgroups: Path = CGROUPS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Start counting out-of-memory kills from now on. proc, cgroups: mount points of the kernel's file
         systems.
         """
         self._counters = _counters(proc, cgroups)
+        self._clock = clock
         self._num_oom_kills = self._read_oom_kills()
+        self._looked_s = clock()
+        self._killed_s = -math.inf
+        """Time at which the last kill for lack of memory was seen that explains no death yet."""
+
+    def look(self) -> None:
+        """Note kills for lack of memory. To be called all the time: one of a process that is not the
+        launch's, such as a compiler, must not explain a death that comes later.
+        """
+        now_s = self._clock()
+        if now_s - self._looked_s >= LOOK_S:
+            self._note_oom_kills(now_s)
 
     def may_be_a_request(self, codes: list[int], *, hung: bool) -> bool:
         """Return True if a request can have caused the end of a unit.
@@ -44,12 +63,22 @@ class DeathCauses:
         was killed from outside, the others may have ended because of that. hung: the launcher has killed one
         whose work loop stood still.
         """
-        num_oom_kills = self._read_oom_kills()
-        out_of_memory = num_oom_kills > self._num_oom_kills
-        self._num_oom_kills = num_oom_kills
-        if hung or out_of_memory:
+        if hung:
             return True
-        return not any(code in ASKED_TO_END or code == -signal.SIGKILL for code in codes)
+        if -signal.SIGKILL in codes:
+            now_s = self._clock()
+            self._note_oom_kills(now_s)
+            out_of_memory = now_s - self._killed_s <= OUT_OF_MEMORY_S
+            self._killed_s = -math.inf
+            return out_of_memory
+        return not any(code in ASKED_TO_END for code in codes)
+
+    def _note_oom_kills(self, now_s: float) -> None:
+        self._looked_s = now_s
+        num_oom_kills = self._read_oom_kills()
+        if num_oom_kills > self._num_oom_kills:
+            self._killed_s = now_s
+        self._num_oom_kills = num_oom_kills
 
     def _read_oom_kills(self) -> int:
         """Return the counter of the first file that has one; 0 if the kernel shows none."""
@@ -73,6 +102,10 @@ class Deaths:
     def restarts(self) -> Mapping[str, int]:
         """Number of restarts since the launch, by unit."""
         return self._budget.counts
+
+    def look(self) -> None:
+        """Note what the kernel says of kills. To be called all the time."""
+        self._causes.look()
 
     def note_hang(self, child: Child) -> None:
         """Record that a process is killed because its work loop stands still."""

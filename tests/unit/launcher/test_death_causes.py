@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launcher.deaths.death_causes import DeathCauses
+from runtime.launcher.deaths.death_causes import LOOK_S, OUT_OF_MEMORY_S, DeathCauses
 
 
 @pytest.fixture
@@ -42,6 +42,29 @@ def test_a_kill_for_lack_of_memory_is_and_each_counts_once(proc: Path) -> None:
     (proc / "vmstat").write_text("nr_free_pages 7\noom_kill 4\n")
     assert causes.may_be_a_request([-signal.SIGKILL], hung=False)
     assert not causes.may_be_a_request([-signal.SIGKILL], hung=False)
+
+
+def test_a_kill_elsewhere_in_the_cgroup_explains_no_later_death(proc: Path) -> None:
+    """A compiler, or whatever else shares the cgroup, may have been killed long before `kill -9` comes."""
+    now_s = 100.0
+    causes = DeathCauses(proc, proc / "cgroup", lambda: now_s)
+    (proc / "vmstat").write_text("nr_free_pages 7\noom_kill 4\n")
+    causes.look()
+    now_s += LOOK_S
+    causes.look()
+    now_s += OUT_OF_MEMORY_S + 0.1
+    assert not causes.may_be_a_request([-signal.SIGKILL], hung=False)
+    (proc / "vmstat").write_text("nr_free_pages 7\noom_kill 5\n")
+    causes.look()
+    now_s += OUT_OF_MEMORY_S
+    assert causes.may_be_a_request([1, -signal.SIGKILL], hung=False), "a large process takes its time to end"
+
+
+def test_a_kill_for_lack_of_memory_explains_no_end_that_was_asked_for(proc: Path) -> None:
+    causes = causes_of(proc)
+    (proc / "vmstat").write_text("nr_free_pages 7\noom_kill 4\n")
+    assert not causes.may_be_a_request([-signal.SIGTERM], hung=False)
+    assert causes.may_be_a_request([-signal.SIGKILL], hung=False)
 
 
 @pytest.mark.parametrize(
