@@ -322,6 +322,8 @@ class Supervisor:
             while not other.has_ended(POLL_S) and time.monotonic() < deadline:
                 self._beat()
         self._end(others)
+        if all(each.is_ready for each in (child, *others)):
+            self._deaths.note_end(child.place)
         reason = self._weights.engine_ended(f"{failure.role}: {failure.message}")
         logger.info("the engine is replaced: %s", reason)
         self._start_again(ENGINE, reason, time.monotonic())

@@ -126,10 +126,26 @@ class Deaths:
         the roster.
         """
         now_s = time.monotonic()
-        verdict = self._judge(place, now_s) if by_itself and was_ready else None
+        verdict = None
+        if was_ready and by_itself:
+            verdict = self._judge(place, now_s)
+        elif was_ready:
+            self.note_end(place)
         return self._budget.spend(
             place.unit, limit, now_s, from_outside=not by_itself, was_ready=was_ready, verdict=verdict
         )
+
+    def note_end(self, place: ProcessPlace) -> None:
+        """Record which requests came past earlier deaths in a process that was ready and has ended, of
+        whatever but a request. Its successor empties the file in which this is written.
+        """
+        try:
+            if place.unit == ENGINE:
+                self._engine_deaths.note_end(time.monotonic())
+            elif place.role in JUDGED_ROLES:
+                self._in_hand_deaths[place.role].note_end(place.index, time.monotonic())
+        except OSError as error:
+            logger.warning("what came past earlier deaths in %s is not known: %s", place.unit, error)
 
     def _judge(self, place: ProcessPlace, now_s: float) -> Verdict | None:
         """Record the requests that a process held when it died, for its successor. Done by the caller and not

@@ -66,14 +66,26 @@ class DeathCounts:
         """Marks of all tenants that were seen at deaths."""
         self.verdict = Verdict({}, has_served=False)
         """Judgement of the last death and those before it."""
+        self._has_served = False
+        """True if something was served since the last death, by processes that have ended otherwise."""
+
+    def note_end(self, seen: Seen, now_s: float) -> Suspects:
+        """Take note of a process that has ended, but not of a request. Returns the suspects that are left."""
+        self._clear(seen.past)
+        self._has_served = self._has_served or seen.has_served or bool(seen.past)
+        return self._suspects(self._strikes(now_s))
+
+    def _clear(self, past: frozenset[bytes]) -> None:
+        """Lay no earlier death to sequences that have come past it."""
+        for death in self._deaths:
+            for key in past & death.blamed.keys():
+                del death.blamed[key]
 
     def count(self, seen: Seen, solitary: bytes, now_s: float) -> Suspects:
         """Count a death. solitary: handle or key of the sequence that ran alone, or NO_HANDLE. now_s: time of
         CLOCK_MONOTONIC. Returns the suspects.
         """
-        for death in self._deaths:
-            for key in seen.past & death.blamed.keys():
-                del death.blamed[key]
+        self._clear(seen.past)
         self._tenants |= dict.fromkeys([*seen.present.values(), *seen.left.values()])
         key = sequence_key(solitary)
         tenant = seen.present.get(key, seen.left.get(key))
@@ -96,7 +108,9 @@ class DeathCounts:
                 del counted[next(iter(counted))]
         self._suspend(strikes, now_s)
         explained |= {death.at_s: self._is_explained(death, seen, now_s) for death in self._deaths}
-        self.verdict = Verdict(explained, has_served=seen.has_served or bool(seen.past))
+        has_served = self._has_served or seen.has_served or bool(seen.past)
+        self.verdict = Verdict(explained, has_served=has_served)
+        self._has_served = False
         return self._suspects(strikes)
 
     def _is_explained(self, death: _Death, seen: Seen, now_s: float) -> bool:
@@ -178,8 +192,18 @@ class InHandDeaths:
         alone = next(iter(seen.present)) if len(seen.present) == 1 else NO_HANDLE
         solitary = alone if alone in self._suspects.alone else NO_HANDLE
         self._suspects = self._counts.count(seen, solitary, now_s)
-        write_atomically(self._endpoints.suspects_file_of(self._role), self._suspects.encode())
+        self._write()
         return self._counts.verdict
+
+    def note_end(self, index: int, now_s: float) -> None:
+        """Take note of a process that has ended, but not of a request. Raises OSError."""
+        seen = Seen.read(self._endpoints.in_hand_file(self._role, index))
+        self._suspects = self._counts.note_end(seen, now_s)
+        if seen.past:
+            self._write()
+
+    def _write(self) -> None:
+        write_atomically(self._endpoints.suspects_file_of(self._role), self._suspects.encode())
 
 
 class EngineDeaths:
@@ -194,3 +218,10 @@ class EngineDeaths:
         suspects = self._counts.count(Seen.read(self._endpoints.roster_file), solitary, now_s)
         write_atomically(self._endpoints.suspects_file, suspects.encode())
         return self._counts.verdict
+
+    def note_end(self, now_s: float) -> None:
+        """Take note of an engine that has ended, but not of a request. Raises OSError."""
+        seen = Seen.read(self._endpoints.roster_file)
+        suspects = self._counts.note_end(seen, now_s)
+        if seen.past:
+            write_atomically(self._endpoints.suspects_file, suspects.encode())

@@ -352,10 +352,12 @@ def test_a_process_that_cannot_be_watched_is_none(tmp_path: Path, monkeypatch: p
     assert not Path(f"/proc/{pids[0]}").exists()
 
 
-def engine(supervisor: Supervisor, state: str) -> list[LocalChild]:
-    """Processes in the place of worker and scheduler; their slots say `state`, no message did."""
+def engine(supervisor: Supervisor, state: str, end: str = "SEGV") -> list[LocalChild]:
+    """Processes in the place of worker and scheduler; their slots say `state`, no message did. The worker
+    ends by the signal `end`.
+    """
     children = []
-    for role, command in (("worker", "kill -SEGV $$"), ("scheduler", "exec sleep 60")):
+    for role, command in (("worker", f"kill -{end} $$"), ("scheduler", "exec sleep 60")):
         process = subprocess.Popen(["sh", "-c", command])
         child = LocalChild(ProcessPlace(role, 0, role), FIRST_EPOCH, process, os.pidfd_open(process.pid))
         adopt(supervisor, child)
@@ -384,6 +386,22 @@ def test_a_death_counts_if_requests_could_be_there_whatever_the_launcher_has_hea
     before = time.monotonic_ns()
     supervisor._beat()
     assert supervisor.names.page.read("launcher").recovery_ns >= before
+
+
+def test_who_came_past_a_death_in_an_engine_that_was_killed_is_not_suspected_again(
+    supervisor: Supervisor,
+) -> None:
+    endpoints = supervisor.names.endpoints
+    supervisor._set_state("ready")
+    for end, past in (("SEGV", ()), ("KILL", (KEY,))):
+        roster = Roster.create(endpoints.roster_file, 4)
+        roster.add(KEY)
+        for key in past:
+            roster.note_past(key)
+        worker, _ = engine(supervisor, "ready", end)
+        worker.process.wait()
+        supervisor._on_exit(worker)
+        assert Suspects.read(endpoints.suspects_file).watched.keys() == {KEY}.difference(past)
 
 
 @pytest.mark.parametrize(("command", "delays"), [("kill -KILL $$", [0, 0, 0]), ("exit 1", [0, 0.1, 0.4])])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.launcher.deaths import engine_deaths
-from runtime.launcher.deaths.engine_deaths import DeathCounts, EngineDeaths
+from runtime.launcher.deaths.engine_deaths import DeathCounts, EngineDeaths, InHandDeaths
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.suspects.roster import ALWAYS_ALONE, Roster, Seen, Suspects, tenant_mark
 from runtime.wire.handle import NO_HANDLE, make_handle, sequence_key
@@ -131,6 +131,24 @@ def test_nobody_is_suspended_for_what_several_tenants_may_have_done() -> None:
         assert not engines.die(left).suspended
 
 
+def test_no_strike_stays_for_what_came_past_in_an_engine_that_was_killed() -> None:
+    """Otherwise three kills between three faults suspend a tenant of which all requests were answered."""
+    engines = Engines()
+    for number in range(6):
+        assert not engines.die(of([KEYS[number]], "victim")).suspended
+        past = Seen(past=frozenset([KEYS[number]]))
+        assert engines.deaths.note_end(past, engines.now_s).watched == {}
+
+
+def test_what_an_engine_served_that_was_killed_is_not_served_in_vain() -> None:
+    deaths = DeathCounts()
+    deaths.note_end(Seen(has_served=True), 1.0)
+    deaths.count(Seen(), NO_HANDLE, 2.0)
+    assert deaths.verdict.has_served
+    deaths.count(Seen(), NO_HANDLE, 3.0)
+    assert not deaths.verdict.has_served
+
+
 def test_the_owner_is_never_suspended() -> None:
     engines = Engines()
     for number in range(8):
@@ -173,3 +191,24 @@ def test_the_next_engine_reads_what_the_launcher_has_counted(tmp_path: Path) -> 
     assert Suspects.read(endpoints.suspects_file).alone == dict.fromkeys(KEYS[:2], 0)
     deaths.count(HANDLES[1], 4.0)
     assert Suspects.read(endpoints.suspects_file) == Suspects(guilty=frozenset([KEYS[1]]))
+
+
+def test_the_next_process_watches_nobody_who_came_past_in_one_that_was_killed(tmp_path: Path) -> None:
+    endpoints = Endpoints(tmp_path)
+    deaths, texts = EngineDeaths(endpoints), InHandDeaths(endpoints, "tokenizer")
+
+    def rosters() -> list[Roster]:
+        paths = (endpoints.roster_file, endpoints.in_hand_file("tokenizer", 0))
+        return [Roster.create(path, 4) for path in paths]
+
+    for shown in rosters():
+        shown.add(KEYS[0])
+        shown.add(KEYS[1])
+    deaths.count(NO_HANDLE, 1.0)
+    texts.count(0, 1.0)
+    for shown in rosters():
+        shown.note_past(KEYS[0])
+    deaths.note_end(2.0)
+    texts.note_end(0, 2.0)
+    for file in (endpoints.suspects_file, endpoints.suspects_file_of("tokenizer")):
+        assert Suspects.read(file).watched.keys() == {KEYS[1]}
