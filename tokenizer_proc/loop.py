@@ -164,7 +164,7 @@ class TokenizerLoop:
         elif self._in_hand.must_be_alone(message.handle):
             self._solitary = arrived
         else:
-            self._guard(message, partial(self._take, message))
+            self._take_in_hand(message)
 
     def _turn_alone(self) -> bool:
         """Take the message that is to be alone once no thread has another. Returns True if others may be
@@ -177,7 +177,7 @@ class TokenizerLoop:
         if arrived is not None and isinstance(arrived.message, GenerateRequest):
             self._receipt = arrived.receipt
             self._turn_cost += arrived.cost
-            self._guard(arrived.message, partial(self._take, arrived.message))
+            self._take_in_hand(arrived.message)
             self._encode_batch()
             self._is_alone = bool(self._long)
         return not self._is_alone
@@ -226,14 +226,20 @@ class TokenizerLoop:
     def close(self) -> None:
         self._long.close()
 
-    def _guard(self, request: GenerateRequest, work: Callable[[], None]) -> None:
-        """Call `work`. An exception in it fails this request only."""
+    def _guard(self, request: GenerateRequest, work: Callable[[], None]) -> bool:
+        """Call `work`. An exception in it fails this request only. Returns True if there was none."""
         try:
             work()
+            return True
         except RequestError as error:
             self._routes.refuse(request, error)
         except Exception as error:
             self._routes.fail(request, error)
+        return False
+
+    def _take_in_hand(self, request: GenerateRequest) -> None:
+        if not self._guard(request, partial(self._take, request)):
+            self._in_hand.drop(request)
 
     def _take(self, request: GenerateRequest) -> None:
         self._in_hand.take(request)
@@ -252,6 +258,7 @@ class TokenizerLoop:
             self._jobs.complete(job)
             if field == "input_ids":
                 self._pass_on(job, field, self._ids_of(job))
+                self._in_hand.finish(request)
             else:
                 self._add_text(self._text_prompt(job, field))
 

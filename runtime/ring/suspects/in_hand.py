@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -98,8 +99,8 @@ class TextsInHand(InHand):
         super().__init__(roster, suspects)
         self._has_tenants = has_tenants
         self._clock = clock
-        self._of_turn: dict[bytes, None] = {}
-        """Handles of the requests of this turn."""
+        self._of_turn: Counter[bytes] = Counter()
+        """Handles of the requests of this turn, and how often each was taken."""
 
     @staticmethod
     def open(endpoints: Endpoints, index: int, has_tenants: Callable[[], bool]) -> TextsInHand:
@@ -109,29 +110,43 @@ class TextsInHand(InHand):
         return TextsInHand(*_opened(endpoints, "tokenizer", index), has_tenants=has_tenants)
 
     def take(self, request: GenerateRequest) -> None:
-        """Show a request until the end of the turn. Raises InvalidRequest if tokenizers have died of it, and
-        RateLimited if they have of several of its tenant.
+        """Show a request until the end of the turn, or until `finish` or `drop`. Raises InvalidRequest if
+        tokenizers have died of it, and RateLimited if they have of several of its tenant.
         """
         self.check(request.handle)
         if request.tenant != OWNER and self._suspects.suspended and self._has_tenants():
             left_s = self._suspects.suspended.get(tenant_mark(request.tenant), 0.0) - self._clock()
             if left_s > 0.0:
                 raise suspended(self._name, left_s)
-        if request.handle not in self._of_turn:
-            self._of_turn[request.handle] = None
-            self.show(request.handle, request.tenant)
+        self._of_turn[request.handle] += 1
+        self.show(request.handle, request.tenant)
+
+    def finish(self, request: GenerateRequest) -> None:
+        """Put a request down of which everything is read."""
+        if self._is_of_turn(request):
+            self.put_down(request.handle)
+
+    def drop(self, request: GenerateRequest) -> None:
+        """Put a request down of which nothing was read, so that it is not past a death."""
+        if self._is_of_turn(request):
+            with self._lock:
+                self._release(request_key(request.handle))
+
+    def _is_of_turn(self, request: GenerateRequest) -> bool:
+        """Return True for a request that was taken in this turn, and count it once less."""
+        if not self._of_turn[request.handle]:
+            return False
+        self._of_turn[request.handle] -= 1
+        return True
 
     def end_turn(self) -> None:
-        for handle in self._of_turn:
+        for handle in self._of_turn.elements():
             self.put_down(handle)
         self._of_turn.clear()
 
     def later(self, request: GenerateRequest, work: Callable[[], T]) -> Callable[[], T]:
         """Put a request down until a thread does `work`. Returns what the thread has to do."""
-        if request.handle in self._of_turn:
-            del self._of_turn[request.handle]
-            with self._lock:
-                self._release(request_key(request.handle))  # its text was not read yet
+        self.drop(request)
 
         def show_and_work() -> T:
             self.show(request.handle, request.tenant)

@@ -9,16 +9,27 @@ from pathlib import Path
 
 import pytest
 
+from runtime.base.errors import Overloaded
 from runtime.launcher.deaths.engine_deaths import InHandDeaths
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.suspects.in_hand import TextsInHand
 from runtime.ring.suspects.roster import ALWAYS_ALONE, NO_SUSPECTS, Roster, Suspects, size_of, tenant_mark
 from runtime.text.tokenizer import Tokenizer
-from runtime.wire.format import IntArray
+from runtime.wire.format import IntArray, pack_ids
 from runtime.wire.handle import make_handle, sequence_key
 from runtime.wire.messages import RequestFailed
 from runtime.wire.sampling_params import SamplingParams
-from tests.harness.ring.tokenizer_ring import LONG_TEXT, GatedTokenizer, Ring, handle, passed_on, request
+from runtime.wire.status_page import ProcessStatus
+from tests.harness.ring.tokenizer_ring import (
+    LONG_TEXT,
+    GatedTokenizer,
+    Ring,
+    handle,
+    passed_on,
+    refusal,
+    request,
+)
+from tokenizer_proc.long_texts import LongTexts
 
 NUM_PLACES = 16
 KEYS = [sequence_key(handle(number)) for number in range(8)]
@@ -171,3 +182,48 @@ def test_a_text_that_waits_for_a_thread_is_neither_in_hand_nor_past_a_death() ->
     assert work() == {KEYS[1]}
     assert roster.read().past == {KEYS[1]}
     assert not in_hand.must_be_alone(long.handle)
+
+
+def test_a_request_that_is_passed_on_is_no_longer_in_hand_while_texts_behind_it_are_read(
+    demo: Tokenizer,
+) -> None:
+    watched = Watched(demo, Suspects(watched={KEYS[1]: 0}))
+    ids = request(1, input_ids=pack_ids([5, 6]))
+    assert len(passed_on(watched.ring, ids, request(2, text="b"))) == 2
+    assert watched.tokenizer.seen == [{KEYS[2]}]
+    assert watched.roster.read().past == {KEYS[1]}
+
+
+def test_a_suspect_that_is_refused_before_its_text_is_read_stays_one(demo: Tokenizer) -> None:
+    """Otherwise a caller who fills the queue clears the text of which the tokenizer died."""
+    watched = Watched(demo, Suspects(watched={KEYS[number]: 0 for number in (1, 2, 3)}))
+    ring = watched.ring
+    ring.status = ProcessStatus(num_waiting=200)
+    refused = (request(1, text="a"), request(2, input_ids=pack_ids([5])), request(3, text=LONG_TEXT))
+    assert passed_on(ring, *refused) == []
+    assert {each.error.status for each in ring.refusals()} == {503}
+    seen = watched.roster.read()
+    assert (seen.present, seen.past, seen.has_served) == ({}, frozenset(), False)
+
+
+def test_a_suspect_for_which_the_threads_have_no_room_stays_one(
+    demo: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_room(*_: object) -> None:
+        raise Overloaded("texts wait")
+
+    monkeypatch.setattr(LongTexts, "check_room", check_room)
+    watched = Watched(demo, Suspects(watched={KEYS[1]: 0}))
+    assert refusal(watched.ring, request(1, text=LONG_TEXT)).error.status == 503
+    assert not watched.roster.read().past
+
+
+def test_a_request_that_is_refused_hides_none_of_the_same_name(demo: Tokenizer) -> None:
+    """A caller over TCP may send its poison, and the same name again."""
+    watched = Watched(demo)
+    again = request(1, text="b", sampling=SamplingParams(temperature=1e9, seed=1))
+    assert len(passed_on(watched.ring, request(1, text="a"), again, request(1, text=LONG_TEXT))) == 1
+    assert watched.tokenizer.seen[0] == {KEYS[1]}
+    watched.tokenizer.gate.set()
+    watched.ring.finish()
+    assert not watched.roster.keys()
