@@ -44,7 +44,8 @@ class Handover:
         return note
 
     def _give_back(self, num_bytes: int) -> None:
-        was_full = self.is_full
         self._num_done += num_bytes
-        if was_full and not self.is_full:
+        # Counted back from what is left, because the I/O thread may have added to it just now.
+        num_left = self._num_given - self._num_done
+        if num_left < MAX_BYTES <= num_left + num_bytes:
             self._wake()

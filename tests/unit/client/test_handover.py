@@ -34,6 +34,33 @@ def test_bytes_are_noted_many_at_a_time_and_reading_goes_on_once_they_are_passed
     assert woken == [False], "once, and then there is room"
 
 
+def test_reading_goes_on_if_the_handover_becomes_full_while_bytes_are_given_back() -> None:
+    """The I/O thread then waited for the next tick, 0.1 s, because nobody woke it."""
+    woken: list[bool] = []
+    handover = Handover(lambda: woken.append(handover.is_full))
+    while not handover.is_full:
+        last = handover.add(NOTED_BYTES)
+    assert last is not None
+    last.give_back(NOTED_BYTES)
+    assert woken == [False]
+
+    is_filled: list[bool] = []
+
+    class FilledMeanwhile(int):
+        """Number of bytes that are given back. While it is added the I/O thread finds the handover full."""
+
+        def __radd__(self, other: int) -> int:
+            if not is_filled:
+                is_filled.append(True)
+                handover.add(NOTED_BYTES)
+                assert handover.is_full
+            return other + int(self)
+
+    last.give_back(FilledMeanwhile(NOTED_BYTES))
+    assert not handover.is_full
+    assert woken == [False, False]
+
+
 def test_a_client_whose_loop_is_busy_reads_a_few_megabytes_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
