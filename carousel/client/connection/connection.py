@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 import zmq
 
-from carousel.client.connection.handover import Handover
+from carousel.client.connection.handover import MAX_BYTES, Handover
 from carousel.client.connection.lane import Lane, TokenizerOutbox
 from carousel.client.connection.target import Target, find_target
 from carousel.client.core import ring_state
@@ -288,9 +288,7 @@ class Connection:
             # Last, because the threads that this wakes need the interpreter, which the next wait frees.
             self._take_all(arrived)
             arrived = []
-            note = self._handover.add(num_bytes)
-            if note is not None:
-                self._on_message(note)
+            self._note(num_bytes)
         for tokenizer in self._tokenizers:
             tokenizer.try_send()
 
@@ -316,6 +314,25 @@ class Connection:
         if messages:
             self._ring.hear(lane.index, time.monotonic())
         return messages, num_bytes
+
+    def _receive_last(self, lane: Lane) -> None:
+        """Take what has come on a lane that is given up: its last messages may say that the ring ends. A
+        detokenizer that goes on to send is not read for ever; what it sends later is made again.
+        """
+        num_bytes = 0
+        while num_bytes < MAX_BYTES:
+            messages, size = lane.receive()
+            if not size:
+                break
+            self._take_all(messages)
+            num_bytes += size
+        self._note(num_bytes)
+
+    def _note(self, num_bytes: int) -> None:
+        """Count messages that were handed over."""
+        note = self._handover.add(num_bytes)
+        if note is not None:
+            self._on_message(note)
 
     def _take_all(self, messages: Sequence[Any]) -> None:
         for message in messages:
@@ -353,8 +370,7 @@ class Connection:
     def _replace_lane(self, index: int) -> None:
         old = self._lanes[index]
         if old.is_open:
-            while messages := old.receive()[0]:  # its last ones may say that the ring ends
-                self._take_all(messages)
+            self._receive_last(old)
         self._poller.register(old.socket, 0)
         old.close()
         lane = Lane(self._context, self._target, index, self._bad_frames, old.client_id)

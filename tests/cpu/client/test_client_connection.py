@@ -24,6 +24,8 @@ from carousel import (
     RingClosed,
 )
 from carousel.client.connection import connection as connection_module
+from carousel.client.connection.handover import MAX_BYTES
+from carousel.client.connection.lane import DRAIN_BYTES, Lane
 from carousel.client.core import ring_state
 from runtime.ring.keys import CLIENT, make_keys
 from runtime.wire.format import PROTOCOL_VERSION
@@ -117,6 +119,27 @@ def test_a_detokenizer_that_is_replaced_while_its_client_connects_costs_nothing(
         with clients[0] as client:
             ring.wait_for(lambda: any(hello.client == CLIENT_ID for hello in ring.hellos))
             assert client.generate("x").text == "abc"
+
+
+def test_of_a_connection_that_is_replaced_only_so_much_is_still_read(
+    client: Client, ring: FakeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A detokenizer that is still there may go on to send. All of it was read, for as long as it did."""
+    first, num_read = client._session.connection._lanes[0], 0  # type: ignore[attr-defined]
+    receive = Lane.receive
+
+    def never_end(lane: Lane) -> tuple[list[Any], int]:
+        nonlocal num_read
+        if lane is not first:
+            return receive(lane)
+        num_read += 1
+        return [OutputBatch((SequenceOutput(b"\0" * 16, "ghost"),))], DRAIN_BYTES
+
+    monkeypatch.setattr(Lane, "receive", never_end)
+    ring.status.write("detokenizer", ProcessStatus(EPOCH + 1, os.getpid(), "ready", time.monotonic_ns()))
+    ring.wait_for(lambda: any(hello.client == CLIENT_ID for hello in ring.hellos))
+    assert num_read == MAX_BYTES // DRAIN_BYTES
+    assert client.generate("x", timeout=WAIT_S).text == "abc"
 
 
 def test_no_runtime_is_an_error_at_once(tmp_path: Path) -> None:
