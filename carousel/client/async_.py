@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import weakref
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Self, Unpack
 
@@ -22,13 +24,13 @@ from carousel.client.core.result import Completion
 from carousel.client.core.ring_state import CONNECT_TIMEOUT_S, RING_TIMEOUT_S
 from carousel.client.core.session import Session
 from carousel.client.core.streams import AsyncResultStream, check_stream
-from carousel.client.sync import Client
+from carousel.client.sync import UNUSED, Client
 from runtime.base.errors import CarouselError, RingClosed
 from runtime.ring.tenants import OWNER
 from runtime.wire.sampling_params import SamplingParams
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class _Link:
     """The connection that a client and its per-tenant views share."""
 
@@ -37,10 +39,17 @@ class _Link:
     labels: LabelBook = field(default_factory=LabelBook)
 
 
+def _why_abandoned(loop: asyncio.AbstractEventLoop, link: weakref.ref[_Link], is_idle: bool) -> str:
+    if loop.is_closed():
+        return "the event loop of the client was closed"
+    return UNUSED if is_idle and link() is None else ""
+
+
 class AsyncClient(AsyncChatCalls):
     """Client of a running runtime, whose calls are awaited. Tasks of one event loop may share one.
 
-    Use it in an `async with` block, or end it with `aclose`.
+    Use it in an `async with` block, or end it with `aclose`. It ends by itself when its event loop is closed,
+    or nothing refers to it.
     """
 
     def __init__(
@@ -180,6 +189,7 @@ class AsyncClient(AsyncChatCalls):
                 lambda function, argument: call_in_loop(loop, function, argument),
                 after_wakes=mailboxes.after_wakes,
                 labels=link.labels,
+                why_abandoned=partial(_why_abandoned, loop, weakref.ref(link)),
             )
         if loop is not link.loop:
             raise RuntimeError("an AsyncClient belongs to the event loop that it was first used in")

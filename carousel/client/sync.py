@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -31,11 +32,14 @@ from carousel.client.core.streams import ResultStream, check_stream
 from runtime.base.errors import RingClosed
 from runtime.wire.sampling_params import SamplingParams
 
+UNUSED = "nobody refers to the client any more"
+
 
 class Client(ChatCalls):
     """Client of a running runtime, whose calls wait for their results. Threads may share one.
 
-    Use it in a `with` block, or end it with `close`.
+    Use it in a `with` block, or end it with `close`. It ends by itself when nothing refers to it, nor to a
+    stream of it that runs.
     """
 
     def __init__(
@@ -56,8 +60,11 @@ class Client(ChatCalls):
         Raises RingClosed when there is no runtime or it does not answer within connect_timeout seconds,
         ConfigError when there are several or a key is wrong, ProtocolMismatch when it is another build.
         """
+        client = weakref.ref(self)
         self._session: Session[Mailbox] = Session(
-            make_connector(run_dir, curve_dir, connect_timeout, ring_timeout), Mailbox
+            make_connector(run_dir, curve_dir, connect_timeout, ring_timeout),
+            Mailbox,
+            why_abandoned=lambda is_idle: UNUSED if is_idle and client() is None else "",
         )
         try:
             self._session.connection.opened.result()

@@ -65,6 +65,7 @@ class Connection:
         on_message: OnMessage,
         on_restart: Callable[[Restart], None],
         on_closed: Callable[[CarouselError], None],
+        why_abandoned: Callable[[], str],
         *,
         connect_timeout_s: float,
         ring_timeout_s: float = RING_TIMEOUT_S,
@@ -72,8 +73,9 @@ class Connection:
         """Start the I/O thread. `opened` is resolved once all detokenizers have answered.
 
         The callbacks are called in the I/O thread. on_closed: called at most once, when the ring is gone or
-        refuses the client; a ring that lacks a process for longer than ring_timeout_s counts as gone. Raises
-        RingClosed when there is no runtime at `target`.
+        refuses the client; a ring that lacks a process for longer than ring_timeout_s counts as gone.
+        why_abandoned: asked in each tick; the reason why nobody uses the connection any more, which ends it,
+        or "". Raises RingClosed when there is no runtime at `target`.
         """
         self.opened: Future[None] = Future()
         self.error: CarouselError | None = None
@@ -96,6 +98,7 @@ class Connection:
         self._on_message = on_message
         self._on_restart = on_restart
         self._on_closed = on_closed
+        self._why_abandoned = why_abandoned
         self._connect_timeout_s = connect_timeout_s
         self._requests = MessageCodec(ToTokenizer, 0)
         self._bad_frames = BadFrames("client_out")
@@ -148,10 +151,6 @@ class Connection:
         self._stop = True
         self._wake()
         self._thread.join(JOIN_TIMEOUT_S)
-        with self._wake_lock:
-            if self._wake_fd >= 0:
-                os.close(self._wake_fd)
-                self._wake_fd = -1
 
     def _enqueue(self, message: ToTokenizer, number: int) -> None:
         frame = self._encode(message)
@@ -210,6 +209,10 @@ class Connection:
                 tokenizer.hold()
             context.destroy(linger=FAREWELL_LINGER_MS)
             self._watch.close()
+            # Not by `close`, which may not be called, or may give up waiting for this thread.
+            with self._wake_lock:
+                os.close(self._wake_fd)
+                self._wake_fd = -1
 
     def _end(self, error: CarouselError) -> None:
         self.error = error
@@ -253,6 +256,7 @@ class Connection:
                 greet_at = now + ring_state.PING_S
                 lane.greet()
             self._ring.check_gone(self._watch.why_gone())
+            self._check_wanted()
         raise RingClosed(
             f"the runtime at {self._target.name} has not answered within {self._connect_timeout_s:g} s; "
             f"{self._target.no_answer_hint}"
@@ -341,7 +345,15 @@ class Connection:
             elif isinstance(message, RingStatus):
                 self._watch.hear(message)
 
+    def _check_wanted(self) -> None:
+        """Abort everything if nobody uses the connection any more, and raise RingClosed, which ends it."""
+        reason = self._why_abandoned()
+        if reason:
+            self.abort_all()
+            raise RingClosed(reason)
+
     def _tick(self, now: float) -> None:
+        self._check_wanted()
         watch, ring = self._watch, self._ring
         lost = [lane.index for lane in self._lanes if lane.is_lost]
         self._carry_out(ring.tick(now, watch.why_gone(), watch.status(), lost))

@@ -118,6 +118,10 @@ def _call_now(function: Callable[[], None]) -> None:
     function()
 
 
+def _never_abandoned(_: bool) -> str:
+    return ""
+
+
 class OpenControl(NamedTuple):
     """A control call that has no answer yet."""
 
@@ -136,12 +140,15 @@ class Session(Generic[M]):
         *,
         after_wakes: Callable[[Callable[[], None]], None] = _call_now,
         labels: LabelBook | None = None,
+        why_abandoned: Callable[[bool], str] = _never_abandoned,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """connect: makes the connection to the ring from the callbacks. deliver_in_thread: called for each
         delivery; it runs a function in the thread where the mailboxes are used; default: the calling thread.
         after_wakes: calls a function once all waiters are awake for whom there was output; default: at once.
-        labels: book of labels in flight, if it is shared. Raises what `connect` does.
+        labels: book of labels in flight, if it is shared. why_abandoned: returns why nobody can use the
+        session any more, which ends the connection, or ""; called in the I/O thread with whether nothing is
+        in flight. Raises what `connect` does.
         """
         self._new_mailbox = new_mailbox
         # Taking a request out of `_requests` ends it, which happens once, whichever threads try.
@@ -162,6 +169,7 @@ class Session(Generic[M]):
             on_message=lambda message: deliver_in_thread(self._deliver, message),
             on_restart=lambda restart: deliver_in_thread(self._recover, restart),
             on_closed=lambda error: deliver_in_thread(self.fail_all, error),
+            why_abandoned=lambda: why_abandoned(not self._requests and not self._controls),
         )
 
     def max_in_flight(self) -> int:

@@ -26,6 +26,7 @@ from carousel import (
 )
 from runtime.wire.messages import ControlReply, ControlRequest, GenerateRequest, SequenceOutput
 from tests.harness.ring.fake_ring import (
+    CLIENT_ID,
     WAIT_S,
     FakeRing,
     failure,
@@ -366,6 +367,26 @@ def test_a_loop_that_ends_without_closing_leaves_the_thread_unharmed(tmp_path: P
         connection._thread.join(WAIT_S)
         assert not connection._thread.is_alive()
         client._session.connection.close()
+
+
+def test_a_client_whose_loop_was_closed_ends_by_itself_and_its_request_too(tmp_path: Path) -> None:
+    """Its thread went on for ever, and so did the request: the server heard that somebody is there."""
+    kept: list[object] = []
+
+    async def main(client: AsyncClient) -> None:
+        stream = client.stream("x")
+        kept.append(stream)  # or the collector would abort it
+        await anext(stream)
+
+    with fake_ring(tmp_path, one_letter) as ring:
+        client = AsyncClient(tmp_path, connect_timeout=WAIT_S)
+        asyncio.run(main(client))
+        assert client._session is not None
+        connection: Any = client._session.connection
+        connection._thread.join(WAIT_S)
+        assert not connection._thread.is_alive()
+        assert ring.wait_abort().client == CLIENT_ID
+        assert str(client.error) == "the event loop of the client was closed"
 
 
 def test_a_client_may_ask_in_several_names_over_one_connection(tmp_path: Path) -> None:

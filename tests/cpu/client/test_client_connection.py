@@ -348,6 +348,33 @@ def test_a_server_that_takes_nothing_makes_callers_overloaded_and_not_blocked(
         client.generate("x", timeout=WAIT_S)
 
 
+def test_a_client_that_nobody_refers_to_ends_once_its_streams_have(
+    ring: FakeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread went on for as long as the process."""
+    num_ticks, tick = 0, ring_state.RingState.tick
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal num_ticks
+        num_ticks += 1
+        return tick(*arguments)
+
+    monkeypatch.setattr(ring_state.RingState, "tick", counted)
+    ring.answer = say_nothing
+    client = Client(ring.run_dir, connect_timeout=WAIT_S)
+    thread = client._session.connection._thread  # type: ignore[attr-defined]
+    stream = client.stream("x", timeout=WAIT_S)
+    del client
+    asked = ring.wait_request()
+    later = num_ticks + 3
+    wait_until(lambda: num_ticks > later, WAIT_S, "it goes on for its stream")
+    for each in spell("abc")(asked):
+        ring.send(each)
+    assert stream.completion().text == "abc"
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
 def test_closing_leaves_no_thread_and_no_file_descriptor(tmp_path: Path) -> None:
     with fake_ring(tmp_path, spell("a")):
         Client(tmp_path).close()

@@ -69,7 +69,9 @@ class Events:
         self.ring.begin(len(CLIENT_IDS), self.now)
         self.see()
 
-    def _connect(self, on_message: Callable[[Any], None], on_restart: Any, on_closed: Any) -> Events:
+    def _connect(
+        self, on_message: Callable[[Any], None], on_restart: Any, on_closed: Any, **_: Any
+    ) -> Events:
         self.on_message, self.on_restart, self.on_closed = on_message, on_restart, on_closed
         return self
 
