@@ -3,6 +3,10 @@
 ZMQ limits the length of a frame and the number of messages that it holds of a peer. It does not limit the
 frames of a message, and holds all of them until the last one has come. So a thread asks the kernel how much
 each connection has brought since a message of it was last read. Knows no message.
+
+Nor does ZMQ limit the connections whose handshakes have not ended, which take 14 KB and a descriptor each, or
+tell frames of a handshake, which are short, from those of messages. The kernel says how many bytes a peer has
+got, too, which are few until its key is accepted.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from zmq.utils.monitor import recv_monitor_message
 logger = logging.getLogger(__name__)
 
 CHECK_S = 0.1
+CROWDED_CHECK_S = 0.02
+"""Seconds between two checks while a handshake goes on: a stranger may send a gigabyte in a second."""
 LOG_S = 60.0
 MIN_KERNEL_BYTES = 32 << 20
 """Bytes of a connection that the kernel may hold, and that framing adds, at least."""
@@ -33,8 +39,16 @@ IDLE_BYTES_PER_S = 20.0
 """Bytes that a connection may bring without a message. Heartbeats are 8 a second."""
 MAX_ALL_BYTES = 1 << 30
 """Bytes of all connections of a process together."""
-# struct tcp_info of Linux: tcpi_bytes_received.
-_RECEIVED, _INFO_BYTES = struct.Struct("<128xQ"), 136
+MAX_STRANGERS = 512
+"""Maximum number of connections whose handshakes have not ended. The oldest give way to new ones."""
+MAX_STRANGER_BYTES = 4 << 10
+"""Bytes that a connection may bring before its handshake has ended, which takes less than 1 KiB."""
+MAX_HANDSHAKE_SENT = 256
+"""Bytes that a peer gets at most without an accepted key: greeting (64), WELCOME (170) and ERROR (12). READY,
+without which it cannot send a message, has another 52 at least.
+"""
+# struct tcp_info of Linux: tcpi_bytes_acked, tcpi_bytes_received.
+_TRAFFIC, _INFO_BYTES = struct.Struct("<120xQQ"), 136
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED
 _SOURCE, _USER_ID = "__fd", "User-Id"
 
@@ -65,6 +79,7 @@ class PeerLimits:
         self._monitors: list[tuple[zmq.Socket[Any], int]] = []
         self._logged_at = -LOG_S
         self._checked_at = time.monotonic()
+        self._has_strangers = False
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -100,10 +115,18 @@ class PeerLimits:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._ends.wait(CHECK_S):
+        while not self._ends.wait(CROWDED_CHECK_S if self._has_strangers else 0):
+            if not self._has_strangers:
+                self._wait_for_events()
             self._check(time.monotonic())
         for monitor, _ in self._monitors:
             monitor.close()
+
+    def _wait_for_events(self) -> None:
+        poller = zmq.Poller()
+        for monitor, _ in list(self._monitors):
+            poller.register(monitor, zmq.POLLIN)
+        poller.poll(int(1000 * CHECK_S))
 
     def _check(self, now_s: float) -> None:
         idle_bytes = IDLE_BYTES_PER_S * (now_s - self._checked_at)
@@ -112,18 +135,26 @@ class PeerLimits:
             self._take_events(monitor, max_bytes)
         read, self._read = self._read, {}
         total = 0.0
+        strangers: list[int] = []
         of_key: defaultdict[str, float] = defaultdict(float)
         for number, peer in list(self._peers.items()):
-            received = _num_received(number)
-            if received is None:
+            traffic = _traffic(number)
+            if traffic is None:
                 del self._peers[number]
                 continue
+            num_acked, received = traffic
             if number in read:
                 peer.key, peer.read_at = read[number], received
             peer.read_at = min(peer.read_at + idle_bytes, received)
             peer.num_bytes = received - peer.read_at
+            if num_acked <= MAX_HANDSHAKE_SENT:
+                if received > MAX_STRANGER_BYTES:
+                    self._end(number, "more bytes than any before its handshake")
+                else:
+                    strangers.append(number)
+                continue
             if peer.num_bytes > peer.max_bytes:
-                self._end(number)
+                self._end(number, "too many bytes without a message")
                 continue
             total += peer.num_bytes
             of_key[peer.key] += peer.num_bytes
@@ -133,7 +164,10 @@ class PeerLimits:
             number = max(own, key=lambda each: own[each].num_bytes)
             total -= own[number].num_bytes
             of_key[key] -= own[number].num_bytes
-            self._end(number)
+            self._end(number, "the most bytes of all without a message")
+        self._has_strangers = bool(strangers)
+        for number in strangers[: max(0, len(strangers) - MAX_STRANGERS)]:
+            self._end(number, "no handshake, while many others begin one")
 
     def _take_events(self, monitor: zmq.Socket[Any], max_bytes: int) -> None:
         while monitor.poll(0):
@@ -144,16 +178,18 @@ class PeerLimits:
             elif event["event"] != zmq.EVENT_MONITOR_STOPPED:
                 self._peers.pop(number, None)
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, brought: str) -> None:
         """Shut a connection down, so that ZMQ closes it and drops the messages that are not complete."""
-        peer = self._peers.pop(number)
+        del self._peers[number]
         if time.monotonic() - self._logged_at >= LOG_S:
             self._logged_at = time.monotonic()
-            logger.warning("a connection is closed that brought %.0f bytes without a message", peer.num_bytes)
-        connection = socket.socket(fileno=number)
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-        connection.detach()
+            logger.warning("a connection is closed that brought %s", brought)
+        with contextlib.suppress(OSError):  # it may be closed by now
+            connection = socket.socket(fileno=number)
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            finally:
+                connection.detach()
 
 
 def max_kernel_bytes() -> int:
@@ -164,8 +200,10 @@ def max_kernel_bytes() -> int:
         return MIN_KERNEL_BYTES
 
 
-def _num_received(number: int) -> int | None:
-    """Return how many bytes have come over a connection; None if it is closed or the kernel does not say."""
+def _traffic(number: int) -> tuple[int, int] | None:
+    """Return how many bytes a connection's peer has got and has sent; None if it is closed or the kernel does
+    not say.
+    """
     try:
         connection = socket.socket(fileno=number)
     except OSError:
@@ -176,4 +214,4 @@ def _num_received(number: int) -> int | None:
         return None
     finally:
         connection.detach()
-    return _RECEIVED.unpack(info)[0] if len(info) == _INFO_BYTES else None
+    return _TRAFFIC.unpack(info) if len(info) == _INFO_BYTES else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +237,61 @@ def open_small_inbox(
         yield opened
 
 
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"CURVE".ljust(20, b"\0") + bytes(32)
+LONG_FRAME = b"\x06" + MAX_TCP_FRAME_BYTES.to_bytes(8, "big") + b"\x05HELLO"
+
+
+def has_ended(stranger: socket.socket) -> bool:
+    """Return True if the server has closed a connection. What it has sent is dropped."""
+    stranger.setblocking(False)
+    try:
+        while stranger.recv(1 << 10):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def test_a_stranger_fills_no_frame(
+    keys: Path, peers: Peers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handshake has less than a kilobyte, but ZMQ holds a frame of any length that a message may have."""
+    monkeypatch.setattr("runtime.ring.tcp_gate.HANDSHAKE_MS", 600_000)
+    with open_inbox(keys) as (inbox, address):
+        host, port = address.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port))) as stranger:
+            with suppress(OSError):
+                stranger.sendall(GREETING + LONG_FRAME + bytes(64 << 10))
+            wait_until(lambda: has_ended(stranger), LET_IN_S, "the connection is closed")
+        assert "than any before its handshake" in caplog.text
+        peers.knock(address, keys / "client")
+        assert comes_in(inbox, LET_IN_S)
+
+
+def test_of_many_strangers_the_oldest_lose_their_places_and_no_client(
+    keys: Path, peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would hold 14 KB and a descriptor until its time for a handshake is over."""
+    monkeypatch.setattr("runtime.ring.tcp_gate.HANDSHAKE_MS", 600_000)
+    monkeypatch.setattr("runtime.ring.peer_limits.MAX_STRANGERS", 4)
+    with open_gate(keys) as (gate, inbox, address), ExitStack() as opened:
+        client = peers.knock(address, keys / "client")
+        assert comes_in(inbox, LET_IN_S)
+        host, port = address.removeprefix("tcp://").split(":")
+        strangers = []
+        for number in range(12):
+            stranger = opened.enter_context(socket.create_connection((host, int(port))))
+            stranger.sendall(GREETING[: 40 * number])
+            strangers.append(stranger)
+        wait_until(lambda: all(map(has_ended, strangers[:8])), LET_IN_S, "the oldest are closed")
+        assert not any(map(has_ended, strangers[8:]))
+        assert len(gate.limits._peers) == 5
+        client.send(FRAME)
+        assert comes_in(inbox, LET_IN_S)
+
+
 def test_a_message_of_endless_frames_is_not_held(
     keys: Path, peers: Peers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -251,13 +306,22 @@ def test_a_message_of_endless_frames_is_not_held(
         assert inbox.bad_frames.count == 0
 
 
+def test_a_connection_that_has_ended_by_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may end after the thread has looked at it, which no error may end."""
+    limits = PeerLimits(zmq.Context.instance())
+    limits._peers[1 << 20] = Peer(max_bytes=1000)
+    monkeypatch.setattr("runtime.ring.peer_limits._traffic", lambda _: (1 << 20, 2000))
+    limits._check(limits._checked_at)
+    assert not limits._peers
+
+
 def test_heartbeats_fill_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand idle clients would have filled what all may after 37 hours."""
     received, ended = 0, list[int]()
     limits = PeerLimits(zmq.Context.instance())
     limits._peers[7] = Peer(max_bytes=1000)
-    monkeypatch.setattr("runtime.ring.peer_limits._num_received", lambda _: received)
-    monkeypatch.setattr(limits, "_end", ended.append)
+    monkeypatch.setattr("runtime.ring.peer_limits._traffic", lambda _: (1 << 20, received))
+    monkeypatch.setattr(limits, "_end", lambda number, _: ended.append(number))
     for _ in range(1000):
         received += 40
         limits._check(limits._checked_at + 5.0)
