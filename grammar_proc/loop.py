@@ -71,6 +71,7 @@ class GrammarLoop:
         )
         self._memory: MaskMemory | None = None
         """Memory of the scheduler in which masks are written."""
+        self._has_room = True
         self._masks_out.send(GrammarStarted())
 
     @property
@@ -81,22 +82,38 @@ class GrammarLoop:
         return self._guides.files
 
     @property
+    def reads(self) -> bool:
+        """Return False while the scheduler has no room for answers: a message that arrives waits then."""
+        return self._has_room
+
+    @property
     def num_matchers(self) -> int:
         return len(self._matchers)
 
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences that have a matcher or wait for their guide."""
+        return len(self._guides)
+
     def turn(self) -> float:
         """Do all pending work. Returns the seconds after which to call it again if nothing arrives."""
-        for message in self._inbox.drain(MAX_DRAIN):
+        for message in self._inbox.drain(MAX_DRAIN) if self._flush() else ():
             self._receive(message)
         self._guides.poll()
         began = time.monotonic()
         while self._matchers.has_news and time.monotonic() - began < TELL_S:
             self._tell(MAX_STATES)
         self._guides.make_room()
-        is_clear = self._scheduler.flush() and self._masks_out.flush()
+        self._flush()
         if self._matchers.has_news:
             return 0.0
-        return BUSY_WAIT_S if self._guides.is_busy or not is_clear else 1.0
+        return BUSY_WAIT_S if self._guides.is_busy or not self._has_room else 1.0
+
+    def _flush(self) -> bool:
+        """Send the answers that wait for room. Returns False if some have none."""
+        are_sent = self._scheduler.flush(), self._masks_out.flush()
+        self._has_room = all(are_sent)
+        return self._has_room
 
     def _receive(self, message: ToGrammar) -> None:
         if isinstance(message, AdvanceMatchers):
@@ -148,7 +165,6 @@ class GrammarLoop:
                 self._guides.move(copy)
                 return
             self._guides.give_up(message.handle, error)
-            self._guides.close(message.handle)
             return
         if states is not None:
             self._masks_out.send(states)

@@ -37,8 +37,10 @@ def main(context: ProcessContext) -> None:
         wait_s = min(loop.turn(), HEARTBEAT_S / 2)
         context.beat(num_running=loop.num_matchers)
         poller = zmq.Poller()  # the children's files change
-        for source in (inbox.socket, context.stop_wake.fd, *loop.files):
+        for source in (context.stop_wake.fd, *loop.files):
             poller.register(source, zmq.POLLIN)
+        if loop.reads:
+            poller.register(inbox.socket, zmq.POLLIN)
         poller.poll(int(wait_s * 1000))
     loop.close()
 

@@ -85,10 +85,13 @@ class SchedulerLoop:
         (wait_for_message if self._reads else sleep)(timeout_s)
 
     def _keep_accounts(self) -> None:
-        """Do the work of twice a heartbeat: apply new limits of tenants, and charge tenants."""
+        """Do the work of twice a heartbeat: apply new limits of tenants, charge tenants, and take what the
+        grammar process has sent.
+        """
         self._accounts_at = self._port.now_s() + HEARTBEAT_S / 2
         take_tenants(self._port.new_tenants(), self._scheduler.lifecycle.room)
         self._scheduler.lifecycle.accounts.settle()
+        self._scheduler.masks.look()
 
     def _check(self) -> None:
         """Assert that pages, rows and sequences are all accounted for, and do work that is too slow for a

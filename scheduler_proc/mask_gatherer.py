@@ -52,6 +52,9 @@ class MaskSource(Protocol):
     def send_news(self) -> None:
         """Ask for the masks behind all tokens and guesses that are known."""
 
+    def look(self) -> None:
+        """Take the answers that have arrived."""
+
 
 class MaskGatherer:
     def __init__(
@@ -68,6 +71,13 @@ class MaskGatherer:
         self.sitting = SittingRows(lifecycle, is_ready, now_s)
         self.source: MaskSource | None = None
         """Set where guides are served."""
+
+    def look(self) -> None:
+        """Take what the grammar process has sent. Called now and then, because while nobody has a guide only
+        this finds answers about sequences that others have opened there, and has them closed.
+        """
+        if self.source is not None:
+            self.source.look()
 
     def gather(self, batch: ScheduleBatch, is_idle: Callable[[], bool]) -> SampleMasks:
         """Return the masks that a step waits for. A row whose mask is late is taken back out of the step, and

@@ -84,7 +84,7 @@ class FollowedGuides:
         self._branches = branches
         self._meter = meter
         self._place_of = place_of
-        self._refuse = refuse
+        self._tell_refused = refuse
         self._ready = ReadyGuides()
         self._waits: dict[bytes, dict[bytes, OpenMatcher | None]] = {}
         """Sequences that wait for a guide: handle to message, by the guide's key. None: the sequence has a
@@ -100,6 +100,10 @@ class FollowedGuides:
         """Sequences that wait for memory."""
         self._taken_up = b""
         """Key of the guide for which the last ones of them wait."""
+
+    def __len__(self) -> int:
+        """Return the number of sequences that follow a guide or wait for one."""
+        return len(self._guide_of)
 
     @property
     def files(self) -> list[int]:
@@ -177,7 +181,6 @@ class FollowedGuides:
             if copy.start.is_error():
                 error = error_info(InvalidRequest(f"guide: {reason_of(copy.start)}", code="invalid_guide"))
                 for handle in waiting:
-                    self._matchers.close(handle)
                     self._refuse(handle, error)
                 continue
             if len(key) == KEY_BYTES:  # else it is for those alone who wait for it
@@ -275,7 +278,6 @@ class FollowedGuides:
         else:
             error = too_complex(f"it takes more memory than there is ({POOL_BYTES >> 20} MiB)")
             self.give_up(handles[0], error)
-            self._matchers.close(handles[0])
         return True
 
     def _hold(self, copy: GuideCopy, handles: list[bytes]) -> None:
@@ -290,8 +292,6 @@ class FollowedGuides:
         """
         now = time.monotonic()
         for handle in [handle for handle, held in self._held.items() if held.until <= now]:
-            del self._held[handle]
-            self._matchers.close(handle)
             self.give_up(handle, _no_memory())
         if not self._held or self._taken_up in self._waits:
             return
@@ -310,11 +310,16 @@ class FollowedGuides:
             self._taken_up = self._waiting_for[handles[0]]
 
     def give_up(self, handle: bytes, error: RequestError) -> None:
-        """Refuse a sequence that cannot go on in its guide. All texts that are followed in a compiled guide
-        add to its states, so those of earlier sequences may be the reason: the next one gets a new one.
+        """Refuse a sequence that cannot go on in its guide, and close it. All texts that are followed in a
+        compiled guide add to its states, so those of earlier sequences may be the reason: the next one gets a
+        new one.
         """
         self._ready.forget(self._guide_of.get(handle, b""))
         self._refuse(handle, error_info(error))
+
+    def _refuse(self, handle: bytes, error: ErrorInfo) -> None:
+        self.close(handle)
+        self._tell_refused(handle, error)
 
     def close_all(self) -> None:
         for handle in list(self._guide_of):

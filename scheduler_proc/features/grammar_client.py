@@ -154,7 +154,9 @@ class GrammarClient:
                 continue
             for state in message.states:
                 sequence = self._sequences.get(state.handle)
-                if sequence is not None and self._may_read(state):
+                if sequence is None:  # nobody here has opened it, or its end has not come there yet
+                    self._outbox.send(CloseMatcher(state.handle))
+                elif self._may_read(state):
                     sequence.state = state
                     self._follow_up(state.handle)
 

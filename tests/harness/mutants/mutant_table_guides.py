@@ -217,7 +217,7 @@ GUIDE_MUTANTS = [
         "_masks",
         "masks.append(allowed)",
         "masks.insert(0, allowed)",
-        1,
+        6,
         changes=GUESSED,
     ),
     Mutant(

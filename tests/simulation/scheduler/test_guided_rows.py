@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 
 from runtime.base.errors import RequestError
+from runtime.ring.process import HEARTBEAT_S
 from runtime.wire.format import TOKEN_BYTES, pack_ids
 from runtime.wire.guide import Guide
+from runtime.wire.handle import make_handle
 from runtime.wire.messages import (
     AbortRequest,
     ErrorInfo,
     FromGrammar,
     GuideRefused,
+    OpenMatcher,
     TokenizedRequest,
 )
 from runtime.wire.plan import BatchPlan, SampleMasks
@@ -29,6 +32,7 @@ from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.features.guided import CAUTION
 from scheduler_proc.features.mask_patience import LEAST_S, MAX_CREDIT_S, MAX_WAIT_S, SHARE, USUAL_S
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
+from scheduler_proc.loop import SchedulerLoop
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from tests.harness.scheduler.scheduler_parts import SETTING, message, run_until_idle
 from tests.harness.simulation import sim_grammar
@@ -64,6 +68,16 @@ def request(number: int, kind: str = "short", **options: Any) -> TokenizedReques
 
 def guided(number: int) -> TokenizedRequest:
     return msgspec.structs.replace(message(number, PROMPTS[0]), guide=Guide("regex", "short"))
+
+
+def test_who_is_unknown_to_a_scheduler_without_guides_is_closed() -> None:
+    with serving() as (system, grammar):
+        loop = SchedulerLoop(system.scheduler)
+        grammar.send(OpenMatcher(make_handle(9, 9), Guide("regex", "long")))
+        assert grammar.num_open == 1
+        system.pass_time(HEARTBEAT_S)
+        loop.turn()
+        assert grammar.num_open == 0
 
 
 def outputs(system: System, requests: list[TokenizedRequest]) -> list[list[int]]:
