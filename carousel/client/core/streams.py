@@ -140,6 +140,7 @@ class AsyncResultStream(_Stream):
         self._submission = submission
         self._timeout = timeout
         self._deadline: float | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._mailbox: Mailbox | None = None
         self._is_awaited = False
         self.keeps_logprobs = True
@@ -176,8 +177,9 @@ class AsyncResultStream(_Stream):
     async def _receive(self) -> None:
         """Wait for output and receive it."""
         self._is_awaited = True
-        if self._mailbox is None:
-            self._deadline = deadline_after(self._timeout, asyncio.get_running_loop().time())
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._deadline = deadline_after(self._timeout, self._loop.time())
         try:
             if self._deadline is None:
                 await self._take_in()
@@ -203,6 +205,8 @@ class AsyncResultStream(_Stream):
             self.state, self._mailbox = session.open_request(self._submission)
             for sequence in self.state.sequences:
                 sequence.keeps_logprobs = self.keeps_logprobs
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("a stream belongs to the event loop in which its iteration began")
         if self.state.error is None:
             items = await self._mailbox.take_async()
             self._deltas.extend(self.state.receive(items))

@@ -16,6 +16,7 @@ import pytest
 
 from carousel import (
     AsyncClient,
+    AsyncResultStream,
     InvalidRequest,
     LoraConfig,
     PromptTuningConfig,
@@ -352,6 +353,25 @@ def test_a_client_is_refused_in_a_second_loop(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="event loop"):
             asyncio.run(client.generate("x"))
         asyncio.run(client.aclose())
+
+
+def test_a_stream_is_refused_in_a_second_loop(tmp_path: Path) -> None:
+    """Nobody would have woken who waits there."""
+    streams: list[AsyncResultStream] = []
+
+    async def begin(client: AsyncClient) -> None:
+        streams.append(client.stream("x"))
+        assert (await anext(streams[0])).text == "a"
+
+    async def go_on() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await anext(streams[0])
+
+    with fake_ring(tmp_path, one_letter):
+        client = AsyncClient(tmp_path)
+        asyncio.run(begin(client))
+        with pytest.raises(RuntimeError, match="a stream belongs to the event loop"):
+            asyncio.run(go_on())
 
 
 def test_a_loop_that_ends_without_closing_leaves_the_thread_unharmed(tmp_path: Path) -> None:
