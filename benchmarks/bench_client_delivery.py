@@ -39,6 +39,9 @@ class NoConnection:
         self.generation = 0
         self.max_waiting = NUM_STREAMS
 
+    def check_usable(self) -> None:
+        pass
+
     def client_of(self, _: int) -> int:
         return 1
 

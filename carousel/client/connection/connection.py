@@ -129,6 +129,14 @@ class Connection:
     def has_room(self) -> bool:
         return all(len(tokenizer.unsent) < MAX_UNSENT for tokenizer in self._tokenizers)
 
+    def check_usable(self) -> None:
+        if self.error is not None:
+            raise self.error.with_traceback(None)  # with it each call would keep the frames of all before
+        if self._stop:
+            raise RingClosed("the client is closed")
+        if os.getpid() != self._pid:
+            raise RingClosed("the client belongs to the process that this one was forked from; make another")
+
     def submit(self, message: ToTokenizer, number: int) -> None:
         if len(self._tokenizers[self.tokenizer_of(number)].unsent) >= MAX_UNSENT:
             raise Overloaded("the runtime takes requests more slowly than they are made; try again later")
@@ -138,7 +146,7 @@ class Connection:
         self._enqueue(message, number)
 
     def abort(self, handles: tuple[bytes, ...], number: int) -> None:
-        self._check_usable()
+        self.check_usable()
         self._tokenizers[self.tokenizer_of(number)].aborts.extend(handles)
         self._wake()
 
@@ -148,25 +156,19 @@ class Connection:
                 self._enqueue(AbortRequest(client=client_id), tokenizer)
 
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked process has neither the thread nor those that may hold its locks
         self._stop = True
         self._wake()
         self._thread.join(JOIN_TIMEOUT_S)
 
     def _enqueue(self, message: ToTokenizer, number: int) -> None:
         frame = self._encode(message)
-        self._check_usable()
+        self.check_usable()
         tokenizer = self._tokenizers[self.tokenizer_of(number)]
         tokenizer.unsent.add(frame)
         if not tokenizer.send_now():
             self._wake()
-
-    def _check_usable(self) -> None:
-        if self.error is not None:
-            raise self.error.with_traceback(None)  # with it each call would keep the frames of all before
-        if self._stop:
-            raise RingClosed("the client is closed")
-        if os.getpid() != self._pid:
-            raise RingClosed("the client belongs to the process that this one was forked from; make another")
 
     def _encode(self, message: ToTokenizer) -> bytearray:
         """Return the frame of a message. It must be within the receiver's bounds, which build_request checks,

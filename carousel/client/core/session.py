@@ -78,6 +78,9 @@ class Ring(Protocol):
     def has_room(self) -> bool:
         """Return True if the ring accepts requests, as far as is known."""
 
+    def check_usable(self) -> None:
+        """Raise the error with which any message would be refused, if there is one."""
+
     def client_of(self, number: int) -> int:
         """Return the client id with which the handles of this request start."""
 
@@ -206,6 +209,7 @@ class Session(Generic[M]):
             raise
 
     def _submit(self, submission: Submission, put: Put, span: RequestSpan | None) -> RequestState:
+        self.connection.check_usable()  # before the lock, which in a forked process may never be released
         number = next(self._request_numbers)
         handle = make_handle(self.connection.client_of(number), number)
         request = build_request(handle, submission)

@@ -335,6 +335,31 @@ def test_a_forked_copy_of_a_client_is_refused_and_not_left_waiting(client: Clien
         client.generate("x")
 
 
+def test_a_forked_copy_waits_for_no_lock_of_a_thread_that_it_has_not(client: Client, ring: FakeRing) -> None:
+    """Another thread was in the middle of a call at the moment of the fork."""
+    session: Any = client._session
+    ring.answer = say_nothing
+    stream = client.stream("x", timeout=WAIT_S)
+    ring.wait_request()
+    ended = threading.Event()
+
+    def use_and_leave() -> None:
+        with pytest.raises(RingClosed, match="forked"):
+            client.generate("x")
+        stream.close()
+        client.close()
+        ended.set()
+
+    pid = session.connection._pid
+    with session._sending, session.connection._wake_lock:
+        session.connection._pid = 0
+        copy = threading.Thread(target=use_and_leave)
+        copy.start()
+        assert ended.wait(WAIT_S)
+    copy.join()
+    session.connection._pid = pid
+
+
 def test_a_client_pings_from_its_own_thread(client: Client, ring: FakeRing) -> None:
     ring.wait_for(lambda: ring.pings)
     assert ring.pings[0].client == CLIENT_ID

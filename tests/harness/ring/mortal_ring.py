@@ -72,6 +72,9 @@ class MemoryConnection:
         self._is_open = False
         self.greet()
 
+    def check_usable(self) -> None:
+        """This connection never ends."""
+
     def client_of(self, number: int) -> int:
         return self.client_id
 

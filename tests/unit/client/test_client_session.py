@@ -90,9 +90,12 @@ class Events:
     def tokenizer_of(self, number: int) -> int:
         return number % 2
 
-    def submit(self, message: ToTokenizer, number: int) -> None:
+    def check_usable(self) -> None:
         if self.error is not None:
             raise self.error
+
+    def submit(self, message: ToTokenizer, number: int) -> None:
+        self.check_usable()
         self.sent.append(message)
 
     resubmit = submit
