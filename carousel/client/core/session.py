@@ -227,6 +227,9 @@ class Session(Generic[M]):
             except CarouselError:
                 self._end(state)
                 raise
+            except BaseException:  # an interrupt, before it was sent or after
+                self.forget(number)
+                raise
         return state
 
     def abort(self, number: int) -> None:
@@ -241,10 +244,13 @@ class Session(Generic[M]):
     def forget(self, number: int) -> None:
         """End a request whose caller has left. No effect on one that has ended."""
         request = self._requests.get(number)
-        if request is not None and self._end(request):
+        if request is None:
+            return
+        self._note_left(request)  # before its end, which the I/O thread may report at any moment
+        if self._end(request):
             # Wakes another thread or task that still waits for it.
             request.put(RequestAborted("the stream was closed while it was read"))
-            self._send_last_abort(request)
+            self._send_abort(request)
 
     def _end(self, request: RequestState) -> bool:
         """Remove a request. Returns True for the one caller that has removed it."""
@@ -268,8 +274,15 @@ class Session(Generic[M]):
 
     def _send_last_abort(self, request: RequestState) -> None:
         """Abort a request that no caller waits for any more."""
-        self._left.update(dict.fromkeys(request.open_handles, request.number))
+        self._note_left(request)
         self._send_abort(request)
+
+    def _note_left(self, request: RequestState) -> None:
+        """Note the sequences of a request whose caller leaves, until they end."""
+        self._left.update(dict.fromkeys(request.open_handles, request.number))
+        for sequence in request.sequences:
+            if not sequence.is_open:  # it may have ended a moment ago
+                self._left.pop(sequence.handle, None)
 
     # -- control calls ---------------------------------------------------------------------------------------
 
@@ -351,6 +364,8 @@ class Session(Generic[M]):
                 sequence.num_noted_chars += len(output.text)
             else:
                 sequence.is_open = False
+                if self._left:
+                    self._left.pop(output.handle, None)
                 sequence.ids.clear()  # the sequence is not sent again
                 request.num_open -= 1
                 sequences.pop(output.handle, None)

@@ -265,6 +265,43 @@ def test_a_caller_who_leaves_while_the_tokenizer_is_gone_is_told_of_again() -> N
     assert aborts == [AbortRequest((state.request.handle,))] * 2
 
 
+def test_nothing_is_kept_of_a_request_that_ends_while_its_caller_leaves() -> None:
+    """A thread that left kept the handle for as long as the session, if the end came meanwhile."""
+    events = Events()
+    state, mailbox = events.ask()
+    put = mailbox.put
+
+    def end_meanwhile(item: Any) -> None:
+        events.answer(state.request.handle, "a", is_end=True)
+        put(item)
+
+    state.put = end_meanwhile
+    events.session.forget(state.number)
+    assert events.session._left == {}
+    assert events.session.num_in_flight == 0
+
+
+@pytest.mark.parametrize("has_sent", [False, True])
+def test_a_request_whose_caller_is_interrupted_while_it_is_sent_is_aborted(has_sent: bool) -> None:
+    """By Ctrl-C. It ran to its end and kept its label, though nobody could read it."""
+    events = Events()
+    submit = events.submit
+
+    def interrupt(message: ToTokenizer, number: int) -> None:
+        if has_sent:
+            submit(message, number)
+        events.submit = submit  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    events.submit = interrupt  # type: ignore[method-assign]
+    options = RequestOptions(label="mine")
+    with pytest.raises(KeyboardInterrupt):
+        events.session.open_request(Submission("x", SamplingParams(), True, options))
+    assert events.session.num_in_flight == 0
+    assert [type(message) for message in events.sent] == [GenerateRequest] * has_sent + [AbortRequest]
+    events.session.open_request(Submission("x", SamplingParams(), True, options))
+
+
 def test_a_detokenizer_that_is_silent_is_connected_to_anew_and_what_it_had_goes_on() -> None:
     events = Events()
     state, mailbox = events.ask()
