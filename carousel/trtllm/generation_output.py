@@ -11,8 +11,8 @@ from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 from carousel.client.core.logprobs import PromptLogprobs, TokenLogprob
-from carousel.client.core.request_state import SequenceState
 from carousel.client.core.result import CompletionOutput
+from carousel.client.core.state.sequence_state import SequenceState
 from runtime.wire.format import FloatArray
 
 

@@ -15,8 +15,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
 from carousel.client.core.logprobs import PromptLogprobs
-from carousel.client.core.request_state import RequestState, SequenceState
 from carousel.client.core.session import deadline_after
+from carousel.client.core.state.request_state import RequestState
+from carousel.client.core.state.sequence_state import SequenceState
 from carousel.trtllm.generation_output import Extent, GenerationOutput
 from carousel.trtllm.generation_request import GenerationRequest
 from carousel.trtllm.responses import Response, response_of, response_of_beams, response_of_hypotheses

@@ -14,9 +14,9 @@ from typing import Any
 from carousel.client.core.mailbox import Item
 from carousel.client.core.puts import put
 from carousel.client.core.request_builder import Submission
-from carousel.client.core.request_state import RequestState
 from carousel.client.core.result import Completion
 from carousel.client.core.session import Session
+from carousel.client.core.state.request_state import RequestState
 from runtime.base.errors import Overloaded
 
 # Interval at which a batch that found no room on the way to the server tries again: far below the time of one

@@ -24,9 +24,10 @@ import msgspec
 from carousel.client.core.labels import LabelBook
 from carousel.client.core.mailbox import HandedOver, Item, Mailbox, Put, TensorPart
 from carousel.client.core.request_builder import Submission, build_request
-from carousel.client.core.request_state import RequestState, SequenceState
 from carousel.client.core.result import error_from_info
 from carousel.client.core.ring_state import Restart
+from carousel.client.core.state.request_state import RequestState
+from carousel.client.core.state.sequence_state import SequenceState
 from carousel.client.core.stats import StatsOp
 from carousel.client.tracing.request_span import RequestSpan, begin_span
 from carousel.client.tracing.trace_context import trace_for_wire

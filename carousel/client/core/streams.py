@@ -12,9 +12,9 @@ from carousel.client.core.logprobs import packed_logprobs
 from carousel.client.core.mailbox import Mailbox
 from carousel.client.core.puts import put, put_async
 from carousel.client.core.request_builder import Submission
-from carousel.client.core.request_state import RequestState
 from carousel.client.core.result import Completion, Delta
 from carousel.client.core.session import Session, deadline_after
+from carousel.client.core.state.request_state import RequestState
 from runtime.base.errors import InvalidRequest, RequestAborted
 
 Connect: TypeAlias = Callable[[], Awaitable[Session[Mailbox]]]

@@ -16,9 +16,9 @@ import pytest
 
 from carousel.client.core.mailbox import Mailbox
 from carousel.client.core.request_builder import Submission
-from carousel.client.core.request_state import RequestState
 from carousel.client.core.ring_state import RestartedRole
 from carousel.client.core.session import Session
+from carousel.client.core.state.request_state import RequestState
 from runtime.base.errors import CarouselError, Overloaded, RequestError
 from runtime.launcher.deaths.restart_budget import RestartBudget
 from runtime.text.tokenizer import Tokenizer

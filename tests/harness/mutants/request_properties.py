@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from carousel.client.core.mailbox import Mailbox
-from carousel.client.core.request_state import RequestState
 from carousel.client.core.result import Delta
+from carousel.client.core.state.request_state import RequestState
 from runtime.base.errors import Overloaded
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import pack_ids, unpack_floats, unpack_ids

@@ -15,7 +15,7 @@ from carousel.client.core import batch as batch_module
 from carousel.client.core.batch import CompletionBatch
 from carousel.client.core.mailbox import Put
 from carousel.client.core.request_builder import Submission, build_request
-from carousel.client.core.request_state import RequestState
+from carousel.client.core.state.request_state import RequestState
 from runtime.base.errors import Overloaded
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import Finish, SequenceOutput, Usage

@@ -13,7 +13,6 @@ import pytest
 
 from carousel.client.core.mailbox import Mailbox
 from carousel.client.core.request_builder import RequestOptions, Submission
-from carousel.client.core.request_state import RequestState
 from carousel.client.core.ring_state import (
     PING_S,
     TICK_S,
@@ -25,6 +24,7 @@ from carousel.client.core.ring_state import (
     SendPing,
 )
 from carousel.client.core.session import Session
+from carousel.client.core.state.request_state import RequestState
 from runtime.base.errors import CarouselError, RequestError, RingClosed
 from runtime.wire.format import SILENCE_S, pack_ids
 from runtime.wire.handle import MAX_ATTEMPT, attempt_of, with_attempt

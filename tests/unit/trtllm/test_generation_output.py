@@ -11,7 +11,8 @@ import pytest
 
 from carousel.client.core.mailbox import Mailbox, TensorPart
 from carousel.client.core.request_builder import Submission, build_request
-from carousel.client.core.request_state import RequestState, SequenceState
+from carousel.client.core.state.request_state import RequestState
+from carousel.client.core.state.sequence_state import SequenceState
 from carousel.trtllm.generation_output import GenerationOutput
 from carousel.trtllm.generation_request import GenerationRequest
 from carousel.trtllm.generation_result import GenerationResult
